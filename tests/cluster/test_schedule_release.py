@@ -23,8 +23,8 @@ pytestmark = [
 ]
 FORBIDDEN = 403
 CONTROLLER = "gpuvirt-controller"
-MACHINES = [("machinehealthchecks", "list"), ("machines", "get")]
-NOT_HERE = [("nodes", "get"), ("pods", "delete"), *MACHINES, *MACHINES]
+CLUSTER_API = [("machinehealthchecks", "list"), ("machines", "get")]
+NOT_HERE = [("nodes", "get"), ("pods", "delete"), *CLUSTER_API, *CLUSTER_API]
 """Rights for a worker that no phase selects any more, for `onTimeout: Force`, and for Machines of two kinds."""
 
 
