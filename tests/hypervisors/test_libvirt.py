@@ -107,6 +107,16 @@ async def test_more_saves_than_a_server_takes_of_one_connection(server: Server, 
     await until(hypervisor, lambda found: all(vm.power is Power.SUSPENDED for vm in found.values()))
 
 
+def test_no_connection_is_used_by_two_at_once(server: Server) -> None:
+    from gpuvirt.hypervisors.libvirt.session import Session  # noqa: PLC0415  loads libvirt
+
+    given = server.credentials
+    session = Session(given.server, given.ca, given.certificate, given.key)
+    one, another = session.run(lambda first: (first, session.run(lambda second: second)))
+    assert one is not another
+    assert session.run(lambda again: again) in {one, another}, "they are kept"
+
+
 async def test_a_save_goes_on_without_its_client(server: Server, hypervisor: ChildHypervisor) -> None:
     await hypervisor.call(Call(key(0), Action.START))
     await until(hypervisor, lambda found: not found["worker0"].is_changing)

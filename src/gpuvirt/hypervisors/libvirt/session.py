@@ -1,7 +1,8 @@
-"""The connections of one client to a host: one for readings, which is opened again when it has ended, and one a call.
+"""The connections of one client to a host. Each has one thread at a time.
 
-libvirt answers a call that saves or resumes a VM when all memory is written or read. Readings would wait behind five of
-those: a server takes no more requests of one connection at once (`max_client_requests`).
+With libvirt 9.0 over TLS, the third request beside one that waits on the same connection was never answered (tried).
+And a server takes no more than five requests of a connection at once, while a save or a resume is answered when all
+memory is written or read. So each call has a connection of its own, and readings have those that no other thread uses.
 """
 
 import threading
@@ -31,7 +32,8 @@ class Session:
         self._texts = (ca, certificate, key)
         self._opening = threading.Lock()
         self._files: CredentialFiles | None = None
-        self._connection: libvirt.virConnect | None = None
+        self._taking = threading.Lock()
+        self._unused: list[libvirt.virConnect] = []
         self._refusal: BackEndError | None = None
         """The refusal of the client's certificate, which is not tried again."""
         libvirt.registerErrorHandler(_silent, None)
@@ -41,18 +43,17 @@ class Session:
 
         Raises BackEndError.
         """
-        connection = self._kept()
-        try:
-            return ask(connection)
-        except Exception as error:
-            if isinstance(error, BackEndError) or is_open(connection):
-                raise _certain(error) from error
-            self._forget(connection)
-        connection = self._kept()
-        try:
-            return ask(connection)
-        except Exception as error:
-            raise _certain(error, is_alive=is_open(connection)) from error
+        with self._taking:
+            connection = self._unused.pop() if self._unused else None
+        if connection is not None:
+            try:
+                return self._asked(connection, ask)
+            except BackEndError:
+                if is_open(connection):
+                    raise
+            with self._taking:
+                self._unused.clear()  # what ended this one has ended them
+        return self._asked(self.opened(), ask)
 
     def opened(self) -> libvirt.virConnect:
         """Return a new connection, whose end is a reset; raises BackEndError."""
@@ -73,15 +74,20 @@ class Session:
         resets.reset_connections()
         return connection
 
-    def _kept(self) -> libvirt.virConnect:
-        connection = self._connection
-        if connection is None:
-            self._connection = connection = self.opened()
-        return connection
+    def _asked(self, connection: libvirt.virConnect, ask: Callable[[libvirt.virConnect], T]) -> T:
+        try:
+            found = ask(connection)
+        except Exception as error:
+            is_alive = is_open(connection)
+            if is_alive:
+                self._keep(connection)
+            raise _certain(error, is_alive=is_alive) from error
+        self._keep(connection)
+        return found
 
-    def _forget(self, connection: libvirt.virConnect) -> None:
-        if self._connection is connection:
-            self._connection = None
+    def _keep(self, connection: libvirt.virConnect) -> None:
+        with self._taking:
+            self._unused.append(connection)
 
 
 def _opened(uri: str, folder: str) -> libvirt.virConnect:
@@ -91,7 +97,7 @@ def _opened(uri: str, folder: str) -> libvirt.virConnect:
         raise opening_problem(error, folder) from error
 
 
-def _certain(error: Exception, *, is_alive: bool = True) -> BackEndError:
+def _certain(error: Exception, *, is_alive: bool) -> BackEndError:
     return error if isinstance(error, BackEndError) else problem_of(error, is_certain=True, is_alive=is_alive)
 
 
