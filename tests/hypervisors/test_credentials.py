@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuvirt.hypervisors.libvirt.credentialfiles import FIRST, PREFIX, CredentialFiles
 from gpuvirt.model.schedules.connection import Credentials, HypervisorKind
 
 COMPLETE = {"server": b"vcenter:8989\n", "ca": b"PEM\n", "user": b"gpuvirt@vsphere.local", "password": b"s3cret \n"}
@@ -30,3 +31,21 @@ def test_keys_that_are_missing_empty_or_no_text_are_named(keys: set[str], value:
 def test_only_the_server_is_shown() -> None:
     assert repr(Credentials.of(VSPHERE, COMPLETE)) == "Credentials(server='vcenter:8989')"
     assert repr(Credentials.of(LIBVIRT, BY_CERTIFICATE)) == "Credentials(server='host-1')"
+
+
+def test_credentials_are_files_in_memory_and_what_dead_children_left_is_removed() -> None:
+    with CredentialFiles("other CA", "other certificate", "other key").folder() as alive:
+        left = alive.with_name(f"{PREFIX}left")
+        left.mkdir(exist_ok=True)
+        (left / FIRST).symlink_to("/proc/0/fd/0")
+        with CredentialFiles("CA", "certificate", "key").folder() as folder:
+            assert folder.stat().st_mode & 0o777 == 0o700
+            assert {path.name: path.read_text() for path in folder.iterdir()} == {
+                "cacert.pem": "CA",
+                "clientcert.pem": "certificate",
+                "clientkey.pem": "key",
+            }
+            assert all(path.is_symlink() for path in folder.iterdir())
+            assert not left.exists()
+        assert not folder.exists()
+        assert (alive / FIRST).read_text() == "other CA"
