@@ -75,6 +75,8 @@ class Pod:
     """The vGPUs that were created for the pod."""
     started: bool = False
     """Whether its container has started with these vGPUs."""
+    readmits: bool = False
+    """Whether a kubelet that has started has yet to admit the pod again."""
     deleted: bool = False
     """The API server has deleted the pod by force, so that the kubelet has freed its devices; its container runs on."""
 
@@ -210,6 +212,8 @@ class Kubelet:
         self._stamp(self.paths.registration_socket)
         for pod in [pod for pod in self.pods.values() if not pod.known]:
             self.reject(pod)  # a kubelet that has ended starts no container with an answer that it has not recorded
+        for pod in self.pods.values():
+            pod.readmits = bool(pod.vgpus)
         if not self.paths.checkpoint.exists():
             for pod in self.pods.values():
                 pod.forgotten = True

@@ -102,8 +102,28 @@ class OnDemandKubelet:
                 del self._asked[pod.name]
                 pod.may_start = True
             is_over = pod.deleted or pod.ended or pod.forgotten
+            if pod.readmits and not is_over:
+                if all(resource in kubelet.lists for resource, _ in pod.keys):
+                    yield Option(
+                        f"the kubelet admits {pod.name} again", partial(self._readmit, pod), ("again", pod.name)
+                    )
+                continue
             if pod.vgpus and pod.known and pod.has_folder and pod.may_start and not is_over:
                 yield Option(f"the kubelet starts {pod.name}", partial(self._start, pod, serving), ("start", pod.name))
+
+    def _readmit(self, pod: Pod) -> None:
+        """Admit a pod again after a start of the kubelet: it calls no Allocate, and refuses unhealthy devices.
+
+        Before plugins have registered the kubelet refuses each such pod, whatever they do: this one waits. A pod whose
+        only container runs is not checked (devicesToAllocate).
+        """
+        pod.readmits = False
+        lists = self._world.kubelet.lists
+        if pod.started and len(pod.containers) == 1:
+            return
+        for resource, device in pod.keys:
+            if not lists.get(resource, {}).get(device, False):
+                raise ViolationError("refused again", f"{pod.name}: {device} of {resource} is not healthy")
 
     def _start(self, pod: Pod, running: "Running") -> None:
         pod.may_start = False

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuType
+from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
+from gpuvirt.kubelet.podfolders import PodFolders
 from gpuvirt.model.allocation import ledger, nodeledger
 from gpuvirt.model.allocation.ledger import Entry, Known
 from gpuvirt.model.change.plan import Scope
@@ -68,6 +69,8 @@ def _by_the_catalog(gpu_state: GpuState, _: Carried) -> Counter[VgpuType]:
     return Counter(dict(gpu_state.most))
 
 
+_FOLDERS = Guard(PodFolders, "unmade", lambda *_: frozenset[PodUid](), ("on-demand-without-folder",))
+
 RARELY_NOTICED: Mapping[str, Guard] = {
     "on demand: a vGPU that is created as a change of its GPU ends": Guard(
         NodeState, "_is_allocated", never, ("on-demand-removal-ends",)
@@ -91,8 +94,9 @@ ON_DEMAND_GUARDS: Mapping[str, Guard] = {
         OnDemandAllocator, "_renewed", always, ("on-demand-id-of-a-refused-pod",)
     ),
     "on demand: two accounts lack a pod that has ended": Guard(
-        ledger, "MISSES_TO_END", 1, ("on-demand-without-api-server",)
+        ledger, "MISSES_TO_END", 1, ("on-demand-without-api-server",), beside=(_FOLDERS,)
     ),
+    "account: a pod that has not got its folder": _FOLDERS,
     "on demand: both accounts are known": Guard(
         PodAccount,
         "_unknown",

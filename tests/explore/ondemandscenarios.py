@@ -138,6 +138,10 @@ ON_DEMAND_SCENARIOS: Mapping[str, Scenario] = {
     "on-demand-without-api-server": _of(
         (AdmitVgpu("p", HALF), LoseApiServer(), StopKubelet(), StartKubelet(), Pause(34.0), ReachApiServer())
     ),
+    "on-demand-without-folder": _of(
+        (AdmitVgpu("p", HALF), LoseApiServer(), StopKubelet(), StartKubelet(), Pause(50.0), ReachApiServer()),
+        first=(AdmitVgpu("o", HALF),),
+    ),
     "on-demand-lost-ledger-and-account": _of(
         (AdmitVgpu("p", HALF),), (Kill(), LoseLedger(), LoseAccount(), Start(), Pause(60.0), MendAccount())
     ),

@@ -17,7 +17,7 @@ from tests.explore.scheduler import DeadlockError, EndlessError
 from tests.explore.shrink import kind_of
 
 MOST_DEPARTURES = 2
-MOST_SCHEDULES = 6_000
+MOST_SCHEDULES = 8_000
 """How many schedules are run without a guard: a count and not a time, so that each computer runs the same ones."""
 
 

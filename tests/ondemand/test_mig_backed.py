@@ -340,6 +340,7 @@ async def test_pods_wait_for_the_instances_that_a_reboot_has_taken(tmp_path: Pat
         await settled(node)
         assert live(after) == []
         for pod in pods:
+            assert node.offered[pod.resource][pod.devices[0]]  # or the kubelet would refuse the pod for good
             with pytest.raises(AllocationRefusedError, match="does not exist on this host any more"):
                 Pods(node).pre_start(pod)
         host.mig = host.mig_pending = True

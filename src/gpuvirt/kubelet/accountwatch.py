@@ -8,9 +8,10 @@ from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.facts.pci import Unread
-from gpuvirt.kubelet.checkpoint import allocations_unknown, gone, with_answers, without_gone
+from gpuvirt.kubelet.checkpoint import allocations_unknown, gone, uids, with_answers, with_folder, without_gone
 from gpuvirt.kubelet.claims import ClaimedDevice
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
+from gpuvirt.kubelet.podfolders import PodFolders
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.kubelet.recordedallocations import Content, Look, RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers
@@ -61,7 +62,7 @@ class AccountWatch:
     restart while the API server is unreachable). The checkpoint has pods that have ended until the kubelet writes it
     again, which it does when a plugin sends its list. A pod that the API does not list and that has no folder has
     ended, provided that the folders belong to this kubelet (`checkpoint.without_gone`): the pods that the kubelet does
-    not know yet keep their folders.
+    not know yet keep their folders, but those that never had one (`podfolders`).
     """
 
     def __init__(  # noqa: PLR0913  what it reads, and how
@@ -94,6 +95,7 @@ class AccountWatch:
         self._missing: frozenset[PodUid] = frozenset()
         """The pods that seemed to have ended at the last reading. A pod that seems so twice has ended; a new pod may
         not have its folder yet."""
+        self._folders = PodFolders()
         self._reports_counted = False
         """Whether the kubelet reports the devices that it counts, so that an answer that is too early can be
         recognised."""
@@ -143,7 +145,7 @@ class AccountWatch:
         in_api: Consumers = {} if isinstance(answer, PodResourcesUnknownError) else answer
         record = look.checkpoint if isinstance(look.checkpoint, Content) else Content()
         in_checkpoint = {**self._recorded.lost(), **_by_device(look.claims), **record.consumers}
-        in_file = without_gone(self._paths, in_checkpoint, in_api)
+        in_file = self._without_gone(in_checkpoint, in_api, look)
         recorded = isinstance(look.checkpoint, Content) or self._recorded.why_unknown(look) is None
         if recorded:
             missing = gone(in_checkpoint, in_file)
@@ -160,6 +162,15 @@ class AccountWatch:
         if isinstance(answer, PodResourcesUnknownError):
             return False
         return self._request_rewrite(frozenset(record.consumers.keys() & in_file.keys() - in_api.keys()))
+
+    def _without_gone(self, in_checkpoint: Consumers, in_api: Consumers, look: Look) -> Consumers:
+        """Return the allocations in the checkpoint without those of pods that have certainly ended."""
+        in_file = without_gone(self._paths, in_checkpoint, in_api)
+        pods = uids(in_checkpoint)
+        unmade = self._folders.unmade(pods, with_folder(self._paths, pods), look.kubelet_after)
+        return {
+            key: consumer for key, consumer in in_checkpoint.items() if key in in_file or consumer.pod_uid in unmade
+        }
 
     def _partial(self, answer: Consumers | PodResourcesUnknownError, look: Look) -> Reason | None:
         """Return why the allocations may be incomplete, by the same rules as `hostaccount`.

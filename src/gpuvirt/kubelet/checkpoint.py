@@ -125,10 +125,11 @@ def without_gone(paths: KubeletPaths, in_file: Consumers, in_api: Consumers) -> 
 
 def gone(before: Consumers, after: Consumers) -> frozenset[PodUid]:
     """Return the pods of which `without_gone` has removed all allocations."""
-    return _uids(before) - _uids(after)
+    return uids(before) - uids(after)
 
 
-def _uids(consumers: Consumers) -> frozenset[PodUid]:
+def uids(consumers: Consumers) -> frozenset[PodUid]:
+    """Return the pods of these allocations, as far as their UIDs are known."""
     return frozenset(consumer.pod_uid for consumer in consumers.values() if consumer.pod_uid is not None)
 
 
@@ -143,6 +144,11 @@ def _has_folder(pods: Path, consumer: Consumer) -> bool | None:
     """Return whether a pod has its folder, None where its UID is unknown or cannot name a folder."""
     uid = consumer.pod_uid
     return (pods / uid).exists() if uid is not None and UID.fullmatch(uid) is not None else None
+
+
+def with_folder(paths: KubeletPaths, pods: Iterable[PodUid]) -> frozenset[PodUid]:
+    """Return the pods that have a folder."""
+    return frozenset(uid for uid in pods if UID.fullmatch(uid) is not None and (paths.pods / uid).exists())
 
 
 def with_answers(in_api: Consumers, in_file: Consumers) -> Consumers:
