@@ -111,7 +111,10 @@ class ServedCluster:
             initial = list(self._objects[path].values()) if "sendInitialEvents" in query else None
             version = self._version if initial is not None else int(query["resourceVersion"])
             return 200, self._watch(path, version, int(query["timeoutSeconds"]), initial)
-        return 200, {"metadata": {"resourceVersion": str(self._version)}, "items": list(self._objects[path].values())}
+        items, first = list(self._objects[path].values()), int(query.get("continue", "0"))
+        after = first + int(query.get("limit", len(items)))
+        more = {"continue": str(after)} if after < len(items) else {}
+        return 200, {"metadata": {"resourceVersion": str(self._version), **more}, "items": items[first:after]}
 
     def _answer_object(self, call: Call, collection: str, name: str) -> Reply:
         found = self._objects[collection].get(name)

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
@@ -18,7 +19,7 @@ from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects, sele
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.schedules.actions import MarkNode
-from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
+from gpuvirt.model.schedules.hypervisor import Answer, Call, Hypervisor, Power, VmKey
 from gpuvirt.sim.clock import SimTimer
 from tests.certificates import Authority, Pair
 from tests.schedules.modelhypervisor import Connection, Fault, ModelHypervisor, Vm
@@ -114,13 +115,15 @@ class Day:
 
 
 @asynccontextmanager
-async def playing(day: Day, server: Pair, ca: Path) -> AsyncIterator[tuple[Rounds, ScheduleObjects]]:
+async def playing(
+    day: Day, server: Pair, ca: Path, connection: type[Connection] = Connection
+) -> AsyncIterator[tuple[Rounds, ScheduleObjects]]:
     async def before(what: str) -> Fault:
         assert what
         return Fault.NONE
 
     async def connect() -> Hypervisor:
-        return Connection(day.hypervisor, lambda: True, before)
+        return connection(day.hypervisor, lambda: True, before)
 
     async with scripted(day.served.answer, server, ca) as api:
         client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
@@ -156,6 +159,27 @@ async def test_the_evening_of_the_document(authority: Authority, server: Pair) -
     }
     took_s = day.now_s - 100.0
     assert took_s < 5.0 + 2 * 30.0 + 15.0, "settled cordon, suspension and start, and little more"
+
+
+class Together(Connection):
+    """A connection whose calls are answered once four are under way, as suspensions that take time."""
+
+    begun = 0
+
+    @override
+    async def call(self, call: Call) -> Answer:
+        self.begun += 1
+        for _ in range(100):
+            await asyncio.sleep(0)  # noqa: TID251  the other calls have their turns
+        assert self.begun >= 4
+        return await super().call(call)
+
+
+async def test_the_workers_of_a_phase_are_suspended_together(authority: Authority, server: Pair) -> None:
+    day = Day()
+    async with playing(day, server, authority.certificate, Together) as (rounds, _):
+        await rounds.run()
+    assert day.status()["phase"] == "night"
 
 
 async def test_a_budget_holds_the_transition_and_its_reason_is_in_the_status(

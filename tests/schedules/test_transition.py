@@ -15,7 +15,7 @@ from gpuvirt.model.schedules.observed import LastCall, NodePod, Observed, Worker
 from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Phase, PhaseName, Schedule
 from gpuvirt.model.schedules.status import Status, Step, Worker
 from gpuvirt.model.schedules.times import timeline_of
-from gpuvirt.model.schedules.transition import Advance, advance
+from gpuvirt.model.schedules.transition import ROUND_S, VM_ROUND_S, Advance, advance
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 SCHEDULE = Schedule("gpus", "UTC", (Phase(DAY, "0 7 * * *"), Phase(NIGHT, "0 20 * * *")), generation=1)
@@ -64,6 +64,21 @@ def test_a_worker_is_cordoned_before_its_pods_are_evicted() -> None:
     assert worker(found, FIFTH).step is Step.WAIT_FOR_GPU
     evicts = decided(observed(pods=(POD,)))
     assert evicts.actions == (EvictPod(FIRST, POD),)
+
+
+def test_the_round_after_a_cordon_follows_soon_unless_the_cordon_fails() -> None:
+    first = decided(observed(NODES[FIRST]))
+    assert first.pause_s is not None
+    assert first.pause_s < ROUND_S
+    again = decided(observed(NODES[FIRST]), status=first.status, at=EVENING + timedelta(seconds=1))
+    assert again.actions == first.actions
+    assert again.pause_s == ROUND_S
+
+
+def test_rounds_follow_sooner_while_a_vm_changes_than_in_a_drain() -> None:
+    assert decided(observed(pods=(POD,))).pause_s == ROUND_S
+    leaving = decided(observed())
+    assert (calls(leaving), leaving.pause_s) == ([Action.SUSPEND], VM_ROUND_S)
 
 
 def test_pods_that_kubectl_drain_leaves_do_not_delay_a_suspension() -> None:

@@ -18,6 +18,7 @@ from tests.scriptedapi import NOT_FOUND, Call, Reply
 
 SCHEDULE = f"{SCHEDULES}/gpus"
 SECRET = "/api/v1/namespaces/gpuvirt/secrets/vcenter"  # noqa: S105  a path
+CONTROLLER_LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpuvirt/leases"
 POD = "/api/v1/namespaces/default/pods"
 RENEWED_EVERY_S = 10.0
 READY_AFTER_S = 3.0
@@ -74,6 +75,8 @@ class VmCluster(ServedSchedule):
         self.violations: list[str] = []
         self.min_available = 0
         """How many pods of the workload the budget wants to run."""
+        self.grace_s = GRACE_S
+        """How long pods take to end."""
         self._numbers = iter(range(10**6))
         now_s = clock.monotonic_s()
         power = vcenter.state.power
@@ -140,6 +143,12 @@ class VmCluster(ServedSchedule):
     @override
     def answer(self, call: Call) -> Reply:
         """Answer one request. Pods are deleted by evictions alone."""
+        if call.method == "POST" and call.path == CONTROLLER_LEASES:
+            lease: Object = json.loads(call.body)
+            metadata = lease["metadata"]
+            assert isinstance(metadata, dict)
+            self.put(f"{CONTROLLER_LEASES}/{metadata['name']}", lease)
+            return 201, self.objects[f"{CONTROLLER_LEASES}/{metadata['name']}"]
         if call.method == "DELETE":
             self.violations.append(f"against a budget: {call.method} {call.path}")
         return super().answer(call)
@@ -167,21 +176,22 @@ class VmCluster(ServedSchedule):
         if kubelet.is_on != is_on:
             if kubelet.is_on and self.running(name):
                 self.violations.append(f"suspended with pods: {name}: {self.running(name)}")
-            kubelet = Kubelet(is_on, now_s, kubelet.renewed_s)
+            stood_s = now_s - kubelet.since_s if is_on else 0.0  # a kubelet's clock stands while its VM is suspended
+            kubelet = Kubelet(is_on, now_s, kubelet.renewed_s + stood_s)
         if is_on and now_s - kubelet.renewed_s >= RENEWED_EVERY_S:
             kubelet = replace(kubelet, renewed_s=now_s)
             self.put(f"{LEASES}/{name}", {"spec": {"renewTime": f"{self.clock.now():%Y-%m-%dT%H:%M:%S.%fZ}"}})
         self.kubelets[name] = kubelet
         after_s = now_s - kubelet.since_s
-        if is_on and after_s >= READY_AFTER_S and not self._is_ready(name):
+        if is_on and after_s >= READY_AFTER_S and not self.is_ready(name):
             self._set_ready(name, is_ready=True)
-        if not is_on and after_s >= LOST_AFTER_S and self._is_ready(name):
+        if not is_on and after_s >= LOST_AFTER_S and self.is_ready(name):
             self._set_ready(name, is_ready=False)
 
     def _bind(self, name: str, pod: RunningPod) -> None:
         for node in self.kubelets:
             content = self.objects[f"{NODES}/{node}"]
-            is_open = self._is_ready(node) and not _cordon(content)[0]
+            is_open = self.is_ready(node) and not _cordon(content)[0]
             if is_open and _type(content) == pod.type and not self.running(node):
                 if not self.kubelets[node].is_on:
                     self.violations.append(f"bound to a VM that is off: {name} to {node}")
@@ -205,7 +215,7 @@ class VmCluster(ServedSchedule):
         if found.ends_s is None and healthy <= self.min_available:
             return BLOCKED
         if found.ends_s is None:
-            self.pods[name] = replace(found, ends_s=self.clock.monotonic_s() + GRACE_S)
+            self.pods[name] = replace(found, ends_s=self.clock.monotonic_s() + self.grace_s)
             self._put_pod(name, {"nodeName": found.node}, "ReplicaSet", deletionTimestamp="2026-01-05T12:00:00Z")
             self._create(found.type)
         return 201, {"kind": "Status", "status": "Success"}
@@ -230,7 +240,7 @@ class VmCluster(ServedSchedule):
             },
         )
 
-    def _is_ready(self, name: str) -> bool:
+    def is_ready(self, name: str) -> bool:
         status = self.objects[f"{NODES}/{name}"]["status"]
         assert isinstance(status, dict)
         return bool(status["conditions"][0]["status"] == "True")

@@ -221,7 +221,7 @@ class World:
         """Make a round of the leading controller; a dead one is replaced."""
         term = self.term
         try:
-            pause_s = await term.rounds.round()
+            pause_s = await self._round_of(term)
         except DiedError:
             self.end_term(term)
             if self.term is term:
@@ -230,6 +230,13 @@ class World:
         if pause_s is not None:
             self.pass_time(max(pause_s, 0.25))
         return pause_s
+
+    async def _round_of(self, term: Term) -> float | None:
+        """Make a round; calls that are made together fail together, of which the first one counts."""
+        try:
+            return await term.rounds.round()
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
 
     def event(self) -> None:
         """Let an admin, a pod or the clock do something."""

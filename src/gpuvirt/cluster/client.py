@@ -178,15 +178,24 @@ class Client:
 
         Raises GoneError if the server no longer keeps the version before all pages are read.
         """
-        asked, items, position = Asked("list", collection.resource, collection.name), list[T](), ""
+        items, version = list[T](), ""
+        async for found in self.pages(collection, page=page):
+            items += found.items
+            version = found.version
+        return Listed(tuple(items), version)
+
+    async def pages(self, collection: Collection[T], *, page: int) -> AsyncIterator[Listed[T]]:
+        """Yield the pages of `list`, of which only one is in memory; raises what `list` does."""
+        asked, position = Asked("list", collection.resource, collection.name), ""
         while True:
             query = collection.query(limit=str(page), **({"continue": position} if position else {}))
             body = await self._call(asked, Request("GET", f"{collection.resource.path}?{query}"))
             found = decoded(asked, body, _Page)
-            items += [decoded(asked, raw, collection.shape) for raw in found.items]
+            items = tuple(decoded(asked, raw, collection.shape) for raw in found.items)
+            yield Listed(items, found.metadata.resource_version)
             position = found.metadata.continues_at
             if not position:
-                return Listed(tuple(items), found.metadata.resource_version)
+                return
 
     @asynccontextmanager
     async def watch(

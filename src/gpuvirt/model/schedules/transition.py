@@ -36,6 +36,11 @@ half a minute to be saved. The drain has its own time, and a wait for the GPU en
 FORCED_S = 600.0
 """How much longer a drain takes by `onTimeout: Force`: the pods' grace periods."""
 ROUND_S = 1.0
+VM_ROUND_S = 0.5
+"""While a VM leaves or arrives, which takes seconds; a drain takes minutes."""
+CHANGING = frozenset({Step.LEAVE, Step.SET_TYPE, Step.START, Step.HEARTBEAT})
+AFTER_MARKS_S = 0.1
+"""After a change of nodes, which holds at once. One that was not made in a second is tried again after `ROUND_S`."""
 HELD_ROUND_S = 15.0
 
 
@@ -73,7 +78,7 @@ def advance(schedule: Schedule, timeline: Timeline, status: Status, observed: Ob
     status = replace(status, workers=after, generation=schedule.generation)
     if all(worker.step in RESTING for worker in after):
         status = replace(status, phase=phase, transition=None)
-    return Advance(status, actions, following, _pause_s(status, actions))
+    return Advance(status, actions, following, _pause_s(status, actions, now))
 
 
 def quiet_until(schedule: Schedule, following: Switch | None) -> datetime | None:
@@ -204,9 +209,14 @@ def leaves_for(schedule: Schedule, worker: Worker, phase: PhaseName, following: 
     return after is not None and (before is None or before.vgpu_type != after.vgpu_type)
 
 
-def _pause_s(status: Status, actions: tuple[ScheduleAction, ...]) -> float | None:
+def _pause_s(status: Status, actions: tuple[ScheduleAction, ...], now: datetime) -> float | None:
     if status.transition is None and not actions:
         return None
-    waiting = (worker for worker in status.workers if worker.step not in RESTING)
+    waiting = tuple(worker for worker in status.workers if worker.step not in RESTING)
+    begun = {worker.node for worker in waiting if worker.since == now}
+    if any(isinstance(action, MarkNode) and action.node in begun for action in actions):
+        return AFTER_MARKS_S
     is_stuck = all(worker.is_held or worker.step is Step.WAIT_FOR_GPU for worker in waiting)
-    return HELD_ROUND_S if is_stuck and not actions else ROUND_S
+    if is_stuck and not actions:
+        return HELD_ROUND_S
+    return VM_ROUND_S if any(worker.step in CHANGING and not worker.is_held for worker in waiting) else ROUND_S

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 SUSPENDED_WITHIN_S = 600.0
 """How long a node that is ready stays cordoned: the hypervisor may still be suspending its VM. As long as that step."""
 AGAIN_S = 30.0
+PAGE = 100
+"""Nodes are large, and the memory of all at once would stay the process's."""
 
 
 class AbandonedMarks:
@@ -31,7 +33,9 @@ class AbandonedMarks:
 
         `workers` has each schedule that exists, with the nodes of its status.
         """
-        nodes = (await self._client.list(Collection(NODES, NodeObject))).items
+        nodes = list[NodeObject]()
+        async for page in self._client.pages(Collection(NODES, NodeObject), page=PAGE):
+            nodes += [node for node in page.items if node.cordoned_by or node.is_announced]
         announced = frozenset(name for names in workers.values() for name in names)
         left = {node.metadata.name for node in nodes if not await self._unmark(node, workers, announced)}
         self._since_s = {name: at_s for name, at_s in self._since_s.items() if name in left}

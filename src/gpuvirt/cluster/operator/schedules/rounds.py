@@ -1,5 +1,6 @@
 """The rounds of one schedule: read, decide, record, act. A round can end anywhere, and the next one goes on."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -139,9 +140,18 @@ class Rounds:
         await self._api.record(stored, decided.status, (), decided)
         self.latest = decided
         self._telemetry.observe_round(stored.status, decided.status, now)
-        for action in decided.actions:
-            await self._act(action)
+        await self._take(decided.actions)
         return decided.pause_s
+
+    async def _take(self, actions: tuple[ScheduleAction, ...]) -> None:
+        """Take the actions of a round; calls for several VMs together, since each is watched for some seconds."""
+        for action in actions:
+            if not isinstance(action, CallVm):
+                await self._act(action)
+        async with asyncio.TaskGroup() as group:
+            for action in actions:
+                if isinstance(action, CallVm):
+                    group.create_task(self._act(action))
 
     async def _act(self, action: ScheduleAction) -> None:
         """Take one action. What fails is decided again in the next round."""
