@@ -23,7 +23,7 @@ from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch, patched
 from gpuvirt.cluster.operator import definitions
 from gpuvirt.cluster.operator.definitions import Definition
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
-from gpuvirt.cluster.operator.schedules import scheduleapi
+from gpuvirt.cluster.operator.schedules import nodemarks
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.setup import KubeletConfig
@@ -35,7 +35,7 @@ from tests.thoroughness import examples
 
 ONLY_WRITTEN = {workloads.__name__, podparts.__name__}
 """Modules of what is rendered and applied, and never read."""
-PATCHES = {f"{scheduleapi.__name__}._NodePatch"}
+PATCHES = {f"{nodemarks.__name__}.MarksPatch"}
 """Patches in which a null deletes a field."""
 
 Pair = tuple[Plain, Plain]

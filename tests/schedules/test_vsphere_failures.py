@@ -7,6 +7,7 @@ import logging
 import os
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -53,10 +54,18 @@ def children() -> list[int]:
     """Return the children of this process that have a hypervisor's connection."""
     found = list[int]()
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            if b"gpuvirt.hypervisors.child" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(int(pid))
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread, or a child of an earlier test, has ended
+            for pid in (task / "children").read_text().split():
+                if is_connection(int(pid)):
+                    found.append(int(pid))
     return found
+
+
+def is_connection(pid: int) -> bool:
+    """Return whether a process is the child of a hypervisor's connection."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return b"gpuvirt.hypervisors.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def ready(process: Process, reason: str) -> bool:
@@ -150,6 +159,7 @@ async def test_the_password_is_in_no_process_and_no_support_archive(
         cluster.min_available = 5  # the switch stays where it is, with its connection
         async with controlled(cluster, server, authority.certificate) as process:
             await until(lambda: cluster.conditions().get("Ready") == ("False", "PodsLeft"))
+            await until(lambda: len(children()) == 1)
             (child,) = children()
             assert not [1 for pid in (os.getpid(), child) if PASSWORD.encode() in shown_by_kernel(pid)]
             archive = tmp_path / "archive.tar.gz"
