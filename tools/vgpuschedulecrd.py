@@ -38,7 +38,10 @@ _SELECTS = Rule(
     " || has(self.matchExpressions) && size(self.matchExpressions) > 0",
     "selects every node of the cluster; name at least one label",
 )
-_HYPERVISOR = Rule("has(self.vsphere)", "names no hypervisor; expected vsphere.secretRef")
+_HYPERVISOR = Rule(
+    "[has(self.vsphere), has(self.kubeVirt)].filter(found, found).size() == 1",
+    "names no hypervisor, or several; expected one of vsphere.secretRef, kubeVirt.namespace",
+)
 _PHASES = Rule(
     "!has(self.overrides) || self.overrides.all(entry, self.phases.exists(phase, phase.name == entry.phase))",
     "an override names a phase that is not in phases",

@@ -108,9 +108,9 @@ def check(
 ) -> None:
     """Ask the hypervisor what can be done with the VM of each worker; change nothing.
 
-    The command reads the schedule's Secret, and needs gpuvirt's extra of the hypervisor (gpuvirt[vsphere]); gpuvirt's
-    image has it. It exits with 1 if something is known to keep a worker from switching, or if the hypervisor gives no
-    answer. What is not proven does not count.
+    The command reads the schedule's Secret, and needs gpuvirt's extra of the hypervisor (gpuvirt[vsphere]; none for
+    KubeVirt); gpuvirt's image has it. It exits with 1 if something is known to keep a worker from switching, or if the
+    hypervisor gives no answer. What is not proven does not count.
     """
     found = asyncio.run(_questions(kubeconfig, context, namespace).check(name))
     if not render.print_document(found, output):

@@ -40,10 +40,19 @@ class SecretPlace(Part, frozen=True, kw_only=True):
     secret_ref: SecretRef
 
 
+class KubeVirtPlace(Part, frozen=True, kw_only=True):
+    """Worker VMs that are KubeVirt's VirtualMachines of this cluster."""
+
+    namespace: Annotated[str, Meta(description="The namespace of the VirtualMachines.")]
+
+
 class HypervisorSpec(Part, frozen=True, kw_only=True):
     """The hypervisor that runs the worker VMs."""
 
     vsphere: Annotated[SecretPlace | None, Meta(description="A vCenter, or an ESXi host.")] = None
+    kube_virt: Annotated[KubeVirtPlace | None, Meta(description="KubeVirt of this cluster; needs leave: ShutDown.")] = (
+        None
+    )
 
 
 class PhaseSpec(Part, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.hypervisor import VmKey
-from gpuvirt.model.schedules.spec import Drain, Override, Phase, PhaseName, Schedule
+from gpuvirt.model.schedules.spec import Drain, Leave, Override, Phase, PhaseName, Schedule
 from gpuvirt.model.schedules.status import Status, Transition, Worker
 from gpuvirt.model.schedules.transition import Advance
 
@@ -19,6 +19,7 @@ _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[hms])+", re.ASCII)
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([hms])", re.ASCII)
 LONGEST_DURATION = 20
 DEFAULT_ANNOUNCE_S = 900.0
+_HYPERVISORS = "vsphere.secretRef, kubeVirt.namespace"
 
 
 def duration_s(text: str) -> float | None:
@@ -37,8 +38,7 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
     if timeout_s is None:
         text = f"is {spec.drain.timeout!r}, expected a duration such as 10m"
         faults.append(reasons.spec_invalid("spec.drain.timeout", text))
-    if spec.hypervisor.vsphere is None:
-        faults.append(reasons.spec_invalid("spec.hypervisor", "names no hypervisor; expected vsphere.secretRef"))
+    faults += _hypervisor_faults(spec)
     for position, phase in enumerate(spec.phases):
         if not phase.workers.match_labels and not phase.workers.match_expressions:
             faults.append(reasons.spec_invalid(f"spec.phases[{position}].workers", "selects every node of the cluster"))
@@ -68,6 +68,15 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
         stored.metadata.generation,
     )
     return schedule, tuple(faults)
+
+
+def _hypervisor_faults(spec: kind.Spec) -> Iterator[Reason]:
+    vsphere, kube_virt = spec.hypervisor.vsphere, spec.hypervisor.kube_virt
+    if (vsphere is None) is (kube_virt is None):
+        text = f"names {'no hypervisor' if vsphere is None else 'two hypervisors'}; expected one of {_HYPERVISORS}"
+        yield reasons.spec_invalid("spec.hypervisor", text)
+    if kube_virt is not None and spec.leave is Leave.SUSPEND:
+        yield reasons.spec_invalid("spec.leave", "is Suspend, which KubeVirt does not have; expected ShutDown")
 
 
 def status_of(stored: kind.VgpuSchedule) -> Status:
