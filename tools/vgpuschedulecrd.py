@@ -42,8 +42,8 @@ _SELECTS = Rule(
     "selects every node of the cluster; name at least one label",
 )
 _HYPERVISOR = Rule(
-    "has(self.vsphere) != has(self.libvirt)",
-    "names no hypervisor, or two; expected vsphere.secretRef or libvirt.secretRef",
+    "[has(self.vsphere), has(self.libvirt), has(self.kubeVirt)].filter(found, found).size() == 1",
+    "names no hypervisor, or several; expected one of vsphere.secretRef, libvirt.secretRef, kubeVirt.namespace",
 )
 _PHASES = Rule(
     "!has(self.overrides) || self.overrides.all(entry, self.phases.exists(phase, phase.name == entry.phase))",

@@ -67,6 +67,35 @@ def test_with_schedules_the_controller_gets_these_rights_and_no_others(helm: Hel
     assert set(rights) == RIGHTS
 
 
+def test_rights_to_kubevirts_vms_are_given_in_named_namespaces_alone(helm: Helm) -> None:
+    rendered = helm.template(ON, "schedule.kubeVirtNamespaces={workers,more}")
+    found = [one for one in rendered.manifests if at(one, "metadata", "name") == f"{NAME}-kubevirt"]
+    assert [(str(one["kind"]), at(one, "metadata", "namespace")) for one in found] == [
+        ("Role", "workers"),
+        ("Role", "more"),
+        ("RoleBinding", "workers"),
+        ("RoleBinding", "more"),
+    ]
+    rules = {
+        (group, resource, verb)
+        for rule in items(at(found[0], "rules"))
+        for group in items(at(rule, "apiGroups"))
+        for resource in items(at(rule, "resources"))
+        for verb in items(at(rule, "verbs"))
+    }
+    assert rules == {
+        ("kubevirt.io", "virtualmachines", "list"),
+        ("kubevirt.io", "virtualmachines", "patch"),
+        ("kubevirt.io", "virtualmachineinstances", "list"),
+        ("kubevirt.io", "virtualmachines/status", "patch"),
+        ("subresources.kubevirt.io", "virtualmachines/stop", "update"),
+    }
+    account = {"kind": "ServiceAccount", "name": "gpuvirt-controller", "namespace": NAMESPACE}
+    assert at(found[2], "subjects") == [account]
+    off = helm.template("schedule.kubeVirtNamespaces={workers}")
+    assert not [one for one in off.manifests if at(one, "metadata", "name") == f"{NAME}-kubevirt"]
+
+
 def test_each_role_for_schedules_is_bound_to_the_controller_alone(helm: Helm) -> None:
     rendered = helm.template(ON, "fullnameOverride=mine")
     bindings = [

@@ -7,8 +7,9 @@ from datetime import datetime
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, VgpuSchedule
 from gpuvirt.cluster.operator.schedules import commandreading as reading
+from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
 from gpuvirt.cluster.operator.schedules.rounds import Stored
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects, selector_text
@@ -20,7 +21,7 @@ from gpuvirt.model.schedules.byhand import switch_by_hand
 from gpuvirt.model.schedules.connection import OpenHypervisor
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast
-from gpuvirt.model.schedules.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
+from gpuvirt.model.schedules.hypervisor import Abilities, Hypervisor, VmKey, VmsReading, VmsUnknown
 from gpuvirt.model.schedules.observed import Observed
 from gpuvirt.model.schedules.reports import ScheduleCheck, ScheduleDetail, SchedulePlan, ScheduleRow, SwitchResult
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
@@ -61,7 +62,6 @@ class ScheduleQuestions:
         schedule, spec = known.schedule, known.stored.spec
         zone = None if known.problems else timeline_of(schedule).zone
         selectors = {PhaseName(phase.name): selector_text(phase.workers) for phase in spec.phases}
-        named = spec.hypervisor.secret
         switches = () if zone is None else reports.switch_rows(schedule, self._now())
         return ScheduleDetail(
             known.row,
@@ -69,7 +69,7 @@ class ScheduleQuestions:
             schedule.announce_s,
             schedule.drain.timeout_s,
             schedule.drain.on_timeout,
-            " ".join(named) if named is not None else "",
+            _hypervisor_text(spec.hypervisor),
             reports.phase_rows(schedule, selectors, switches),
             tuple(
                 reports.OverrideRow(override.phase, moment(override.begin, zone), moment(override.end, zone))
@@ -165,11 +165,9 @@ class ScheduleQuestions:
         self, known: _Known, observed: Observed, *, checks: bool = True
     ) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
         """Return the VMs and, with `checks`, what can be done with those of the workers."""
-        found = await reading.read_credentials(self.client, self.namespace, known.stored.spec.hypervisor)
-        if isinstance(found, VmsUnknown):
-            return found, {}
-        kind, credentials = found
-        hypervisor = await self.open_hypervisor(kind, credentials, self.clock, lambda: math.inf)
+        hypervisor = await self._open(known.stored.spec.hypervisor)
+        if isinstance(hypervisor, VmsUnknown):
+            return hypervisor, {}
         try:
             vms = await hypervisor.read()
             if isinstance(vms, VmsUnknown) or not checks:
@@ -179,6 +177,20 @@ class ScheduleQuestions:
             return (abilities, {}) if isinstance(abilities, VmsUnknown) else (vms, abilities)
         finally:
             await hypervisor.close()
+
+    async def _open(self, spec: HypervisorSpec) -> Hypervisor | VmsUnknown:
+        if spec.kube_virt is not None:
+            return KubeVirtVms(self.client, spec.kube_virt.namespace)
+        found = await reading.read_credentials(self.client, self.namespace, spec)
+        if isinstance(found, VmsUnknown):
+            return found
+        return await self.open_hypervisor(*found, self.clock, lambda: math.inf)
+
+
+def _hypervisor_text(spec: HypervisorSpec) -> str:
+    if spec.kube_virt is not None:
+        return f"KubeVirt {spec.kube_virt.namespace}"
+    return " ".join(spec.secret) if spec.secret is not None else ""
 
 
 _NOT_ASKED = VmsUnknown("", "not asked yet")

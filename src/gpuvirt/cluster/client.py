@@ -301,6 +301,13 @@ class Client:
         path = f"{resource.path_of(name)}/{part}?timeout={within_s:.6f}s"
         await self._call(asked, Request("POST", path, headers, msgspec.json.encode(content), may_send, within_s))
 
+    async def update_part(self, resource: Resource, name: str, part: str, content: object) -> None:
+        """Replace a subresource of one object, such as KubeVirt's `stop` of a VM; raises ApiError."""
+        asked = Asked("update", resource, name, part)
+        headers = {"Content-Type": "application/json"}
+        path = f"{resource.path_of(name)}/{part}"
+        await self._call(asked, Request("PUT", path, headers, msgspec.json.encode(content)))
+
     async def update(
         self, resource: Resource, name: str, content: object, shape: type[D], *, may_send: MaySend | None = None
     ) -> D:

@@ -109,8 +109,8 @@ def check(
     """Ask the hypervisor what can be done with the VM of each worker; change nothing.
 
     The command reads the schedule's Secret, and needs gpuvirt's extra of the hypervisor (gpuvirt[vsphere] or
-    gpuvirt[libvirt]); gpuvirt's image has both. It exits with 1 if something is known to keep a worker from switching,
-    or if the hypervisor gives no answer. What is not proven does not count.
+    gpuvirt[libvirt]; none for KubeVirt); gpuvirt's image has both. It exits with 1 if something is known to keep a
+    worker from switching, or if the hypervisor gives no answer. What is not proven does not count.
     """
     found = asyncio.run(_questions(kubeconfig, context, namespace).check(name))
     if not render.print_document(found, output):

@@ -43,15 +43,24 @@ class SecretPlace(Part, frozen=True, kw_only=True):
     secret_ref: SecretRef
 
 
+class KubeVirtPlace(Part, frozen=True, kw_only=True):
+    """Worker VMs that are KubeVirt's VirtualMachines of this cluster."""
+
+    namespace: Annotated[str, Meta(description="The namespace of the VirtualMachines.")]
+
+
 class HypervisorSpec(Part, frozen=True, kw_only=True):
     """The hypervisor that runs the worker VMs."""
 
     vsphere: Annotated[SecretPlace | None, Meta(description="A vCenter, or an ESXi host.")] = None
     libvirt: Annotated[SecretPlace | None, Meta(description="A host with libvirt and QEMU.")] = None
+    kube_virt: Annotated[KubeVirtPlace | None, Meta(description="KubeVirt of this cluster; needs leave: ShutDown.")] = (
+        None
+    )
 
     @property
     def secret(self) -> tuple[HypervisorKind, str] | None:
-        """The hypervisor with the name of its Secret; None unless exactly one is named."""
+        """The hypervisor with the name of its Secret; None unless exactly one that has a Secret is named."""
         places = {HypervisorKind.VSPHERE: self.vsphere, HypervisorKind.LIBVIRT: self.libvirt}
         named = [(kind, place.secret_ref.name) for kind, place in places.items() if place is not None]
         return named[0] if len(named) == 1 else None

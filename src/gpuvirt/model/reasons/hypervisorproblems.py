@@ -49,6 +49,12 @@ def forbidden(server: str, words: str) -> Reason:
     return _reason(ReasonCode.HYPERVISOR_FORBIDDEN, server, "does not permit it to the user", words, fix)
 
 
+def kubevirt_forbidden(server: str, words: str) -> Reason:
+    """The chart gives the controller no right to VMs that its values do not name."""
+    fix = "add the namespace to schedule.kubeVirtNamespaces of the chart"
+    return _reason(ReasonCode.HYPERVISOR_FORBIDDEN, server, "does not permit it to gpuvirt", words, fix)
+
+
 def answer_incomplete(server: str, words: str) -> Reason:
     """What is missing counts as unknown."""
     fix = "see whether the user may read the VM; if it may, pack a support archive"

@@ -39,6 +39,8 @@ class WorkerVm:
     """The vGPU type of each vGPU device of the VM, as the hypervisor names it (`grid_v100-4q`)."""
     is_changing: bool = False
     """Whether the hypervisor is still carrying out a call for this VM; True as well while its power is unknown."""
+    is_shutting_down: bool = False
+    """Whether the change is that the guest was asked to end, and runs on: `onTimeout: Force` may take its power."""
 
 
 @dataclass(frozen=True, slots=True)

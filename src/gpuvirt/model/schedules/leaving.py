@@ -107,9 +107,11 @@ def _leave(worker: Worker, around: Round) -> Move:
     vm = found_vm(worker, around)
     if isinstance(vm, Move):
         return vm
-    if vm.is_changing or vm.power is not Power.ON:
+    action = _action(worker, vm, around)
+    is_busy = vm.is_changing and not (vm.is_shutting_down and action is Action.POWER_OFF)
+    if is_busy or vm.power is not Power.ON:
         return Move(Step.LEAVE, reason=reasons.step_pending(worker.node, Step.LEAVE))
-    return call(worker, Step.LEAVE, _action(worker, vm, around), around)
+    return call(worker, Step.LEAVE, action, around)
 
 
 def _action(worker: Worker, vm: WorkerVm, around: Round) -> Action:

@@ -11,7 +11,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.hypervisor import VmKey
-from gpuvirt.model.schedules.spec import Drain, Override, Phase, PhaseName, Profile, Schedule
+from gpuvirt.model.schedules.spec import Drain, Leave, Override, Phase, PhaseName, Profile, Schedule
 from gpuvirt.model.schedules.status import Status, Transition, Worker
 from gpuvirt.model.schedules.transition import Advance
 
@@ -20,6 +20,7 @@ _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[hms])+", re.ASCII)
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([hms])", re.ASCII)
 LONGEST_DURATION = 20
 DEFAULT_ANNOUNCE_S = 900.0
+_HYPERVISORS = "vsphere.secretRef, libvirt.secretRef, kubeVirt.namespace"
 
 
 def duration_s(text: str) -> float | None:
@@ -38,9 +39,7 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
     if timeout_s is None:
         text = f"is {spec.drain.timeout!r}, expected a duration such as 10m"
         faults.append(reasons.spec_invalid("spec.drain.timeout", text))
-    if spec.hypervisor.secret is None:
-        text = "names no hypervisor, or two; expected vsphere.secretRef or libvirt.secretRef"
-        faults.append(reasons.spec_invalid("spec.hypervisor", text))
+    faults += _hypervisor_faults(spec)
     for position, phase in enumerate(spec.phases):
         if not phase.workers.match_labels and not phase.workers.match_expressions:
             faults.append(reasons.spec_invalid(f"spec.phases[{position}].workers", "selects every node of the cluster"))
@@ -70,6 +69,16 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
         stored.metadata.generation,
     )
     return schedule, tuple(faults)
+
+
+def _hypervisor_faults(spec: kind.Spec) -> Iterator[Reason]:
+    place = spec.hypervisor
+    named = sum(found is not None for found in (place.vsphere, place.libvirt, place.kube_virt))
+    if named != 1:
+        text = f"names {'several hypervisors' if named else 'no hypervisor'}; expected one of {_HYPERVISORS}"
+        yield reasons.spec_invalid("spec.hypervisor", text)
+    if place.kube_virt is not None and spec.leave is Leave.SUSPEND:
+        yield reasons.spec_invalid("spec.leave", "is Suspend, which KubeVirt does not have; expected ShutDown")
 
 
 def _phase_of(phase: kind.PhaseSpec) -> Phase:

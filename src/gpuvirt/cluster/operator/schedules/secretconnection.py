@@ -1,4 +1,7 @@
-"""A hypervisor by the credentials of a schedule's Secret, connected again when the schedule or the Secret changes."""
+"""A schedule's hypervisor: KubeVirt of this cluster, or another by the credentials of the schedule's Secret.
+
+It is connected again when the schedule or the Secret changes.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,6 +12,7 @@ from gpuvirt.cluster.failures import ApiError, NotFoundError
 from gpuvirt.cluster.kinds.secrets import Secret, secrets
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.operator.logline import logged
+from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import hypervisorproblems as problems
 from gpuvirt.model.schedules.connection import KEYS, Credentials, HypervisorKind, MayCallUntil, OpenHypervisor
@@ -52,8 +56,13 @@ class _SecretVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class _Namespace:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Opened:
-    source: _SecretVersion
+    source: _SecretVersion | _Namespace
     hypervisor: Hypervisor
 
 
@@ -88,15 +97,21 @@ class SecretConnection:
             await opened.hypervisor.close()
 
     async def _current(self) -> Hypervisor | VmsUnknown:
-        """Return the connection by the Secret as it is now.
-
-        A Secret that could not be read is no other Secret: the connection that there is goes on.
-        """
+        """Return the connection by the schedule as it is now."""
+        namespace = self._kubevirt_namespace()
+        if namespace is not None:
+            return await self._open_kubevirt(_Namespace(namespace))
         named = self._secret()
         if named is None:
             await self.close()
             return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, "the schedule does not exist, or names no Secret")
-        kind, name = named
+        return await self._by_secret(*named)
+
+    async def _by_secret(self, kind: HypervisorKind, name: str) -> Hypervisor | VmsUnknown:
+        """Return the connection by the Secret as it is now.
+
+        A Secret that could not be read is no other Secret: the connection that there is goes on.
+        """
         opened = self._opened
         try:
             secret = await self._opener.client.get(secrets(self._opener.namespace), name, Secret)
@@ -104,7 +119,7 @@ class SecretConnection:
             await self.close()
             return _unknown(problems.credentials_missing(name))
         except ApiError as error:
-            if opened is not None and (opened.source.kind, opened.source.name) == named:
+            if opened is not None and _is_of(opened.source, kind, name):
                 return opened.hypervisor
             await self.close()
             return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, logged(str(error)))
@@ -118,6 +133,17 @@ class SecretConnection:
         stored = self._schedule()
         return stored.spec.hypervisor.secret if stored is not None else None
 
+    def _kubevirt_namespace(self) -> str | None:
+        stored = self._schedule()
+        place = stored.spec.hypervisor.kube_virt if stored is not None else None
+        return place.namespace if place is not None else None
+
+    async def _open_kubevirt(self, source: _Namespace) -> Hypervisor:
+        if self._opened is None or self._opened.source != source:
+            await self.close()
+            self._opened = _Opened(source, KubeVirtVms(self._opener.client, source.name))
+        return self._opened.hypervisor
+
     async def _open(self, source: _SecretVersion, secret: Secret) -> Hypervisor | VmsUnknown:
         credentials = Credentials.of(source.kind, secret.data)
         if not isinstance(credentials, Credentials):
@@ -126,6 +152,10 @@ class SecretConnection:
         hypervisor = await opener.open_hypervisor(source.kind, credentials, opener.clock, opener.may_call_until_s)
         self._opened = _Opened(source, hypervisor)
         return hypervisor
+
+
+def _is_of(source: _SecretVersion | _Namespace, kind: HypervisorKind, name: str) -> bool:
+    return isinstance(source, _SecretVersion) and (source.kind, source.name) == (kind, name)
 
 
 def _unknown(reason: Reason) -> VmsUnknown:

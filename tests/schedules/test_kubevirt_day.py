@@ -1,0 +1,144 @@
+"""An evening of a schedule whose workers are KubeVirt's VMs: the controller's rounds, on one GPU."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from gpuvirt.cluster.access.credentials import Credentials as ApiCredentials
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.cluster.operator.schedules.rounds import Rounds
+from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
+from gpuvirt.cluster.operator.schedules.secretconnection import Opener
+from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
+from gpuvirt.hypervisors.connecting import open_hypervisor
+from gpuvirt.model.schedules.hypervisor import Hypervisor
+from tests.certificates import Authority, Pair
+from tests.schedules.servedkubevirt import NAMESPACE, ServedKubeVirt
+from tests.schedules.servedschedule import LEASES, NODES, Object
+from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
+from tests.scriptedapi import Call, Reply, scripted
+
+KUBEVIRT: Object = {**SPEC, "hypervisor": {"kubeVirt": {"namespace": NAMESPACE}}, "leave": "ShutDown"}
+BOTH: Object = {"kubeVirt": {"namespace": NAMESPACE}, "vsphere": {"secretRef": {"name": "vcenter"}}}
+
+
+class KubeVirtDay(Day):
+    """Workers of four strategies, one of the night, and a GPU that only one phase's workers fit on."""
+
+    def __init__(self, spec: Object = KUBEVIRT) -> None:
+        super().__init__((1, 2, 3, 4))
+        self.kubevirt = ServedKubeVirt()
+        for number, strategy in enumerate(("Manual", "Always", "RerunOnFailure", "running"), 1):
+            self.kubevirt.add(f"worker-{number}", strategy)
+        self.kubevirt.add("worker-5", "Manual", gpu=16, runs=False)
+        self.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": spec})
+
+    def answer(self, call: Call) -> Reply:
+        return self.kubevirt.answer(call) if "kubevirt.io" in call.path else self.served.answer(call)
+
+    @override
+    async def sleep(self, seconds: float, /) -> None:
+        await asyncio.sleep(0)  # noqa: TID251  other tasks have their turns
+        self.now_s += max(seconds, 0.1)
+        self.kubevirt.pass_time(self.now_s)
+        for guest in self.kubevirt.guests.values():
+            if guest.phase == "Running" and guest.deleted_s is None:
+                renewal = f"{self.now():%Y-%m-%dT%H:%M:%S.%fZ}"
+                self.served.put(f"{LEASES}/{guest.name}", {"spec": {"renewTime": renewal}})
+                ready: Object = {"conditions": [{"type": "Ready", "status": "True"}]}
+                node = self.served.objects[f"{NODES}/{guest.name}"]
+                self.served.put(f"{NODES}/{guest.name}", {**node, "status": ready})
+
+    def running(self) -> list[str]:
+        return [guest.name for guest in self.kubevirt.guests.values() if guest.phase == "Running"]
+
+
+@asynccontextmanager
+async def playing(day: KubeVirtDay, server: Pair, ca: Path) -> AsyncIterator[Rounds]:
+    async with scripted(day.answer, server, ca) as api:
+        client = Client(ApiCredentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
+        opener = Opener(client, "gpuvirt", day, open_hypervisor, lambda: math.inf)
+        objects = ScheduleObjects(client, "gpuvirt", "gpus", day)
+
+        async def connect() -> Hypervisor:
+            return opener.connect(lambda: objects.stored)
+
+        yield Rounds(objects, VmCalls(connect, day, lambda: True, 0.0), day)
+        client.close()
+
+
+async def test_an_evening_and_a_morning_restore_each_strategy(authority: Authority, server: Pair) -> None:
+    day = KubeVirtDay()
+    before = {name: json.dumps(guest.spec) for name, guest in day.kubevirt.guests.items()}
+    async with playing(day, server, authority.certificate) as rounds:
+        await rounds.run()
+        assert day.running() == ["worker-5"]
+        assert (day.status()["phase"], day.conditions()["Ready"]) == ("night", ("True", "PhaseReached"))
+        assert "POST /api/v1/namespaces/default/pods/train-0/eviction" in day.served.writes
+        day.now_s += 11 * 3600.0  # past 7 in the morning
+        await day.sleep(1.0)
+        await rounds.run()
+    assert day.running() == ["worker-1", "worker-2", "worker-3", "worker-4"]
+    assert day.status()["phase"] == "day"
+    assert {name: json.dumps(guest.spec) for name, guest in day.kubevirt.guests.items()} == before
+    guests = day.kubevirt.guests.values()
+    assert [guest.annotations for guest in guests] == [{}] * 5
+    assert [guest.power_cuts for guest in guests] == [0] * 5
+    assert {day.node(f"worker-{number}") for number in (1, 2, 3, 4)} == {(None, None)}
+
+
+@pytest.mark.parametrize(("policy", "phase"), [("Hold", None), ("Force", "night")])
+async def test_a_guest_that_does_not_end_holds_the_switch_unless_it_is_forced(
+    authority: Authority, server: Pair, policy: str, phase: str | None
+) -> None:
+    day = KubeVirtDay({**KUBEVIRT, "drain": {"timeout": "10m", "onTimeout": policy}})
+    stuck = day.kubevirt.guests["worker-2"]
+    stuck.ignores_shutdown, stuck.grace_s = True, 7200.0
+    async with playing(day, server, authority.certificate) as rounds:
+        while day.now_s < 100.0 + 1800.0 and (pause_s := await rounds.round()) is not None:
+            await day.sleep(pause_s)
+    assert day.status().get("phase") == phase
+    assert stuck.power_cuts == (policy == "Force")
+    if policy == "Hold":
+        assert day.conditions()["Held"][0] == "True"
+        assert day.kubevirt.guests["worker-5"].boots == 0, "its GPU is not free"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"leave": "Suspend"}, {"hypervisor": BOTH}, {"hypervisor": {}}], ids=["suspend", "two", "none"]
+)
+async def test_a_spec_that_kubevirt_can_not_follow_is_a_condition_before_anything_happens(
+    authority: Authority, server: Pair, changes: Object
+) -> None:
+    day = KubeVirtDay({**KUBEVIRT, **changes})
+    async with playing(day, server, authority.certificate) as rounds:
+        assert await rounds.round() is None
+    assert day.conditions()["Valid"] == ("False", "ScheduleInvalid")
+    assert (day.served.writes, day.kubevirt.writes) == ([f"PATCH {SCHEDULE}/status"], [])
+
+
+async def test_the_connection_follows_a_schedule_that_names_another_hypervisor(
+    authority: Authority, server: Pair
+) -> None:
+    day = KubeVirtDay()
+    async with scripted(day.answer, server, authority.certificate) as api:
+        client = Client(ApiCredentials("127.0.0.1", api.port, "gpuvirt", ca=authority.certificate, token=b"x"))
+        objects = ScheduleObjects(client, "gpuvirt", "gpus", day)
+        opener = Opener(client, "gpuvirt", day, open_hypervisor, lambda: math.inf)
+        connection = opener.connect(lambda: objects.stored)
+        await objects.schedule()
+        assert isinstance(objects.stored, VgpuSchedule)
+        assert isinstance(await connection.read(), dict)
+        day.served.put(SCHEDULE, {"metadata": {"generation": 2}, "spec": SPEC})
+        await objects.schedule()
+        unknown = await connection.read()
+        assert "the Secret vcenter does not exist" in str(unknown)
+        await connection.close()
+        client.close()
