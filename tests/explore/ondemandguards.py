@@ -93,9 +93,6 @@ ON_DEMAND_GUARDS: Mapping[str, Guard] = {
     "on demand: an allocation is as new as the last request for its id": Guard(
         OnDemandAllocator, "_renewed", always, ("on-demand-id-of-a-refused-pod",)
     ),
-    "on demand: two accounts lack a pod that has ended": Guard(
-        ledger, "MISSES_TO_END", 1, ("on-demand-without-api-server",), beside=(_FOLDERS,)
-    ),
     "account: a pod that has not got its folder": _FOLDERS,
     "on demand: both accounts are known": Guard(
         PodAccount,
