@@ -2,7 +2,7 @@
 
 import math
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,6 +30,14 @@ WHOLE = {"server": "vcenter.example", "ca": "PEM", "user": "gpuvirt", "password"
 FORBIDDEN: Reply = 403, {"kind": "Status", "message": "secrets is forbidden", "code": 403}
 
 
+def places(place: SecretPlace, kinds: Sequence[HypervisorKind]) -> HypervisorSpec:
+    """Name each of these hypervisors by the same Secret."""
+    return HypervisorSpec(
+        vsphere=place if HypervisorKind.VSPHERE in kinds else None,
+        libvirt=place if HypervisorKind.LIBVIRT in kinds else None,
+    )
+
+
 class Cluster:
     """A cluster with one schedule, its Secret, and connections that are opened by it."""
 
@@ -42,7 +50,7 @@ class Cluster:
 
     def naming(self, secret: str, *kinds: HypervisorKind) -> VgpuSchedule:
         place = SecretPlace(secret_ref=SecretRef(name=secret))
-        spec = HypervisorSpec(**{str(kind): place for kind in kinds or (HypervisorKind.VSPHERE,)})
+        spec = places(place, kinds or (HypervisorKind.VSPHERE,))
         return VgpuSchedule(Metadata("gpus", "gpuvirt"), Spec(hypervisor=spec))
 
     def put(self, name: str = "vcenter", **values: str) -> None:
@@ -179,6 +187,6 @@ def test_exactly_one_hypervisor_is_named(kinds: tuple[HypervisorKind, ...], *, i
     place = SecretPlace(secret_ref=SecretRef(name="hypervisor"))
     phase = PhaseSpec(name="day", start="0 7 * * *", workers=LabelSelector({"vgpu.type": "v100-4q"}))
     for named, expected in ((kinds, is_valid), (tuple(HypervisorKind), False)):
-        spec = Spec(hypervisor=HypervisorSpec(**{str(kind): place for kind in named}), phases=(phase,))
+        spec = Spec(hypervisor=places(place, named), phases=(phase,))
         _, faults = schedule_of(VgpuSchedule(Metadata("gpus", "gpuvirt"), spec))
         assert [fault.code for fault in faults] == ([] if expected else ["ScheduleInvalid"])
