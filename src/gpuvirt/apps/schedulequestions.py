@@ -9,10 +9,10 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, VgpuSchedule
 from gpuvirt.cluster.operator.schedules import commandreading as reading
-from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
 from gpuvirt.cluster.operator.schedules.rounds import Stored
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects, selector_text
+from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.facts.ids import Namespace
 from gpuvirt.hypervisors.connecting import open_hypervisor
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -21,7 +21,7 @@ from gpuvirt.model.schedules.byhand import switch_by_hand
 from gpuvirt.model.schedules.connection import OpenHypervisor
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast
-from gpuvirt.model.schedules.hypervisor import Abilities, Hypervisor, VmKey, VmsReading, VmsUnknown
+from gpuvirt.model.schedules.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
 from gpuvirt.model.schedules.observed import Observed
 from gpuvirt.model.schedules.reports import ScheduleCheck, ScheduleDetail, SchedulePlan, ScheduleRow, SwitchResult
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
@@ -165,9 +165,8 @@ class ScheduleQuestions:
         self, known: _Known, observed: Observed, *, checks: bool = True
     ) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
         """Return the VMs and, with `checks`, what can be done with those of the workers."""
-        hypervisor = await self._open(known.stored.spec.hypervisor)
-        if isinstance(hypervisor, VmsUnknown):
-            return hypervisor, {}
+        opener = Opener(self.client, self.namespace, self.clock, self.open_hypervisor, lambda: math.inf)
+        hypervisor = opener.connect(lambda: known.stored)
         try:
             vms = await hypervisor.read()
             if isinstance(vms, VmsUnknown) or not checks:
@@ -177,14 +176,6 @@ class ScheduleQuestions:
             return (abilities, {}) if isinstance(abilities, VmsUnknown) else (vms, abilities)
         finally:
             await hypervisor.close()
-
-    async def _open(self, spec: HypervisorSpec) -> Hypervisor | VmsUnknown:
-        if spec.kube_virt is not None:
-            return KubeVirtVms(self.client, spec.kube_virt.namespace)
-        found = await reading.read_credentials(self.client, self.namespace, spec)
-        if isinstance(found, VmsUnknown):
-            return found
-        return await self.open_hypervisor(*found, self.clock, lambda: math.inf)
 
 
 def _hypervisor_text(spec: HypervisorSpec) -> str:

@@ -41,6 +41,12 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
             msgspec.structs.force_setattr(self, "annotations", shared)
 
 
+class Version(msgspec.Struct, frozen=True, rename="camel"):
+    """The metadata of a merge patch that is refused if the object has another version than the one that was read."""
+
+    resource_version: str
+
+
 @lru_cache(KEPT_TEXTS)
 def _shared(text: str) -> str:
     """Return the first of equal texts."""

@@ -8,24 +8,15 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gpuvirt.cluster.client import Client, Collection, PatchType
-from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds.secrets import Secret, secrets
-from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, VgpuSchedule, vgpu_schedules
-from gpuvirt.cluster.resources import Resource
+from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, vgpu_schedules
+from gpuvirt.cluster.operator.schedules.workerobjects import ALL_PODS
+from gpuvirt.cluster.resources import Version
 from gpuvirt.cluster.shares.budgets import DISRUPTION_BUDGETS
 from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import Namespace, NodeName, PodUid
-from gpuvirt.model.reasons import ReasonCode, hypervisorproblems
-from gpuvirt.model.schedules.connection import KEYS, Credentials, HypervisorKind
 from gpuvirt.model.schedules.forecast import Budget
-from gpuvirt.model.schedules.hypervisor import VmsUnknown
 from gpuvirt.model.schedules.spec import Override
-
-PODS = Resource("pods")
-
-
-class _Version(msgspec.Struct, frozen=True, rename="camel"):
-    resource_version: str
 
 
 class _Overrides(msgspec.Struct, frozen=True):
@@ -33,14 +24,14 @@ class _Overrides(msgspec.Struct, frozen=True):
 
 
 class _OverridePatch(msgspec.Struct, frozen=True):
-    metadata: _Version
+    metadata: Version
     spec: _Overrides
 
 
 class _Stored(msgspec.Struct, frozen=True):
     """A schedule with its overrides as they are, also with fields of another version."""
 
-    metadata: _Version
+    metadata: Version
     spec: _Overrides = _Overrides()
 
 
@@ -78,7 +69,7 @@ async def read_budgets(client: Client, nodes: Iterable[NodeName]) -> Mapping[Pod
         return None
     found: dict[PodUid, tuple[Budget, ...]] = {}
     for node in nodes:
-        for pod in (await client.list(Collection(PODS, SharingPod, on_node=node))).items:
+        for pod in (await client.list(Collection(ALL_PODS, SharingPod, on_node=node))).items:
             found[pod.uid] = tuple(
                 Budget(f"{budget.metadata.namespace}/{budget.metadata.name}", budget.status.disruptions_allowed)
                 for budget in budgets
@@ -87,29 +78,10 @@ async def read_budgets(client: Client, nodes: Iterable[NodeName]) -> Mapping[Pod
     return found
 
 
-async def read_credentials(
-    client: Client, namespace: Namespace, hypervisor: HypervisorSpec
-) -> tuple[HypervisorKind, Credentials] | VmsUnknown:
-    """Return the credentials of a schedule's Secret, or why they are missing. Messages have nothing of the Secret."""
-    named = hypervisor.secret
-    if named is None:
-        return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, "the schedule does not name one hypervisor")
-    kind, name = named
-    try:
-        found = await client.get(secrets(namespace), name, Secret)
-    except ApiError as error:
-        return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, f"its Secret could not be read: {error}")
-    credentials = Credentials.of(kind, found.data)
-    if isinstance(credentials, Credentials):
-        return kind, credentials
-    why = hypervisorproblems.credentials_incomplete(name, credentials, KEYS[kind])
-    return VmsUnknown(why.code, why.text)
-
-
 async def add_override(client: Client, namespace: Namespace, schedule: VgpuSchedule, override: Override) -> None:
     """Append an override to the spec of the version that was read; raises ConflictError if it has changed since."""
     resource, name = vgpu_schedules(namespace), schedule.metadata.name
-    version = _Version(schedule.metadata.resource_version)
+    version = Version(schedule.metadata.resource_version)
     stored = await client.get(resource, name, _Stored)
     added = _NewOverride(
         override.phase, override.begin.isoformat(timespec="minutes"), override.end.isoformat(timespec="minutes")

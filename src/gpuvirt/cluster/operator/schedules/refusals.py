@@ -15,6 +15,7 @@ from gpuvirt.cluster.kinds.vgpuschedule import VALID, VgpuSchedule, vgpu_schedul
 from gpuvirt.cluster.objects import ObjectKey, key_of
 from gpuvirt.cluster.operator.logline import logged
 from gpuvirt.cluster.operator.schedules.objects import conditions_of, status_of
+from gpuvirt.cluster.resources import Version
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 
@@ -25,16 +26,12 @@ PATIENCE_S = 30.0
 """How long a controller of the schedule's own namespace has to write its status first."""
 
 
-class _Version(msgspec.Struct, frozen=True, rename="camel"):
-    resource_version: str
-
-
 class _Conditions(msgspec.Struct, frozen=True):
     conditions: tuple[Condition, ...]
 
 
 class _Patch(msgspec.Struct, frozen=True):
-    metadata: _Version
+    metadata: Version
     status: _Conditions
 
 
@@ -68,7 +65,7 @@ class Refusals:
         metadata = stored.metadata
         reason = reasons.not_allowed(metadata.namespace, self._namespace)
         found = tuple(conditions_of(stored, status_of(stored), (reason,), self._clock.now()))
-        patch = _Patch(_Version(metadata.resource_version), _Conditions(found))
+        patch = _Patch(Version(metadata.resource_version), _Conditions(found))
         try:
             await self._client.patch(
                 vgpu_schedules(metadata.namespace), metadata.name, patch, PatchType.MERGE, VgpuSchedule, part="status"

@@ -29,7 +29,7 @@ from gpuvirt.cluster.operator.schedules.workerobjects import (
     PodObject,
 )
 from gpuvirt.cluster.operator.schedules.workertypes import PhaseTypes, type_of
-from gpuvirt.cluster.resources import NODES, pods
+from gpuvirt.cluster.resources import NODES, Version, pods
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import MarkNode
@@ -44,12 +44,8 @@ EVICTION_S = 10.0
 """How long the API server may take for an eviction, which asks all budgets."""
 
 
-class _Version(msgspec.Struct, frozen=True, rename="camel"):
-    resource_version: str
-
-
 class _StatusPatch(msgspec.Struct, frozen=True):
-    metadata: _Version
+    metadata: Version
     status: StoredStatus
 
 
@@ -136,7 +132,7 @@ class ScheduleObjects:
         desired = objects.written(before, status, problems, advance, self._clock.now())
         if desired == before.status:
             return
-        patch = _StatusPatch(_Version(stored.version), desired)
+        patch = _StatusPatch(Version(stored.version), desired)
         self._object = await self._client.patch(
             self._resource, self._name, patch, PatchType.MERGE, VgpuSchedule, part="status"
         )
