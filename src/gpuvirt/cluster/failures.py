@@ -86,6 +86,8 @@ class RefusedError(ApiError):
     """Any other error answer: too many requests, an invalid object, an internal server error."""
 
 
+NOT_MADE = (NotSentError, NotFoundError, ForbiddenError, UnauthorizedError, CredentialsError)
+"""Errors that say that a write was not made, as a conflict does if it was sent once alone."""
 _BY_CODE = {404: NotFoundError, 409: ConflictError, 410: GoneError}
 
 

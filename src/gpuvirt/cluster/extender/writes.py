@@ -15,15 +15,7 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.bindings import CannotBindError, Write
 from gpuvirt.cluster.extender.fence import AT_ONCE, Fence
 from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
-from gpuvirt.cluster.failures import (
-    ApiError,
-    ConflictError,
-    CredentialsError,
-    ForbiddenError,
-    NotFoundError,
-    NotSentError,
-    UnauthorizedError,
-)
+from gpuvirt.cluster.failures import NOT_MADE, ApiError, ConflictError, NotSentError
 from gpuvirt.cluster.resources import pods
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SharingPod
@@ -33,8 +25,6 @@ log = logging.getLogger(__name__)
 
 MOST_TRIES = 4
 """How often a binding is sent whose pod changes meanwhile."""
-_REFUSED = (NotSentError, NotFoundError, ForbiddenError, UnauthorizedError, CredentialsError)
-"""Errors that say that the write was not made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +133,9 @@ class Writes:
         if error is None:
             self._unresolved.pop(write.key, None)
             return None
-        if is_new and isinstance(error, (*_REFUSED, ConflictError)):
+        if is_new and isinstance(error, (*NOT_MADE, ConflictError)):
             unresolved.versions.discard(version)
-        if not isinstance(error, _REFUSED):
+        if not isinstance(error, NOT_MADE):
             return await self._settle(write, error)
         if not unresolved.versions:  # otherwise an earlier try may still be made
             self._free(write)

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping
 
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import (
+    NOT_MADE,
     ApiError,
     ConflictError,
-    CredentialsError,
     ForbiddenError,
     NotFoundError,
-    NotSentError,
     UnauthorizedError,
 )
 from gpuvirt.cluster.operator.logline import logged
@@ -112,10 +111,7 @@ class KubeVirtVms:
 
     def _answer(self, error: ApiError) -> Answer:
         reason = self._reason(error)
-        is_certain = isinstance(
-            error,
-            ConflictError | NotFoundError | ForbiddenError | UnauthorizedError | CredentialsError | NotSentError,
-        )
+        is_certain = isinstance(error, (*NOT_MADE, ConflictError))
         return (Refused if is_certain else OutcomeUnknown)(reason.code, reason.text)
 
     def _reason(self, error: ApiError) -> Reason:
