@@ -1,7 +1,8 @@
 """Calls that change a VM of a host with libvirt."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from time import monotonic  # noqa: TID251  how long to wait for a call, in a process of its own
 
 import libvirt
@@ -18,6 +19,13 @@ FAILS_WITHIN_S = 2.0
 """How long a call is watched that libvirt has begun. What it refuses, and a QEMU that does not start, fail earlier."""
 POLL_S = 0.1
 FIXED_TYPE = "the type of a vGPU is that of its mediated device, which libvirt does not change"
+CALLS: Mapping[Action, Callable[[libvirt.virDomain], object]] = {
+    Action.SUSPEND: libvirt.virDomain.managedSave,
+    Action.SHUT_DOWN: libvirt.virDomain.shutdown,
+    Action.POWER_OFF: libvirt.virDomain.destroy,
+    Action.START: libvirt.virDomain.create,
+}
+"""What makes each call; only a guest's shutdown is answered at once."""
 
 
 def make(session: Session, running: Running, call: Call) -> None:
@@ -26,7 +34,8 @@ def make(session: Session, running: Running, call: Call) -> None:
     A call that failed after that is reported in the place of the next same one: the disk of a host that is full shows
     when much of a VM's memory is written, and nobody would see it otherwise.
     """
-    if call.action is Action.SET_VGPU_TYPE:
+    ask = CALLS.get(call.action)
+    if ask is None:
         raise BackEndError(Problem.REFUSED, FIXED_TYPE, is_certain=True)
     if (failure := running.failure(call)) is not None:
         raise BackEndError(failure.problem, f"the last one failed: {failure.text}", is_certain=True)
@@ -35,26 +44,11 @@ def make(session: Session, running: Running, call: Call) -> None:
         domain = connection.lookupByUUIDString(call.vm)
     except libvirt.libvirtError as error:
         raise problem_of(error, is_certain=True, is_alive=is_open(connection)) from error
-    begun = running.begin(call, connection, _call(domain, call.action))
+    begun = running.begin(call, connection, partial(ask, domain))
     try:
         _watch(session, begun, call)
     except BackEndError as error:
         raise _in_wrong_power(error, domain, call.action) from error
-
-
-def _call(domain: libvirt.virDomain, action: Action) -> Callable[[], object]:
-    """Return what makes a call; only a guest's shutdown is answered at once."""
-    match action:
-        case Action.SUSPEND:
-            return domain.managedSave
-        case Action.SHUT_DOWN:
-            return domain.shutdown
-        case Action.POWER_OFF:
-            return domain.destroy
-        case Action.START:
-            return domain.create
-        case Action.SET_VGPU_TYPE:
-            raise BackEndError(Problem.REFUSED, FIXED_TYPE, is_certain=True)
 
 
 def _watch(session: Session, begun: RunningCall, call: Call) -> None:
