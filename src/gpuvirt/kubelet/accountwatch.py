@@ -167,7 +167,7 @@ class AccountWatch:
         """Return the allocations in the checkpoint without those of pods that have certainly ended."""
         in_file = without_gone(self._paths, in_checkpoint, in_api)
         pods = uids(in_checkpoint)
-        unmade = self._folders.unmade(pods, with_folder(self._paths, pods), look.kubelet_after)
+        unmade = self._folders.unmade(pods, with_folder(self._paths, pods - self._folders.made), look.kubelet_after)
         return {
             key: consumer for key, consumer in in_checkpoint.items() if key in in_file or consumer.pod_uid in unmade
         }

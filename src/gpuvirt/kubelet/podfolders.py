@@ -19,19 +19,19 @@ class PodFolders:
     def __init__(self) -> None:
         self._admitted_by: dict[PodUid, str] = {}
         """The kubelet that may have admitted each pod of the checkpoint: the one of the reading before it was found."""
-        self._made: frozenset[PodUid] = frozenset()
-        """The pods whose folder was seen."""
+        self.made: frozenset[PodUid] = frozenset()
+        """The pods of the last checkpoint whose folder was seen."""
         self._last: str | None = None
         """The kubelet of the last reading, None before the first."""
 
     def unmade(self, pods: AbstractSet[PodUid], with_folder: AbstractSet[PodUid], kubelet: str) -> frozenset[PodUid]:
         """Return the pods of a checkpoint that another kubelet may have admitted, and whose folder was never seen.
 
-        `kubelet` distinguishes the running kubelet from those before. A pod that the agent finds at its start counts as
-        one of the running kubelet.
+        `with_folder` has those of them that have a folder; it may leave out pods of `made`. `kubelet` distinguishes the
+        running kubelet from those before. A pod that the agent finds at its start counts as one of the running kubelet.
         """
         admitting = self._last if self._last is not None else kubelet
         self._admitted_by = {uid: self._admitted_by.get(uid, admitting) for uid in pods}
-        self._made = (self._made & pods) | (with_folder & pods)
+        self.made = (self.made & pods) | (with_folder & pods)
         self._last = kubelet
-        return frozenset(uid for uid, by in self._admitted_by.items() if by != kubelet and uid not in self._made)
+        return frozenset(uid for uid, by in self._admitted_by.items() if by != kubelet and uid not in self.made)

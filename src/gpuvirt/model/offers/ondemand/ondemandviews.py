@@ -27,18 +27,18 @@ def devices(inventory: Inventory, offer: OnDemandOffer, resource: ResourceName) 
 def healthy_ids(inventory: Inventory, offer: OnDemandOffer, resource: ResourceName) -> list[DeviceId]:
     """Return the healthy ids of a resource, which the kubelet may count."""
     given = offer.given.get(resource, {}).values()
-    existing = (entry.device for entry in given if _is_healthy(inventory, entry))
+    existing = (entry.device for entry in given if _is_healthy(entry, candidate_of(inventory, entry)))
     return [*existing, *offer.free.get(resource, ())]
 
 
-def _is_healthy(inventory: Inventory, entry: Entry) -> bool:
+def _is_healthy(entry: Entry, candidate: Candidate | None) -> bool:
     """Return whether the id of a pod's vGPU is healthy: its vGPU exists, or the agent is about to make it.
 
     The latter holds for one that a reboot has taken, too. The kubelet admits pods again after a reboot, and refuses for
     good a pod whose device is unhealthy. It tries again where a container may not start yet.
     """
     was_not_seen = entry.group is None  # in this boot: the agent makes it again
-    return entry.intended or was_not_seen or candidate_of(inventory, entry) is not None
+    return entry.intended or was_not_seen or candidate is not None
 
 
 def _given(inventory: Inventory, entry: Entry) -> DeviceView:
@@ -47,7 +47,7 @@ def _given(inventory: Inventory, entry: Entry) -> DeviceView:
     gone = None if entry.intended or candidate is not None else _gone(entry)
     return DeviceView(
         entry.device,
-        healthy=_is_healthy(inventory, entry),
+        healthy=_is_healthy(entry, candidate),
         numa_node=candidate.numa_node if candidate is not None else None,
         group=entry.group,
         gpu=entry.target.gpu,
