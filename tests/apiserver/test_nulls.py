@@ -56,9 +56,10 @@ def shapes() -> list[type[msgspec.Struct]]:
     """Every shape that an object is decoded into: shapes with metadata, and documents without."""
     for module in pkgutil.walk_packages(gpuvirt.cluster.__path__, f"{gpuvirt.cluster.__name__}."):
         importlib.import_module(module.name)
-    here = (one for one in _structs(msgspec.Struct) if one.__module__.startswith(f"{gpuvirt.cluster.__name__}."))
-    read = (one for one in here if one.__module__ not in ONLY_WRITTEN and _name(one) not in PATCHES)
-    objects = {one for one in read if "metadata" in one.__struct_fields__}
+    prefix = f"{gpuvirt.cluster.__name__}."
+    here = (shape for shape in _structs(msgspec.Struct) if shape.__module__.startswith(prefix))
+    read = (shape for shape in here if shape.__module__ not in ONLY_WRITTEN and _name(shape) not in PATCHES)
+    objects = {shape for shape in read if "metadata" in shape.__struct_fields__}
     documents_of_their_own: set[type[msgspec.Struct]] = {
         Status,
         Checkpoint,

@@ -69,8 +69,8 @@ def test_with_schedules_the_controller_gets_these_rights_and_no_others(helm: Hel
 
 def test_rights_to_kubevirts_vms_are_given_in_named_namespaces_alone(helm: Helm) -> None:
     rendered = helm.template(ON, "schedule.kubeVirtNamespaces={workers,more}")
-    found = [one for one in rendered.manifests if at(one, "metadata", "name") == f"{NAME}-kubevirt"]
-    assert [(str(one["kind"]), at(one, "metadata", "namespace")) for one in found] == [
+    found = [document for document in rendered.manifests if at(document, "metadata", "name") == f"{NAME}-kubevirt"]
+    assert [(str(document["kind"]), at(document, "metadata", "namespace")) for document in found] == [
         ("Role", "workers"),
         ("Role", "more"),
         ("RoleBinding", "workers"),
@@ -93,7 +93,7 @@ def test_rights_to_kubevirts_vms_are_given_in_named_namespaces_alone(helm: Helm)
     account = {"kind": "ServiceAccount", "name": "gpuvirt-controller", "namespace": NAMESPACE}
     assert at(found[2], "subjects") == [account]
     off = helm.template("schedule.kubeVirtNamespaces={workers}")
-    assert not [one for one in off.manifests if at(one, "metadata", "name") == f"{NAME}-kubevirt"]
+    assert not [document for document in off.manifests if at(document, "metadata", "name") == f"{NAME}-kubevirt"]
 
 
 def test_each_role_for_schedules_is_bound_to_the_controller_alone(helm: Helm) -> None:

@@ -76,14 +76,14 @@ class Shared:
     def pod(
         self, name: str, *containers: Mapping[str, object], gpu: str | None, policy: str, grace_s: int = 0
     ) -> Mapping[str, object]:
-        asked = {str(one["name"]): {gpu: one["units"]} for one in containers}
+        asked = {str(container["name"]): {gpu: container["units"]} for container in containers}
         annotations = {SHARES_ANNOTATION: json.dumps({"containers": asked})} if gpu is not None else {}
         spec = {
             "restartPolicy": policy,
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": grace_s,
-            "initContainers": [manifest(one) for one in containers if "init" in one],
-            "containers": [manifest(one) for one in containers if "init" not in one],
+            "initContainers": [manifest(container) for container in containers if "init" in container],
+            "containers": [manifest(container) for container in containers if "init" not in container],
         }
         metadata = {"name": name, "namespace": self.node.namespace, "annotations": annotations}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -1,4 +1,4 @@
-"""A host with libvirt and five worker VMs, and connections to it."""
+"""A host with libvirt and worker VMs, and connections to it."""
 
 import math
 from collections.abc import AsyncIterator, Iterator
