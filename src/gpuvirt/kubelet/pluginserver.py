@@ -12,7 +12,7 @@ import grpc.aio
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.kubelet import sockets
+from gpuvirt.kubelet import grpcservers, sockets
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.paths import check_socket_path
 
@@ -121,10 +121,10 @@ class PluginServer(ABC):
                 server.add_insecure_port(f"unix:{beside}")
             except RuntimeError as error:
                 raise OSError(f"{beside}: {error}") from error
-            await server.start()
+            await grpcservers.start(server)
             beside.rename(self.path)  # a kubelet that starts now may have deleted it
         except BaseException:
-            await server.stop(None)
+            await grpcservers.stop(server, None)
             beside.unlink(missing_ok=True)
             raise
         self._ending = False
@@ -144,7 +144,7 @@ class PluginServer(ABC):
             self.path.unlink(missing_ok=True)
         self._ending = True
         self.resend()
-        await server.stop(STOP_GRACE_S)
+        await grpcservers.stop(server, STOP_GRACE_S)
 
     def resend(self) -> None:
         """Send the list again on all streams, except while sending is stopped; `stop` ends these streams too."""

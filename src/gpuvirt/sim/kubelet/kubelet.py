@@ -272,8 +272,8 @@ async def running(root: Path, clock: Clock) -> AsyncIterator[SimKubelet]:
     """Run a kubelet whose folder is `root`, for as long as the context lasts."""
     async with asyncio.TaskGroup() as group:
         kubelet = SimKubelet(root, clock, group)
-        await kubelet.start()
         try:
+            await kubelet.start()
             yield kubelet
         finally:
             await kubelet.stop()

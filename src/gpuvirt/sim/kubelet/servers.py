@@ -6,6 +6,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from gpuvirt.kubelet import grpcservers
 from gpuvirt.kubelet.pluginserver import Call
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.kubelet.proto import podresources_pb2 as pods_pb
@@ -28,13 +29,13 @@ class Servers:
         server = grpc.aio.server()
         server.add_generic_rpc_handlers([handler])
         server.add_insecure_port(f"unix:{check_socket_path(path)}")
-        await server.start()
         self._servers.append(server)
+        await grpcservers.start(server)
 
     async def stop(self) -> None:
         """Stop all servers."""
         for server in self._servers:
-            await server.stop(None)
+            await grpcservers.stop(server, None)
         self._servers.clear()
 
 
