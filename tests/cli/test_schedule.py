@@ -99,7 +99,7 @@ async def test_errors_say_what_was_expected(tmp_path: Path, arguments: Sequence[
 async def test_a_check_without_the_secret_says_where_it_was_looked_for(tmp_path: Path) -> None:
     done = await run(tmp_path, on_a_day(), "check", "gpus")
     assert done.returncode == 1
-    assert "get secrets vcenter in namespace gpuvirt: the API server answers 404" in " ".join(done.stdout.split())
+    assert "the Secret vcenter of namespace gpuvirt does not exist" in " ".join(done.stdout.split())
     assert "The schedule can't switch all workers." in done.stdout
 
 

@@ -139,6 +139,6 @@ async def test_the_connection_follows_a_schedule_that_names_another_hypervisor(
         day.served.put(SCHEDULE, {"metadata": {"generation": 2}, "spec": SPEC})
         await objects.schedule()
         unknown = await connection.read()
-        assert "the Secret vcenter does not exist" in str(unknown)
+        assert "the Secret vcenter of namespace gpuvirt does not exist" in str(unknown)
         await connection.close()
         client.close()

@@ -154,7 +154,9 @@ async def test_without_credentials_nothing_is_known_and_the_reason_names_the_sec
 ) -> None:
     cluster = Cluster()
     async with connected(cluster, server, authority.certificate) as connection:
-        assert await unknown(connection) == "CredentialsIncomplete: the Secret vcenter does not exist"
+        assert (
+            await unknown(connection) == "CredentialsIncomplete: the Secret vcenter of namespace gpuvirt does not exist"
+        )
         cluster.put(password="", user="")
         lacks = await unknown(connection)
         assert lacks.startswith("CredentialsIncomplete: the Secret vcenter lacks user, password")

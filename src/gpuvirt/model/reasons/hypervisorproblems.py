@@ -31,10 +31,11 @@ def credentials_incomplete(secret: str, keys: Sequence[str], expected: Sequence[
     return Reason(ReasonCode.CREDENTIALS_INCOMPLETE, f"the Secret {secret}", message, fix=fix)
 
 
-def credentials_missing(secret: str) -> Reason:
+def credentials_missing(secret: str, namespace: str) -> Reason:
     """The Secret was deleted, or the schedule names another one than was created."""
-    fix = "create it in the namespace of the schedule, or correct spec.hypervisor of the schedule"
-    return Reason(ReasonCode.CREDENTIALS_INCOMPLETE, f"the Secret {secret}", "does not exist", fix=fix)
+    fix = f"create it in namespace {namespace}, or correct spec.hypervisor of the schedule"
+    subject = f"the Secret {secret} of namespace {namespace}"
+    return Reason(ReasonCode.CREDENTIALS_INCOMPLETE, subject, "does not exist", fix=fix)
 
 
 def session_lost(server: str, words: str) -> Reason:

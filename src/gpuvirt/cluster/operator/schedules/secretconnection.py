@@ -117,7 +117,7 @@ class SecretConnection:
             secret = await self._opener.client.get(secrets(self._opener.namespace), name, Secret)
         except NotFoundError:
             await self.close()
-            return _unknown(problems.credentials_missing(name))
+            return _unknown(problems.credentials_missing(name, self._opener.namespace))
         except ApiError as error:
             if opened is not None and _is_of(opened.source, kind, name):
                 return opened.hypervisor
