@@ -242,6 +242,32 @@ def test_a_withdrawal_waits_until_the_scheduler_has_the_new_count() -> None:
     assert A10 not in ids(decided_at(replace(leaving, status_counts={}), 2.0, known.memory, NOTICE))
 
 
+def fails(picture: NodePicture) -> NodePicture:
+    return with_host(picture, facts_of(_a10_off_the_bus))
+
+
+def test_an_announced_withdrawal_waits_its_time_whatever_becomes_of_the_device() -> None:
+    registered = {name: Registration(registered=True) for name in listed(decided_at(observed()))}
+    offered = decided_at(replace(observed(), registrations=registered), 0.0, terms=NOTICE)
+    leaving = desiring(replace(observed(), registrations=registered), DesiredMode.CONTAINER)
+    announced = decided_at(fails(leaving), 1.0, offered.memory, NOTICE)
+    unhealthy = decided_at(fails(leaving), 2.5, announced.memory, NOTICE)
+    assert listed(unhealthy)[A10_NAME] == {DeviceId(A10): False}
+    again = decided_at(fails(leaving), 2.5, unhealthy.memory, NOTICE)
+    assert (outcome(again), again.again_at_s) == (outcome(unhealthy), 4.0)
+    assert A10 not in ids(decided_at(fails(leaving), 4.0, again.memory, NOTICE))
+
+
+def test_a_withdrawal_is_not_taken_back_by_another_count_in_the_status() -> None:
+    picture = replace(observed(), registrations={A10_NAME: Registration(registered=True)})
+    offered = decided_at(picture, 0.0, terms=NOTICE)
+    leaving = replace(desiring(picture, DesiredMode.CONTAINER), status_counts={})
+    announced = decided_at(leaving, 1.0, offered.memory, NOTICE)
+    withdrawn = decided_at(leaving, 1.5, announced.memory, NOTICE)
+    assert A10 not in ids(withdrawn)
+    assert A10 not in ids(decided_at(replace(leaving, status_counts={A10_NAME: 1}), 1.6, withdrawn.memory, NOTICE))
+
+
 def test_undesired_vgpus_are_withdrawn_and_allocated_ones_stay() -> None:
     before = decided_at(observed())
     first, second = sorted(listed(before)[VGPUS])
@@ -409,7 +435,9 @@ class Pictures(RuleBasedStateMachine):
     def the_status_is_seen(self, counts: Mapping[ResourceName, int] | None) -> None:
         registered = {name: Registration(registered=True) for name in listed(self.decided)}
         self.picture = replace(self.picture, status_counts=counts, registrations=registered)
+        withdrawn = self.decided.memory.withdrawal.all
         self.decide()
+        assert withdrawn <= self.decided.memory.withdrawal.all
 
     @rule(data=st.data())
     def a_pod_gets_a_device(self, data: st.DataObject) -> None:
@@ -444,6 +472,11 @@ class Pictures(RuleBasedStateMachine):
             self.decided = replace(self.decided, memory=replace(memory, smi=smi))
             self.decide()
 
+    @rule()
+    def the_agent_starts_again(self) -> None:
+        self.decided = NodeDecisions()
+        self.decide()
+
     @rule(seconds=st.floats(0.1, 40.0))
     def time_passes(self, seconds: float) -> None:
         due_s = (self.decided.again_at_s, self.decided.judged_again_at_s)
@@ -464,15 +497,10 @@ class Pictures(RuleBasedStateMachine):
     @invariant()
     @precondition(lambda self: hasattr(self, "decided"))
     def deciding_twice_is_deciding_once(self) -> None:
-        """Only a device that left by itself counts as withdrawn one decision later: it was still listed before."""
-        once, again = outcome(self.decided), self.decided_again(self.decided)
-        late = outcome(again).withdrawn - once.withdrawn
-        assert outcome(again) == replace(once, withdrawn=once.withdrawn | late)
-        assert not late & ids(self.decided)
-        assert again.memory.withdrawal.grew is bool(late)
-        settled = self.decided_again(again)
-        assert outcome(settled) == outcome(again)
-        assert (settled.again_at_s, settled.judged_again_at_s) == (again.again_at_s, again.judged_again_at_s)
+        once, again = self.decided, self.decided_again(self.decided)
+        assert outcome(again) == outcome(once)
+        assert not again.memory.withdrawal.grew
+        assert (again.again_at_s, again.judged_again_at_s) == (once.again_at_s, once.judged_again_at_s)
 
     def decided_again(self, decided: NodeDecisions) -> NodeDecisions:
         return decide(self.picture, decided.memory, self.terms, self.now_s, BEGINNING)

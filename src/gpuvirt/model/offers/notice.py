@@ -58,10 +58,13 @@ def announce(
 ) -> Notice:
     """Return the notice with those devices of `going` that may be withdrawn now. What is not offered needs no notice.
 
-    `of_status` are the counts in the node's status, None if not observed yet.
+    `of_status` are the counts in the node's status, None if not observed yet. An announced withdrawal waits its time
+    even if its device fails or leaves meanwhile, and what was withdrawn is not announced again: `offers` are the last
+    ones, so that such a withdrawal would come or go one decision late.
     """
     known = of_status is not None and is_known(counts(Taken(offers), going, ()), of_status)
-    since_s = {device: before.since_s.get(device, now_s) for device in going & free_names(offers)}
+    announced = (going - before.passed) & (free_names(offers) | before.since_s.keys())
+    since_s = {device: before.since_s.get(device, now_s) for device in announced}
     known_since_s = before.known_since_s if known and not since_s.keys() - before.since_s.keys() else None
     if known and known_since_s is None:
         known_since_s = now_s
