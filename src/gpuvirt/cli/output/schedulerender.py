@@ -9,7 +9,7 @@ from rich.text import Text
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.render import say_reason
 from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, with_code
 from gpuvirt.model.schedules.forecast import Budget, Forecast, PlannedStep
 from gpuvirt.model.schedules.hypervisor import Ability
 from gpuvirt.model.schedules.reports import (
@@ -270,7 +270,7 @@ def _ability(ability: Ability | None, *, used: bool) -> Text:
 
 def _check_texts(worker: WorkerCheck, leave: Leave) -> tuple[str, ...]:
     used = worker.used(leave)
-    whys = (f"{ability.code}: {ability.text}" for ability in used if ability is not None and ability.code)
+    whys = (with_code(ability.code, ability.text) for ability in used if ability is not None and ability.code)
     reason = () if worker.reason is None else (worker.reason.text,)
     types = (f"vGPU types of its phases: {', '.join(worker.phase_types)}",) if worker.is_retyped else ()
     return (*reason, *types, *dict.fromkeys(whys), *worker.remarks)

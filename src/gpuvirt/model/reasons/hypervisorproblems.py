@@ -134,6 +134,12 @@ def back_end_missing(server: str, words: str) -> Reason:
     return _reason(ReasonCode.BACK_END_MISSING, server, "can't be asked without its library", words, fix)
 
 
+def kubevirt_missing(server: str, words: str) -> Reason:
+    """A schedule may name KubeVirt before it is installed."""
+    fix = "install KubeVirt in this cluster, or correct spec.hypervisor of the schedule"
+    return _reason(ReasonCode.BACK_END_MISSING, server, "is not installed: there are no VirtualMachines", words, fix)
+
+
 def lease_lost(server: str) -> Reason:
     """Another controller may lead."""
     fix = "see the controller's log for its lease; another controller may lead"

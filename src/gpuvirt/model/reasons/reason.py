@@ -99,6 +99,11 @@ def with_code(code: str, text: str) -> str:
     return text if text.startswith(f"{code}: ") else f"{code}: {text}"
 
 
+def without_code(code: str, text: str) -> str:
+    """Return a text that follows a code elsewhere: without the code that a reason's own text begins with."""
+    return text.removeprefix(f"{code}: ")
+
+
 def code_in(text: str) -> ReasonCode | None:
     """Return the code that a reason's text begins with, None where it begins with none."""
     return ReasonCode.named(text.partition(":")[0])

@@ -412,7 +412,7 @@ class ReasonCode(Code):
         "NotOneVgpu", "the vGPU type of a VM can be changed only if it has exactly one vGPU", Level.ERROR
     )
     BACK_END_MISSING = _hypervisor(
-        "BackEndMissing", "the library for this kind of hypervisor is not installed", Level.ERROR
+        "BackEndMissing", "the library for this kind of hypervisor, or KubeVirt, is not installed", Level.ERROR
     )
     LEASE_LOST = _hypervisor(
         "LeaseLost",

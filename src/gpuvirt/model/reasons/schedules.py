@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpuvirt.model.reasons.reason import Reason, Seen
+from gpuvirt.model.reasons.reason import Reason, Seen, without_code
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 SHOWN = 5
@@ -83,10 +83,11 @@ def not_allowed(namespace: str, allowed: str) -> Reason:
 
 
 def hypervisor_unknown(code: str, text: str) -> Reason:
-    """Nothing is known about any VM. `code` is the connection's, if the catalogue has it."""
+    """Nothing is known about any VM. `code` is the connection's, if the catalogue has it; its text has a fix then."""
     known = ReasonCode.named(code) or ReasonCode.HYPERVISOR_UNKNOWN
-    message = f"gave no complete answer, so no VM counts as off: {text}"
-    return Reason(known, "the hypervisor", message, fix="see server, CA and user in the schedule's Secret")
+    message = f"gave no complete answer, so no VM counts as off: {without_code(code, text)}"
+    fix = "see server, CA and user in the schedule's Secret" if known is ReasonCode.HYPERVISOR_UNKNOWN else None
+    return Reason(known, "the hypervisor", message, fix=fix)
 
 
 def vm_not_matched(node: str, candidates: Sequence[str]) -> Reason:
@@ -149,7 +150,7 @@ def step_pending(node: str, step: str) -> Reason:
 def call_refused(node: str, code: str, text: str) -> Reason:
     """The hypervisor's own words. `code` is the connection's, if the catalogue has it."""
     known = ReasonCode.named(code) or ReasonCode.CALL_REFUSED
-    return Reason(known, f"node {node}", f"stays as it is, since the hypervisor refuses: {text}")
+    return Reason(known, f"node {node}", f"stays as it is, since the hypervisor refuses: {without_code(code, text)}")
 
 
 def no_heartbeat(node: str) -> Reason:

@@ -159,4 +159,4 @@ def _is_of(source: _SecretVersion | _Namespace, kind: HypervisorKind, name: str)
 
 
 def _unknown(reason: Reason) -> VmsUnknown:
-    return VmsUnknown(reason.code, f"{reason.subject} {reason.message}")
+    return VmsUnknown(reason.code, reason.text)

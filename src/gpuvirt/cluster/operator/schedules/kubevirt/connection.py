@@ -91,6 +91,8 @@ class KubeVirtVms:
         try:
             vms = (await self._client.list(Collection(virtual_machines(self._namespace), Vm))).items
             vmis = (await self._client.list(Collection(instances(self._namespace), Vmi))).items
+        except NotFoundError as error:
+            return problems.kubevirt_missing(self._server, logged(str(error)))
         except ApiError as error:
             return self._reason(error)
         by_name = {vmi.metadata.name: vmi for vmi in vmis}
