@@ -63,9 +63,14 @@ MENDED = {
 }
 """Schedules of fixed findings, each with the guard that fixes it."""
 
-UNGUARDED = ("container-is-taken:23.1:-1.1", "command-or-admission:3.1,15.2")
+UNGUARDED = (
+    "container-is-taken:23.1:-1.1",
+    "command-or-admission:3.1,15.2",
+    "on-demand-power-loss-after-a-start:65.1",
+)
 """Fixed findings without a single guard: a change that outlasted its worker's timeout kept its GPU from being offered;
-an allocation waited for a command's change, and allocated a device by the state before that change."""
+an allocation waited for a command's change, and allocated a device by the state before that change; after the first
+scan was blocked, the search for processes made a host that was not read one without devices."""
 
 RANDOM_SCHEDULES = 100
 SCHEDULES = 30

@@ -190,8 +190,12 @@ class Watcher:
         if depth is Depth.NODES and self._nodes_are_as_before():
             return before
         if depth is Depth.USERS:
-            return await self._in_worker(lambda: with_users(self._kernel, before or Facts()), "read the open files")
+            return await self._in_worker(lambda: with_users(self._kernel, before or self._whole()), "read the open files")
         return await self._scan(brief=depth is not Depth.WHOLE)
+
+    def _whole(self) -> Facts:
+        """Return the host, for processes that are due before any scan has succeeded: unread devices are not absent."""
+        return with_device_ids(self._kernel, scan(self._kernel, None))
 
     async def _scan(self, *, brief: bool) -> Facts:
         before = self._facts
