@@ -59,6 +59,7 @@ MENDED = {
     "container-is-taken:19.2": "executor: NVIDIA's unbindLock",
     "amdgpu-is-taken:19.2": "executor: the walk right before an unbind",
     "on-demand-removal-ends:17.1,62.2": "on demand: a vGPU that is created as a change of its GPU ends",
+    "on-demand-power-loss-after-a-start:85.1": "on demand: a container starts only with its vGPU's own nodes",
     "command-after-the-agent:6.1,7.1": "gate on disk: allocations that no account shows yet",
 }
 """Schedules of fixed findings, each with the guard that fixes it."""
