@@ -165,7 +165,8 @@ def test_make_targets_of_the_readme_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OUTSIDE_DOCS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES = [*OUTSIDE_DOCS, *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -186,7 +187,8 @@ def _anchors(text: str) -> set[str]:
 
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs/README.md").read_text()
-    assert [page.name for page in PAGES[2:] if page.name != "README.md" and f"]({page.name})" not in index] == []
+    names = {page.name for page in PAGES if page not in OUTSIDE_DOCS} - {"README.md"}
+    assert [name for name in sorted(names) if f"]({name})" not in index] == []
 
 
 def test_the_changelog_has_this_version() -> None:
