@@ -42,8 +42,8 @@ def test_groups_of_this_boot_are_not_recorded_ones() -> None:
 
 
 def test_a_vgpu_whose_vf_is_gone_takes_the_place_of_no_other() -> None:
-    gone, there = PciAddress("0000:3b:00.4"), PciAddress("0000:3b:00.5")
-    free = VgpuHost(GPU, Framework.VENDOR_VFIO, {there: {P100_4Q: 1}})
-    lost = dict.fromkeys((VgpuId(gone), VgpuId(there)), P100_4Q)
+    gone, existing = PciAddress("0000:3b:00.4"), PciAddress("0000:3b:00.5")
+    free = VgpuHost(GPU, Framework.VENDOR_VFIO, {existing: {P100_4Q: 1}})
+    lost = dict.fromkeys((VgpuId(gone), VgpuId(existing)), P100_4Q)
     steps = ondemandplanning.plan(GpuState(free, remembered=lost, lost=lost), DesiredVgpus(on_demand=True)).steps
-    assert steps == (CreateVgpu(VgpuId(there), P100_4Q, there),)
+    assert steps == (CreateVgpu(VgpuId(existing), P100_4Q, existing),)
