@@ -28,14 +28,6 @@ KNOWN: Mapping[str, Known] = {
         " has not bound it yet: no lease keeps it from that, and the unbind then waits until it closes the node. The"
         " kernel has nothing that would close this gap; a VM of a pod can't come into it.",
     ),
-    "group-number-of-before-a-reboot": Known(
-        "on-demand-power-loss-after-a-start",
-        "shared",
-        "on-demand-power-loss-after-a-start:85.1",
-        "After a reboot a new pod is admitted before the vGPU of an earlier pod is made again. The new vGPU gets the"
-        " group number in the kubelet's recorded answer for the earlier pod. PreStartContainer should compare that"
-        " node with the group of the pod's vGPU.",
-    ),
 }
 
 

@@ -75,6 +75,8 @@ class Pod:
     """The vGPUs that were created for the pod."""
     started: bool = False
     """Whether its container has started with these vGPUs."""
+    rebooted: bool = False
+    """Whether the host has booted since the answer, so that its groups may be other pods'."""
     readmits: bool = False
     """Whether a kubelet that has started has yet to admit the pod again."""
     deleted: bool = False
@@ -85,6 +87,11 @@ class Pod:
         """Return the latest time at which the kubelet records the plugin's answer: the agent expects 10 s."""
         is_due = self.answered and not self.known and (self.asked is not None or not self.waits)
         return self.answered_s + self.taken_within_s if is_due else inf
+
+    @property
+    def opened_groups(self) -> frozenset[int]:
+        """Return the groups that its container has; after a reboot none before the container starts."""
+        return frozenset() if self.rebooted and not self.started else self.groups
 
     @property
     def has_devices(self) -> bool:

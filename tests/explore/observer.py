@@ -220,7 +220,7 @@ class Observer(Watch):
         """Return the devices of a pod and all members of their groups."""
         kernel = self._now()
         found = {str(device) for _, device in pod.keys if not is_on_demand_id(device)} | pod.functions | pod.vgpus
-        for number in pod.groups:
+        for number in pod.opened_groups:
             group = kernel.vfio.groups.get(IommuGroup(number))
             found |= group.members if group is not None else set()
         return found
@@ -277,10 +277,7 @@ class Observer(Watch):
         right before that is as good as an answer right before it: then only other pods count.
         """
         kernel = self._now()
-        for other in self._kubelet.pods.values():
-            if other is not pod and other.has_devices and (shared := self.devices_of(other) & self.devices_of(pod)):
-                kind = "given twice" if other.by_other else "shared"
-                self.violated(kind, f"{other.name} and {pod.name} both have {', '.join(sorted(shared))}")
+        self.verify_unshared(pod)
         for device in self._own_of(pod):
             mdev = kernel.mdev.devices.get(device)
             if mdev is not None or PciAddress(device) in kernel.pci.functions:
@@ -288,6 +285,13 @@ class Observer(Watch):
                 self._verify_reset(pod, gpu, whole=not self._is_vgpu(device))
         if not disturbed:
             self._verify_usable(pod, kernel)
+
+    def verify_unshared(self, pod: Pod) -> None:
+        """Check that no other pod has a device of a pod, or of its groups."""
+        for other in self._kubelet.pods.values():
+            if other is not pod and other.has_devices and (shared := self.devices_of(other) & self.devices_of(pod)):
+                kind = "given twice" if other.by_other else "shared"
+                self.violated(kind, f"{other.name} and {pod.name} both have {', '.join(sorted(shared))}")
 
     def _own_of(self, pod: Pod) -> list[str]:
         """Return the devices that a pod requested, by the kernel's ids of them."""

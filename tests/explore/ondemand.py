@@ -143,6 +143,7 @@ class OnDemandKubelet:
         if pod.ended or pod.deleted:
             return
         pod.started = True
+        world.observer.verify_unshared(pod)
         for vgpu in pod.vgpus:
             self._judge(pod, vgpu)
             self._tenants[vgpu] = pod.name
@@ -163,7 +164,7 @@ class OnDemandKubelet:
         for pod in self._world.kubelet.pods.values():
             if pod.vgpus:
                 self._world.processes.pop(pod.name, None)
-                pod.started, pod.may_start = False, True
+                pod.started, pod.may_start, pod.rebooted = False, True, True
 
     def find_fault(self) -> ViolationError | None:
         """Return a vGPU without a pod, or a pod without its vGPU, in a world at rest."""
@@ -180,9 +181,17 @@ class OnDemandKubelet:
         if lost := started - live:
             return ViolationError("lost", f"a pod runs with {', '.join(sorted(lost))}, which does not exist")
         for pod in pods:
-            if pod.vgpus and pod.known and not (pod.started or pod.forgotten or pod.deleted):
+            is_over = pod.forgotten or pod.deleted or self._has_old_groups(pod)
+            if pod.vgpus and pod.known and not (pod.started or is_over):
                 return ViolationError("lost", f"{pod.name} never starts with {', '.join(sorted(pod.vgpus))}")
         return self._miscounted()
+
+    def _has_old_groups(self, pod: Pod) -> bool:
+        """Return whether a pod's vGPUs are in other groups than before a reboot, so that the pod must be deleted."""
+        live = self._world.kernel.mdev.devices
+        if not pod.rebooted or not pod.vgpus <= live.keys():
+            return False
+        return pod.groups != {int(live[vgpu].group) for vgpu in pod.vgpus}
 
     def _miscounted(self) -> ViolationError | None:
         """Return a type of which the kubelet counts another number of free vGPUs than the GPUs can still carry."""

@@ -69,12 +69,14 @@ def _by_the_catalog(gpu_state: GpuState, _: Carried) -> Counter[VgpuType]:
     return Counter(dict(gpu_state.most))
 
 
+_OWN_NODES = Guard(OnDemandAllocator, "_verify_nodes", nothing, ("on-demand-power-loss-after-a-start",))
 _FOLDERS = Guard(PodFolders, "unmade", lambda *_: frozenset[PodUid](), ("on-demand-without-folder",))
 
 RARELY_NOTICED: Mapping[str, Guard] = {
     "on demand: a vGPU that is created as a change of its GPU ends": Guard(
         NodeState, "_is_allocated", never, ("on-demand-removal-ends",)
     ),
+    "on demand: a container starts only with its vGPU's own nodes": _OWN_NODES,
 }
 """Guards whose removal shows only in few of the schedules with two departures."""
 
@@ -88,7 +90,7 @@ ON_DEMAND_GUARDS: Mapping[str, Guard] = {
     ),
     "on demand: allocations of an earlier boot": Guard(nodeledger, "locate", _of_this_boot, ("on-demand-power-loss",)),
     "on demand: a container starts only with the recorded vGPU": Guard(
-        OnDemandAllocator, "_startable", _startable, ("on-demand-power-loss",)
+        OnDemandAllocator, "_startable", _startable, ("on-demand-power-loss",), beside=(_OWN_NODES,)
     ),
     "on demand: an allocation is as new as the last request for its id": Guard(
         OnDemandAllocator, "_renewed", always, ("on-demand-id-of-a-refused-pod",)

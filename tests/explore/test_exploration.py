@@ -59,13 +59,19 @@ MENDED = {
     "container-is-taken:19.2": "executor: NVIDIA's unbindLock",
     "amdgpu-is-taken:19.2": "executor: the walk right before an unbind",
     "on-demand-removal-ends:17.1,62.2": "on demand: a vGPU that is created as a change of its GPU ends",
+    "on-demand-power-loss-after-a-start:85.1": "on demand: a container starts only with its vGPU's own nodes",
     "command-after-the-agent:6.1,7.1": "gate on disk: allocations that no account shows yet",
 }
 """Schedules of fixed findings, each with the guard that fixes it."""
 
-UNGUARDED = ("container-is-taken:23.1:-1.1", "command-or-admission:3.1,15.2")
+UNGUARDED = (
+    "container-is-taken:23.1:-1.1",
+    "command-or-admission:3.1,15.2",
+    "on-demand-power-loss-after-a-start:65.1",
+)
 """Fixed findings without a single guard: a change that outlasted its worker's timeout kept its GPU from being offered;
-an allocation waited for a command's change, and allocated a device by the state before that change."""
+an allocation waited for a command's change, and allocated a device by the state before that change; after the first
+scan was blocked, the search for processes made a host that was not read one without devices."""
 
 RANDOM_SCHEDULES = 100
 SCHEDULES = 30

@@ -111,6 +111,27 @@ async def test_a_blocked_scan_is_reported_and_the_watcher_goes_on(simulated: Sim
         task.cancel()
 
 
+async def test_the_host_is_read_before_its_processes_where_the_first_scan_has_failed(simulated: Simulated) -> None:
+    """A host that was not read yet is unknown: it is no host without devices."""
+    kernel, clock, telemetry, observed = simulated("2xA10"), SimClock(), Telemetry(), Observed()
+
+    def fail() -> None:
+        raise RuntimeError("an unexpected error of a scan")
+
+    kernel.faults.before_read(HostPath("/sys/bus/pci/devices"), fail)
+    intervals = Intervals(users_s=0.5)
+    failing = Watcher(kernel, InlineWorker(), clock, intervals, telemetry=telemetry, sees_processes=True)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(failing.run(observed.audience))
+        await clock.advance(0.9)
+        task.cancel()
+    assert telemetry.observations["users", "interval"] > 0
+    first = observed.facts[0]
+    assert list(first.functions) == list(kernel.pci.functions)
+    assert first.platform.boot_id is not None
+    assert first.users is not None
+
+
 async def test_an_agent_without_a_desired_mode_never_writes_to_the_host(simulated: Simulated, tmp_path: Path) -> None:
     """The agent starts, is killed and starts again while a VM runs: no write, no request to the user of a device."""
     for name in ("2xA10", "4xT4", "4xL40S", "4xRTX2060"):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.nodes import unread_node
 from gpuvirt.facts.sysfs import MDEVS
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
@@ -47,6 +48,11 @@ async def settled(node: SimNode) -> None:
         await node.advance(1.0)
 
 
+def _recorded(answer: Attachment) -> PluginAnswer:
+    """Return an answer as the agent reads it from the kubelet's checkpoint."""
+    return PluginAnswer(tuple(map(unread_node, answer.device_nodes)), tuple(answer.env.items()))
+
+
 @dataclass(frozen=True, slots=True)
 class Pod:
     """A pod that was admitted."""
@@ -78,16 +84,14 @@ class Pods:
         """Allocate ids, any free one without `devices`, and record the answer; raise AllocationRefusedError."""
         devices = devices or (self.free(resource)[0],)
         (answer,) = self._node.allocate(resource, devices)
-        recorded = PluginAnswer(env=tuple(answer.env.items()))
-        self._node.write(resource, *devices, uid=f"uid-of-{name}", answer=recorded)
+        self._node.write(resource, *devices, uid=f"uid-of-{name}", answer=_recorded(answer))
         return Pod(name, resource, devices, answer)
 
     def start(self, name: str, resource: str, *devices: str) -> Pod:
         """Admit a pod and start its container."""
         pod = self.admit(name, resource, *devices)
         self.pre_start(pod)
-        recorded = PluginAnswer(env=tuple(pod.answer.env.items()))
-        self._node.hold(resource, *pod.devices, pod=name, answer=recorded)
+        self._node.hold(resource, *pod.devices, pod=name, answer=_recorded(pod.answer))
         return pod
 
     def pre_start(self, pod: Pod) -> None:

@@ -139,6 +139,9 @@ class Entry:
     """When it was allocated, by the host's monotonic clock of that boot; None if this version did not allocate it."""
     stage: Stage | UnsetType = UNSET
     """How far an on-demand vGPU is; unset for other devices."""
+    answered_group: IommuGroup | UnsetType | None = UNSET
+    """The group at the answer to Allocate, None if it is unknown; unset while the host has not rebooted since. The
+    kubelet has recorded its node, and starts the container with that, whatever the device's group is by then."""
 
     @property
     def intended(self) -> bool:
@@ -294,9 +297,12 @@ def locate(entries: Iterable[Entry], known: Known, *, same_boot: bool) -> tuple[
 
 def _located(entry: Entry, known: Known, *, same_boot: bool) -> Entry:
     group, earlier_boot = _group_now(entry, known, same_boot=same_boot), entry.earlier_boot or not same_boot
-    if group == entry.group and earlier_boot is entry.earlier_boot:
+    answered = entry.answered_group
+    if not same_boot and answered is UNSET:
+        answered = entry.group
+    if group == entry.group and earlier_boot is entry.earlier_boot and answered is entry.answered_group:
         return entry
-    return replace(entry, group=group, earlier_boot=earlier_boot)
+    return replace(entry, group=group, earlier_boot=earlier_boot, answered_group=answered)
 
 
 def _group_now(entry: Entry, known: Known, *, same_boot: bool) -> IommuGroup | None:

@@ -109,6 +109,11 @@ class ReasonCode(Code):
     GROUP_CHANGED = _allocate(
         "GroupChanged", "the device's IOMMU group or the group's members have changed since the last observation"
     )
+    NODES_CHANGED = _allocate(
+        "NodesChanged",
+        "the vGPU of a container that is to start has other device nodes than in the kubelet's record, which another"
+        " pod's vGPU may have by now",
+    )
 
     IN_USE = _change("InUse", "a process has the device open. `--force` never takes it from a VM", passes=True)
     HELD_BY_POD = _change(

@@ -190,8 +190,13 @@ class Watcher:
         if depth is Depth.NODES and self._nodes_are_as_before():
             return before
         if depth is Depth.USERS:
-            return await self._in_worker(lambda: with_users(self._kernel, before or Facts()), "read the open files")
+            return await self._in_worker(lambda: self._with_users(before), "read the open files")
         return await self._scan(brief=depth is not Depth.WHOLE)
+
+    def _with_users(self, before: Facts | None) -> Facts:
+        """Return the facts with the users of devices. Before any scan has succeeded the host is read: devices that were
+        not read are not absent."""
+        return with_users(self._kernel, before or with_device_ids(self._kernel, scan(self._kernel)))
 
     async def _scan(self, *, brief: bool) -> Facts:
         before = self._facts

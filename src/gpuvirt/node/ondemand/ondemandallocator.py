@@ -16,14 +16,17 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import UNSET
+
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.allocations import Unknown
-from gpuvirt.model.allocation.attachment import Attachment, attach
+from gpuvirt.model.allocation.attachment import Attachment, attach, vm_nodes
 from gpuvirt.model.allocation.ledger import Consumer, Entry, Ledger, Stage, record
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id, vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
+from gpuvirt.model.allocation.recordednodes import foreign_nodes
 from gpuvirt.model.allocation.tenancy import TenantKind
 from gpuvirt.model.change.steps import CreateVgpu
 from gpuvirt.model.desired.settings import CdiUse
@@ -164,7 +167,7 @@ class OnDemandAllocator:
         clock = self._on.options.clock
         now, now_s = clock.now(), clock.monotonic_s()
         new = replace(entry, consumer=None, misses=0, since=now, allocated_s=now_s, earlier_boot=False)
-        new = replace(new, stage=Stage.CREATED)
+        new = replace(new, stage=Stage.CREATED, answered_group=UNSET)
 
         def renew() -> None:
             self._state.record_allocation(record(self._state.ledger.entries, [new]))
@@ -290,6 +293,7 @@ class OnDemandAllocator:
                 raise AllocationRefusedError(ondemand.not_recorded(device, why))
             consumers = recorded.get((resource, device), frozenset())
             entry = self._startable(resource, device, list(_named(consumers)))
+            self._verify_nodes(entry, consumers)
             with_it = next(one.in_ledger for one in consumers if entry.target.id in _named([one]))
             consumer = entry.consumer.with_uid_of(with_it) if entry.consumer is not None else with_it
             entries.append(replace(entry, consumer=consumer, stage=Stage.STARTED))
@@ -315,9 +319,27 @@ class OnDemandAllocator:
             raise AllocationRefusedError(ondemand.not_recorded(device, why))
         return entry
 
+    def _verify_nodes(self, entry: Entry, consumers: Iterable[Consumer]) -> None:
+        """Raise AllocationRefusedError if a container with the vGPU would get a node that is not its own.
+
+        Which of a pod's containers starts is unknown, so that the answers of all of them count.
+        """
+        inventory = self._inventory(entry.resource)
+        for answer in (answer for answer in _answers(consumers) if entry.target.id in vgpus_in(answer)):
+            if foreign := foreign_nodes(inventory, answer):
+                now = candidate_of(inventory, entry)
+                own = vm_nodes(inventory, now) if now is not None else ()
+                raise AllocationRefusedError(ondemand.nodes_changed(entry.device, entry.target.id, foreign, own))
+
+
+def _answers(consumers: Iterable[Consumer]) -> Iterator[PluginAnswer]:
+    """Yield the answers that the kubelet has recorded for containers, and that could be read."""
+    for consumer in consumers:
+        if isinstance(consumer.answer, PluginAnswer):
+            yield consumer.answer
+
 
 def _named(consumers: Iterable[Consumer]) -> Iterator[DeviceId]:
     """Yield the vGPUs in the answers that the kubelet has recorded for containers."""
-    for consumer in consumers:
-        if isinstance(consumer.answer, PluginAnswer):
-            yield from vgpus_in(consumer.answer)
+    for answer in _answers(consumers):
+        yield from vgpus_in(answer)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from msgspec import UNSET
+
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
@@ -38,6 +40,8 @@ class Holding:
     """Whether the host has shown the vGPU since it booted."""
     intended: bool = False
     """Whether Allocate is creating the vGPU, or its creation was interrupted."""
+    answered_group: IommuGroup | None = None
+    """The vGPU's group in the kubelet's record, from before a reboot; None if it is unknown, or of this boot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class GpuState:
     """The vGPUs that are created again with their former ids: those that pods had before the host rebooted, since the
     kubelet starts the pods again with the same ids."""
     lost: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
-    """The allocated vGPUs that a reboot has removed."""
+    """The allocated vGPUs that a reboot has removed, in the order in which they are to be created again."""
     leaving: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
     """The allocated vGPUs that the host no longer shows. They are being removed, and take their place until then."""
     most: Counts = field(default_factory=dict)
@@ -127,6 +131,7 @@ def holding_of(entry: Entry, *, same_boot: bool) -> Holding:
         entry.allocated_to,
         seen_this_boot=same_boot and entry.group is not None,
         intended=entry.intended,
+        answered_group=None if entry.answered_group is UNSET else entry.answered_group,
     )
 
 
@@ -169,7 +174,7 @@ def gpu_state_of(
         for holding in of_gpu
         if holding.vgpu not in live and holding.type is not None and not holding.intended
     }
-    lost = {id_: holding.type for id_, holding in gone.items() if holding.type and not holding.seen_this_boot}
+    lost = _lost(gone.values())
     processes = _processes(inventory.facts, host)
     most, card = _catalogued(function.id, function.subsystem, _known_types(host, None))
     return GpuState(
@@ -184,6 +189,16 @@ def gpu_state_of(
         card=card,
         namespace=namespace,
     )
+
+
+def _lost(gone: Iterable[Holding]) -> Mapping[VgpuId, VgpuType]:
+    """Return the vGPUs that a reboot has removed, by the groups that the kubelet has recorded.
+
+    The kernel numbers groups in the order of creations, so that this order mostly leads to the same numbers.
+    """
+    lost = [holding for holding in gone if not holding.seen_this_boot]
+    in_order = sorted(lost, key=lambda holding: (holding.answered_group is None, holding.answered_group, holding.vgpu))
+    return {holding.vgpu: holding.type for holding in in_order if holding.type is not None}
 
 
 def with_report(gpu_state: GpuState, function: PciFunction, report: SmiReport) -> GpuState:

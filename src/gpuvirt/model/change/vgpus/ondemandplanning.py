@@ -48,5 +48,6 @@ def _refusals(gpu_state: GpuState, desired: DesiredVgpus) -> Iterator[Reason]:
 def _restores(gpu_state: GpuState) -> Iterator[CreateVgpu]:
     """Yield the steps that create the vGPUs of pods again which a reboot has removed, with their ids."""
     places = VgpuPlaces(gpu_state, {})
-    for vgpu, vgpu_type in sorted(gpu_state.lost.items()):
-        yield from (step for step in places.creates(vgpu_type, 1) if step.vgpu == vgpu)
+    for vgpu, vgpu_type in gpu_state.lost.items():
+        if (step := places.create_again(vgpu, vgpu_type)) is not None:
+            yield step

@@ -28,7 +28,7 @@ class VgpuPlaces:
         self._free = [gpu_state.host.gpu] if self._on_gpu else sorted(gpu_state.host.creatable.keys() - closed)
         self._parents: dict[VgpuType, Mapping[VgpuId, PciAddress]] = {}
         # vGPUs that pods had come before those that are only removed for a moment.
-        before = {**dict(sorted(gpu_state.remembered.items())), **removed}
+        before = {**gpu_state.remembered, **removed}
         self._remembered = {id_: type_ for id_, type_ in before.items() if id_ not in self._taken}
 
     def creates(self, vgpu_type: VgpuType, number: int) -> Iterator[CreateVgpu]:
@@ -44,6 +44,11 @@ class VgpuPlaces:
                 return
             parent = self._free[0]
             yield self._take(self._new_id(parent, vgpu_type), vgpu_type, parent)
+
+    def create_again(self, vgpu: VgpuId, vgpu_type: VgpuType) -> CreateVgpu | None:
+        """Return the step that creates a vGPU with a former id, which takes its parent; None if there is none."""
+        parent = self._parent_of(vgpu, vgpu_type)
+        return self._take(vgpu, vgpu_type, parent) if parent is not None else None
 
     def _take(self, vgpu: VgpuId, vgpu_type: VgpuType, parent: PciAddress) -> CreateVgpu:
         self._taken.add(vgpu)
