@@ -15,7 +15,15 @@ from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
 from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, Site
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings, ShareSettings
+from gpuvirt.model.desired.settings import (
+    Enforcement,
+    HamiCore,
+    IdleCount,
+    OnDemandNames,
+    OnDemandSettings,
+    Settings,
+    ShareSettings,
+)
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.plain import Plain
@@ -134,6 +142,40 @@ def test_invalid_settings_of_vgpus_on_demand_keep_the_deployed_agent(field: str,
     found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": plugin}), SITE)
     (fault,) = found.faults
     assert fault.because.path.startswith(f"$.spec.sandboxDevicePlugin.onDemand.{field}")
+    assert OperandName.AGENT in found.operands
+
+
+def test_the_policy_sets_what_limits_shares() -> None:
+    def shares(part: Plain) -> ShareSettings:
+        policy = policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": {"shares": part}})
+        found = (one for one in render(policy, SITE).manifests if isinstance(one, ConfigMap))
+        text = next(one for one in found if one.metadata.name == "gpuvirt-node").data["node.yaml"]
+        assert ("shares" in text) == (documents.parse(text, Settings, where="node.yaml").shares != ShareSettings())
+        return documents.parse(text, Settings, where="node.yaml").shares
+
+    part: Plain = {
+        "enforcement": "hami-core",
+        "hamiCore": {"library": "/opt/libvgpu.so"},
+        "gpuMemoryMib": {"NVIDIA GeForce RTX 3090": 24_000},
+    }
+    assert shares(part) == ShareSettings(
+        enforcement=Enforcement.HAMI_CORE,
+        hami_core=HamiCore(library="/opt/libvgpu.so"),
+        gpu_memory_mib={"NVIDIA GeForce RTX 3090": 24_000},
+    )
+    assert shares({}) == ShareSettings()
+    assert shares({"enforcement": "none", "hamiCore": {"library": HamiCore().library}}) == ShareSettings()
+
+
+@pytest.mark.parametrize(
+    ("part", "path"),
+    [({"hamiCore": {"library": "l.so"}}, ".hamiCore.library"), ({"gpuMemoryMib": {"NVIDIA X": 0}}, "")],
+)
+def test_invalid_limits_of_shares_keep_the_deployed_agent(part: Plain, path: str) -> None:
+    policy = policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": {"shares": part}})
+    found = render(policy, SITE)
+    (fault,) = found.faults
+    assert fault.because.path == f"$.spec.sandboxDevicePlugin.shares{path}"
     assert OperandName.AGENT in found.operands
 
 

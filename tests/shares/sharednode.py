@@ -14,6 +14,7 @@ from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
@@ -22,6 +23,7 @@ from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import ThreadWorker
+from gpuvirt.node.shares.limitfiles import LimitFiles
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.shares.podends import Accounts
@@ -45,6 +47,9 @@ VGPU = ResourceName("nvidia.com/vgpu")
 GPUS = (GpuId("GPU-a"), GpuId("GPU-b"))
 MINORS = {GPUS[0]: 0, GPUS[1]: 1}
 BOTH = NodeSharing({gpu: Units(1000) for gpu in GPUS}, minors=MINORS)
+ELF = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\x3e\x00"
+"""The beginning of a library."""
+LIBRARY = Path("/usr/local/lib/gpuvirt/libvgpu.so")
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 
 
@@ -66,13 +71,17 @@ def nvidia_spec(gpus: Mapping[GpuId, int]) -> str:
 class Agent:
     """The agent's part for units; a second one on the same folder is a restart."""
 
-    def __init__(self, folder: Path, published: NodeSharing, pods: NodePods, host: SimKernel) -> None:
+    def __init__(
+        self, folder: Path, published: NodeSharing, pods: NodePods, host: SimKernel, enforcement: Enforcement
+    ) -> None:
         worker = ThreadWorker("specs")
         files = SpecFiles(folder / "cdi", (folder / "etc-cdi", folder / "cdi"))
         self.store = RecordStore(folder / FILE, ThreadWorker("records"))
         self.store.load(files.contents())
         kubelet = KubeletPaths(folder)
-        self.shares = NodeShares(self.store, files, pods, Cell(ShareState(published, "containerd://2.4.2")))
+        limits = LimitFiles(LIBRARY, folder / "host", folder / "run/ld.so.preload")
+        state = Cell(ShareState(published, "containerd://2.4.2"))
+        self.shares = NodeShares(self.store, files, pods, state, enforcement=enforcement, limit_files=limits)
         accounts = Accounts(RecordedUnits(kubelet, VGPU).read, lambda uids: read_running_pods(host, uids))
         on = Dependencies(
             self.shares, CLOCK, worker, accounts, OpenGpus(), room_s=0.3, pod_s=0.3, recheck_s=0.01, kept_s=0.05
@@ -88,6 +97,7 @@ class SharedNode:
         self.folder = folder
         self.kubelet = kubelet
         self.published = BOTH
+        self.enforcement = Enforcement.NONE
         self.pods = NodePods()
         self.api: dict[PodUid, PodOnNode] = {}
         self.pods.observe({})
@@ -127,7 +137,7 @@ class SharedNode:
 
     def restarted(self) -> Agent:
         """Return a new agent, which does not run yet."""
-        return Agent(self.folder, self.published, self.pods, self.host)
+        return Agent(self.folder, self.published, self.pods, self.host, self.enforcement)
 
     async def stop_agent(self) -> None:
         await self._stack.aclose()

@@ -15,7 +15,7 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress, PodUid
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
-from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.desired.settings import Enforcement, HamiCore, Settings, ShareSettings
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, shared_gpus
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
@@ -31,7 +31,7 @@ from gpuvirt.sim.kubelet.containers import Container
 from gpuvirt.sim.kubelet.kubelet import Pod, SimKubelet, running
 from gpuvirt.sim.kubelet.starting import StartError, start_container
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
-from tests.shares.sharednode import VGPU, nvidia_spec
+from tests.shares.sharednode import ELF, VGPU, nvidia_spec
 
 FIRST, SECOND = (GpuId(gpu_uuid(PciAddress(address))) for address in ("0000:02:00.0", "0000:02:01.0"))
 SHARED = Settings(mode=DesiredMode.SHARED)
@@ -86,6 +86,25 @@ async def test_the_agent_gives_a_pod_its_gpu_and_shows_what_it_withholds(short_p
         await until(lambda: kubelet.allocatable().get(VGPU) == 2000)
         await until(lambda: dict(agent.views.get().shared.capacity) == {FIRST: 1000, SECOND: 1000})
         await until(lambda: not any("CDI device" in note.text for note in agent.views.get().notes))
+
+
+@pytest.mark.parametrize(("memory_mib", "limit"), [({}, "4915m"), ({"Tesla V100-PCIE-16GB": 15_900}, "4770m")])
+async def test_the_settings_make_shares_limits(short_path: Path, memory_mib: dict[str, int], limit: str) -> None:
+    library = short_path / "libvgpu.so"
+    library.write_bytes(ELF)
+    shares_by = ShareSettings(
+        enforcement=Enforcement.HAMI_CORE, hami_core=HamiCore(library=str(library)), gpu_memory_mib=memory_mib
+    )
+    async with sharing_vm(short_path, Settings(mode=DesiredMode.SHARED, shares=shares_by)) as (kubelet, agent, shares):
+        shares.observe_runtime("containerd://2.1.3")
+        await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
+        pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
+        report(pod, shares)
+        started = await start_container(kubelet, pod, "main", short_path / "cdi")
+        assert started.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == limit
+        assert started.mounts["/usr/local/gpuvirt/libvgpu.so"] == str(library)
+        page = str(pages(agent)["/metrics"]().body)
+        assert f'gpuvirt_share_memory_limit_bytes{{gpu="{FIRST}",namespace="default",pod="p",container="main"}}' in page
 
 
 async def test_refused_shares_are_in_the_metrics(short_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The overview of shared GPUs has each GPU's pods, what is free, and the largest piece; its table fits 80 columns."""
 
+import re
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -70,6 +71,26 @@ def test_the_table_fits_80_columns_and_cuts_nothing() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert all(f"research/training-job-{n} 50" in " ".join(text.split()) for n in range(9))
     assert "the largest free piece has 1000 units" in text
+
+
+def test_the_table_says_which_shares_are_limits() -> None:
+    def table(*pods: tuple[str, str]) -> str:
+        books, names = NodeBooks(), dict[PodUid, PodShare]()
+        books.set_capacity(shares(a=1000, b=1000))
+        for name, enforcement in pods:
+            books.put(PodUid(name), shares(a=100), Units(100))
+            names[PodUid(name)] = PodShare(f"research/{name}", 100, enforcement)
+        return printed(overview({NodeName("node01"): books}, names), 120)
+
+    limited, plain = table(("p", "hami-core")), table(("p", "none"))
+    assert re.search(r"900 +hami-core +research/p 100", limited)
+    assert "Each share has a limit" in limited
+    assert re.search(r"900 +none +research/p 100", plain)
+    assert "nothing keeps a container" in plain
+    assert "nothing keeps a container" in table(), "on a node without pods"
+    mixed = table(("p", "hami-core"), ("q", "none"))
+    assert "1 hami-core, 1 none" in mixed
+    assert "others can use more" in mixed
 
 
 def test_ids_are_shortened_to_what_distinguishes_them() -> None:

@@ -19,7 +19,7 @@ from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from gpuvirt.model.shares.demand import ContainerKind, ContainerName, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
-from gpuvirt.model.shares.node.records import record_of
+from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareLimit
 from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId, Policy
 from gpuvirt.node.loops.cell import Cell
@@ -80,10 +80,10 @@ class Followed:
         self.shares = shares
         self.errors: list[ApiError] = []
 
-    async def give(self, gpu: GpuId) -> None:
+    async def give(self, gpu: GpuId, limit: ShareLimit | None = None) -> None:
         """Let the pod's container have a GPU."""
-        known = (self.shares.pods.known or {})[UID]
-        record = record_of("ns", "p", known.demand, {ContainerName("main"): {gpu: Units(300)}})
+        main = ContainerRecord(ContainerKind.APP, Units(300), {gpu: Units(300)}, limit=limit)
+        record = PodRecord("ns", "p", {ContainerName("main"): main})
         await self.shares.store.save(self.shares.store.records.get().with_pod(UID, record))
 
     def report(self, error: ApiError | None) -> None:
@@ -197,3 +197,18 @@ async def test_another_pod_of_the_same_name_is_left_alone(
         await CLOCK.sleep(0.05)
         assert len(api.patches) == 1
         assert followed.errors == []
+
+
+@pytest.mark.parametrize("annotated", ["none", "hami-core", "of-another-version"])
+async def test_the_annotation_says_whether_the_shares_are_limits(
+    authority: Authority, server: Pair, tmp_path: Path, annotated: str
+) -> None:
+    api = PodApi(pod({SHARES_ANNOTATION: ON_B.replace("none", annotated)}))
+    async with follow(api, server, authority, tmp_path) as followed:
+        assert known(followed).desired is not None, "whatever another version of gpuvirt knows"
+        await followed.give(B, ShareLimit(4915, 30))
+        if annotated != "hami-core":
+            await until(lambda: bool(api.patches))
+        await CLOCK.sleep(0.05)
+        right = {"uid": UID, "annotations": {SHARES_ANNOTATION: ON_B.replace("none", "hami-core")}}
+        assert api.patches == ([{"metadata": right}] if annotated != "hami-core" else [])

@@ -13,7 +13,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
-from gpuvirt.model.desired.settings import Settings, ShareSettings
+from gpuvirt.model.desired.settings import Enforcement, Settings, ShareSettings
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
@@ -313,6 +313,21 @@ async def test_a_gpu_whose_size_or_id_is_unknown_is_withheld(
         assert says in reason.text
         assert str(information(VGPU)) in reason.text
         assert capacity(node) == {}
+
+
+LIMITS = ShareSettings(enforcement=Enforcement.HAMI_CORE)
+
+
+async def test_a_gpu_of_unknown_memory_is_withheld_where_shares_are_limits(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    settings = Settings(mode=DesiredMode.SHARED, shares=LIMITS)
+    async with running_node(simulated("4xRTX2060"), tmp_path, settings) as node:
+        for _ in range(5):
+            await node.advance(5)
+            await node.report_account()
+        assert capacity(node) == {}
+        assert {gpu.withheld and gpu.withheld.code for gpu in node.view.shared.gpus} == {ReasonCode.LIMIT_NOT_POSSIBLE}
 
 
 async def test_a_gpu_whose_information_cannot_be_read_is_withheld_until_it_can(

@@ -31,7 +31,8 @@ from gpuvirt.node.known import snapshot
 from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.options import NodeOptions
-from gpuvirt.node.shares import recordstore
+from gpuvirt.node.shares import limitfiles, recordstore
+from gpuvirt.node.shares.limitfiles import LimitFiles
 from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.shareallocator import Dependencies
@@ -241,7 +242,10 @@ def _shares(options: NodeOptions, folder: Path) -> NodeShares:
     """Return the shares as they were before a restart; `folder` is that of the agent's CDI specs."""
     files = SpecFiles(folder, (*options.cdi_folders, folder))
     path = options.ledger.with_name(recordstore.FILE)
-    shares = stored_shares(path, files, options.workers("shares.json"), options.settings.shares)
+    run = options.state_file.parent if options.state_file is not None else folder
+    library = Path(options.settings.shares.hami_core.library)
+    limits = LimitFiles(library, options.system_root, run / limitfiles.FILE)
+    shares = stored_shares(path, files, options.workers("shares.json"), options.settings.shares, limits)
     return replace(shares, cdi_enabled=options.cdi_enabled)
 
 

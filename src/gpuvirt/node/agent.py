@@ -214,7 +214,8 @@ class Agent:
         if self.node_counts is not None and self._state.memory.notice.counts != self.node_counts.get():
             self.node_counts.set(self._state.memory.notice.counts)
         if self.shares is not None:
-            self.shares.observe_gpus(self._state.memory.sharing.gpus, self._state.memory.sharing.minors)
+            sharing = self._state.memory.sharing
+            self.shares.observe_gpus(sharing.gpus, sharing.minors, sharing.memory_mib)
         self._wakes.operands.set()
         if self._state.memory.withdrawal.grew or self.observations.is_growing:
             self._wakes.ask_kubelet.set()

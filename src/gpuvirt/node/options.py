@@ -42,6 +42,8 @@ class NodeOptions:
     """The folders besides `cdi_folder` that may have CDI specs of NVIDIA (`/etc/cdi`)."""
     cdi_enabled: Callable[[], bool | None] = lambda: None
     """Reads whether the container runtime's configuration has CDI on; None where it says nothing."""
+    system_root: Path = Path("/")
+    """The root folder of the host, with the library that limits shares."""
     plugin_only: bool = False
     """Whether the agent is unprivileged: it sees no processes of the host, and offers devices without gates, too."""
     vgpus_only: bool = False

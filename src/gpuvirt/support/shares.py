@@ -16,6 +16,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.model.doctor.pseudonyms import Pseudonyms
 from gpuvirt.model.shares.demand import ContainerName
 from gpuvirt.model.shares.node import sharespec
+from gpuvirt.model.shares.node.hamicore import VARIABLES
 from gpuvirt.model.shares.node.nvidiacdi import VISIBLE
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.node.shares import recordstore
@@ -26,7 +27,7 @@ CDI = HostPath("/run/cdi")
 MOST_SPECS = 200
 """The number of specs that an archive has; a node has some hundred pods."""
 _NODE = re.compile(r"/dev/[A-Za-z0-9/_-]{1,100}")
-_OWN = frozenset({VISIBLE, sharespec.GPUS, sharespec.UNITS})
+_OWN = VARIABLES | {VISIBLE, sharespec.GPUS, sharespec.UNITS}
 
 
 class _DeviceNode(msgspec.Struct, frozen=True):

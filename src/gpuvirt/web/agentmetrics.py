@@ -34,6 +34,7 @@ def page(
         _conditions(view),
         _units(view),
         _units_used(shares or ShareRecords()),
+        _limits(shares or ShareRecords()),
         counter(
             "gpuvirt_shares_refused_total",
             "Refused shares by the kubelet's call and the code of the reason.",
@@ -173,6 +174,21 @@ def _units_used(shares: ShareRecords) -> Iterator[str]:
             used[gpu, pod.namespace] += units
     text = "Units of a GPU that the pods of a namespace have."
     yield from gauge("gpuvirt_shared_gpu_units_used", text, ("gpu", "namespace"), used.items())
+
+
+def _limits(shares: ShareRecords) -> Iterator[str]:
+    yield from gauge(
+        "gpuvirt_share_memory_limit_bytes",
+        "The memory that a container with part of a GPU can use, where shares are limits.",
+        ("gpu", "namespace", "pod", "container"),
+        [
+            ((gpu, pod.namespace, pod.name, name), float(share.limit.memory_mib << 20))
+            for pod in shares.pods.values()
+            for name, share in pod.containers.items()
+            if share.limit is not None
+            for gpu in share.gpus
+        ],
+    )
 
 
 def _conditions(view: NodeView) -> Iterator[str]:

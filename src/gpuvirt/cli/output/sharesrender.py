@@ -1,12 +1,15 @@
 """The table of shared GPUs: a bar for each, its pods, and the largest piece that is free on a node."""
 
 import sys
+from collections import Counter
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, say
+from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.overview import GpuOverview, NodeOverview, PodShare, SharesOverview, short_ids
 
 COLUMNS = (
@@ -15,6 +18,7 @@ COLUMNS = (
     Column("USE"),
     Column("UNITS"),
     Column("FREE"),
+    Column("ENFORCED", folds=True),
     Column("PODS", folds=True, optional=True),
 )
 CELLS = 10
@@ -45,11 +49,12 @@ def print_shares(
                 bar(gpu),
                 f"{gpu.used}/{gpu.units}",
                 str(gpu.free),
+                enforced(gpu.pods),
                 ", ".join(map(_share, gpu.pods)),
                 below=below if last else (),
             )
         if not node.gpus:
-            table.add(node.node, NOTHING, NOTHING, NOTHING, NOTHING, "", below=below)
+            table.add(node.node, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, "", below=below)
     table.print(out, layout)
     if not layout.headings:
         return
@@ -57,7 +62,24 @@ def print_shares(
     gpus = f"{found.gpus} GPU{'s' if found.gpus != 1 else ''}"
     largest = max((node.largest for node in found.nodes), default=0)
     say(out, f"{found.free} of {found.units} units are free on {gpus}; the largest free piece has {largest} units.")
-    say(out, "Shares are accounting: nothing keeps a container from using more of its GPU.", style="dim")
+    say(out, _limits(found), style="dim")
+
+
+def enforced(pods: Sequence[PodShare]) -> str:
+    """Return what limits the pods of a GPU; where it differs, how many of them have which limit."""
+    counts = Counter(share.enforcement for share in pods)
+    if len(counts) < 2:
+        return next(iter(counts), NOTHING)
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+
+
+def _limits(found: SharesOverview) -> str:
+    shares = [share for node in found.nodes for gpu in node.gpus for share in gpu.pods]
+    if shares and all(share.enforcement == Enforcement.HAMI_CORE for share in shares):
+        return "Each share has a limit, which HAMi-core enforces; docs/sharing.md says what it can't limit."
+    if any(share.enforcement == Enforcement.HAMI_CORE for share in shares):
+        return "HAMi-core limits the pods with hami-core; others can use more of their GPU than their share."
+    return "Shares are accounting: nothing keeps a container from using more of its GPU."
 
 
 def bar(gpu: GpuOverview) -> Text:

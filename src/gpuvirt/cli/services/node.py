@@ -116,6 +116,7 @@ def node(  # noqa: PLR0913  one parameter an option
         cdi_folder=None if plugin_only else roots.run / cdifiles.FOLDER,
         cdi_folders=(roots.system / "etc/cdi",),
         cdi_enabled=lambda: enables_cdi(read_runtimes(RealKernel(HostRoots.under(roots.system)))),
+        system_root=roots.system,
         settings=settings,
         ids=options.read_pci_ids(pci_ids, roots),
         plugin_only=plugin_only,

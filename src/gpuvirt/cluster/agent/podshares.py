@@ -25,6 +25,7 @@ from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.model.shares.annotations import (
     SHARES_ANNOTATION,
     InvalidAnnotationError,
+    enforcement_of,
     pod_shares,
     pod_shares_text,
 )
@@ -164,9 +165,10 @@ class PodShares:
             if record is None or pod.ended:
                 continue
             has = record.placement
-            if pod.desired is not None and pod.desired.containers == has.containers:
+            is_placed = pod.desired is not None and pod.desired.containers == has.containers
+            if is_placed and enforcement_of(pod.annotation) == record.enforcement:
                 continue
-            text = pod_shares_text(has)
+            text = pod_shares_text(has, record.enforcement)
             if self._written.get(pod.uid) != _Written(pod.annotation, text):
                 yield Due(pod, text)
 

@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.operandparts import (
     Operand,
 )
 from gpuvirt.cluster.kinds.parts import Part
-from gpuvirt.model.desired.settings import IdleCount, OnDemandNames
+from gpuvirt.model.desired.settings import Enforcement, IdleCount, OnDemandNames
 from gpuvirt.model.desired.vgpuentries import Sizes
 
 
@@ -115,6 +115,31 @@ class OnDemandVgpus(Part, frozen=True, kw_only=True):
     ] = None
 
 
+class HamiCoreLibrary(Part, frozen=True, kw_only=True):
+    """The library of HAMi-core, which gpuvirt does not contain."""
+
+    library: Annotated[str, Meta(description="The path on the nodes. If unset: /usr/local/lib/gpuvirt/libvgpu.so.")] = (
+        ""
+    )
+
+
+class ShareLimits(Part, frozen=True, kw_only=True):
+    """What limits the containers of pods to their shares of GPUs. gpuvirt alone has this part."""
+
+    enforcement: Annotated[
+        Enforcement | None,
+        Meta(
+            description="none: shares are accounting. hami-core: the library limits memory and compute time of the"
+            " containers of new pods. If unset: none."
+        ),
+    ] = None
+    hami_core: HamiCoreLibrary = HamiCoreLibrary()
+    gpu_memory_mib: Annotated[
+        dict[str, int] | None,
+        Meta(description="The memory of GPUs by the product name that NVIDIA's driver shows, in MiB."),
+    ] = None
+
+
 class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
     """Offers GPUs and vGPUs to VMs. The agent does it. If enabled is unset: true."""
 
@@ -133,6 +158,7 @@ class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
         ),
     ] = None
     on_demand: Annotated[OnDemandVgpus | None, Meta(description="How GPUs in mode on-demand are offered.")] = None
+    shares: Annotated[ShareLimits | None, Meta(description="What limits containers to their shares of GPUs.")] = None
 
 
 class KataSandboxDevicePlugin(Operand, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from gpuvirt.cluster.watchevents import Listed
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.schedules.away import AwayWorker
 from gpuvirt.model.shares import overview
+from gpuvirt.model.shares.annotations import enforcement_of
 from gpuvirt.model.shares.overview import PodShare, SharesOverview
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -42,7 +43,11 @@ async def read_index(client: Client, sharing: Sharing) -> Index:
 
 def shares_of_pods(index: Index) -> Mapping[PodUid, PodShare]:
     """Return the names and the units of the pods that take units on a node."""
-    return {pod.uid: PodShare(pod.where, units) for pod, units in index.bound_pods()}
+    return {pod.uid: PodShare(pod.where, units, _enforcement_of(pod)) for pod, units in index.bound_pods()}
+
+
+def _enforcement_of(pod: SharingPod) -> str:
+    return enforcement_of(pod.metadata.annotations.shares)
 
 
 def shares_for_pod(index: Index, pod: SharingPod) -> Mapping[PodUid, PodShare]:

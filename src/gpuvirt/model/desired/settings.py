@@ -1,5 +1,6 @@
 """The settings of a node's agent: the file that `--config` names."""
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -56,6 +57,22 @@ class Compat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Offer audio, USB and NVSwitch functions on a VFIO driver. Default: only the kinds that `offer` names."""
 
 
+class Enforcement(StrEnum):
+    """What keeps a container from using more of a GPU than its share."""
+
+    NONE = "none"
+    """Nothing: shares are accounting. A container can use the GPU's whole memory and compute time."""
+    HAMI_CORE = "hami-core"
+    """The library of HAMi-core, in each container: it refuses memory above the share, and delays kernels."""
+
+
+class HamiCore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The library of HAMi-core, which gpuvirt does not contain."""
+
+    library: str = "/usr/local/lib/gpuvirt/libvgpu.so"
+    """The path of the library on the host."""
+
+
 class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How GPUs in mode `shared` are offered, and which labels name the vGPU type of a node that is a VM."""
 
@@ -65,6 +82,15 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The units of a whole GPU. A vGPU has as many as its framebuffer is of its card's."""
     vgpu_type_labels: tuple[str, ...] = ("vgpu.type",)
     """The node labels with the vGPU type: `vgpu.type=v100-8q-8GB`. An empty list: no labels."""
+    enforcement: Enforcement = Enforcement.NONE
+    """What limits the containers of new pods to their shares: `none` or `hami-core`."""
+    hami_core: HamiCore = HamiCore()
+    """The library of HAMi-core, for `hami-core`."""
+    gpu_memory_mib: dict[str, Annotated[int, Meta(ge=1)]] = {}
+    """The memory of GPUs by the product name that NVIDIA's driver shows, in MiB: `NVIDIA GeForce RTX 3090: 24000`.
+
+    It takes precedence over the catalog, which has the cards that carry vGPUs.
+    """
 
 
 class OnDemandNames(StrEnum):
@@ -246,6 +272,7 @@ def _check_modes(settings: Settings, where: str) -> None:
         )
 
 
+_LIBRARY = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._+-]+)+")
 _OTHERS_DOMAINS = ("kubernetes.io", "k8s.io", "nvidia.com", "kubevirt.io", "gpuvirt.io")
 """The domains whose labels the agent must not write as labels of vGPU types."""
 
@@ -255,6 +282,12 @@ def _check_shares(shares: ShareSettings, where: str) -> None:
         parse_units_resource(shares.resource)
     except InvalidIdError as error:
         raise ConfigError(str(error), where=where, path="$.shares.resource") from error
+    if not _LIBRARY.fullmatch(shares.hami_core.library):
+        raise ConfigError(
+            f"{shares.hami_core.library!r} is no path of a library; expected an absolute path without `..` and colons",
+            where=where,
+            path="$.shares.hami_core.library",
+        )
     for index, key in enumerate(shares.vgpu_type_labels):
         try:
             parse_label_key(key)

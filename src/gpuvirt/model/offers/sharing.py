@@ -5,7 +5,7 @@ to a pod as well, where a change may touch it, or where it is unhealthy.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
@@ -14,12 +14,12 @@ from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
-from gpuvirt.model.desired.settings import ShareSettings
+from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.health import Key, Verdict, function_symptoms, judge
 from gpuvirt.model.reasons import Reason, refusals, withheldshares
-from gpuvirt.model.shares.capacity import UnknownType, type_label, units_of, vgpu_type_of
+from gpuvirt.model.shares.capacity import UnknownType, memory_mib_of, type_label, units_of, vgpu_type_of
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.otherplugins import OtherPlugins, why_given_elsewhere
 from gpuvirt.model.shares.placement import GpuId
@@ -38,6 +38,8 @@ class SharedOffer:
     minors: Mapping[GpuId, int] = field(default_factory=dict)
     """The numbers of the device nodes `/dev/nvidia<minor>` of all GPUs: containers keep their shares of a GPU when its
     mode ends."""
+    memory_mib: Mapping[GpuId, int] = field(default_factory=dict)
+    """The memory of the shared GPUs, where shares are limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,9 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s
     )
     elsewhere = why_given_elsewhere(inventory, plugins) if isinstance(plugins, OtherPlugins) and shared else {}
     gpus: list[SharedGpu] = []
+    memory_mib: dict[GpuId, int] = {}
     for address in shared:
-        found = _sized(inventory, address, whole)
+        found = _with_memory(inventory, _sized(inventory, address, whole), settings, memory_mib)
         against = verdict.health(_key(resource, address)).against
         withheld = found.withheld or _why_for_vms(inventory, address)
         withheld = withheld or _why_changing(inputs, address) or elsewhere.get(address)
@@ -80,7 +83,25 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s
         vgpu_type_of_node(inventory, modes, settings.vgpu_type_labels),
         verdict,
         dict(_minors(inventory)),
+        memory_mib,
     )
+
+
+def _with_memory(
+    inventory: Inventory, gpu: SharedGpu, settings: ShareSettings, memory_mib: dict[GpuId, int]
+) -> SharedGpu:
+    """Add the memory of a GPU to `memory_mib` where shares are limits, or return why the GPU can't have limits."""
+    information = inventory.facts.device_ids.information.get(gpu.address)
+    if settings.enforcement is Enforcement.NONE or gpu.withheld is not None or gpu.id is None:
+        return gpu
+    if not isinstance(information, DriverInformation) or information.model is None:
+        return gpu
+    ids = inventory.facts.functions[gpu.address]
+    found = memory_mib_of(information.model, ids.id, ids.subsystem, settings.gpu_memory_mib)
+    if found is None:
+        return replace(gpu, withheld=withheldshares.memory_unknown(gpu.address, information.model))
+    memory_mib[gpu.id] = found
+    return gpu
 
 
 def _why_for_vms(inventory: Inventory, address: PciAddress) -> Reason | None:

@@ -75,6 +75,11 @@ class ReasonCode(Code):
     REGISTERED_ELSEWHERE = _not_offered("RegisteredElsewhere", "another device plugin offers the GPU to the kubelet")
     IN_MIG_MODE = _not_offered("InMigMode", "the GPU has GPU instances (MIG), so its units can't be shared")
     CDI_SPEC_MISSING = _not_offered("CdiSpecMissing", "the GPU is shared, and NVIDIA's CDI specs do not have it")
+    LIMIT_NOT_POSSIBLE = _not_offered(
+        "LimitNotPossible",
+        "shares are to be limits, and the limit can't be put in place: the GPU's memory is unknown, or the library is"
+        " missing. Containers that would run without their limit do not start",
+    )
     WITHDRAWN = _not_offered("Withdrawn", "the device returns to the host, or its vGPU is not desired", Level.OK)
 
     NODE_MISSING = _unhealthy(

@@ -77,6 +77,26 @@ def spec_not_written(path: object, error: str) -> Reason:
     return Reason(ReasonCode.CDI_NOT_WRITTEN, str(path), message, (Seen("", error),), "make the folder writable")
 
 
+def limit_without_memory(gpu: str) -> Reason:
+    """A limit is a part of the GPU's memory."""
+    message = "has a memory that is not known, so that no container can be limited to a part of it"
+    fix = "set shares.gpu_memory_mib for its product; `gpuvirt devices` names the product"
+    return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, gpu, message, (Seen.absent("shares.gpu_memory_mib"),), fix)
+
+
+def limit_without_library(path: object, why: str) -> Reason:
+    """The dynamic linker starts programs without a library that it can't load, so they would have no limit."""
+    message = "can't be used as the library that limits shares, so no container with part of a GPU starts"
+    fix = "copy the library there, as a file for this node's architecture; docs/sharing.md says how it is built"
+    return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, str(path), message, (Seen("", why),), fix)
+
+
+def limit_not_written(path: object, error: str) -> Reason:
+    """The file names the library that limits shares to the dynamic linker of each container."""
+    message = "can't be written, so no container with part of a GPU starts"
+    return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, str(path), message, (Seen("", error),), "make the folder writable")
+
+
 def records_lost(path: object, what: str) -> Reason:
     """The file with the shares of containers could not be used."""
     message = f"{what}; the shares of containers were read from their CDI specs instead"

@@ -40,6 +40,14 @@ def type_unknown(address: str, model: str, cards: Sequence[str]) -> Reason:
     )
 
 
+def memory_unknown(subject: str, model: str) -> Reason:
+    """Shares are limits on this node, and a limit is a part of the GPU's memory."""
+    message = f"is {model}, whose memory is not known, so its shares can't be limited"
+    seen = (Seen("shares.enforcement", "hami-core"), Seen.absent(f"shares.gpu_memory_mib.{model}"))
+    fix = "set shares.gpu_memory_mib to the MiB that nvidia-smi shows for this product, or set enforcement none"
+    return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, subject, message, seen, fix)
+
+
 def less_than_a_unit(address: str, model: str, units: int) -> Reason:
     """The setting divides a card into fewer units than it has vGPUs of this type."""
     message = f"is less than one unit of a card with {units} units"

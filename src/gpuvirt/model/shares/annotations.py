@@ -6,13 +6,13 @@ annotation, so it is checked against the pod's own requests before it counts.
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import TypeVar
 
 import msgspec
 
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
+from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.demand import WHOLE, ContainerName, Demand, Units, most_at_a_time
 from gpuvirt.model.shares.placement import GpuId, Placement, Shares
 
@@ -29,13 +29,6 @@ POLICY_ANNOTATION = "gpuvirt.io/shares-policy"
 """Of a pod: `binpack` or `spread`, in place of the cluster's policy."""
 
 
-class Enforcement(StrEnum):
-    """What keeps a container from using more of a GPU than its share."""
-
-    NONE = "none"
-    """Nothing: shares are accounting. A container can use the GPU's whole memory and compute time."""
-
-
 class InvalidAnnotationError(DamagedError):
     """An annotation that does not describe shares, or not those that the pod requests."""
 
@@ -45,7 +38,12 @@ class PodShares(msgspec.Struct, frozen=True):
 
     containers: dict[str, dict[str, int]]
     """The units of each container on each GPU."""
-    enforcement: Enforcement = Enforcement.NONE
+    enforcement: str = Enforcement.NONE
+    """What limits all containers with part of a GPU. Other versions of gpuvirt may know further values."""
+
+
+class _Enforced(msgspec.Struct, frozen=True):
+    enforcement: str = Enforcement.NONE
 
 
 def shared_gpus(text: str) -> Shares:
@@ -85,6 +83,14 @@ def pod_shares(text: str, demand: Demand, whole: Units = WHOLE) -> Placement:
                 f" {expected} by its request"
             )
     return placement(demand, containers)
+
+
+def enforcement_of(text: str | None) -> str:
+    """Return what limits the containers of a pod by its annotation: nothing without a valid one."""
+    try:
+        return _decode(SHARES_ANNOTATION, text or "{}", _Enforced).enforcement
+    except InvalidAnnotationError:
+        return Enforcement.NONE
 
 
 def pod_shares_text(chosen: Placement, enforcement: Enforcement = Enforcement.NONE) -> str:

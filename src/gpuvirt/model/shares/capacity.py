@@ -5,6 +5,7 @@ Which of both a GPU is follows from the product name that NVIDIA's driver shows:
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuvirt.errors import InvalidIdError
@@ -54,6 +55,22 @@ def units_of(model: str, device: PciId, whole: Units = WHOLE) -> Units | Unknown
     if len(sizes) != 1:
         return UnknownType(model, tuple(sorted(card.product_name for card in same_id or cards)))
     return Units(min(whole * vgpu_type.framebuffer_mib // sizes.pop(), whole))
+
+
+def memory_mib_of(model: str, device: PciId, subsystem: PciId | None, known: Mapping[str, int]) -> int | None:
+    """Return the memory of a GPU in MiB by its product name and its PCI ids; None where it is not known.
+
+    `known` has the memory by product name, and takes precedence over the catalog.
+    """
+    if model in known:
+        return known[model]
+    vgpu_type = vgpu_type_of(model)
+    if isinstance(vgpu_type, Profile):
+        return vgpu_type.framebuffer_mib
+    if vgpu_type is not None:
+        return None
+    sizes = {card.framebuffer_mib for card in catalog.cards_of(device, subsystem)}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def type_label(vgpu_type: Profile) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.schedules.away import AwayWorker
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.placement import GpuId
@@ -21,6 +22,8 @@ class PodShare:
     pod: str
     """Namespace and name: `research/train-0`."""
     units: int
+    enforcement: str = Enforcement.NONE
+    """What limits the pod's containers, by its annotation: `none` or `hami-core`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ def _node(name: NodeName, books: NodeBooks, pods: Mapping[PodUid, PodShare], awa
 
 
 def _gpu(gpu: GpuId, books: NodeBooks, pods: Mapping[PodUid, PodShare]) -> GpuOverview:
-    shares = [PodShare(pods[pod].pod, used[gpu]) for pod, used in books.pods.items() if gpu in used]
+    shares = [replace(pods[pod], units=used[gpu]) for pod, used in books.pods.items() if gpu in used]
     return GpuOverview(
         gpu,
         units=books.capacity.get(gpu, 0),

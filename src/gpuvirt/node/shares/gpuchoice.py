@@ -9,6 +9,7 @@ from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.model.reasons import Reason, sharing
 from gpuvirt.model.shares.demand import ContainerName, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode, choose, why_refused
+from gpuvirt.model.shares.node.hamicore import with_limits
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, record_of
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.shares.gpuclaims import GpuClaims
@@ -46,7 +47,10 @@ class GpuChoice:
             found = choose(pod, node, shares.records, (shares.pods.known or {}).values())
             if found is None:
                 raise ShareRefusedError(closed or self._no_room(pod, node))
-            record = record_of(pod.namespace, pod.name, pod.demand, found.containers)
+            new = record_of(pod.namespace, pod.name, pod.demand, found.containers)
+            record = with_limits(new, node, shares.enforcement)
+            if isinstance(record, Reason):
+                raise ShareRefusedError(record)
             try:
                 with self._pending(pod.uid, record, unit):
                     await self._save(shares.store.records.get().with_pod(pod.uid, record))

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.model.desired.settings import ShareSettings
+from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.offers.givenshares import GivenShares
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.node.choice import NodeSharing
@@ -20,6 +20,7 @@ from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE, SharedGpus
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import SerialWorker
+from gpuvirt.node.shares.limitfiles import NO_LIBRARY, LimitFiles
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.recordstore import RecordStore
 from gpuvirt.node.shares.refusals import Refusals
@@ -42,6 +43,9 @@ class NodeShares:
     """Reads the setting `enable_cdi` of the runtime's configuration; None where it is not set."""
     resource: ResourceName = UNITS_RESOURCE
     whole: Units = WHOLE
+    enforcement: Enforcement = Enforcement.NONE
+    """What limits the containers of new pods."""
+    limit_files: LimitFiles = NO_LIBRARY
     pending: Cell[Mapping[PodUid, PodRecord]] = field(default_factory=lambda: Cell({}))
     """The shares that are being given: not on disk yet."""
     refusals: Refusals = field(default_factory=Refusals)
@@ -72,14 +76,14 @@ class NodeShares:
         """Whether GPUs are shared, or containers have shares of former times."""
         return bool(self.state.get().published.capacity) or bool(self.store.records.get().pods)
 
-    def observe_gpus(self, gpus: SharedGpus, minors: Mapping[GpuId, int]) -> None:
+    def observe_gpus(self, gpus: SharedGpus, minors: Mapping[GpuId, int], memory_mib: Mapping[GpuId, int]) -> None:
         """Take the GPUs in mode `shared`; while they are not known, the offered units stay as they are.
 
         `minors` are the numbers of the device nodes of all GPUs, since a restarted container may have one that is not
-        shared any more.
+        shared any more. `memory_mib` is the memory of GPUs, where shares are limits.
         """
         if gpus.is_known:
-            self.publish(NodeSharing(gpus.capacity, whole=gpus.whole, minors=minors))
+            self.publish(NodeSharing(gpus.capacity, whole=gpus.whole, minors=minors, memory_mib=memory_mib))
 
     def publish(self, sharing: NodeSharing) -> None:
         """Take the GPUs that are to be shared, by the agent's observations of the host."""
@@ -119,9 +123,19 @@ class NodeShares:
         self.set(self.state.get().judged(specs, cdi_enabled=cdi_enabled))
 
 
-def stored_shares(path: Path, files: SpecFiles, worker: SerialWorker, settings: ShareSettings) -> NodeShares:
+def stored_shares(
+    path: Path, files: SpecFiles, worker: SerialWorker, settings: ShareSettings, limit_files: LimitFiles = NO_LIBRARY
+) -> NodeShares:
     """Return the shares that the file `path` has; `worker` writes it."""
     store = RecordStore(path, worker)
     store.load(files.contents())
     resource, whole = ResourceName(settings.resource), Units(settings.units)
-    return NodeShares(store, files, NodePods(), resource=resource, whole=whole)
+    return NodeShares(
+        store,
+        files,
+        NodePods(),
+        resource=resource,
+        whole=whole,
+        enforcement=settings.enforcement,
+        limit_files=limit_files,
+    )

@@ -25,6 +25,7 @@ from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.reasons import sharing
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node import sharespec
+from gpuvirt.model.shares.node.hamicore import NO_FILES
 from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, container_edits
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords
 from gpuvirt.node.loops.serialworker import SerialWorker
@@ -250,14 +251,18 @@ class ShareAllocator:
 
     async def _write(self, nonce: str, allocation: UnitAllocation, pod: PodRecord) -> None:
         minors, files = self._shares.state.get().node.minors, self._shares.files
-        gpus = [NvidiaGpu(gpu, minors.get(gpu)) for gpu in sorted(pod.containers[allocation.container].gpus)]
+        share = pod.containers[allocation.container]
+        gpus = [NvidiaGpu(gpu, minors.get(gpu)) for gpu in sorted(share.gpus)]
 
         def write() -> None:
             edits = container_edits(files.nvidia_specs(), gpus)
-            files.write(nonce, sharespec.spec(nonce, allocation.pod, allocation.container, pod, edits))
+            paths = self._shares.limit_files.ensure() if share.limit is not None else NO_FILES
+            files.write(nonce, sharespec.spec(nonce, allocation.pod, allocation.container, pod, edits, paths))
 
         try:
             await self._in_worker(write)
+        except ShareRefusedError:
+            raise
         except NoCdiDeviceError as error:
             reason = sharing.no_cdi_device(", ".join(gpu.id for gpu in gpus), FOLDERS, str(error))
             raise ShareRefusedError(reason) from error

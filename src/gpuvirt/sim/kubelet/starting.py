@@ -27,14 +27,22 @@ class Started:
 
     env: Mapping[str, str]
     device_nodes: Sequence[str]
+    mounts: Mapping[str, str]
+    """The path on the host of each mount, by the path in the container."""
 
 
 class _Node(msgspec.Struct):
     path: str
 
 
+class _Mount(msgspec.Struct, rename="camel"):
+    host_path: str
+    container_path: str
+
+
 class _Edits(msgspec.Struct, rename="camel"):
     env: list[str] = []
+    mounts: list[_Mount] = []
     device_nodes: list[_Node] = []
 
 
@@ -65,11 +73,13 @@ async def start_container(
     answer = pod.answer(container)
     env = {**answer.envs, **(own or {})}
     nodes = [device.host_path for device in answer.devices]
+    mounts: dict[str, str] = {}
     for device in answer.cdi_devices:
         for edits in _edits(device.name, cdi):
             env.update(dict(text.split("=", 1) for text in edits.env))
             nodes += [node.path for node in edits.device_nodes]
-    return Started(env, nodes)
+            mounts |= {mount.container_path: mount.host_path for mount in edits.mounts}
+    return Started(env, nodes, mounts)
 
 
 def _edits(name: str, folder: Path) -> list[_Edits]:

@@ -9,6 +9,7 @@ driver-manager, and gpuvirt's own `nvidia-k8s-vgpu-dm`, wait until the pods with
 stays. No program is known that waits until such pods exist.
 """
 
+import re
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -30,7 +31,7 @@ from gpuvirt.cluster.kinds.podparts import (
     Volume,
     VolumeMount,
 )
-from gpuvirt.cluster.kinds.vmoperands import OnDemandVgpus, SandboxMode
+from gpuvirt.cluster.kinds.vmoperands import OnDemandVgpus, SandboxMode, ShareLimits
 from gpuvirt.cluster.kinds.workloads import (
     ConfigMap,
     DaemonSet,
@@ -48,7 +49,7 @@ from gpuvirt.cluster.operator.operands.site import RBAC_GROUP, OperandName, Site
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
-from gpuvirt.model.desired.settings import OnDemandSettings, Settings, check
+from gpuvirt.model.desired.settings import Enforcement, HamiCore, OnDemandSettings, Settings, ShareSettings, check
 
 NAME = OperandName.AGENT.value
 CONFIG_MAP = Settings().vgpu_config_map
@@ -75,7 +76,8 @@ def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     try:
         settings = settings_of(policy, site.settings.shared)
     except ConfigError as error:
-        yield SpecFault(f"$.spec.sandboxDevicePlugin.onDemand.{error.path.rpartition('.')[2]}", error.message)
+        field = re.sub("_([a-z])", lambda match: match[1].upper(), error.path.removeprefix("$."))
+        yield SpecFault(f"$.spec.sandboxDevicePlugin.{field}", error.message)
         return
     yield ConfigMap(api_version=workloads.CORE, metadata=_named(policy, site, NAME), data={CONFIG_FILE: settings})
     rule = PolicyRule(api_groups=("",), resources=("configmaps",), resource_names=(name,), verbs=("list", "watch"))
@@ -117,8 +119,11 @@ def settings_of(policy: ClusterPolicy, shared: SharedResource | None = None) -> 
         settings["resources_without_gpus"] = list(without_gpus)
     if on_demand := _on_demand_of(policy.spec.sandbox_device_plugin.on_demand or OnDemandVgpus()):
         settings["on_demand"] = on_demand
+    shares = _limits_of(policy.spec.sandbox_device_plugin.shares or ShareLimits())
     if shared is not None:
-        settings["shares"] = {"resource": shared.name, "units": shared.units}
+        shares |= {"resource": shared.name, "units": shared.units}
+    if shares:
+        settings["shares"] = shares
     return plain.write(settings)
 
 
@@ -134,6 +139,26 @@ def _on_demand_of(policy: OnDemandVgpus) -> dict[str, plain.Plain]:
     chosen: dict[str, plain.Plain] = {name: value for name, value in found.items() if value is not None}
     check(Settings(on_demand=msgspec.convert(chosen, OnDemandSettings)), where=NAME)
     return chosen
+
+
+def _limits_of(policy: ShareLimits) -> dict[str, plain.Plain]:
+    """Return the limits of shares that a policy sets and that differ from the defaults, which older agents don't know.
+
+    Raises ConfigError for invalid ones.
+    """
+    found: dict[str, plain.Plain] = {}
+    if policy.enforcement not in {None, Enforcement.NONE}:
+        found["enforcement"] = str(policy.enforcement)
+    if policy.hami_core.library not in {"", HamiCore().library}:
+        found["hami_core"] = {"library": policy.hami_core.library}
+    if policy.gpu_memory_mib:
+        found["gpu_memory_mib"] = dict(policy.gpu_memory_mib)
+    try:
+        chosen = msgspec.convert(found, ShareSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error), where=NAME, path="$.shares") from error
+    check(Settings(shares=chosen), where=NAME)
+    return found
 
 
 def _text(value: StrEnum | None) -> str | None:

@@ -46,6 +46,8 @@ class NodeSharing:
     """The units of a whole physical GPU."""
     minors: Mapping[GpuId, int] = field(default_factory=dict)
     """The number of each GPU's device node `/dev/nvidia<minor>`, where it is known."""
+    memory_mib: Mapping[GpuId, int] = field(default_factory=dict)
+    """The memory of each GPU, where shares are limits and it is known."""
 
 
 def offered(

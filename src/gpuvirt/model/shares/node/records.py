@@ -11,10 +11,18 @@ import msgspec
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import Consumer
+from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.placement import GpuId, Placement, Shares
+
+
+class ShareLimit(msgspec.Struct, frozen=True):
+    """What a container may use of the one GPU that it has a part of."""
+
+    memory_mib: int
+    compute_percent: int
 
 
 class ContainerRecord(msgspec.Struct, frozen=True):
@@ -26,6 +34,8 @@ class ContainerRecord(msgspec.Struct, frozen=True):
     """The units of each GPU: one GPU for a share, several for whole GPUs."""
     device: str = ""
     """The name of the container's CDI device; empty until the kubelet first starts the container."""
+    limit: ShareLimit | None = None
+    """The limit of a part of a GPU, which the container keeps when it starts again; None: nothing limits it."""
 
 
 class PodRecord(msgspec.Struct, frozen=True):
@@ -40,6 +50,12 @@ class PodRecord(msgspec.Struct, frozen=True):
     def demand(self) -> Demand:
         """The pod's requests."""
         return Demand(tuple(ContainerDemand(name, one.kind, one.units) for name, one in self.containers.items()))
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """What limits the pod's containers that have a part of a GPU: either all of them have a limit, or none."""
+        limited = any(one.limit is not None for one in self.containers.values())
+        return Enforcement.HAMI_CORE if limited else Enforcement.NONE
 
     @property
     def placement(self) -> Placement:

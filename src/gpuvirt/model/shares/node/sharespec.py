@@ -13,6 +13,7 @@ from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.demand import ContainerName
+from gpuvirt.model.shares.node.hamicore import NO_FILES, LimitPaths, variables, with_mounts
 from gpuvirt.model.shares.node.nvidiacdi import VISIBLE, Edits, Fields, later
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords
 from gpuvirt.plain import Plain
@@ -71,14 +72,20 @@ def nonce_in(name: str) -> str | None:
     return name.removeprefix(PREFIX).removesuffix(SUFFIX)
 
 
-def spec(nonce: str, uid: PodUid, container: ContainerName, pod: PodRecord, edits: Edits) -> bytes:
-    """Return the content of a container's spec; `edits` are those of its GPUs."""
+def spec(
+    nonce: str, uid: PodUid, container: ContainerName, pod: PodRecord, edits: Edits, files: LimitPaths = NO_FILES
+) -> bytes:
+    """Return the content of a container's spec; `edits` are those of its GPUs, `files` those of its limit."""
     share = pod.containers[container]
     own = {**NO_GPUS, GPUS: ",".join(sorted(share.gpus)), UNITS: str(share.units)}
+    fields = edits.fields
+    if share.limit is not None:
+        own |= variables(share.limit)
+        fields = with_mounts(fields, files)
     device: Fields = {
         "name": nonce,
         "annotations": {RECORD: msgspec.json.encode(Owner(uid, container, pod)).decode()},
-        "containerEdits": {**edits.fields, "env": _env(edits.fields.get("env"), own)},
+        "containerEdits": {**fields, "env": _env(fields.get("env"), own)},
     }
     content: Fields = {"cdiVersion": later(edits.version, LOWEST), "kind": KIND, "devices": [device]}
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
