@@ -13,6 +13,7 @@ from gpuvirt.cluster.operator.decisions import Decisions, decide
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.nodes.scheduled import ScheduledConfigs
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.resources import Metadata
@@ -56,6 +57,7 @@ class Scene:
     existing: Existing = field(default_factory=Existing)
     kubevirt: KubeVirtObserved = field(default_factory=KubeVirtObserved)
     services: Sequence[Service] = ()
+    scheduled: ScheduledConfigs = field(default_factory=ScheduledConfigs)
 
     @property
     def picture(self) -> Picture:
@@ -67,6 +69,7 @@ class Scene:
             self.other_operator,
             self.kubevirt,
             {key_of(one): one for one in self.services},
+            self.scheduled,
         )
 
     def decided(self, settings: ControllerSettings = SETTINGS, failures: Sequence[str] = ()) -> Decisions:

@@ -13,6 +13,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import CONTROLLER_LEASE, Candidacy, Election, new_identity
 from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
+from gpuvirt.cluster.operator.scheduledsource import ScheduledSource
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.webhookcertificate.keeper import CertificateKeeper, Names
 from gpuvirt.facts.ids import ObjectName, parse_namespace
@@ -78,7 +79,7 @@ class Process:
         return self._election.may_write or not self._options.elects
 
     async def _lead(self) -> None:
-        self.term = Controller(self._dependencies, self._options.settings)
+        self.term = Controller(self._dependencies, self._options.settings, self._scheduled())
         try:
             await self._run_term(self.term)
         finally:
@@ -94,6 +95,14 @@ class Process:
                 group.create_task(keep_going("schedules", self._run_schedules, options.clock))
             group.create_task(term.run())
 
+    def _scheduled(self) -> ScheduledSource | None:
+        """Return where the controller reads what VgpuSchedules say of nodes."""
+        if not self._options.runs_schedules:
+            return None
+        from gpuvirt.apps.schedules import scheduled_configs  # noqa: PLC0415  other controllers do without it
+
+        return scheduled_configs(self._options.settings.namespace)
+
     async def _run_schedules(self) -> None:
         """Run VgpuSchedules until cancelled, which ends each connection to a hypervisor."""
         from gpuvirt.apps.schedules import Schedules  # noqa: PLC0415  other controllers do without it
@@ -104,6 +113,7 @@ class Process:
         )
         if self.term is not None:
             self.term.follow_nodes(self._schedules.observe_nodes)
+            self.term.follow_gpu_nodes(self._schedules.observe_gpu_nodes)
         try:
             await self._schedules.run(dependencies.random)
         finally:

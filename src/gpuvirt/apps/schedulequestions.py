@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gpuvirt.clock import Clock
@@ -13,15 +13,16 @@ from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
 from gpuvirt.cluster.operator.schedules.rounds import Stored
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects, selector_text
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
-from gpuvirt.facts.ids import Namespace
+from gpuvirt.facts.ids import Namespace, NodeName
 from gpuvirt.hypervisors.connecting import open_hypervisor
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.schedules import reports
 from gpuvirt.model.schedules.byhand import switch_by_hand
 from gpuvirt.model.schedules.connection import OpenHypervisor
 from gpuvirt.model.schedules.faults import faults
-from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast
+from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast, with_configs
 from gpuvirt.model.schedules.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
+from gpuvirt.model.schedules.noderows import node_rows
 from gpuvirt.model.schedules.observed import Observed
 from gpuvirt.model.schedules.reports import ScheduleCheck, ScheduleDetail, SchedulePlan, ScheduleRow, SwitchResult
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
@@ -39,6 +40,8 @@ class _Known:
     status: Status
     problems: tuple[Reason, ...]
     row: ScheduleRow
+    config_nodes: Mapping[PhaseName, frozenset[NodeName]] = field(default_factory=dict)
+    """The nodes that phases have vGPU configs for, once read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,13 @@ class ScheduleQuestions:
         known = await self._known(name)
         schedule, spec = known.schedule, known.stored.spec
         zone = None if known.problems else timeline_of(schedule).zone
-        selectors = {PhaseName(phase.name): selector_text(phase.workers) for phase in spec.phases}
+        selectors, nodes = (
+            {PhaseName(phase.name): selector_text(found) for phase, found in of_phases if found is not None}
+            for of_phases in (
+                [(phase, phase.workers) for phase in spec.phases],
+                [(phase, phase.nodes) for phase in spec.phases],
+            )
+        )
         switches = () if zone is None else reports.switch_rows(schedule, self._now())
         return ScheduleDetail(
             known.row,
@@ -70,13 +79,14 @@ class ScheduleQuestions:
             schedule.drain.timeout_s,
             schedule.drain.on_timeout,
             _hypervisor_text(spec.hypervisor),
-            reports.phase_rows(schedule, selectors, switches),
+            reports.phase_rows(schedule, selectors, nodes, switches),
             tuple(
                 reports.OverrideRow(override.phase, moment(override.begin, zone), moment(override.end, zone))
                 for override in (schedule.overrides if zone is not None else ())
                 if zone is not None
             ),
             reports.worker_rows(known.status),
+            node_rows(known.status),
         )
 
     async def plan(self, name: str) -> SchedulePlan:
@@ -149,7 +159,7 @@ class ScheduleQuestions:
         known_faults = (fault for fault in found.faults if fault.code is not ReasonCode.COVERAGE_UNKNOWN)
         problems = (*known.problems, *known_faults)  # the controller has rights that users of commands may lack
         row = reports.row_of(known.schedule, known.status, problems, self._now())
-        return replace(known, problems=problems, row=row), observed
+        return replace(known, problems=problems, row=row, config_nodes=found.config_nodes), observed
 
     async def _forecast(
         self, known: _Known, schedule: Schedule, observed: Observed, at: datetime
@@ -159,13 +169,16 @@ class ScheduleQuestions:
         assumed = reports.unknown_reason(vms)
         # unknown: the forecast decides nothing; it says that it assumes.
         shown = assumed_vms(known.status, observed.nodes, schedule.leave) if isinstance(vms, VmsUnknown) else vms
-        return forecast(schedule, known.status, replace(observed, vms=shown), budgets, at), assumed
+        found = forecast(schedule, known.status, replace(observed, vms=shown), budgets, at)
+        return with_configs(found, schedule, known.status, known.config_nodes), assumed
 
     async def _ask(
         self, known: _Known, observed: Observed, *, checks: bool = True
     ) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
         """Return the VMs and, with `checks`, what can be done with those of the workers."""
         opener = Opener(self.client, self.namespace, self.clock, self.open_hypervisor, lambda: math.inf)
+        if not known.schedule.has_workers:
+            return {}, {}
         hypervisor = opener.connect(lambda: known.stored)
         try:
             vms = await hypervisor.read()

@@ -7,7 +7,10 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.core import ReadNode
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.scheduledsource import ScheduledSource
 from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
+from gpuvirt.cluster.operator.schedules.scheduledconfigs import StoredConfigs
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.hypervisors.connecting import open_hypervisor
 from gpuvirt.model.schedules.connection import MayCallUntil
@@ -32,6 +35,15 @@ class Schedules:
         """Take changes of nodes, of which some are workers."""
         self._keeper.observe_nodes(delta)
 
+    def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
+        """Take changes of GpuNodes, whose vGPU configs may follow phases."""
+        self._keeper.observe_gpu_nodes(delta)
+
     def metrics(self) -> Iterator[str]:
         """Yield the lines of the metrics."""
         return of_schedules(self._keeper.schedules, self._keeper.telemetry)
+
+
+def scheduled_configs(namespace: str) -> ScheduledSource:
+    """Return where a controller reads what the schedules of its namespace say of nodes' vGPU configs."""
+    return StoredConfigs(namespace)

@@ -35,6 +35,12 @@ def of_schedules(schedules: Iterable[VgpuSchedule], telemetry: ScheduleTelemetry
         ("schedule",),
         [((stored.metadata.name,), sum(worker.held for worker in stored.status.workers)) for stored in found],
     )
+    yield from gauge(
+        "gpuvirt_schedule_waiting_nodes",
+        "Nodes that do not have the vGPU config of the phase of a VgpuSchedule yet.",
+        ("schedule",),
+        [((stored.metadata.name,), sum(not node.applied for node in stored.status.nodes)) for stored in found],
+    )
     yield from histograms(
         "gpuvirt_schedule_step_seconds",
         "How long workers were in the steps of switches.",

@@ -40,15 +40,18 @@ SCHEDULE_COLUMNS = (
     Column("PHASE"),
     Column("NEXT"),
     Column("AT"),
-    Column("WORKERS", folds=True),
+    Column("WORKERS", folds=True, optional=True),
+    Column("NODES", folds=True, optional=True),
     Column("REASON", folds=True, optional=True),
 )
 PHASE_COLUMNS = (
     Column("PHASE"),
     Column("START"),
     Column("NEXT START"),
-    Column("WORKERS", folds=True),
+    Column("WORKERS", folds=True, optional=True),
     Column("VGPU TYPES", folds=True, optional=True),
+    Column("NODES", folds=True, optional=True),
+    Column("VGPU CONFIG", folds=True, optional=True),
 )
 OVERRIDE_COLUMNS = (Column("OVERRIDE"), Column("FROM"), Column("UNTIL"))
 WORKER_COLUMNS = (
@@ -59,6 +62,7 @@ WORKER_COLUMNS = (
     Column("SINCE"),
     Column("FORCED", folds=True, optional=True),
 )
+NODE_COLUMNS = (Column("NODE"), Column("PHASE"), Column("VGPU CONFIG"), Column("APPLIED"))
 SWITCH_COLUMNS = (Column("AT"), Column("PHASE"), Column("ANNOUNCED"))
 STEP_COLUMNS = (
     Column("NODE"),
@@ -109,7 +113,8 @@ def schedule_cells(row: ScheduleRow) -> tuple[Cell, ...]:
         row.phase or NOTHING,
         row.next_phase or NOTHING,
         when(row.next_switch, row.time_zone),
-        str(row.workers),
+        str(row.workers) if row.workers or not row.nodes else NOTHING,
+        str(row.nodes) if row.nodes else NOTHING,
         ", ".join(dict.fromkeys(str(reason.code) for reason in row.reasons)) or NOTHING,
     )
 
@@ -124,7 +129,8 @@ def detail(found: ScheduleDetail) -> None:
     phases = Table(PHASE_COLUMNS)
     for phase in found.phases:
         types = ", ".join(phase.vgpu_types) or NOTHING
-        phases.add(phase.name, phase.start, when(phase.next_start, row.time_zone), phase.workers or NOTHING, types)
+        start, config = when(phase.next_start, row.time_zone), phase.vgpu_config or NOTHING
+        phases.add(phase.name, phase.start, start, phase.workers or NOTHING, types, phase.nodes or NOTHING, config)
     _below(out, phases, is_empty=not found.phases)
     overrides = Table(OVERRIDE_COLUMNS)
     for override in found.overrides:
@@ -136,6 +142,12 @@ def detail(found: ScheduleDetail) -> None:
         below = () if worker.reason is None else (worker.reason.text,)
         workers.add(*worker_cells(worker, row.time_zone), below=below)
     _below(out, workers, is_empty=not found.workers)
+    nodes = Table(NODE_COLUMNS)
+    for node in found.nodes:
+        applied = Text("yes", style="green") if node.applied else Text("no", style="yellow")
+        below = () if node.reason is None else (node.reason.text,)
+        nodes.add(node.node, node.phase, node.vgpu_config, applied, below=below)
+    _below(out, nodes, is_empty=not found.nodes)
 
 
 def worker_cells(worker: WorkerRow, zone: str) -> tuple[Cell, ...]:

@@ -108,12 +108,12 @@ class ScheduleStory:
         selectors = {phase: f"vgpu.type={profile}" for phase, profile in PROFILES.items()}
         row = reports.row_of(SPEC, day.status, (), day.now())
         switches = reports.switch_rows(SPEC, day.now())
-        phases = reports.phase_rows(SPEC, selectors, switches)
+        phases = reports.phase_rows(SPEC, selectors, {}, switches)
         workers = reports.worker_rows(day.status)
         drain = SPEC.drain
         hypervisor = "a simulated hypervisor"
         return ScheduleDetail(
-            row, SPEC.leave, SPEC.announce_s, drain.timeout_s, drain.on_timeout, hypervisor, phases, (), workers
+            row, SPEC.leave, SPEC.announce_s, drain.timeout_s, drain.on_timeout, hypervisor, phases, (), workers, ()
         )
 
     def _show_plan(self) -> None:

@@ -1,8 +1,9 @@
-"""VgpuSchedule, `gpuvirt.io/v1alpha1`: which worker VMs run in which phase, and how far the change between phases is.
+"""VgpuSchedule, `gpuvirt.io/v1alpha1`: which worker VMs run, and which vGPU configs nodes have, in which phase.
 
 Admins write the spec, the controller that leads writes the status. `kubectl explain vgpuschedule` prints these texts.
 """
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -83,10 +84,27 @@ class PhaseSpec(Part, frozen=True, kw_only=True):
 
     name: Annotated[str, Meta(description="The name of the phase: day.")]
     start: Annotated[str, Meta(description="A cron line of five fields, in timeZone: 0 7 * * 1-5.")]
-    workers: Annotated[LabelSelector, Meta(description="The nodes whose VMs run in this phase.")]
+    workers: Annotated[LabelSelector | None, Meta(description="The nodes whose VMs run in this phase.")] = None
     profiles: Annotated[
         tuple[ProfileSpec, ...], Meta(description="vGPU types of workers; the first that selects a worker counts.")
     ] = ()
+    nodes: Annotated[
+        LabelSelector | None, Meta(description="The nodes whose GPUs get vgpuConfig: nodes with GPUs of their own.")
+    ] = None
+    vgpu_config: Annotated[
+        str | None,
+        Meta(
+            description="The vGPU config of nodes in this phase, as the label nvidia.com/vgpu.config names it: A10-4Q."
+        ),
+    ] = None
+
+    def has_worker(self, labels: Mapping[str, str]) -> bool:
+        """Return whether a node with these labels is a worker of the phase."""
+        return self.workers is not None and self.workers.matches(labels)
+
+    def configures(self, labels: Mapping[str, str]) -> bool:
+        """Return whether the phase has a vGPU config for a node with these labels."""
+        return self.nodes is not None and self.nodes.matches(labels)
 
 
 class OverrideSpec(Part, frozen=True, kw_only=True):
@@ -120,7 +138,7 @@ class Spec(Part, frozen=True, kw_only=True):
 
     time_zone: Annotated[str, Meta(description="A name of the IANA database: Europe/Berlin.")] = "UTC"
     hypervisor: HypervisorSpec = HypervisorSpec()
-    phases: Annotated[tuple[PhaseSpec, ...], Meta(description="The phases, each with its workers.")] = ()
+    phases: Annotated[tuple[PhaseSpec, ...], Meta(description="The phases, each with its workers or nodes.")] = ()
     overrides: Annotated[
         tuple[OverrideSpec, ...], Meta(description="Phases that hold at other times; a later one goes first.")
     ] = ()
@@ -154,6 +172,19 @@ class WorkerStatus(Part, frozen=True, kw_only=True):
     fix: Annotated[str, Meta(description="How to remove the cause.")] = ""
 
 
+class NodeStatus(Part, frozen=True, kw_only=True):
+    """One node with GPUs of its own, whose vGPU config follows the phase."""
+
+    node: Annotated[str, Meta(description="The name of the node.")]
+    phase: Annotated[str, Meta(description="The phase that the vGPU config is from.")]
+    vgpu_config: Annotated[str, Meta(description="The vGPU config of that phase.")]
+    applied: Annotated[bool, Meta(description="Whether the node's agent reports that its GPUs have it.")] = False
+    code: Annotated[str, Meta(description="The code of the reason why it is not applied.")] = ""
+    subject: Annotated[str, Meta(description="The subject of the reason.")] = ""
+    message: Annotated[str, Meta(description="The reason in words.")] = ""
+    fix: Annotated[str, Meta(description="How to remove the cause.")] = ""
+
+
 class TransitionStatus(Part, frozen=True, kw_only=True):
     """The change of the phase that is under way."""
 
@@ -171,12 +202,15 @@ class Status(Part, frozen=True, kw_only=True):
     announced: Annotated[str | None, Meta(description="The phase that is announced.")] = None
     transition: TransitionStatus | None = None
     workers: Annotated[tuple[WorkerStatus, ...], Meta(description="The workers.")] = ()
+    nodes: Annotated[
+        tuple[NodeStatus, ...], Meta(description="The nodes that have a vGPU config by the phase of now.")
+    ] = ()
     observed_generation: Annotated[int, Meta(description="The generation of the spec that this follows.")] = 0
     conditions: Annotated[tuple[Condition, ...], Meta(description="Ready, Valid and Held.")] = ()
 
 
 class VgpuSchedule(msgspec.Struct, frozen=True):
-    """Worker VMs that share a GPU over time: which run in which phase, and when each phase begins."""
+    """Worker VMs and vGPU configs that share GPUs over time: which hold in which phase, and when each phase begins."""
 
     metadata: Metadata
     spec: Spec = Spec()

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from random import Random
 
@@ -29,9 +30,11 @@ from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
 from gpuvirt.cluster.operator.logline import logged
 from gpuvirt.cluster.operator.nodememory import NodeMemory
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.nodes.scheduled import ScheduledConfigs
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
 from gpuvirt.cluster.operator.picture import Picture, read_of, read_of_gpu_node, read_of_pod
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
+from gpuvirt.cluster.operator.scheduledsource import ScheduledSource
 from gpuvirt.cluster.operator.scheduler.decisions import EXTENDER
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.operator.store import AnyStore, Store
@@ -72,7 +75,13 @@ class ControllerDependencies:
 class Controller:
     """One term as the leader. It starts with empty stores, and decides nothing until all collections are observed."""
 
-    def __init__(self, dependencies: ControllerDependencies, settings: ControllerSettings) -> None:
+    def __init__(
+        self,
+        dependencies: ControllerDependencies,
+        settings: ControllerSettings,
+        scheduled: ScheduledSource | None = None,
+    ) -> None:
+        """`scheduled` is where VgpuSchedules are read; None if this controller runs none."""
         self.decisions: Decisions | None = None
         """The latest decisions."""
         self._dependencies = dependencies
@@ -88,7 +97,11 @@ class Controller:
         self._nodes = Store(Collection(NODES, ReadNode), self._changed, self._observe_nodes, read_of)
         self._follower: Callable[[Delta[ReadNode]], None] | None = None
         """Called with the changes of nodes, beside this controller's own decisions."""
-        self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed, reads=read_of_gpu_node)
+        self._gpu_nodes = Store(
+            Collection(GPU_NODES, OwnedGpuNode), self._changed, self._observe_gpu_nodes, read_of_gpu_node
+        )
+        self._gpu_node_follower: Callable[[Delta[OwnedGpuNode]], None] | None = None
+        """Called with the changes of GpuNodes, likewise."""
         self._made = {store.resource: store for store in self._stores_of_made()}
         self._marks: dict[Target, Mark] = {}
         self._kubevirt = KubeVirtStores(self._changed)
@@ -96,6 +109,9 @@ class Controller:
         """The history of patches of KubeVirt; None until its ConfigMap has been observed."""
         self._pods = Store(Collection(pods(settings.namespace), Pod), self._changed, reads=read_of_pod)
         self._other = OtherOperator()
+        self._scheduled = scheduled
+        self._next_switch: datetime | None = None
+        """When a VgpuSchedule changes vGPU configs next, by the latest picture."""
         leases = Store(its_leases(), self._changed, self._observe_lease)
         self._services = Store(Collection(services(settings.namespace), Service, name=EXTENDER), self._changed)
         self._stores: tuple[AnyStore, ...] = (
@@ -106,6 +122,7 @@ class Controller:
             leases,
             *self._made.values(),
             *((self._services,) if settings.shared is not None else ()),
+            *((scheduled.store(self._changed),) if scheduled is not None else ()),
         )
         """The controller decides once all of these are observed. A KubeVirt kind that is not is reported instead."""
 
@@ -121,9 +138,19 @@ class Controller:
         if self._nodes.objects is not None:
             observe(Delta(self._nodes.objects))
 
+    def follow_gpu_nodes(self, observe: Callable[[Delta[OwnedGpuNode]], None]) -> None:
+        """Have `observe` called with the observed GpuNodes now, and with their changes; the last caller's alone."""
+        self._gpu_node_follower = observe
+        if self._gpu_nodes.objects is not None:
+            observe(Delta(self._gpu_nodes.objects))
+
     def _observe_nodes(self, delta: Delta[ReadNode]) -> None:
         if self._follower is not None:
             self._follower(delta)
+
+    def _observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
+        if self._gpu_node_follower is not None:
+            self._gpu_node_follower(delta)
 
     @property
     def writes_done(self) -> int:
@@ -163,10 +190,11 @@ class Controller:
 
     async def _decide(self) -> None:
         while True:
-            await self._changed.wait_for(self._dependencies.clock, MOST_PAUSE_S)
+            await self._changed.wait_for(self._dependencies.clock, self._pause_s())
             picture = self._picture()
             if picture is None:
                 continue
+            self._next_switch = picture.scheduled.next_switch
             self._forget()
             began_s = self._dependencies.clock.monotonic_s()
             before, self.decisions = self.decisions, await self._decided(picture)
@@ -177,6 +205,13 @@ class Controller:
             await self._announcer.announce(self.decisions.announcements)
             took_s = self._dependencies.clock.monotonic_s() - began_s
             await self._dependencies.clock.sleep(min(max(took_s * PAUSE_PER_DECISION, LEAST_PAUSE_S), PAUSE_S))
+
+    def _pause_s(self) -> float:
+        """Return the longest time until the next decision: a switch of a VgpuSchedule is no change of an object."""
+        if self._next_switch is None:
+            return MOST_PAUSE_S
+        left_s = (self._next_switch - self._dependencies.clock.now()).total_seconds()
+        return min(max(left_s, LEAST_PAUSE_S), MOST_PAUSE_S)
 
     async def _decided(self, picture: Picture) -> Decisions:
         """Return the decisions from a picture; other tasks have their turns between the slices of the nodes."""
@@ -216,6 +251,7 @@ class Controller:
             other,
             kubevirt,
             self._services.known,
+            self._scheduled.at(self._dependencies.clock.now()) if self._scheduled is not None else ScheduledConfigs(),
         )
 
     async def _write(self, write: Write) -> None:

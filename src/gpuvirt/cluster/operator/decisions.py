@@ -156,7 +156,8 @@ def _basis(
     around = replace(policies.around_of(policy), labels_vgpu_types=settings.labels_vgpu_types)
     deployer = Deployer(desired, has_image, has_daemon_sets=has_image, beside=settings.coexists)
     vgpu_switch = policies.vgpu_switch_of(policy, kubevirt)
-    return Basis(policy, kubevirt, ClusterInputs(policies.defaults_of(policy), around, vgpu_switch, deployer))
+    defaults, scheduled = policies.defaults_of(policy), picture.scheduled.configs
+    return Basis(policy, kubevirt, ClusterInputs(defaults, around, vgpu_switch, deployer, scheduled))
 
 
 def _kubevirt_verdict(picture: Picture, kubevirt: KubeVirtDecisions) -> Verdict | None:

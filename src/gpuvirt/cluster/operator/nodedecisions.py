@@ -14,6 +14,7 @@ from gpuvirt.cluster.operator.nodes.labels import Around, desired_labels, desire
 from gpuvirt.cluster.operator.nodes.placement import Defaults, Placement, leaving, placement_of
 from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, VgpuSwitch
+from gpuvirt.cluster.operator.nodes.scheduled import ScheduledConfig, config_of
 from gpuvirt.cluster.operator.nodesummary import NodesSummary, NodeWrite, running_on
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.operator.picture import NO_PODS, NodePods, read_of, read_of_gpu_node
@@ -33,6 +34,8 @@ class ClusterInputs:
     around: Around
     vgpu_switch: VgpuSwitch
     deployer: Deployer
+    scheduled: tuple[ScheduledConfig, ...] = ()
+    """What VgpuSchedules say of nodes' vGPU configs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def decide_node(inputs: NodeInputs, cluster: ClusterInputs) -> NodesSummary:
     node, gpu_node, deployer = inputs.node, inputs.gpu_node, cluster.deployer
     name, writes = node.metadata.name, list[NodeWrite]()
     placement = placement_of(node.metadata.labels, gpu_node, cluster.defaults)
-    desired = _desired(node, placement, cluster.vgpu_switch, gpu_node)
+    desired = _desired(node, placement, cluster, gpu_node)
     placement = leaving(placement, node.metadata.labels, gpu_node, spec_is_due=desired is not None)
     around = replace(
         cluster.around,
@@ -98,12 +101,13 @@ def orphans(nodes: Container[ObjectKey], gpu_nodes: Mapping[ObjectKey, OwnedGpuN
 
 
 def _desired(
-    node: ReadNode, placement: Placement, vgpu_switch: VgpuSwitch, observed: OwnedGpuNode | None
+    node: ReadNode, placement: Placement, cluster: ClusterInputs, observed: OwnedGpuNode | None
 ) -> ApplyGpuNode | None:
     """Return the write of a node's GpuNode; None if it is up to date, or if a node without GPUs has none."""
     if placement.workload is None or (not placement.present and observed is None):
         return None
-    spec = resolve.spec_of(node.metadata.labels, placement, vgpu_switch, observed)
+    labels = node.metadata.labels
+    spec = resolve.spec_of(labels, placement, cluster.vgpu_switch, observed, config_of(cluster.scheduled, labels))
     if not resolve.lacks(observed, spec):
         return None
     return ApplyGpuNode(Target(GPU_NODES, node.metadata.name), resolve.applied(node.metadata.name, spec))

@@ -11,6 +11,7 @@ from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.nodes.scheduled import ScheduledConfigs
 from gpuvirt.cluster.operator.store import Objects
 
 PAUSERS = {
@@ -35,6 +36,8 @@ class Picture:
     kubevirt: KubeVirtObserved = field(default_factory=KubeVirtObserved)
     services: Objects[Service] = field(default_factory=dict)
     """The extender's Service, if it exists and the controller writes the scheduler's configuration."""
+    scheduled: ScheduledConfigs = field(default_factory=ScheduledConfigs)
+    """What VgpuSchedules say of nodes' vGPU configs at this moment."""
 
     def entries_of(self, config_map: str) -> tuple[str, ...] | None:
         """Return the keys of a ConfigMap; None if no ConfigMap has this name."""

@@ -470,6 +470,26 @@ class ReasonCode(Code):
     WORKER_IN_TWO_SCHEDULES = _schedule(
         "WorkerInTwoSchedules", "a node is a worker of two VgpuSchedules; nothing is done for either", Level.ERROR
     )
+    NODE_IN_TWO_SCHEDULES = _schedule(
+        "NodeInTwoSchedules",
+        "several VgpuSchedules have vGPU configs for a node, which keeps the one that it has; nothing is done for them",
+        Level.ERROR,
+    )
+    VGPU_CONFIG_PENDING = _schedule(
+        "VgpuConfigPending",
+        "the agent of a node has not applied the vGPU config of a VgpuSchedule's phase yet",
+        Level.WARNING,
+    )
+    VGPU_CONFIG_OVERRIDDEN = _schedule(
+        "VgpuConfigOverridden",
+        "vgpuConfig is set in a node's GpuNode, which takes precedence over a VgpuSchedule",
+        Level.WARNING,
+    )
+    MODE_WITHOUT_VGPUS = _schedule(
+        "ModeWithoutVgpus",
+        "a VgpuSchedule has a vGPU config for a node whose mode is not vgpu, where it changes nothing",
+        Level.WARNING,
+    )
     PROFILE_LABEL_SELECTS = _schedule(
         "ProfileLabelSelects",
         "a profile of a VgpuSchedule sets a label by which its phases select workers",

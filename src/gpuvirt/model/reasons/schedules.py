@@ -47,6 +47,35 @@ def worker_in_two_schedules(node: str, schedules: Sequence[str]) -> Reason:
     return Reason(ReasonCode.WORKER_IN_TWO_SCHEDULES, f"node {node}", message, fix=fix)
 
 
+def node_in_two_schedules(node: str, schedules: Sequence[str]) -> Reason:
+    """Two schedules would change the vGPU config of one node."""
+    message = f"has vGPU configs by several schedules: {', '.join(schedules)}"
+    fix = "change the labels of the node, or the nodes of a phase"
+    return Reason(ReasonCode.NODE_IN_TWO_SCHEDULES, f"node {node}", message, fix=fix)
+
+
+def vgpu_config_pending(node: str, config: str, problem: str, code: str = "") -> Reason:
+    """The agent applies it once no VM uses a vGPU that has to go. `code` is the agent's, if the catalogue has it."""
+    known = ReasonCode.named(code) or ReasonCode.VGPU_CONFIG_PENDING
+    message = f"does not have the vGPU config {config} yet: {problem}"
+    fix = "the node gets it once the VMs that use its vGPUs have ended or were migrated"
+    return Reason(known, f"node {node}", message, fix=fix)
+
+
+def vgpu_config_overridden(node: str, config: str, origin: str) -> Reason:
+    """What an admin has set in a GpuNode takes precedence."""
+    message = f"does not get the vGPU config {config}: vgpuConfig is {origin}"
+    fix = f"remove spec.vgpuConfig from GpuNode {node}, or the node from the schedule"
+    return Reason(ReasonCode.VGPU_CONFIG_OVERRIDDEN, f"node {node}", message, fix=fix)
+
+
+def mode_without_vgpus(node: str, config: str, mode: str) -> Reason:
+    """A vGPU config holds for GPUs in mode vgpu alone."""
+    message = f"gets no vGPUs by the vGPU config {config}: the mode of the node is {mode}"
+    fix = f"kubectl label node {node} nvidia.com/gpu.workload.config=vm-vgpu"
+    return Reason(ReasonCode.MODE_WITHOUT_VGPUS, f"node {node}", message, fix=fix)
+
+
 def profile_label_selects(field: str, key: str, phases: Sequence[str]) -> Reason:
     """A switch would change which workers it has."""
     message = f"has the label {key}, by which these phases select workers: {', '.join(phases)}"

@@ -53,6 +53,16 @@ def shared_workers(schedules: Mapping[str, frozenset[NodeName]]) -> dict[str, tu
     return found
 
 
+def shared_nodes(schedules: Mapping[str, frozenset[NodeName]], name: str) -> tuple[Reason, ...]:
+    """Return the faults of a schedule for whose nodes other schedules have vGPU configs, too."""
+    found = list[Reason]()
+    for node in sorted(schedules.get(name, frozenset())):
+        names = sorted(other for other, nodes in schedules.items() if node in nodes)
+        if len(names) > 1:
+            found.append(reasons.node_in_two_schedules(node, names))
+    return tuple(found)
+
+
 def _phase_faults(schedule: Schedule) -> Iterator[Reason]:
     if len(schedule.name) > LONGEST_NAME:
         yield reasons.spec_invalid("metadata.name", _too_long(schedule.name))

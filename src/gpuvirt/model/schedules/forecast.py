@@ -43,6 +43,8 @@ class PlannedAction(StrEnum):
     POWER_OFF = "power-off"
     START = "start"
     SET_VGPU_TYPE = "set-vgpu-type"
+    SET_VGPU_CONFIG = "set-vgpu-config"
+    """Set the vGPU config of a node, whose agent applies it once no VM uses a vGPU that has to go."""
     UNCORDON = "uncordon"
     LABEL = "label"
     """Set or remove the labels of profiles."""
@@ -210,6 +212,21 @@ def forecast(
     )
     phase = current.phase if current is not None else PhaseName("")
     return Forecast(phase, at, tuple(model.steps), waiting)
+
+
+def with_configs(
+    found: Forecast, schedule: Schedule, status: Status, nodes: Mapping[PhaseName, frozenset[NodeName]]
+) -> Forecast:
+    """Return a forecast with the vGPU configs that nodes get in its phase; `nodes` has those of each phase."""
+    known = {node.node: node.vgpu_config for node in status.nodes if node.is_applied}
+    steps = tuple(
+        PlannedStep(node, PlannedAction.SET_VGPU_CONFIG, phase.vgpu_config)
+        for phase in schedule.phases
+        if phase.name == found.phase and phase.vgpu_config is not None
+        for node in sorted(nodes.get(phase.name, frozenset()))
+        if known.get(node) != phase.vgpu_config
+    )
+    return replace(found, steps=(*found.steps, *steps))
 
 
 def assumed_vms(status: Status, nodes: Mapping[NodeName, WorkerNode], leave: Leave) -> Mapping[VmKey, WorkerVm]:

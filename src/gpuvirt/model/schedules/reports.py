@@ -12,6 +12,7 @@ from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.forecast import Forecast
 from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.moves import unmatched
+from gpuvirt.model.schedules.noderows import NodeRow
 from gpuvirt.model.schedules.observed import Observed
 from gpuvirt.model.schedules.profiles import keeps_type
 from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule
@@ -50,8 +51,10 @@ class ScheduleRow:
     next_switch: datetime | None
     time_zone: str
     workers: int
+    nodes: int
+    """The nodes that have a vGPU config by the phase of now."""
     reasons: tuple[Reason, ...]
-    """What is wrong with the spec, or what workers wait for."""
+    """What is wrong with the spec, or what workers and nodes wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,9 @@ class PhaseRow:
     """When it begins next; None if it does not within two weeks."""
     vgpu_types: tuple[str, ...] = ()
     """The types that its profiles give VMs."""
+    nodes: str = ""
+    """The label selector of the nodes that get its vGPU config."""
+    vgpu_config: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ class ScheduleDetail:
     phases: tuple[PhaseRow, ...]
     overrides: tuple[OverrideRow, ...]
     workers: tuple[WorkerRow, ...]
+    nodes: tuple[NodeRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +212,6 @@ def row_of(schedule: Schedule, status: Status, problems: tuple[Reason, ...], now
     """Return the row of a schedule; `problems` has what is wrong with its spec."""
     timeline = None if problems else timeline_of(schedule)
     following = timeline.next_switch(now) if timeline is not None else None
-    waiting = tuple(worker.reason for worker in status.workers if worker.reason is not None)
     return ScheduleRow(
         schedule.name,
         _state(schedule, status, timeline, now) if timeline is not None else ScheduleState.INVALID,
@@ -214,7 +220,8 @@ def row_of(schedule: Schedule, status: Status, problems: tuple[Reason, ...], now
         following.at if following is not None else None,
         schedule.time_zone,
         len(status.workers),
-        problems or waiting,
+        len(status.nodes),
+        problems or status.waiting,
     )
 
 
@@ -224,14 +231,17 @@ def _state(schedule: Schedule, status: Status, timeline: Timeline, now: datetime
         return ScheduleState.PAUSED
     if status.held:
         return ScheduleState.HELD
-    if status.transition is not None:
+    if status.transition is not None or not all(node.is_applied for node in status.nodes):
         return ScheduleState.SWITCHING
     follows = status.generation == schedule.generation and (current is None or status.phase == current.phase)
     return ScheduleState.READY if follows else ScheduleState.PENDING
 
 
 def phase_rows(
-    schedule: Schedule, selectors: Mapping[PhaseName, str], switches: tuple[SwitchRow, ...]
+    schedule: Schedule,
+    selectors: Mapping[PhaseName, str],
+    node_selectors: Mapping[PhaseName, str],
+    switches: tuple[SwitchRow, ...],
 ) -> tuple[PhaseRow, ...]:
     """Return the phases, each with its next start among the switches."""
     return tuple(
@@ -241,6 +251,8 @@ def phase_rows(
             selectors.get(phase.name, ""),
             next((switch.at for switch in switches if switch.phase == phase.name), None),
             tuple(profile.vgpu_type for profile in phase.profiles),
+            node_selectors.get(phase.name, ""),
+            phase.vgpu_config,
         )
         for phase in schedule.phases
     )

@@ -1,4 +1,4 @@
-"""What a VgpuSchedule asks for: phases with their workers, when each phase begins, and how workers leave."""
+"""What a VgpuSchedule asks for: phases with workers or vGPU configs, when each begins, and how workers leave."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -46,7 +46,9 @@ class Phase:
     """A cron line of five fields, in the schedule's time zone."""
     profiles: tuple[Profile, ...] = ()
     selected_by: tuple[str, ...] = ()
-    """The keys of the labels by which the phase and its profiles select nodes."""
+    """The keys of the labels by which the phase, its profiles and its vGPU config select nodes."""
+    vgpu_config: str | None = None
+    """The vGPU config of nodes with GPUs of their own; None if the phase has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +89,5 @@ class Schedule:
     """Whether nothing is done for this schedule; a transition stays where it is."""
     generation: int = 0
     """The version of the spec."""
+    has_workers: bool = True
+    """Whether a phase has workers, whose VMs a hypervisor runs."""

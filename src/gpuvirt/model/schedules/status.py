@@ -71,6 +71,22 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfiguredNode:
+    """One node with GPUs of its own, whose vGPU config follows the phase."""
+
+    node: NodeName
+    phase: PhaseName
+    vgpu_config: str
+    reason: Reason | None = None
+    """Why the vGPU config is not applied; None once the node's agent reports that it is."""
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the GPUs of the node have the vGPU config."""
+        return self.reason is None
+
+
+@dataclass(frozen=True, slots=True)
 class Transition:
     """A change of the phase that is under way."""
 
@@ -93,6 +109,14 @@ class Status:
     workers: tuple[Worker, ...] = ()
     generation: int = 0
     """The spec that the status follows."""
+    nodes: tuple[ConfiguredNode, ...] = ()
+    """The nodes that have a vGPU config by the phase of now."""
+
+    @property
+    def waiting(self) -> tuple[Reason, ...]:
+        """What workers and nodes wait for."""
+        found = (*(worker.reason for worker in self.workers), *(node.reason for node in self.nodes))
+        return tuple(reason for reason in found if reason is not None)
 
     @property
     def held(self) -> tuple[Worker, ...]:

@@ -1,4 +1,4 @@
-"""The spec of a node's GpuNode, from the node's workload, the ClusterPolicy and the node's labels.
+"""The spec of a node's GpuNode, from its workload, the ClusterPolicy, the node's labels and VgpuSchedules.
 
 A field that an admin has set in the GpuNode takes precedence over all of these, and `spec.origins` says so. The API
 server records the owner of each field in `managedFields`.
@@ -13,6 +13,7 @@ from gpuvirt.cluster.client import FIELD_MANAGER
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, Origins, ReadGpuNode, Withheld
 from gpuvirt.cluster.labels import CONFIG_LABEL, WITH_VGPU_DRIVER
 from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.nodes.scheduled import Kept, NodeConfig
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.vgpudefaults import DEFAULT
@@ -116,20 +117,24 @@ class AppliedGpuNode(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def spec_of(
-    labels: Mapping[str, str], placement: Placement, vgpu_switch: VgpuSwitch, observed: OwnedGpuNode | None
+    labels: Mapping[str, str],
+    placement: Placement,
+    vgpu_switch: VgpuSwitch,
+    observed: OwnedGpuNode | None,
+    scheduled: NodeConfig | Kept | None = None,
 ) -> AppliedSpec:
-    """Return the spec of a node's GpuNode, without the fields that an admin has set there."""
+    """Return the spec of a node's GpuNode, without the fields that an admin has set there.
+
+    Precedence of vgpuConfig: the admin's, then `scheduled`, what a VgpuSchedule says of the node, then the label.
+    """
     mode, mode_origin = _mode(placement, vgpu_switch)
-    config = labels.get(CONFIG_LABEL)
-    config_origin = (
-        f"label {CONFIG_LABEL}" if config else f"{vgpu_switch.origin} $.spec.vgpuDeviceManager.config.default"
-    )
+    config, config_origin = _config(labels, vgpu_switch, observed, scheduled)
     mode_owner, config_owner = (
         observed.owner_of(field) if observed is not None else None for field in ("mode", "vgpuConfig")
     )
     return AppliedSpec(
         mode=mode if mode_owner is None else None,
-        vgpu_config=(config or vgpu_switch.default) if config_owner is None else None,
+        vgpu_config=config if config_owner is None else None,
         origins=Origins(
             mode=mode_origin if mode_owner is None else f"set in this GpuNode by {mode_owner}",
             vgpu_config=config_origin if config_owner is None else f"set in this GpuNode by {config_owner}",
@@ -180,6 +185,29 @@ def _reviewed(entries: tuple[Withheld, ...] | None, observed: OwnedGpuNode | Non
     resources = observed.status.resources if observed is not None and observed.status is not None else ()
     compared = (resource for resource in resources if resource.pci_vendor_selectors or resource.mdev_name_selectors)
     return tuple(sorted(resource.name for resource in compared))
+
+
+def _config(
+    labels: Mapping[str, str],
+    vgpu_switch: VgpuSwitch,
+    observed: OwnedGpuNode | None,
+    scheduled: NodeConfig | Kept | None,
+) -> tuple[str, str]:
+    """Return the vGPU config with its origin. What a schedule has set stays while the schedule is not followed."""
+    match scheduled:
+        case NodeConfig(vgpu_config=config, origin=origin):
+            return config, origin
+        case Kept():
+            spec = observed.spec if observed is not None else None
+            origin = spec.origins.vgpu_config if spec is not None and spec.origins is not None else ""
+            if spec is not None and spec.vgpu_config is not None and scheduled.keeps(origin):
+                return spec.vgpu_config, origin
+        case None:
+            pass
+    config = labels.get(CONFIG_LABEL, "")
+    if config:
+        return config, f"label {CONFIG_LABEL}"
+    return vgpu_switch.default, f"{vgpu_switch.origin} $.spec.vgpuDeviceManager.config.default"
 
 
 def _mode(placement: Placement, vgpu_switch: VgpuSwitch) -> tuple[DesiredMode, str]:

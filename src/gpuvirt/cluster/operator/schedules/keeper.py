@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from random import Random
 
@@ -14,18 +14,22 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, VgpuSchedule
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.schedules.abandonedmarks import AbandonedMarks
+from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
 from gpuvirt.cluster.operator.schedules.membership import Membership
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
 from gpuvirt.cluster.operator.schedules.refusals import Refusals, is_followed, is_refused
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
+from gpuvirt.cluster.operator.schedules.scheduledconfigs import config_phases
 from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
 from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.hypervisor import Hypervisor
+from gpuvirt.model.schedules.spec import Schedule
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import due_at
 from gpuvirt.tasks import keep_going
@@ -38,6 +42,8 @@ Connect = Callable[[FindSchedule], Hypervisor]
 MOST_PAUSE_S = 600.0
 """The longest time between two looks at the wall clock, which may be set."""
 LEAST_PAUSE_S = 0.1
+REPORTED_AGAIN_S = 1.0
+"""How long after a round that wrote the vGPU configs of nodes the next one begins for that."""
 MOVED_AGAIN_S = 60.0
 """How long after a round that did not follow a change of its workers' nodes the next one begins."""
 
@@ -73,6 +79,9 @@ class ScheduleKeeper:
         self._checked: dict[str, int] = {}
         """The generations of schedules with faults that are in their status."""
         self._membership = Membership()
+        self._configured = ConfiguredNodes()
+        self._reported_s: dict[str, float] = {}
+        """When a round was last begun for a schedule because the nodes of its status had changed."""
         self._moved: dict[str, float] = {}
         """The schedules with other workers than their statuses say, and when a round was last begun for it."""
 
@@ -118,7 +127,14 @@ class ScheduleKeeper:
 
     def observe_nodes(self, delta: Delta[ReadNode]) -> None:
         """Take changes of nodes, which the controller watches: a node that is labelled is a worker at once."""
+        self._configured.observe_nodes(delta)
         if self._membership.observe(delta):
+            self._changed.set()
+
+    def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
+        """Take changes of GpuNodes, which show whether nodes have the vGPU config of a phase."""
+        self._configured.observe_gpu_nodes(delta)
+        if any(True for stored in self.schedules for _ in config_phases(stored)):
             self._changed.set()
 
     def _look_for_moved(self) -> float:
@@ -169,12 +185,28 @@ class ScheduleKeeper:
             if now_s - self._moved[schedule.name] >= MOVED_AGAIN_S:
                 self._moved[schedule.name] = now_s
                 return now
-        return due_at(schedule, timeline_of(schedule), status_of(stored), now)
+        due = due_at(schedule, timeline_of(schedule), status_of(stored), now)
+        unreported = self._unreported_at(stored, schedule, now)
+        return min((at for at in (due, unreported) if at is not None), default=None)
+
+    def _unreported_at(self, stored: VgpuSchedule, schedule: Schedule, now: datetime) -> datetime | None:
+        """Return when a round has to write that nodes have another vGPU config, or another reason; None if none has."""
+        if schedule.is_suspended or not (stored.status.nodes or any(True for _ in config_phases(stored))):
+            return None
+        found = self._configured.of(stored, schedule, now)
+        if found is None or found == status_of(stored).nodes:
+            return None
+        now_s = self._clock.monotonic_s()
+        left_s = self._reported_s.get(schedule.name, -math.inf) + REPORTED_AGAIN_S - now_s
+        if left_s > 0.0:
+            return now + timedelta(seconds=left_s)
+        self._reported_s[schedule.name] = now_s
+        return now
 
     async def _run(self, stored: VgpuSchedule) -> None:
         """Make the rounds of one schedule until nothing is under way; what fails in it does not touch the others."""
         name = stored.metadata.name
-        api = ScheduleObjects(self._client, self._namespace, name, self._clock)
+        api = ScheduleObjects(self._client, self._namespace, name, self._clock, self._configured.of)
         calls = VmCalls(partial(self._open, name), self._clock, self._may_write, self._since_s, self.telemetry)
         try:
             await keep_going(f"schedule {name}", Rounds(api, calls, self._clock, self.telemetry).run, self._clock)

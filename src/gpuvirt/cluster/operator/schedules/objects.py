@@ -12,12 +12,14 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.hypervisor import VmKey
 from gpuvirt.model.schedules.spec import Drain, Leave, Override, Phase, PhaseName, Profile, Schedule
-from gpuvirt.model.schedules.status import Status, Transition, Worker
+from gpuvirt.model.schedules.status import ConfiguredNode, Status, Transition, Worker
 from gpuvirt.model.schedules.transition import Advance
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[hms])+", re.ASCII)
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([hms])", re.ASCII)
+_CONFIG = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+"""A name that the value of a label can be."""
 LONGEST_DURATION = 20
 DEFAULT_ANNOUNCE_S = 900.0
 _HYPERVISORS = "vsphere.secretRef, libvirt.secretRef, kubeVirt.namespace"
@@ -39,10 +41,11 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
     if timeout_s is None:
         text = f"is {spec.drain.timeout!r}, expected a duration such as 10m"
         faults.append(reasons.spec_invalid("spec.drain.timeout", text))
-    faults += _hypervisor_faults(spec)
+    has_workers = any(phase.workers is not None for phase in spec.phases) or bool(stored.status.workers)
+    if has_workers or not any(phase.nodes is not None for phase in spec.phases):
+        faults += _hypervisor_faults(spec)
     for position, phase in enumerate(spec.phases):
-        if not phase.workers.match_labels and not phase.workers.match_expressions:
-            faults.append(reasons.spec_invalid(f"spec.phases[{position}].workers", "selects every node of the cluster"))
+        faults += _phase_faults(phase, f"spec.phases[{position}]")
     overrides = list[Override]()
     for position, override in enumerate(spec.overrides):
         begin, end = _local(override.begin), _local(override.until)
@@ -67,8 +70,26 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
         spec.leave,
         spec.suspend,
         stored.metadata.generation,
+        has_workers,
     )
     return schedule, tuple(faults)
+
+
+def _phase_faults(phase: kind.PhaseSpec, field: str) -> Iterator[Reason]:
+    """Yield what is wrong with what a phase selects."""
+    for name, selector in (("workers", phase.workers), ("nodes", phase.nodes)):
+        if selector is not None and not selector.match_labels and not selector.match_expressions:
+            yield reasons.spec_invalid(f"{field}.{name}", "selects every node of the cluster")
+    if phase.workers is None and phase.nodes is None:
+        yield reasons.spec_invalid(field, "has neither workers nor nodes")
+    if phase.workers is None and phase.profiles:
+        yield reasons.spec_invalid(f"{field}.profiles", "are of workers, and the phase has none")
+    if (phase.nodes is None) is not (phase.vgpu_config is None):
+        text = "is needed beside vgpuConfig" if phase.nodes is None else "needs a vgpuConfig beside it"
+        yield reasons.spec_invalid(f"{field}.nodes", text)
+    if phase.vgpu_config is not None and not _CONFIG.fullmatch(phase.vgpu_config):
+        expected = "expected a name as the label nvidia.com/vgpu.config has it, such as A10-4Q"
+        yield reasons.spec_invalid(f"{field}.vgpuConfig", f"is {phase.vgpu_config!r}; {expected}")
 
 
 def _hypervisor_faults(spec: kind.Spec) -> Iterator[Reason]:
@@ -83,9 +104,9 @@ def _hypervisor_faults(spec: kind.Spec) -> Iterator[Reason]:
 
 def _phase_of(phase: kind.PhaseSpec) -> Phase:
     profiles = tuple(Profile(profile.vgpu_type, tuple(sorted(profile.labels.items()))) for profile in phase.profiles)
-    selectors = (phase.workers, *(profile.workers for profile in phase.profiles))
-    keys = {key for selector in selectors for key in _keys(selector)}
-    return Phase(PhaseName(phase.name), phase.start, profiles, tuple(sorted(keys)))
+    selectors = (phase.workers, phase.nodes, *(profile.workers for profile in phase.profiles))
+    keys = {key for selector in selectors if selector is not None for key in _keys(selector)}
+    return Phase(PhaseName(phase.name), phase.start, profiles, tuple(sorted(keys)), phase.vgpu_config)
 
 
 def _keys(selector: LabelSelector) -> Iterator[str]:
@@ -107,6 +128,7 @@ def status_of(stored: kind.VgpuSchedule) -> Status:
         _phase(status.announced),
         tuple(_worker(worker) for worker in status.workers),
         status.observed_generation,
+        tuple(_node(node) for node in status.nodes),
     )
 
 
@@ -126,6 +148,7 @@ def written(
         if transition is not None
         else None,
         workers=tuple(_written_worker(worker) for worker in status.workers),
+        nodes=tuple(_written_node(node) for node in status.nodes),
         observed_generation=status.generation,
         conditions=tuple(conditions_of(before, status, problems, now)),
     )
@@ -136,7 +159,7 @@ def conditions_of(
 ) -> Iterator[Condition]:
     """Yield Ready, Valid and Held; each keeps the time of its last change."""
     held = [worker.reason for worker in status.held if worker.reason is not None]
-    waiting = [worker.reason for worker in status.workers if worker.reason is not None]
+    waiting = status.waiting
     valid = ("True", "Valid", "") if not problems else ("False", *_why(problems))
     holds = ("True", *_why(tuple(held))) if held else ("False", "NotHeld", "")
     ready = ("True", "PhaseReached", f"phase {status.phase}")
@@ -144,6 +167,8 @@ def conditions_of(
         ready = valid
     elif status.transition is not None:
         ready = ("False", *(_why(tuple(held or waiting)) if waiting else ("Switching", "")))
+    elif pending := tuple(node.reason for node in status.nodes if node.reason is not None):
+        ready = ("False", *_why(pending))
     for name, (state, code, message) in ((kind.READY, ready), (kind.VALID, valid), (kind.HELD, holds)):
         last = next((condition for condition in before.status.conditions if condition.type == name), None)
         is_same = last is not None and last.status == state
@@ -193,6 +218,27 @@ def _written_worker(worker: Worker) -> kind.WorkerStatus:
         renewal=worker.renewal,
         held=worker.is_held,
         forced=worker.forced,
+        code=str(reason.code) if reason is not None else "",
+        subject=reason.subject if reason is not None else "",
+        message=reason.message if reason is not None else "",
+        fix=(reason.fix or "") if reason is not None else "",
+    )
+
+
+def _node(node: kind.NodeStatus) -> ConfiguredNode:
+    reason = reasons.stored(node.code, node.subject, node.message, node.fix)
+    if reason is None and not node.applied:
+        reason = reasons.vgpu_config_pending(node.node, node.vgpu_config, "the status does not say why")
+    return ConfiguredNode(NodeName(node.node), PhaseName(node.phase), node.vgpu_config, reason)
+
+
+def _written_node(node: ConfiguredNode) -> kind.NodeStatus:
+    reason = node.reason
+    return kind.NodeStatus(
+        node=node.node,
+        phase=node.phase,
+        vgpu_config=node.vgpu_config,
+        applied=node.is_applied,
         code=str(reason.code) if reason is not None else "",
         subject=reason.subject if reason is not None else "",
         message=reason.message if reason is not None else "",

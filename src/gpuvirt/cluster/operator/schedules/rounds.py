@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gpuvirt.clock import Clock
@@ -15,10 +15,10 @@ from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
 from gpuvirt.model.schedules.faults import faults
-from gpuvirt.model.schedules.hypervisor import Accepted
+from gpuvirt.model.schedules.hypervisor import Accepted, VmsUnknown
 from gpuvirt.model.schedules.observed import NodePod, Observed, WorkerNode
-from gpuvirt.model.schedules.spec import Schedule
-from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.schedules.spec import PhaseName, Schedule
+from gpuvirt.model.schedules.status import ConfiguredNode, Status
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import Advance, advance
 
@@ -28,6 +28,7 @@ EVICT_AGAIN_S = 5.0
 """How long after a budget has refused an eviction it is tried again, as kubectl drain does."""
 FAULTY_ROUND_S = 60.0
 """How long after a round that found a fault of a worker the next one begins."""
+NO_HYPERVISOR = VmsUnknown("", "the schedule has no workers, and no hypervisor")
 AGAIN_S = 5.0
 """How long after a round that failed the next one begins."""
 
@@ -51,7 +52,12 @@ class ClusterReading:
     pods: Mapping[NodeName, tuple[NodePod, ...]] = field(default_factory=dict)
     attachments: Mapping[NodeName, tuple[str, ...]] = field(default_factory=dict)
     faults: tuple[Reason, ...] = ()
-    """Workers of another schedule, without a profile in one of their phases, or whose VMs something may delete."""
+    """Workers and nodes of another schedule, workers without a profile in one of their phases, or whose VMs something
+    may delete."""
+    configured: tuple[ConfiguredNode, ...] | None = None
+    """The nodes that have a vGPU config by the phase of now; None if that was not observed."""
+    config_nodes: Mapping[PhaseName, frozenset[NodeName]] = field(default_factory=dict)
+    """The nodes that phases have vGPU configs for."""
 
 
 class ScheduleApi(Protocol):
@@ -108,10 +114,9 @@ class Rounds:
     async def round(self) -> float | None:
         """Make one round, and return the time until the next; None if nothing is under way.
 
-        There is none before the connections of an earlier leader are dead: a late suspension would meet new pods.
+        With workers, there is none before the connections of an earlier leader are dead: a late suspension would meet
+        new pods.
         """
-        if (wait_s := self._vms.alone_in_s) > 0.0:
-            return wait_s
         try:
             return await self._round()
         except ConflictError:
@@ -124,6 +129,8 @@ class Rounds:
         stored = await self._api.schedule()
         if stored is None or stored.schedule.is_suspended:
             return None
+        if stored.schedule.has_workers and (wait_s := self._vms.alone_in_s) > 0.0:
+            return wait_s
         now = self._clock.now().replace(microsecond=0)
         problems = (*stored.faults, *faults(stored.schedule, now))
         if problems:
@@ -133,10 +140,12 @@ class Rounds:
         if reading.faults:
             await self._api.record(stored, stored.status, reading.faults, Advance(stored.status))
             return FAULTY_ROUND_S
-        vms = await self._vms.read()
+        vms = await self._vms.read() if stored.schedule.has_workers else NO_HYPERVISOR
         observed = Observed(reading.nodes, reading.pods, reading.attachments, vms, self._vms.latest)
         timeline = timeline_of(stored.schedule)
         decided = advance(stored.schedule, timeline, stored.status, observed, now)
+        if reading.configured is not None:
+            decided = replace(decided, status=replace(decided.status, nodes=reading.configured))
         await self._api.record(stored, decided.status, (), decided)
         self.latest = decided
         self._telemetry.observe_round(stored.status, decided.status, now)

@@ -1,6 +1,7 @@
 """One schedule's requests to the API server: what a round reads, and its writes with the versions that it has read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 
 import msgspec
 
@@ -17,6 +18,7 @@ from gpuvirt.cluster.operator.schedules import objects
 from gpuvirt.cluster.operator.schedules.coveragereading import CoverageReading
 from gpuvirt.cluster.operator.schedules.nodemarks import marks_patch
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Stored
+from gpuvirt.cluster.operator.schedules.scheduledconfigs import config_phases
 from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
 from gpuvirt.cluster.operator.schedules.workerobjects import (
     ALL_PODS,
@@ -33,11 +35,11 @@ from gpuvirt.cluster.resources import NODES, Version, pods
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import MarkNode
-from gpuvirt.model.schedules.faults import shared_workers
+from gpuvirt.model.schedules.faults import shared_nodes, shared_workers
 from gpuvirt.model.schedules.observed import NodePod
 from gpuvirt.model.schedules.profilefaults import missing_profiles
-from gpuvirt.model.schedules.spec import PhaseName
-from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.schedules.spec import PhaseName, Schedule
+from gpuvirt.model.schedules.status import ConfiguredNode, Status
 from gpuvirt.model.schedules.transition import Advance
 
 EVICTION_S = 10.0
@@ -69,11 +71,24 @@ class _Eviction(msgspec.Struct, frozen=True, rename="camel"):
     kind: str = "Eviction"
 
 
+ConfiguredBy = Callable[[VgpuSchedule, Schedule, datetime], tuple[ConfiguredNode, ...] | None]
+"""Returns the nodes that a schedule has vGPU configs for at a moment; None if that is not observed."""
+
+
+def _not_observed(stored: VgpuSchedule, schedule: Schedule, now: datetime) -> tuple[ConfiguredNode, ...] | None:
+    """Stand for a command, which reads no GpuNodes: the nodes of the status stay as they are."""
+    del stored, schedule, now
+    return None
+
+
 class ScheduleObjects:
     """The API server, as the rounds of one schedule need it. All methods raise ApiError."""
 
-    def __init__(self, client: Client, namespace: str, name: str, clock: Clock) -> None:
+    def __init__(
+        self, client: Client, namespace: str, name: str, clock: Clock, configured: ConfiguredBy = _not_observed
+    ) -> None:
         """Writes of `client` are sent with the lease alone (`Client.leading`)."""
+        self._configured = configured
         self._client = client
         self._resource = vgpu_schedules(namespace)
         self._name = name
@@ -120,9 +135,12 @@ class ScheduleObjects:
             for name in nodes
         }
         workers = [found[name] for name, node in nodes.items() if node.phases]
-        problems = (*await self._shared_workers(), *missing_profiles(nodes.values()))
+        configs = await self._read_config_nodes()
+        problems = (*await self._shared(configs), *missing_profiles(nodes.values()))
         problems += await self._coverage.faults(workers)
-        return ClusterReading(nodes, placed, attached, problems)
+        configured = self._configured(self._object, stored.schedule, self._clock.now()) if self._object else None
+        config_nodes = {phase: frozenset(found) for phase, found in configs.items()}
+        return ClusterReading(nodes, placed, attached, problems, configured, config_nodes)
 
     async def record(self, stored: Stored, status: Status, problems: tuple[Reason, ...], advance: Advance) -> None:
         """Write the status for the version that was read, if it has changed; raises ConflictError."""
@@ -166,7 +184,7 @@ class ScheduleObjects:
         found, types = dict[NodeName, NodeObject](), dict[NodeName, dict[PhaseName, str | None]]()
         selected = self._object.spec.phases if self._object is not None else ()
         for phase in selected:
-            for node in await self._list(selector_text(phase.workers)):
+            for node in await self._list(selector_text(phase.workers)) if phase.workers is not None else ():
                 name = NodeName(node.metadata.name)
                 found[name] = node
                 types.setdefault(name, {})[PhaseName(phase.name)] = type_of(phase, node.metadata.labels)
@@ -179,18 +197,38 @@ class ScheduleObjects:
                 continue
         return found, types
 
-    async def _shared_workers(self) -> tuple[Reason, ...]:
-        """Return the workers that are workers of another schedule, too."""
+    async def _read_config_nodes(self) -> Mapping[PhaseName, Mapping[NodeName, NodeObject]]:
+        """Return the nodes that phases have vGPU configs for."""
+        phases = config_phases(self._object) if self._object is not None else ()
+        return {
+            PhaseName(phase.name): {
+                NodeName(node.metadata.name): node for node in await self._list(selector_text(phase.nodes))
+            }
+            for phase in phases
+            if phase.nodes is not None
+        }
+
+    async def _shared(self, configs: Mapping[PhaseName, Mapping[NodeName, NodeObject]]) -> tuple[Reason, ...]:
+        """Return the workers and the nodes with vGPU configs that another schedule has, too."""
         listed = await self._client.list(Collection(self._resource, VgpuSchedule))
         workers = {
             schedule.metadata.name: frozenset(
                 name
                 for name, node in self._nodes.items()
-                if any(phase.workers.matches(node.metadata.labels) for phase in schedule.spec.phases)
+                if any(phase.has_worker(node.metadata.labels) for phase in schedule.spec.phases)
             )
             for schedule in listed.items
         }
-        return shared_workers(workers).get(self._name, ())
+        configured = {name: node for nodes in configs.values() for name, node in nodes.items()}
+        nodes = {
+            schedule.metadata.name: frozenset(
+                name
+                for name, node in configured.items()
+                if any(phase.configures(node.metadata.labels) for phase in schedule.spec.phases)
+            )
+            for schedule in listed.items
+        }
+        return (*shared_workers(workers).get(self._name, ()), *shared_nodes(nodes, self._name))
 
     async def _list(self, selector: str) -> Iterable[NodeObject]:
         return (await self._client.list(Collection(NODES, NodeObject, labelled=selector))).items

@@ -8,6 +8,7 @@ from gpuvirt.model.schedules.status import Status, Worker
 from gpuvirt.model.schedules.times import Switch
 
 ANNOUNCED, SWITCHING, REACHED, FORCED = "PhaseAnnounced", "Switching", "PhaseReached", "DrainForced"
+APPLIED = "VgpuConfigApplied"
 
 
 def event_drafts(
@@ -23,14 +24,46 @@ def event_drafts(
             yield EventDraft(Kind.WARNING, str(problem.code), problem.text)
     if after.announced is not None and after.announced != before.announced and following is not None:
         leaving = [worker.node for worker in after.workers if after.announced not in worker.phases]
-        note = f"phase {after.announced} begins at {following.at:%Y-%m-%d %H:%M} UTC; these workers leave: "
-        yield EventDraft(Kind.NORMAL, ANNOUNCED, note + (", ".join(leaving) or "none"))
-    begun = after.transition
-    if begun is not None and (before.transition is None or before.transition.phase != begun.phase):
-        yield EventDraft(Kind.NORMAL, SWITCHING, f"the switch to phase {begun.phase} begins")
-    if after.transition is None and before.transition is not None and after.phase is not None:
-        yield EventDraft(Kind.NORMAL, REACHED, f"phase {after.phase} is reached")
+        note = f"phase {after.announced} begins at {following.at:%Y-%m-%d %H:%M} UTC"
+        if after.workers or not after.nodes:
+            note += f"; these workers leave: {', '.join(leaving) or 'none'}"
+        yield EventDraft(Kind.NORMAL, ANNOUNCED, note)
+    yield from _of_phases(before, after)
     yield from _of_workers(before, after)
+    yield from _of_nodes(before, after)
+
+
+def _of_phases(before: Status, after: Status) -> Iterator[EventDraft]:
+    """Yield that a switch begins or ends; without workers it does both in one round, and nodes may still wait."""
+    begun = after.transition.phase if after.transition is not None else None
+    last = before.transition.phase if before.transition is not None else None
+    if begun is None and last is None and after.phase != before.phase:
+        begun = after.phase
+    if begun is not None and begun != last:
+        yield EventDraft(Kind.NORMAL, SWITCHING, f"the switch to phase {begun} begins")
+    if after.transition is not None or after.phase is None:
+        return
+    if last is not None or (after.phase != before.phase and all(node.is_applied for node in after.nodes)):
+        yield EventDraft(Kind.NORMAL, REACHED, f"phase {after.phase} is reached")
+
+
+def _of_nodes(before: Status, after: Status) -> Iterator[EventDraft]:
+    """Yield that all nodes have the vGPU config of their phase, and what single nodes wait for.
+
+    For a moment after each switch all nodes wait for their agents, which no event says.
+    """
+    known = {(node.node, node.phase, node.reason.code) for node in before.nodes if node.reason is not None}
+    for node in after.nodes:
+        reason = node.reason
+        if reason is None or reason.code is ReasonCode.VGPU_CONFIG_PENDING:
+            continue
+        if (node.node, node.phase, reason.code) not in known:
+            yield EventDraft(Kind.WARNING, str(reason.code), reason.text)
+    are_applied = after.nodes and all(node.is_applied for node in after.nodes)
+    if are_applied and {(node.phase, node.is_applied) for node in before.nodes} != {(after.nodes[0].phase, True)}:
+        first = after.nodes[0]
+        note = f"all nodes of phase {first.phase} have the vGPU config {first.vgpu_config}: {len(after.nodes)}"
+        yield EventDraft(Kind.NORMAL, APPLIED, note)
 
 
 def _of_workers(before: Status, after: Status) -> Iterator[EventDraft]:

@@ -11,7 +11,7 @@ PhaseTypes = Mapping[PhaseName, str | None]
 
 def types_of(phases: Iterable[PhaseSpec], labels: Mapping[str, str]) -> PhaseTypes:
     """Return the phases whose workers a node is one of, by its labels."""
-    return {PhaseName(phase.name): type_of(phase, labels) for phase in phases if phase.workers.matches(labels)}
+    return {PhaseName(phase.name): type_of(phase, labels) for phase in phases if phase.has_worker(labels)}
 
 
 def type_of(phase: PhaseSpec, labels: Mapping[str, str]) -> str | None:

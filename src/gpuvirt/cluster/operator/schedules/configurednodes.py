@@ -1,0 +1,88 @@
+"""Whether nodes have the vGPU config of a schedule's phase: by the GpuNodes that the controller watches anyway."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.kinds.core import ReadNode
+from gpuvirt.cluster.kinds.gpunode import READY
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.nodes.scheduled import origin_of
+from gpuvirt.cluster.operator.schedules.scheduledconfigs import phase_now
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.schedules.spec import PhaseName, Schedule
+from gpuvirt.model.schedules.status import ConfiguredNode
+
+MOST_PROBLEM = 500
+"""The most characters of an agent's message that a schedule's status repeats; there may be many nodes."""
+
+
+class ConfiguredNodes:
+    """The nodes and GpuNodes as they were observed last."""
+
+    def __init__(self) -> None:
+        self._nodes: Mapping[ObjectKey, ReadNode] | None = None
+        self._gpu_nodes: Mapping[ObjectKey, OwnedGpuNode] | None = None
+
+    def observe_nodes(self, delta: Delta[ReadNode]) -> None:
+        """Take changes of nodes."""
+        self._nodes = delta.objects
+
+    def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
+        """Take changes of GpuNodes."""
+        self._gpu_nodes = delta.objects
+
+    def of(self, stored: VgpuSchedule, schedule: Schedule, now: datetime) -> tuple[ConfiguredNode, ...] | None:
+        """Return the nodes of the phase of now of a schedule without faults; None until all objects are observed."""
+        if self._nodes is None or self._gpu_nodes is None:
+            return None
+        phase = phase_now(stored, schedule, now)
+        if phase is None or phase.vgpu_config is None:
+            return ()
+        config, origin = phase.vgpu_config, origin_of(schedule.name, phase.name)
+        names = sorted(key.name for key, node in self._nodes.items() if phase.configures(node.metadata.labels))
+        reported = {name: self._gpu_nodes.get(ObjectKey("", name)) for name in names}
+        return tuple(
+            ConfiguredNode(NodeName(name), PhaseName(phase.name), config, unapplied(name, config, origin, gpu_node))
+            for name, gpu_node in reported.items()
+        )
+
+
+def unapplied(node: str, config: str, origin: str, gpu_node: OwnedGpuNode | None) -> Reason | None:
+    """Return why a node does not have the vGPU config that a schedule has for it; None if its agent reports it."""
+    if gpu_node is None or gpu_node.spec is None:
+        text = "it has no GpuNode, because it has no GPUs that gpuvirt manages"
+        return reasons.vgpu_config_pending(node, config, text)
+    owner, spec = gpu_node.owner_of("vgpuConfig"), gpu_node.spec
+    if owner is not None:
+        return reasons.vgpu_config_overridden(node, config, f"set in its GpuNode by {owner}")
+    if spec.mode is not DesiredMode.VGPU and all(gpu.mode is not DesiredMode.VGPU for gpu in spec.gpus):
+        return reasons.mode_without_vgpus(node, config, spec.mode)
+    return next(_waits(node, config, origin, gpu_node), None)
+
+
+def _waits(node: str, config: str, origin: str, gpu_node: OwnedGpuNode) -> Iterator[Reason]:
+    """Yield what the vGPU config of a node in mode vgpu waits for, the first step first."""
+    spec, status = gpu_node.spec, gpu_node.status
+    found = spec.origins.vgpu_config if spec is not None and spec.origins is not None else ""
+    if spec is None or spec.vgpu_config != config or found != origin:
+        yield reasons.vgpu_config_pending(node, config, "the controller has not written it to the GpuNode yet")
+    if status is None or status.observed_generation < gpu_node.metadata.generation:
+        yield reasons.vgpu_config_pending(
+            node, config, "the node agent has not read the newest spec of the GpuNode yet"
+        )
+        return
+    ready = next((condition for condition in status.conditions if condition.type == READY), None)
+    if ready is None:
+        yield reasons.vgpu_config_pending(node, config, "the node agent does not report whether the node is ready")
+    elif ready.status != "True":
+        yield reasons.vgpu_config_pending(node, config, (ready.message or ready.reason)[:MOST_PROBLEM], ready.reason)
+    others = sorted({gpu.vgpu_config for gpu in status.gpus if gpu.vgpu_config is not None} - {config})
+    if others:
+        text = f"the node agent still applies {', '.join(others)}"
+        yield reasons.vgpu_config_pending(node, config, text)
