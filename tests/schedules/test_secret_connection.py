@@ -16,6 +16,7 @@ from gpuvirt.cluster.labelselector import LabelSelector
 from gpuvirt.cluster.operator.schedules.objects import schedule_of
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.reasons import with_code
 from gpuvirt.model.schedules.connection import Credentials, HypervisorKind, MayCallUntil
 from gpuvirt.model.schedules.hypervisor import Action, Call, Hypervisor, Refused, VmKey, VmsUnknown
 from tests.certificates import Authority, Pair
@@ -100,7 +101,7 @@ async def is_known(connection: Hypervisor) -> bool:
 async def unknown(connection: Hypervisor) -> str:
     reading = await connection.read()
     assert isinstance(reading, VmsUnknown)
-    return f"{reading.code}: {reading.text}"
+    return with_code(reading.code, reading.text)
 
 
 async def test_one_connection_serves_while_the_secret_is_the_same(authority: Authority, server: Pair) -> None:
@@ -154,8 +155,9 @@ async def test_without_credentials_nothing_is_known_and_the_reason_names_the_sec
 ) -> None:
     cluster = Cluster()
     async with connected(cluster, server, authority.certificate) as connection:
-        assert (
-            await unknown(connection) == "CredentialsIncomplete: the Secret vcenter of namespace gpuvirt does not exist"
+        assert await unknown(connection) == (
+            "CredentialsIncomplete: the Secret vcenter of namespace gpuvirt does not exist; "
+            "fix: create it in namespace gpuvirt, or correct spec.hypervisor of the schedule"
         )
         cluster.put(password="", user="")
         lacks = await unknown(connection)
