@@ -215,9 +215,14 @@ class LabNode:
         return msgspec.json.decode(found, type=Pod).status
 
     def output(self, name: str, container: str = "compute") -> Sequence[str]:
-        """Return the output of a container, from the kubelet's log files."""
-        logs = Path("/var/log/pods").glob(f"{self.namespace}_{name}_*/{container}/0.log")
-        return [line.split(" ", 3)[3] for log in logs for line in log.read_text().splitlines()]
+        """Return the output of a container, from the kubelet's log files.
+
+        A container has a log for each time that the kubelet made it; the last one counts. A kubelet that is killed
+        between making and starting a container makes another one.
+        """
+        logs = Path("/var/log/pods").glob(f"{self.namespace}_{name}_*/{container}/*.log")
+        last = sorted(logs, key=lambda log: int(log.stem))[-1:]
+        return [line.split(" ", 3)[3] for log in last for line in log.read_text().splitlines()]
 
     def devices(self, name: str) -> set[str]:
         """Return the devices of a pod that prints its environment; the pod may still run."""
