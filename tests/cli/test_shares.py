@@ -64,7 +64,7 @@ async def test_json_has_the_same(tmp_path: Path) -> None:
         out, _ = await process.communicate()
     found = json.loads(out)
     assert [(one["node"], one["largest"]) for one in found["nodes"]] == [("node01", 1000), ("worker01", 400)]
-    assert found["nodes"][1]["unplaced"] == [{"pod": "default/by-hand", "units": 100}]
+    assert found["nodes"][1]["unplaced"] == [{"pod": "default/by-hand", "units": 100, "enforcement": "none"}]
     assert (found["units"], found["used"], found["free"]) == (2500, 1000, 1400)
 
 
