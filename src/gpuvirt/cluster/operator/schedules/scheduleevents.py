@@ -34,16 +34,20 @@ def event_drafts(
 
 
 def _of_phases(before: Status, after: Status) -> Iterator[EventDraft]:
-    """Yield that a switch begins or ends; without workers it does both in one round, and nodes may still wait."""
+    """Yield that a switch begins or ends; without workers it does both in one round, and nodes may still wait.
+
+    Workers for which the first phase holds already make no switch.
+    """
     begun = after.transition.phase if after.transition is not None else None
     last = before.transition.phase if before.transition is not None else None
-    if begun is None and last is None and after.phase != before.phase:
+    at_once = last is None and not after.workers and after.phase != before.phase
+    if begun is None and at_once:
         begun = after.phase
     if begun is not None and begun != last:
         yield EventDraft(Kind.NORMAL, SWITCHING, f"the switch to phase {begun} begins")
     if after.transition is not None or after.phase is None:
         return
-    if last is not None or (after.phase != before.phase and all(node.is_applied for node in after.nodes)):
+    if last is not None or (at_once and all(node.is_applied for node in after.nodes)):
         yield EventDraft(Kind.NORMAL, REACHED, f"phase {after.phase} is reached")
 
 
