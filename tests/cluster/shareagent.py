@@ -21,13 +21,14 @@ from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
-from gpuvirt.model.desired.settings import ShareSettings
+from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import ThreadWorker
-from gpuvirt.node.shares import recordstore
+from gpuvirt.node.shares import limitfiles, recordstore
+from gpuvirt.node.shares.limitfiles import LimitFiles
 from gpuvirt.node.shares.nodeshares import stored_shares
 from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.shareallocator import Dependencies
@@ -40,11 +41,18 @@ from tests.shares.opengpus import OpenGpus
 log = logging.getLogger(__name__)
 
 
-async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int]) -> None:
-    """Share GPUs until SIGTERM."""
+MEMORY_MIB = 16_384
+
+
+async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int], library: str) -> None:
+    """Share GPUs until SIGTERM, where `library` is not empty with limits."""
     kubelet = KubeletPaths(KUBELET_ROOT)
-    shares = stored_shares(folder / recordstore.FILE, SpecFiles(cdi, (cdi,)), ThreadWorker("records"), ShareSettings())
-    shares.publish(NodeSharing({GpuId(gpu): Units(units) for gpu, units in gpus.items()}))
+    enforcement = Enforcement.HAMI_CORE if library else Enforcement.NONE
+    limits = LimitFiles(Path(library or "/"), Path("/"), folder / limitfiles.FILE)
+    records, files = folder / recordstore.FILE, SpecFiles(cdi, (cdi,))
+    shares = stored_shares(records, files, ThreadWorker("records"), ShareSettings(enforcement=enforcement), limits)
+    memory = {GpuId(gpu): MEMORY_MIB for gpu in gpus}
+    shares.publish(NodeSharing({GpuId(gpu): Units(units) for gpu, units in gpus.items()}, memory_mib=memory))
     recorded = RecordedUnits(kubelet, shares.resource)
     kernel = RealKernel(HostRoots.under(Path("/")))
     accounts = Accounts(recorded.read, lambda pods: read_running_pods(kernel, pods))
@@ -58,5 +66,5 @@ async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int]) -
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    state, specs, config, capacity = sys.argv[1:]
-    asyncio.run(until_stopped(run(Path(state), Path(specs), Path(config), json.loads(capacity))))
+    state, specs, config, capacity, limited_by = sys.argv[1:]
+    asyncio.run(until_stopped(run(Path(state), Path(specs), Path(config), json.loads(capacity), limited_by)))

@@ -1,0 +1,110 @@
+"""Shares that are limits, on a real kubelet and containerd: what the containers of a pod then have.
+
+No container computes here: a small library stands in for HAMi-core, and says that it was loaded.
+"""
+
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
+from tests.cluster.clusterlab import LabNode
+from tests.cluster.sharednode import A, Shared, main, shared_node
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+SOURCE = """
+#include <unistd.h>
+__attribute__((constructor)) static void begin(void) { if (write(1, "loaded\\n", 7) < 0) _exit(1); }
+"""
+FOLDERS = {"/lib": "/usr/lib", "/lib64": "/usr/lib64", "/programs": "/usr/bin"}
+"""The host's folders that the container has, since its image has no dynamic linker."""
+SHOW = """
+env | grep -E '^(CUDA|GPU)_' | sort
+cat /etc/ld.so.preload
+grep /usr/local/gpuvirt /proc/mounts
+touch /usr/local/gpuvirt/region/memory && echo counted
+echo >> /usr/local/gpuvirt/libvgpu.so || echo read-only
+echo >> /etc/ld.so.preload || echo read-only
+env -i LD_PRELOAD= /programs/true
+echo end
+sleep 1000
+"""
+
+
+@pytest.fixture
+def shared(node: LabNode, tmp_path: Path) -> Iterator[Shared]:
+    """The node with two GPUs."""
+    with shared_node(node, tmp_path) as shared:
+        yield shared
+
+
+def limited(shared: Shared, name: str, units: int) -> Mapping[str, object]:
+    """Return a pod that sets variables of the limit itself, and whose programs are the host's."""
+    pod = shared.pod(name, main(units, SHOW), gpu=A, policy="Never")
+    spec = pod["spec"]
+    assert isinstance(spec, dict)
+    (container,) = spec["containers"]
+    container["env"] += [{"name": f"CUDA_DEVICE_{what}", "value": "0"} for what in ("MEMORY_LIMIT_0", "SM_LIMIT")]
+    folders = {f"folder-{number}": paths for number, paths in enumerate(FOLDERS.items())}
+    container["volumeMounts"] = [
+        {"name": name, "mountPath": path, "readOnly": True} for name, (path, _) in folders.items()
+    ]
+    spec["volumes"] = [{"name": name, "hostPath": {"path": path}} for name, (_, path) in folders.items()]
+    return pod
+
+
+def until_annotated(shared: Shared, name: str, enforcement: str) -> None:
+    text = f'{{"containers":{{"main":{{"{A}":300}}}},"enforcement":"{enforcement}"}}'
+    shared.node.until(
+        lambda: shared.metadata(name).annotations[SHARES_ANNOTATION] == text, lambda: str(shared.metadata(name))
+    )
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the dynamic linker of other architectures is elsewhere")
+def test_a_container_has_its_limit_and_an_older_one_has_none(shared: Shared, tmp_path: Path) -> None:
+    node, library = shared.node, tmp_path / "libvgpu.so"
+    command = ["gcc", "-shared", "-fPIC", "-o", str(library), "-xc", "-"]
+    subprocess.run(command, input=SOURCE, text=True, check=True)
+
+    def printed(name: str) -> list[str]:
+        node.until(lambda: "end" in node.output(name, "main"), lambda: f"{node.status(name)} {shared.log}")
+        return list(node.output(name, "main"))
+
+    with shared.agent():
+        node.apply(limited(shared, "before", 300))
+        lines = printed("before")
+        assert not {"loaded", "counted"} & set(lines)
+        assert "CUDA_DEVICE_MEMORY_LIMIT_0=0" in lines
+    with shared.agent(library):
+        node.apply(limited(shared, "limited", 300))
+        lines = printed("limited")
+        assert lines[:6] == [
+            "CUDA_DEVICE_MEMORY_LIMIT=4915m",
+            "CUDA_DEVICE_MEMORY_LIMIT_0=4915m",
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/gpuvirt/region/memory",
+            "CUDA_DEVICE_SM_LIMIT=30",
+            "CUDA_DEVICE_SM_LIMIT_0=30",
+            "GPU_CORE_UTILIZATION_POLICY=force",
+        ]
+        assert lines[6] == "/usr/local/gpuvirt/libvgpu.so"
+        mounts = {line.split()[1]: line.split()[2:4] for line in lines[7:9]}
+        kind, options = mounts["/usr/local/gpuvirt/region"]
+        assert kind == "tmpfs"
+        assert "size=16384k" in options
+        assert mounts["/usr/local/gpuvirt/libvgpu.so"][1].startswith("ro,")
+        assert "counted" in lines
+        assert "loaded" in lines, "whatever the program's own environment has"
+        until_annotated(shared, "limited", "hami-core")
+        assert "hami-core" not in shared.metadata("before").annotations[SHARES_ANNOTATION]
+        library.unlink()
+        node.apply(limited(shared, "waits", 300))
+
+        def described() -> str:
+            return node.kubectl("describe", "pod", "waits")
+
+        node.until(lambda: "LimitNotPossible" in described(), described)
+        assert node.status("waits").phase == "Pending"
