@@ -49,6 +49,10 @@ _PHASES = Rule(
     "!has(self.overrides) || self.overrides.all(entry, self.phases.exists(phase, phase.name == entry.phase))",
     "an override names a phase that is not in phases",
 )
+_WORKERS = Rule(
+    "has(self.hypervisor) || !self.phases.exists(phase, has(phase.workers))",
+    "has phases with workers, and no hypervisor that runs their VMs",
+)
 
 
 def _schema() -> Schema:
@@ -66,7 +70,7 @@ def _schema() -> Schema:
     conditions = replace(status.properties["conditions"], list_type="map", list_map_keys=("type",))
     schema = whole(
         description_of(vgpuschedule.VgpuSchedule),
-        replace(spec, properties={**fields, **changed}, required=("hypervisor", "phases"), rules=(_PHASES,)),
+        replace(spec, properties={**fields, **changed}, required=("phases",), rules=(_PHASES, _WORKERS)),
         replace(status, properties={**status.properties, "conditions": conditions}),
         required=("spec",),
     )
