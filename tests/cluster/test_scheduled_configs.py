@@ -15,6 +15,8 @@ QUARTER, WHOLE = "nvidia.com/NVIDIA_A10-4Q", "nvidia.com/NVIDIA_A10-24Q"
 CONFIGS = {"day": "A10-4Q", "night": "A10-24Q"}
 STARTS = {"day": "0 7 * * *", "night": "0 20 * * *"}
 POOL = "example.com/pool"
+SHOW = r"tr '\0' '\n' < /proc/1/environ | grep MDEV_PCI_RESOURCE"
+"""A shell drops variables whose names have a hyphen, as that of this resource has."""
 
 
 def apply_schedule(node: LabNode, phase: str) -> None:
@@ -62,7 +64,7 @@ def test_a_phase_gives_nodes_their_vgpu_config_once_no_vm_has_a_vgpu(node: LabNo
         node.until_allocatable(QUARTER, 12)
         until_status(node, "PhaseReached")
         assert origin(cluster) == "A10-4Q VgpuSchedule gpus phase day"
-        node.start("keeps", PodRequest({QUARTER: 1}, "env | grep PCI_RESOURCE; sleep 1000"))
+        node.start("keeps", PodRequest({QUARTER: 1}, f"{SHOW}; sleep 1000"))
         mine = node.devices("keeps")
 
         apply_schedule(node, "night")
