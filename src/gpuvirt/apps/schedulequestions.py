@@ -176,9 +176,9 @@ class ScheduleQuestions:
         self, known: _Known, observed: Observed, *, checks: bool = True
     ) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
         """Return the VMs and, with `checks`, what can be done with those of the workers."""
-        opener = Opener(self.client, self.namespace, self.clock, self.open_hypervisor, lambda: math.inf)
         if not known.schedule.has_workers:
             return {}, {}
+        opener = Opener(self.client, self.namespace, self.clock, self.open_hypervisor, lambda: math.inf)
         hypervisor = opener.connect(lambda: known.stored)
         try:
             vms = await hypervisor.read()

@@ -215,3 +215,8 @@ class VgpuSchedule(msgspec.Struct, frozen=True):
     metadata: Metadata
     spec: Spec = Spec()
     status: Status = Status()
+
+    @property
+    def config_phases(self) -> tuple[PhaseSpec, ...]:
+        """The phases that have a vGPU config."""
+        return tuple(phase for phase in self.spec.phases if phase.nodes is not None)

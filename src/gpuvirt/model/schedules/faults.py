@@ -1,7 +1,7 @@
 """What is wrong with the spec of a schedule: found before anything is done for it."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import islice
@@ -44,23 +44,24 @@ def faults(schedule: Schedule, now: datetime) -> tuple[Reason, ...]:
 
 def shared_workers(schedules: Mapping[str, frozenset[NodeName]]) -> dict[str, tuple[Reason, ...]]:
     """Return the faults of schedules, by name, whose workers are workers of another schedule, too."""
+    return _shared(schedules, reasons.worker_in_two_schedules)
+
+
+def shared_nodes(schedules: Mapping[str, frozenset[NodeName]], name: str) -> tuple[Reason, ...]:
+    """Return the faults of a schedule for whose nodes other schedules have vGPU configs, too."""
+    return _shared(schedules, reasons.node_in_two_schedules).get(name, ())
+
+
+def _shared(
+    schedules: Mapping[str, frozenset[NodeName]], reason_of: Callable[[str, Sequence[str]], Reason]
+) -> dict[str, tuple[Reason, ...]]:
     found: dict[str, tuple[Reason, ...]] = {}
     count = Counter(node for nodes in schedules.values() for node in nodes)
     for node in sorted(node for node, number in count.items() if number > 1):
         names = sorted(name for name, nodes in schedules.items() if node in nodes)
         for name in names:
-            found[name] = (*found.get(name, ()), reasons.worker_in_two_schedules(node, names))
+            found[name] = (*found.get(name, ()), reason_of(node, names))
     return found
-
-
-def shared_nodes(schedules: Mapping[str, frozenset[NodeName]], name: str) -> tuple[Reason, ...]:
-    """Return the faults of a schedule for whose nodes other schedules have vGPU configs, too."""
-    found = list[Reason]()
-    for node in sorted(schedules.get(name, frozenset())):
-        names = sorted(other for other, nodes in schedules.items() if node in nodes)
-        if len(names) > 1:
-            found.append(reasons.node_in_two_schedules(node, names))
-    return tuple(found)
 
 
 def _phase_faults(schedule: Schedule) -> Iterator[Reason]:

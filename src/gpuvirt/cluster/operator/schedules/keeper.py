@@ -22,7 +22,6 @@ from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
 from gpuvirt.cluster.operator.schedules.refusals import Refusals, is_followed, is_refused
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
-from gpuvirt.cluster.operator.schedules.scheduledconfigs import config_phases
 from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
 from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
@@ -134,7 +133,7 @@ class ScheduleKeeper:
     def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
         """Take changes of GpuNodes, which show whether nodes have the vGPU config of a phase."""
         self._configured.observe_gpu_nodes(delta)
-        if any(True for stored in self.schedules for _ in config_phases(stored)):
+        if any(stored.config_phases for stored in self.schedules):
             self._changed.set()
 
     def _look_for_moved(self) -> float:
@@ -191,7 +190,7 @@ class ScheduleKeeper:
 
     def _unreported_at(self, stored: VgpuSchedule, schedule: Schedule, now: datetime) -> datetime | None:
         """Return when a round has to write that nodes have another vGPU config, or another reason; None if none has."""
-        if schedule.is_suspended or not (stored.status.nodes or any(True for _ in config_phases(stored))):
+        if schedule.is_suspended or not (stored.status.nodes or stored.config_phases):
             return None
         found = self._configured.of(stored, schedule, now)
         if found is None or found == status_of(stored).nodes:

@@ -42,7 +42,7 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
         text = f"is {spec.drain.timeout!r}, expected a duration such as 10m"
         faults.append(reasons.spec_invalid("spec.drain.timeout", text))
     has_workers = any(phase.workers is not None for phase in spec.phases) or bool(stored.status.workers)
-    if has_workers or not any(phase.nodes is not None for phase in spec.phases):
+    if has_workers or not stored.config_phases:
         faults += _hypervisor_faults(spec)
     for position, phase in enumerate(spec.phases):
         faults += _phase_faults(phase, f"spec.phases[{position}]")
@@ -205,7 +205,7 @@ def _worker(worker: kind.WorkerStatus) -> Worker:
 
 
 def _written_worker(worker: Worker) -> kind.WorkerStatus:
-    reason = worker.reason
+    code, subject, message, fix = _texts_of(worker.reason)
     return kind.WorkerStatus(
         node=worker.node,
         node_uid=worker.node_uid,
@@ -218,10 +218,10 @@ def _written_worker(worker: Worker) -> kind.WorkerStatus:
         renewal=worker.renewal,
         held=worker.is_held,
         forced=worker.forced,
-        code=str(reason.code) if reason is not None else "",
-        subject=reason.subject if reason is not None else "",
-        message=reason.message if reason is not None else "",
-        fix=(reason.fix or "") if reason is not None else "",
+        code=code,
+        subject=subject,
+        message=message,
+        fix=fix,
     )
 
 
@@ -233,17 +233,22 @@ def _node(node: kind.NodeStatus) -> ConfiguredNode:
 
 
 def _written_node(node: ConfiguredNode) -> kind.NodeStatus:
-    reason = node.reason
+    code, subject, message, fix = _texts_of(node.reason)
     return kind.NodeStatus(
         node=node.node,
         phase=node.phase,
         vgpu_config=node.vgpu_config,
         applied=node.is_applied,
-        code=str(reason.code) if reason is not None else "",
-        subject=reason.subject if reason is not None else "",
-        message=reason.message if reason is not None else "",
-        fix=(reason.fix or "") if reason is not None else "",
+        code=code,
+        subject=subject,
+        message=message,
+        fix=fix,
     )
+
+
+def _texts_of(reason: Reason | None) -> tuple[str, str, str, str]:
+    """Return the code, the subject, the message and the fix that a status has; empty ones without a reason."""
+    return (str(reason.code), reason.subject, reason.message, reason.fix or "") if reason is not None else ("",) * 4
 
 
 def _phase(name: str | None) -> PhaseName | None:

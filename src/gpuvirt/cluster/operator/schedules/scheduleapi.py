@@ -10,7 +10,7 @@ from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.events import About, events_of
 from gpuvirt.cluster.failures import NotFoundError
-from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, VgpuSchedule, vgpu_schedules
+from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, PhaseSpec, VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
 from gpuvirt.cluster.labelselector import LabelSelector, Requirement
 from gpuvirt.cluster.operator.announcer import REPORTER
@@ -18,7 +18,6 @@ from gpuvirt.cluster.operator.schedules import objects
 from gpuvirt.cluster.operator.schedules.coveragereading import CoverageReading
 from gpuvirt.cluster.operator.schedules.nodemarks import marks_patch
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Stored
-from gpuvirt.cluster.operator.schedules.scheduledconfigs import config_phases
 from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
 from gpuvirt.cluster.operator.schedules.workerobjects import (
     ALL_PODS,
@@ -199,7 +198,7 @@ class ScheduleObjects:
 
     async def _read_config_nodes(self) -> Mapping[PhaseName, Mapping[NodeName, NodeObject]]:
         """Return the nodes that phases have vGPU configs for."""
-        phases = config_phases(self._object) if self._object is not None else ()
+        phases = self._object.config_phases if self._object is not None else ()
         return {
             PhaseName(phase.name): {
                 NodeName(node.metadata.name): node for node in await self._list(selector_text(phase.nodes))
@@ -211,24 +210,10 @@ class ScheduleObjects:
     async def _shared(self, configs: Mapping[PhaseName, Mapping[NodeName, NodeObject]]) -> tuple[Reason, ...]:
         """Return the workers and the nodes with vGPU configs that another schedule has, too."""
         listed = await self._client.list(Collection(self._resource, VgpuSchedule))
-        workers = {
-            schedule.metadata.name: frozenset(
-                name
-                for name, node in self._nodes.items()
-                if any(phase.has_worker(node.metadata.labels) for phase in schedule.spec.phases)
-            )
-            for schedule in listed.items
-        }
         configured = {name: node for nodes in configs.values() for name, node in nodes.items()}
-        nodes = {
-            schedule.metadata.name: frozenset(
-                name
-                for name, node in configured.items()
-                if any(phase.configures(node.metadata.labels) for phase in schedule.spec.phases)
-            )
-            for schedule in listed.items
-        }
-        return (*shared_workers(workers).get(self._name, ()), *shared_nodes(nodes, self._name))
+        workers = shared_workers(_selected(listed.items, self._nodes, PhaseSpec.has_worker))
+        nodes = shared_nodes(_selected(listed.items, configured, PhaseSpec.configures), self._name)
+        return (*workers.get(self._name, ()), *nodes)
 
     async def _list(self, selector: str) -> Iterable[NodeObject]:
         return (await self._client.list(Collection(NODES, NodeObject, labelled=selector))).items
@@ -242,6 +227,22 @@ class ScheduleObjects:
     async def _read_pods(self, name: NodeName) -> tuple[NodePod, ...]:
         listed = await self._client.list(Collection(ALL_PODS, PodObject, on_node=name))
         return tuple(pod.node_pod for pod in listed.items)
+
+
+def _selected(
+    schedules: Iterable[VgpuSchedule],
+    nodes: Mapping[NodeName, NodeObject],
+    selects: Callable[[PhaseSpec, Mapping[str, str]], bool],
+) -> Mapping[str, frozenset[NodeName]]:
+    """Return those of the nodes that a phase of each schedule selects."""
+    return {
+        schedule.metadata.name: frozenset(
+            name
+            for name, node in nodes.items()
+            if any(selects(phase, node.metadata.labels) for phase in schedule.spec.phases)
+        )
+        for schedule in schedules
+    }
 
 
 def selector_text(selector: LabelSelector) -> str:

@@ -1,6 +1,6 @@
 """What the schedules of the controller's namespace say of nodes' vGPU configs: a function of specs and the time."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 
 from gpuvirt.clock import Signal
@@ -36,7 +36,7 @@ def configs_of(schedules: Iterable[VgpuSchedule], now: datetime) -> ScheduledCon
     """Return what schedules say at a moment of the vGPU configs of nodes."""
     found, switches = list[ScheduledConfig](), list[datetime]()
     for stored in schedules:
-        covers = tuple(phase.nodes for phase in stored.spec.phases if phase.nodes is not None)
+        covers = tuple(phase.nodes for phase in stored.config_phases if phase.nodes is not None)
         if not covers:
             continue
         name = stored.metadata.name
@@ -62,11 +62,6 @@ def phase_now(stored: VgpuSchedule, schedule: Schedule, now: datetime) -> PhaseS
     """Return the phase of now of a schedule without faults; None if none has begun."""
     current = timeline_of(schedule).current(now)
     return phase_of(stored, current.phase) if current is not None else None
-
-
-def config_phases(stored: VgpuSchedule) -> Iterator[PhaseSpec]:
-    """Yield the phases that have a vGPU config."""
-    return (phase for phase in stored.spec.phases if phase.nodes is not None)
 
 
 def _layout(phase: PhaseSpec | None) -> Layout | None:
