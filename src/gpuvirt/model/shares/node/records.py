@@ -54,7 +54,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     @property
     def enforcement(self) -> Enforcement:
         """What limits the pod's containers that have a part of a GPU: either all of them have a limit, or none."""
-        limited = any(one.limit is not None for one in self.containers.values())
+        limited = any(container.limit is not None for container in self.containers.values())
         return Enforcement.HAMI_CORE if limited else Enforcement.NONE
 
     @property
