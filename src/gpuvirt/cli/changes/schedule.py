@@ -65,7 +65,7 @@ def show(
     namespace: apiserver.OwnNamespaceOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Show one schedule: its phases, its workers, and what each worker waits for.
+    """Show one schedule: its phases, its workers and nodes, and what each waits for.
 
     It exits with 1 if nothing is done for the schedule, or if a worker is held.
     """
