@@ -37,9 +37,21 @@ def names(content: object) -> list[object]:
     return [one["name"] for one in content]
 
 
-def test_the_documents_pod_passes_quota_limits_and_pod_security(webhook: WebhookLab) -> None:
+def enforce_baseline(webhook: WebhookLab) -> None:
+    """Have pod security hold in the namespace; the API server admits pods by its own, later copy of the label."""
     node = webhook.node
     node.kubectl("label", "namespace", node.namespace, "pod-security.kubernetes.io/enforce=baseline")
+    spec = {"containers": [{"name": "main", "image": "x:1"}], "hostNetwork": True}
+
+    def answer() -> Answer:
+        return webhook.pods.create({"metadata": {"name": "privileged"}, "spec": spec}, dry_run=True)
+
+    until(lambda: "violates PodSecurity" in answer().message, answer)
+
+
+def test_the_documents_pod_passes_quota_limits_and_pod_security(webhook: WebhookLab) -> None:
+    node = webhook.node
+    enforce_baseline(webhook)
     hard = {"requests.cpu": "2", "requests.memory": "2Gi", "limits.cpu": "2", "limits.memory": "2Gi"}
     quota = {"hard": hard | {f"requests.{VGPU}": "1"}}
     limits = [
@@ -86,8 +98,7 @@ def test_a_pod_that_the_api_server_has_completed_is_not_changed_again(webhook: W
 
 
 def test_a_class_that_is_not_exempt_is_refused_by_pod_security(webhook: WebhookLab) -> None:
-    node = webhook.node
-    node.kubectl("label", "namespace", node.namespace, "pod-security.kubernetes.io/enforce=baseline")
+    enforce_baseline(webhook)
     refused = webhook.pods.create(pod("a", "kata-strict", "nvidia.com/NVIDIA_L40S-12Q"))
     assert refused.status == 403
     assert 'violates PodSecurity "baseline:latest"' in refused.message
@@ -106,7 +117,7 @@ def test_users_see_why_a_pod_is_refused(webhook: WebhookLab) -> None:
 
 def test_an_exempt_class_gives_users_no_rights_on_the_node(webhook: WebhookLab) -> None:
     node = webhook.node
-    node.kubectl("label", "namespace", node.namespace, "pod-security.kubernetes.io/enforce=baseline")
+    enforce_baseline(webhook)
 
     def answer(spec: Mapping[str, object], **container: object) -> Answer:
         given = {"name": "main", "image": "x:1", "resources": {"limits": {VGPU: "1"}}, **container}
