@@ -10,7 +10,7 @@ VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-schedule test test-unit test-full-size explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster demo-cluster lab-shell lab-down lab-kernel-shell lint format
+.PHONY: help demo demo-schedule test test-unit test-full-size soak explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster demo-cluster lab-shell lab-down lab-kernel-shell lint format
 .PHONY: bench bench-extender bench-webhook generate picture pci-ids lock clean
 
 help:  ## List what there is to do
@@ -30,6 +30,9 @@ test-unit: .venv/made-for-dev  ## Run the tests that need Python alone
 
 test-full-size: .venv/made-for-dev  ## Run the tests of many pods and many switches at their full size, which CI runs with fewer
 	GPUVIRT_FULL_SIZE_TESTS=1 $(VENV)/pytest tests/ondemand/test_on_kubelet.py tests/ondemand/test_killed_agents.py tests/cluster/test_on_demand_on_node.py tests/schedules/test_killed_controllers.py $(ARGS)
+
+soak: .venv/made-for-dev  ## Run random tests with new seeds, and print the lines that repeat failures (SECONDS=600; JOBS=2)
+	@$(VENV)/python -m tests.soak --seconds $(SECONDS) --jobs $(JOBS) $(ARGS)
 
 test-cluster: .venv/made-for-dev  ## Run the tests on a real Kubernetes node, which they start and stop
 	$(VENV)/pytest tests/cluster

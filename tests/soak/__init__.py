@@ -1,0 +1,1 @@
+"""Runs the random tests with new seeds, which CI runs with fixed ones."""
