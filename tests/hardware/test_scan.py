@@ -12,7 +12,8 @@ from gpuvirt.hardware.scan import scan, scan_some, with_users
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Mode, build_inventory
 from gpuvirt.model.inventory.naming import Naming
-from gpuvirt.model.offers.offers import OfferInputs, Offers, make_offers
+from gpuvirt.model.offers.offermaking import OfferInputs, make_offers
+from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host

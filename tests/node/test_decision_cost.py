@@ -8,7 +8,8 @@ from bench.decisions import allocate_all, state_of
 from typing_extensions import override
 
 from gpuvirt.model.allocation.ledger import Entry
-from gpuvirt.model.change.nodevgpus import SmiMemory, VgpuDemand, plan_node_vgpus
+from gpuvirt.model.change.nodevgpus import VgpuDemand, plan_node_vgpus
+from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.node.decisions import decide
 from gpuvirt.sim.clock import BEGINNING

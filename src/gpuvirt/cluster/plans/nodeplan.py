@@ -10,8 +10,9 @@ from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.drivers import drivers_of
-from gpuvirt.model.change.nodevgpus import DesiredConfig, NodeVgpus, SmiMemory, VgpuDemand, plan_node_vgpus
+from gpuvirt.model.change.nodevgpus import DesiredConfig, NodeVgpus, VgpuDemand, plan_node_vgpus
 from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.steps import CreateVgpu, EnableVfs, RemoveVgpu
 from gpuvirt.model.change.vgpus import mixedsizes
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet

@@ -1,30 +1,21 @@
 """Plans the vGPUs of one node: which are desired, what nvidia-smi has reported, the plans and questions that follow."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
-from gpuvirt.facts.pci import PciFunction
-from gpuvirt.facts.vgpu import Framework, Scheduler, SmiReport
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.change.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.plannedfrom import PlannedFrom, states_of
 from gpuvirt.model.change.planner import plan_vgpus
+from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.vgpus import invalidvgpus
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet, DesiredTypes, config_gpus, resolve
-from gpuvirt.model.change.vgpus.gpustate import (
-    NAMESPACE,
-    GpuState,
-    Holding,
-    gpu_state_of,
-    has_live,
-    holdings_by_function,
-    holdings_on,
-    with_report,
-)
+from gpuvirt.model.change.vgpus.gpustate import GpuState, Holding
 from gpuvirt.model.change.vgpus.modes import Questions, questions
-from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerReport, scheduler_context_of
+from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, scheduler_context_of
 from gpuvirt.model.desired.configchoice import ConfigGpu
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.desired.invalid import InvalidDesired, Source
@@ -32,44 +23,6 @@ from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.inventory.inventory import Inventory
 
 WHOLE = frozenset({DesiredMode.PASSTHROUGH, *FOR_CONTAINERS})
-
-
-@dataclass(frozen=True, slots=True)
-class SmiMemory:
-    """What nvidia-smi has reported on the GPUs of one node."""
-
-    reports: Mapping[PciAddress, tuple[DesiredVgpus, SmiReport]] = field(default_factory=dict)
-    """Each report with the desired vGPUs for which it was asked."""
-    schedulers: Mapping[PciAddress, SchedulerReport] = field(default_factory=dict)
-    """The reported schedulers of GPUs whose vGPUs share time; a report is dropped when its context changes."""
-
-    def with_report(
-        self, gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport, context: SchedulerContext | None, at_s: float
-    ) -> "SmiMemory":
-        """Return the memory with a report on a GPU, which was read for these desired vGPUs."""
-        found = replace(self, reports={**self.reports, gpu: (vgpus, report)})
-        if report.scheduler is None or context is None:
-            return found
-        return found.with_scheduler(gpu, SchedulerReport(report.scheduler, context, at_s))
-
-    def with_scheduler(self, gpu: PciAddress, report: SchedulerReport) -> "SmiMemory":
-        """Return the memory with a report on a GPU's scheduler, also for the GPU's plan."""
-        planned, reports = self.reports.get(gpu), self.reports
-        if planned is not None and planned[1].scheduler is not None and isinstance(report.scheduler, Scheduler):
-            reports = {**reports, gpu: (planned[0], replace(planned[1], scheduler=report.scheduler))}
-        return SmiMemory(reports, {**self.schedulers, gpu: report})
-
-    def without(self, gpu: PciAddress) -> "SmiMemory":
-        """Return the memory without the reports on a GPU, since they may be outdated."""
-        reports, schedulers = dict(self.reports), dict(self.schedulers)
-        reports.pop(gpu, None)
-        schedulers.pop(gpu, None)
-        return SmiMemory(reports, schedulers)
-
-    def of_contexts(self, contexts: Mapping[PciAddress, SchedulerContext]) -> "SmiMemory":
-        """Return the memory without the reports on schedulers of other contexts than these."""
-        kept = {gpu: report for gpu, report in self.schedulers.items() if report.scheduler_context == contexts.get(gpu)}
-        return self if kept == self.schedulers else replace(self, schedulers=kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,38 +47,6 @@ class VgpuDemand:
     """The GPUs whose mode is set by address, with the source that names each."""
     sizes: Sizes | None = None
     """Whether vGPUs of several sizes may share a GPU in mode on-demand; None keeps the GPUs' setting."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedFrom:
-    """What the plans of a node have followed from, and the states of its GPUs, for the next plans."""
-
-    inventory: Inventory
-    smi: SmiMemory
-    holdings: Mapping[PciAddress, tuple[Holding, ...]]
-    found: Mapping[PciAddress, GpuState | None]
-    """The states without nvidia-smi's reports."""
-    states: Mapping[PciAddress, GpuState | None]
-
-    def state_again(self, inventory: Inventory, gpu: PciAddress, holdings: tuple[Holding, ...]) -> GpuState | None:
-        """Return the last state of a GPU if the same follows again, else None."""
-        last, host, users = self.found.get(gpu), inventory.gpus[gpu].vgpu_host, inventory.facts.users
-        if last is None or host is None or host.framework is Framework.SRIOV_VF:  # whose users depend on its VFs
-            return None
-        before = self.inventory.gpus[gpu]
-        is_same = before.function is inventory.gpus[gpu].function and before.vgpu_host is host
-        is_same = is_same and (self.inventory is inventory or users is self.inventory.facts.users)
-        if not is_same or self.holdings.get(gpu, ()) != holdings:
-            return None
-        if self.inventory is not inventory and not has_live(last, inventory, host):
-            return None
-        return last
-
-    def is_again(self, inventory: Inventory, gpu: PciAddress, found: GpuState | None, smi: SmiMemory) -> bool:
-        """Return whether the state of a GPU, with nvidia-smi's report, is that of the last plan."""
-        is_same = found is not None and found is self.found.get(gpu)
-        is_same = is_same and inventory.facts.functions[gpu] is self.inventory.facts.functions[gpu]
-        return is_same and smi.reports.get(gpu) is self.smi.reports.get(gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +115,8 @@ def plan_node_vgpus(
     whole = [gpu for gpu, mode in modes.items() if mode in WHOLE]
     carriers, last = (*with_vgpus, *on_demand), last if last is not None else NodeVgpus()
     of_gpus = inventory.gpus if with_vgpus else (*whole, *on_demand)
-    planned, before = _states(inventory, of_gpus, demand, smi, last.planned_from), last.planned_from
+    planned = states_of(inventory, of_gpus, demand.holdings, smi, last.planned_from)
     found, states = planned.found, planned.states
-    again = {gpu for gpu in found if before is not None and before.is_again(inventory, gpu, found[gpu], smi)}
     desired_types, gpus = _resolved(inventory, demand.config, found if with_vgpus else {})
     vgpus = dict.fromkeys(whole, DesiredVgpus(whole=True))
     vgpus |= dict.fromkeys(on_demand, DesiredVgpus(sizes=demand.sizes, on_demand=True))
@@ -204,7 +124,7 @@ def plan_node_vgpus(
     desired = {
         gpu: DesiredGpu(demand.drivers.get(gpu), vgpus.get(gpu)) for gpu in sorted(demand.drivers.keys() | vgpus.keys())
     }
-    planned_again = {gpu for gpu in again & last.by_gpu.keys() if last.desired[gpu] == desired.get(gpu)}
+    planned_again = {gpu for gpu in planned.again & last.by_gpu.keys() if last.desired[gpu] == desired.get(gpu)}
     to_ask = [gpu for gpu in carriers if gpu not in planned_again or gpu in last.questions]
     asked = {gpu: (vgpus[gpu], question) for gpu, question in _questions(inventory, to_ask, vgpus, found, smi)}
     by_gpu = {
@@ -226,29 +146,6 @@ def plan_node_vgpus(
         {gpu: states[gpu] for gpu in on_demand},
         planned,
     )
-
-
-def _states(
-    inventory: Inventory,
-    gpus: Iterable[PciAddress],
-    demand: VgpuDemand,
-    smi: SmiMemory,
-    last: PlannedFrom | None,
-) -> PlannedFrom:
-    """Return the states of GPUs with what they follow from."""
-    functions, by_function = inventory.facts.functions, holdings_by_function(demand.holdings)
-    holdings = {gpu: holdings_on(functions[gpu], by_function) for gpu in gpus}
-    found: dict[PciAddress, GpuState | None] = {}
-    states: dict[PciAddress, GpuState | None] = {}
-    for gpu, of_gpu in holdings.items():
-        again = last.state_again(inventory, gpu, of_gpu) if last is not None else None
-        found[gpu] = again if again is not None else gpu_state_of(inventory, gpu, of_gpu, NAMESPACE)
-        states[gpu] = (
-            last.states[gpu]
-            if last is not None and last.is_again(inventory, gpu, found[gpu], smi)
-            else _with_report(functions[gpu], found[gpu], smi)
-        )
-    return PlannedFrom(inventory, smi, holdings, found, states)
 
 
 def _resolved(
@@ -289,11 +186,6 @@ def _invalid(
     for gpu in carriers:
         if gpu.address in by_gpu:
             yield from invalidvgpus.unknown_types(name.source, gpu, name.name, by_gpu[gpu.address][1].refusals)
-
-
-def _with_report(function: PciFunction, gpu_state: GpuState | None, smi: SmiMemory) -> GpuState | None:
-    observed = smi.reports.get(function.address)
-    return gpu_state if gpu_state is None or observed is None else with_report(gpu_state, function, observed[1])
 
 
 def _scheduler_contexts(

@@ -22,7 +22,8 @@ from gpuvirt.model.node.parts import (
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.deviceusers import DeviceUsers, device_users
 from gpuvirt.model.offers.namereview import NameReview, review_names
-from gpuvirt.model.offers.offers import Candidates, OfferInputs, Offers, candidates_of, make_offers
+from gpuvirt.model.offers.offermaking import Candidates, OfferInputs, candidates_of, make_offers
+from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.offers.ondemand.offer import (
     OnDemandGpu,
     OnDemandInputs,

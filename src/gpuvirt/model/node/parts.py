@@ -12,13 +12,15 @@ from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
-from gpuvirt.model.change.nodevgpus import NodeVgpus, SmiMemory, VgpuDemand, plan_node_vgpus
+from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand, plan_node_vgpus
+from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.vgpus.gpustate import Holding, holding_of
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.deviceusers import DeviceUsers
-from gpuvirt.model.offers.offers import Candidates, OfferInputs, Offers
+from gpuvirt.model.offers.offermaking import Candidates, OfferInputs
+from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.offers.ondemand.offer import OnDemandInputs, OnDemandOffer, offer_on_demand, on_demand_entries
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.offers.viewmaking import ViewInputs

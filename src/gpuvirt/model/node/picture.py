@@ -7,8 +7,8 @@ from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.nodeledger import NodeLedger
 from gpuvirt.model.allocation.tenancy import FormerTenants
-from gpuvirt.model.change.nodevgpus import SmiMemory
 from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.desired.observed import NodeRequest
 from gpuvirt.model.desired.settings import Settings

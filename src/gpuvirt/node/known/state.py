@@ -6,10 +6,10 @@ decisions; `decide` has them made by `model.node.decisions`.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
-from gpuvirt.facts.ids import PciAddress, PodUid, ResourceName, VgpuId
+from gpuvirt.facts.ids import PciAddress, PodUid, ResourceName
 from gpuvirt.facts.snapshot import Facts, with_vgpu, with_vgpu_host
 from gpuvirt.facts.vgpu import LiveVgpu, SmiReport, VgpuHost
 from gpuvirt.model.allocation.knowndevices import known_devices
@@ -18,8 +18,8 @@ from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.model.change.nodevgpus import SmiMemory
 from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
@@ -27,6 +27,7 @@ from gpuvirt.model.node.decisions import NodeDecisions, decide, departures
 from gpuvirt.model.node.desirednode import nothing_desired
 from gpuvirt.model.node.offering import on_demand_gpus
 from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
+from gpuvirt.model.node.recentvgpus import CreatedVgpu, RecentVgpus
 from gpuvirt.model.offers.departures import Departures
 from gpuvirt.model.offers.givenshares import GivenShares, entries_of
 from gpuvirt.model.offers.ondemand.offer import OnDemandGpu
@@ -40,17 +41,6 @@ from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 
 def _none() -> None:
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Created:
-    """A vGPU that Allocate has created."""
-
-    gpu: PciAddress
-    live: LiveVgpu
-    cdevs: tuple[str, ...]
-    """The iommufd nodes of its VF."""
-    at_s: float
 
 
 class NodeState:
@@ -83,10 +73,7 @@ class NodeState:
         """What was decided last; any thread reads it."""
         self.observations = 0
         """How often the host was observed."""
-        self._created: dict[VgpuId, _Created] = {}
-        """The vGPUs that Allocate has created since the last observation began, with their GPUs and times."""
-        self._changed: dict[PciAddress, tuple[VgpuHost, float]] = {}
-        """The GPUs whose vGPUs were changed since then, as observed after the last step, with the times."""
+        self._recent = RecentVgpus()
 
     @property
     def inventory(self) -> Inventory | None:
@@ -134,20 +121,8 @@ class NodeState:
         end of a change that took too long calls for a conclusion, too: the agent does not wait for that change.
         """
         self.observations += 1
-        self._changed = {gpu: changed for gpu, changed in self._changed.items() if changed[1] >= since_s}
-        self._created = {
-            vgpu: made
-            for vgpu, made in self._created.items()
-            if made.at_s >= since_s or (made.gpu in self._changed and self._is_allocated(vgpu))
-        }
-        for host, _ in self._changed.values():
-            facts = with_vgpu_host(facts, host)
-        return self._take_facts(self._with_created(facts))
-
-    def _with_created(self, facts: Facts) -> Facts:
-        for made in self._created.values():
-            facts = with_vgpu(facts, made.gpu, made.live, made.cdevs)
-        return facts
+        self._recent = self._recent.since(since_s, self.ledger.entries)
+        return self._take_facts(self._recent.on(facts))
 
     def _take_facts(self, facts: Facts) -> bool:
         if self.inventory is not None and facts == self.inventory.facts:
@@ -207,26 +182,16 @@ class NodeState:
 
     def observe_created(self, gpu: PciAddress, live: LiveVgpu, at_s: float, cdevs: tuple[str, ...] = ()) -> None:
         """Take that a vGPU was created, with its VF's own nodes. A scan that has begun before `at_s` may lack it."""
-        self._created[live.id] = _Created(gpu, live, cdevs, at_s)
+        self._recent = self._recent.with_created(CreatedVgpu(gpu, live, cdevs, at_s))
         if self.inventory is not None:
             self._take_facts(with_vgpu(self.inventory.facts, gpu, live, cdevs))
 
     def observe_vgpus(self, changed: Iterable[VgpuHost], at_s: float) -> None:
-        """Take the vGPUs of GPUs as a change has left them. A scan that has begun before `at_s` may show the former.
-
-        The change has read them before its end, and may lack a vGPU that was created since. It has not removed that
-        one, which is allocated.
-        """
+        """Take the vGPUs of GPUs as a change has left them. A scan that has begun before `at_s` may show the former."""
         for host in changed:
-            self._changed[host.gpu] = host, at_s
-            self._created = {
-                vgpu: made for vgpu, made in self._created.items() if made.gpu != host.gpu or self._is_allocated(vgpu)
-            }
+            self._recent = self._recent.with_changed(host, at_s, self.ledger.entries)
             if self.inventory is not None:
-                self._take_facts(self._with_created(with_vgpu_host(self.inventory.facts, host)))
-
-    def _is_allocated(self, vgpu: VgpuId) -> bool:
-        return any(entry.target.vgpu == vgpu for entry in self.ledger.entries)
+                self._take_facts(self._recent.created_on(with_vgpu_host(self.inventory.facts, host)))
 
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Take all allocations, the newest included."""
