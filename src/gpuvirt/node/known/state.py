@@ -36,6 +36,7 @@ from gpuvirt.model.offers.view import NodeView, Registration
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.otherplugins import other_plugins
 from gpuvirt.node.change.steps.changes import Changes
+from gpuvirt.node.known.collection import uncollected
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 
 
@@ -277,7 +278,8 @@ class NodeState:
             shares=self._read_shares(),
             unrecorded_tenants=self.tenancies.problem,
         )
-        self.decisions = decide(self.picture, self.memory, self.terms, now_s, at)
+        with uncollected():
+            self.decisions = decide(self.picture, self.memory, self.terms, now_s, at)
         self.memory = self.decisions.memory
         if (names := self.decisions.names) is not None:
             kept = self.ledger.with_names(names)
