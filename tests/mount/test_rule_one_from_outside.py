@@ -18,7 +18,7 @@ import pytest
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.web.probes import MOST_CONNECTIONS
+from gpuvirt.web.connections import MANY_NEWCOMERS, MOST_NEWCOMERS
 from tests import silentclients
 from tests.certificates import Authority, Pair
 from tests.givingkubelet import give
@@ -176,7 +176,7 @@ async def test_silent_connections_do_not_keep_the_kubelet_from_asking(short_path
             node.api.label(VGPU_LABEL, "A10-4Q")
             await node.until(lambda: node.allocatable(FOURTHS) == 12)
             answers: list[str] = []
-            command = [sys.executable, silentclients.__file__, str(port), str(3 * MOST_CONNECTIONS)]
+            command = [sys.executable, silentclients.__file__, str(port), str(MOST_NEWCOMERS + MANY_NEWCOMERS)]
             with running(command) as silent:
                 node.api.label(VGPU_LABEL, "A10-12Q")
                 while node.allocatable(TWELFTHS) != 4 or len(answers) < 20:

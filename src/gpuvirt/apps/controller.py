@@ -20,7 +20,8 @@ from gpuvirt.facts.ids import ObjectName, parse_namespace
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import CONTENT_TYPE
-from gpuvirt.web.probes import Answer, Probes
+from gpuvirt.web.page import Answer
+from gpuvirt.web.probes import Probes
 
 if TYPE_CHECKING:
     from gpuvirt.apps.schedules import Schedules

@@ -25,7 +25,8 @@ from gpuvirt.node.discoverer import INTERVAL_S, Discoverer, unread_line
 from gpuvirt.node.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.tasks import keep_going
 from gpuvirt.web import exposition
-from gpuvirt.web.probes import Answer, Page, Probes
+from gpuvirt.web.page import Answer, Page
+from gpuvirt.web.probes import Probes
 
 log = logging.getLogger(__name__)
 

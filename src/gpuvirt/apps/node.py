@@ -41,7 +41,7 @@ from gpuvirt.node.store.recordhistorystore import history_store
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.exposition import CONTENT_TYPE
-from gpuvirt.web.probes import Answer, Probes
+from gpuvirt.web.page import Answer
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,8 @@ async def run(
                 take, report = agent.observations.take_request, agent.reports.problem
                 group.create_task(keep_going("config file", lambda: file.run(take, report), options.clock))
             if options.listen is not None:
+                from gpuvirt.web.probes import Probes  # noqa: PLC0415  other agents do without an HTTP server
+
                 host, port = options.listen
                 probes = Probes(pages(agent))
                 group.create_task(keep_going("probes", lambda: probes.run(host, port), options.clock))

@@ -13,7 +13,7 @@ from gpuvirt.web.clients import Client, ClientRules, Standing
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, histograms, text_of
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
-from gpuvirt.web.probes import Answer as Page
+from gpuvirt.web.page import Answer as Page
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
-"""An HTTP/1.1 server for a few clients that keep their connections and send large JSON requests (h11, asyncio).
+"""An HTTP/1.1 server for a few clients, some of which keep their connections and send large JSON (h11, asyncio).
 
-kube-scheduler is such a client. A web framework with a parser in C answers the extender's requests no faster, since
-nearly all of the time goes into the request's own work (docs/decisions.md).
+kube-scheduler is such a client, the kubelet's probes and Prometheus are others. A web framework with a parser in C
+answers the extender's requests no faster, since nearly all of the time goes into the request's own work, and costs the
+agent 5 MiB (docs/decisions.md).
 """
 
 import asyncio
@@ -93,12 +94,14 @@ class HttpServer:
         self._request_s = request_s
         self._most_body_bytes = most_body_bytes
 
-    async def run(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
-        """Serve at an address until cancelled; raises CannotListenError."""
+    async def run(
+        self, host: str, port: int, context: ssl.SSLContext | None = None, *, about: str = "requests"
+    ) -> None:
+        """Serve at an address until cancelled; raises CannotListenError. `about` says in the log what is served."""
 
         def started(port: int) -> None:
             self.port = port
-            log.info("serving", extra={"address": f"{host or '*'}:{port}", "tls": context is not None})
+            log.info("serving %s", about, extra={"address": f"{host or '*'}:{port}", "tls": context is not None})
 
         def accept(group: asyncio.TaskGroup, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             group.create_task(self._serve(reader, writer))

@@ -15,7 +15,7 @@ from gpuvirt.node.loops.telemetry import Histogram
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, histograms, text_of
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
-from gpuvirt.web.probes import Answer as Page
+from gpuvirt.web.page import Answer as Page
 from gpuvirt.web.webhookconfig import WebhookConfig
 
 log = logging.getLogger(__name__)
