@@ -194,7 +194,7 @@ class Agents:
             kubelets if not program.is_unprivileged else lambda: Unread(NAMESPACE),
             world.clock,
             INTERVALS,
-            lambda: None,
+            world.resend,
             lacks_api=program.is_unprivileged,
         )
 

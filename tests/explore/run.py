@@ -115,6 +115,7 @@ def _play(world: World) -> None:
     scheduler.exploring = False
     scheduler.agenda.release_all()
     world.patience_s = 0.0
+    world.is_at_rest = True
     scheduler.add_line("--- at rest")
     wrong: ViolationError | None = None
     for rest_s in RESTS_S:

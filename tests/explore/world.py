@@ -58,6 +58,8 @@ class World:
         self.observer: Observer
         self.processes: dict[str, sim.Process] = {}
         """The processes that actors have started, by the actors' names for them."""
+        self.is_at_rest = False
+        """Whether all actors have acted, and nothing is held back any more."""
         self.refusing: str | None = None
         """The driver that refuses to bind."""
         self.by_hand_at = -1
@@ -245,6 +247,14 @@ class World:
             }
             self._listed = view, lists
         return self._listed[1]
+
+    def resend(self) -> None:
+        """Have the kubelet write its checkpoint, as each list does that a plugin sends again.
+
+        Before the rest it never does: that is the slowest kubelet.
+        """
+        if self.is_at_rest and self.kubelet.up and self.kubelet.lists:
+            self.kubelet.write()
 
     def _list(self) -> None:
         running = self.agents.running
