@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from gpuvirt.facts.ids import DeviceId, NodeName, PodUid, ResourceName
 from gpuvirt.hardware.access.tools import Tools
+from gpuvirt.loops.serialworker import InlineWorker, SerialWorker
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
@@ -25,7 +26,6 @@ from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.known.kubeletrecord import KubeletRecord, PodStarts
 from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.paths import KubeletPaths

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.settings import CdiUse, Settings
 from gpuvirt.model.inventory.naming import cdi_kind, cdi_name
 from gpuvirt.model.offers import cdi
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.known import snapshot
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.published.cdifiles import CdiFiles
 from gpuvirt.sim.clock import SimClock

@@ -9,10 +9,10 @@ from typing import TypeVar
 import pytest
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuType
+from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.desired.settings import Compat, Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
-from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.files.tree import Folder, Link, constant

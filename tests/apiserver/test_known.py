@@ -20,9 +20,9 @@ from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.workload import unknown_workload
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.sim.clock import BEGINNING, SimClock
 
 

@@ -17,7 +17,7 @@ from gpuvirt.cluster.election import Candidacy, Election, Terms
 from gpuvirt.cluster.failures import NotSentError, UnreachableError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
-from gpuvirt.node.loops.serialworker import ThreadWorker
+from gpuvirt.loops.serialworker import ThreadWorker
 from tests.certificates import Authority, Pair
 from tests.scriptedapi import Call, Reply, ScriptedApi, scripted
 

@@ -14,6 +14,7 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION, keys_without_shares
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.install.uninstall import left_of
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt.model.offers.view import NodeView
@@ -22,7 +23,6 @@ from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, shared_gpus
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpu, SharedGpus
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.files.tree import constant

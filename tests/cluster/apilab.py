@@ -19,13 +19,13 @@ from gpuvirt.cluster.failures import ForbiddenError, RefusedError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, NodeName, PodUid, ResourceName
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, Progress
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.known.podinquiry import PodInquiry
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.sim.clock import BEGINNING
 

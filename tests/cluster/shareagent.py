@@ -21,12 +21,12 @@ from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.node.shares import limitfiles, recordstore
 from gpuvirt.node.shares.limitfiles import LimitFiles
 from gpuvirt.node.shares.nodeshares import stored_shares

@@ -35,11 +35,11 @@ from gpuvirt.cluster.labels import (
 from gpuvirt.cluster.resources import NODES, Resource, config_maps, pods
 from gpuvirt.cluster.watchevents import EventType
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.store import desiredstatestore
 from tests.cluster.apilab import (
     ACCOUNT,

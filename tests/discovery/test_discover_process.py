@@ -17,9 +17,9 @@ import pytest
 from gpuvirt.apps.discover import DiscoverOptions, Discovery
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import NodeName, PciAddress
+from gpuvirt.loops.serialworker import InlineWorker, SerialWorker
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.node.discoverer import INTERVAL_S, Discoverer
-from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host

@@ -9,13 +9,13 @@ import pytest
 
 from gpuvirt.apps.doctor import gather
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
+from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.doctor.explaining import explain_device
 from gpuvirt.model.doctor.explanation import DeviceExplanation, Standing, Step
 from gpuvirt.model.doctor.kubevirt import parse
 from gpuvirt.model.doctor.target import is_target
 from gpuvirt.model.offers.view import NodeView, ResourceView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, withheldshares
-from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.sim.devices.platform import PlatformSpec
 from gpuvirt.sim.hostspec import host_names
 from gpuvirt.sim.kernel import SimKernel

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpuvirt.node.loops.serialworker import WorkerBlockedError
+from gpuvirt.loops.serialworker import WorkerBlockedError
 from tests.explore.loop import ExploredLoop
 from tests.explore.scheduler import KilledError, Process, Scheduler, Strand
 

@@ -12,12 +12,12 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.kubelet import wire
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.unitids import unit_ids
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.refusals import ShareRefusedError

@@ -13,11 +13,11 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.kubelet import livelists
 from gpuvirt.kubelet.livelists import ListUnknownError, read_lists
+from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate.gates import plugin_gates
-from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel

@@ -9,6 +9,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
@@ -22,7 +23,6 @@ from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.gate.membership import NoGate
 from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.loops.serialworker import InlineWorker
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.store import ledgerstore

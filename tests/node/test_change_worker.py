@@ -2,10 +2,10 @@
 
 import pytest
 
+from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.changeworker import Failed, attempt
 from gpuvirt.node.change.gate.gateerrors import UnitBlockedError, UnitBusyError, UnitUnsettledError
-from gpuvirt.node.loops.serialworker import InlineWorker
 
 FAILURES = [
     (UnitBlockedError("busy", "unbind it"), ReasonCode.WRITE_BLOCKED, "unbind it"),

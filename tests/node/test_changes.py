@@ -11,6 +11,7 @@ import pytest
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, slot_of
 from gpuvirt.hardware.scan import scan
+from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver
@@ -26,7 +27,6 @@ from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING

@@ -17,8 +17,8 @@ from typing_extensions import override
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import BootId
+from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.node.store import ledgerstore
 from gpuvirt.node.store.files import replace_file
 from gpuvirt.node.store.stateformat import Unknown

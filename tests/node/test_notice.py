@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from gpuvirt.cluster.agent.nodecounts import integer_counts, patch_of
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import Registration
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.sim.kernel import SimKernel
 from tests.nodewithvgpus import T4_4Q, T4_8Q, VGPU
 from tests.ondemand.pods import ON_DEMAND, Pods, one_p100, settled

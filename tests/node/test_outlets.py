@@ -8,8 +8,8 @@ import msgspec
 
 from gpuvirt.clock import RealClock, Signal
 from gpuvirt.facts.ids import BootId, PciAddress
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.published import statefile
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from tests.simnode import SimNode, running_node

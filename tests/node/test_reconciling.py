@@ -9,13 +9,13 @@ import pytest
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.pci import Unread
+from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from gpuvirt.node.loops.serialworker import InlineWorker, ThreadWorker, WorkerBlockedError
+from gpuvirt.loops.serialworker import InlineWorker, ThreadWorker, WorkerBlockedError
 
 
 @pytest.mark.parametrize("worker", [InlineWorker(), ThreadWorker("test")])
@@ -54,7 +54,7 @@ async def test_a_timeout_error_of_a_job_does_not_block_the_worker() -> None:
 def test_a_process_ends_while_a_job_sleeps() -> None:
     program = """
 import asyncio, threading
-from gpuvirt.node.loops.serialworker import ThreadWorker, WorkerBlockedError
+from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 async def main():
     try:
         await ThreadWorker("test").run(threading.Event().wait, name="unbind", timeout_s=0.01)

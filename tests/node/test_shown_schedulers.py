@@ -13,11 +13,11 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
+from gpuvirt.loops.serialworker import InlineWorker, WorkerBlockedError
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import NodeView, SchedulerView
-from gpuvirt.node.loops.serialworker import InlineWorker, WorkerBlockedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.programs.tools import SimTools

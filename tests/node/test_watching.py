@@ -11,9 +11,9 @@ from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.loops.serialworker import InlineWorker, ThreadWorker
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.serialworker import InlineWorker, ThreadWorker
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.loops.watcher import Audience, Watcher
 from gpuvirt.paths import HostPath

@@ -11,6 +11,7 @@ import pytest
 from msgspec import UNSET
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
+from gpuvirt.loops.serialworker import InlineWorker, SerialWorker, WorkerBlockedError
 from gpuvirt.model.allocation.ledger import Entry, Stage
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.change.plan import Scope, StepScope
@@ -24,7 +25,6 @@ from gpuvirt.node.change.gate.gate import Gate, GateFailedError, UnitBusyError
 from gpuvirt.node.change.gate.membership import NoGate
 from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.steps.leasing import RefusedError
-from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker, WorkerBlockedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING

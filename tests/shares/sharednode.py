@@ -14,6 +14,8 @@ from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.loops.cell import Cell
+from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
@@ -21,8 +23,6 @@ from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.loops.cell import Cell
-from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.node.shares.limitfiles import LimitFiles
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares

@@ -11,6 +11,7 @@ from typing import TypeVar
 import pytest
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, slot_of
+from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.change.plan import Scope, StepScope
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings, ShareSettings
@@ -25,7 +26,6 @@ from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.change.gate import gaterecord
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.steps.changes import Change, StalePlanError
-from gpuvirt.node.loops.serialworker import InlineWorker
 from gpuvirt.node.shares.gpuchoice import GpuChoice
 from gpuvirt.node.shares.gpuclaims import GatedGpus
 from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares

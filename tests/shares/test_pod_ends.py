@@ -14,13 +14,13 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import NAMESPACE
+from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.keptshares import KeptShare
 from gpuvirt.model.shares.node.records import ShareRecords, record_of
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.loops.serialworker import InlineWorker
 from gpuvirt.node.shares.podends import Accounts, PodEnds
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt.paths import HostPath, HostRoots

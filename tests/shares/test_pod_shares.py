@@ -16,14 +16,14 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.loops.cell import Cell
+from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from gpuvirt.model.shares.demand import ContainerKind, ContainerName, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareLimit
 from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId, Policy
-from gpuvirt.node.loops.cell import Cell
-from gpuvirt.node.loops.serialworker import InlineWorker
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.shares.recordstore import RecordStore

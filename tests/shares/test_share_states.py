@@ -19,6 +19,8 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
+from gpuvirt.loops.cell import Cell
+from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.model.shares.annotations import placement
@@ -30,8 +32,6 @@ from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.node.unitids import unit_id
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.change.steps.leasing import RefusedError
-from gpuvirt.node.loops.cell import Cell
-from gpuvirt.node.loops.serialworker import InlineWorker
 from gpuvirt.node.shares import podends, recordstore
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares

@@ -20,9 +20,9 @@ from gpuvirt.cluster.reflector import Reflector, Waits
 from gpuvirt.cluster.resources import NODES, Metadata
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.model.offers.discovery import Labels
 from gpuvirt.node.discoverer import INTERVAL_S, Discoverer, unread_line
-from gpuvirt.node.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.tasks import keep_going
 from gpuvirt.web import exposition
 from gpuvirt.web.page import Answer, Page

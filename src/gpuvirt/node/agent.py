@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.offers.schedulable import Count
@@ -24,7 +25,6 @@ from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.latercall import LaterCall
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.loops.wakes import Wakes

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.serialworker import SerialWorker
 
 READ_TIMEOUT_S = 10.0
 

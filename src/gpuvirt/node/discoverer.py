@@ -7,9 +7,9 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Discovery
 from gpuvirt.hardware import discovery
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.loops.cell import Cell
+from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.offers.discovery import Labels, labels_of
-from gpuvirt.node.loops.cell import Cell
-from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
 
 log = logging.getLogger(__name__)
 

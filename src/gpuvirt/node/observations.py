@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.wakes import Wakes
 from gpuvirt.node.ondemand.patience import Patience
 from gpuvirt.node.reconcile.gatewatch import GateWatch

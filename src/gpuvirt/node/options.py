@@ -7,6 +7,7 @@ from pathlib import Path
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, read_config_set
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.model.desired.settings import CdiUse, Settings
@@ -17,7 +18,6 @@ from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.view import AgentView
 from gpuvirt.node.change import site as change
 from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.node.published.markers import Markers
 from gpuvirt.paths import KubeletPaths
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.published.cdifiles import CdiFiles
 from gpuvirt.node.published.statefile import StateFile

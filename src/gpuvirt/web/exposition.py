@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from gpuvirt.node.loops.telemetry import Histogram
+from gpuvirt.loops.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

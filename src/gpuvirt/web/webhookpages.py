@@ -10,8 +10,8 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.admission.admitting import UNCHANGED, Decision, admit
 from gpuvirt.cluster.admission.review import Request, decoded, encoded
 from gpuvirt.errors import DamagedError
+from gpuvirt.loops.histogram import Histogram
 from gpuvirt.model.reasons import admission
-from gpuvirt.node.loops.telemetry import Histogram
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, histograms, text_of
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest

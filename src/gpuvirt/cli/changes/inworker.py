@@ -9,6 +9,7 @@ from time import sleep  # noqa: TID251  a command waits for the kubelet
 from typing import TypeVar
 
 from gpuvirt.kubelet.livelists import ListUnknownError, read_lists
+from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.change.desired import DesiredUnit
 from gpuvirt.model.change.outcome import Outcome
@@ -24,7 +25,6 @@ from gpuvirt.node.change.site import ReportStep, Site
 from gpuvirt.node.change.steps.changes import by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
-from gpuvirt.node.loops.serialworker import ThreadWorker, WorkerBlockedError
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from gpuvirt.cluster.access.credentials import Issued, Material
 from gpuvirt.cluster.access.execcredential import GROUP, V1, V1BETA1, AskedSpec, ClusterInfo, NotIssuedError
 from gpuvirt.cluster.access.kubeconfig import Cluster, Entry, Exec
 from gpuvirt.cluster.failures import CredentialsError
-from gpuvirt.node.loops.serialworker import ThreadWorker, WorkerBlockedError
+from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 
 VERSIONS = (V1, V1BETA1)
 IF_AVAILABLE, ALWAYS, NEVER = "IfAvailable", "Always", "Never"

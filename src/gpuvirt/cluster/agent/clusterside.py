@@ -32,13 +32,13 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.reflector import Reflector, Waits
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, PodUid, ResourceName
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.known.podinquiry import PodInquiry
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.tasks import keep_going
 

@@ -16,9 +16,9 @@ from gpuvirt.cluster.events import EventDraft, Kind
 from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, READY, GpuNode, Status
 from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.loops.cell import Cell
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.shares.quantities import whole_amounts
-from gpuvirt.node.loops.cell import Cell
 
 
 class Counts(msgspec.Struct, frozen=True):

@@ -17,8 +17,8 @@ from gpuvirt.cluster.labels import (
     WORKLOAD_STATE_LABEL,
 )
 from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, Progress
-from gpuvirt.node.loops.cell import Cell
 
 CONFIG_KEY = "config.yaml"
 """The entry of the ConfigMap that has the vGPU configs."""

@@ -14,8 +14,8 @@ from gpuvirt.cluster.kinds.core import Pod
 from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, deploy_label
 from gpuvirt.cluster.resources import Metadata, pods
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import OperandsObserved
-from gpuvirt.node.loops.cell import Cell
 
 RUNS = "true"
 OPERAND_LABELS = deploy_label(AGENT), deploy_label(VALIDATOR)

@@ -6,10 +6,10 @@ from gpuvirt.cluster.agent.nodelabels import Claim
 from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION, owned_labels
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, shared_gpus_text
 from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpus
-from gpuvirt.node.loops.cell import Cell
 
 
 def shared_claim(views: Cell[NodeView]) -> Claim:

@@ -17,6 +17,7 @@ from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, GpuNode
 from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.ondemand.typesannotation import (
     VGPU_TYPES_ANNOTATION,
     TypeChange,
@@ -29,7 +30,6 @@ from gpuvirt.model.offers.ondemand.typesannotation import (
 )
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.loops.cell import Cell
 
 log = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ from gpuvirt.cluster.shares.budgets import DISRUPTION_BUDGETS, DisruptionBudgets
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingPod
 from gpuvirt.cluster.shares.sharing import Sharing
-from gpuvirt.node.loops.telemetry import Histogram
+from gpuvirt.loops.histogram import Histogram
 from gpuvirt.tasks import keep_going
 
 T = TypeVar("T", bound=KubernetesObject)

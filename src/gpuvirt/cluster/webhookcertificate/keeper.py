@@ -30,7 +30,7 @@ from gpuvirt.cluster.webhookcertificate.rotation import (
     next_step,
 )
 from gpuvirt.facts.ids import Namespace, ObjectName
-from gpuvirt.node.loops.serialworker import ThreadWorker, WorkerBlockedError
+from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 
 log = logging.getLogger(__name__)
 

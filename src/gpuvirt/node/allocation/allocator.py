@@ -16,6 +16,7 @@ from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.snapshot import FreshFacts
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.devicefacts import AskedDevice, read_at_once, read_devices
+from gpuvirt.loops.serialworker import WorkerBlockedError
 from gpuvirt.model.allocation.attachment import Attachment, attach
 from gpuvirt.model.allocation.ledger import Entry, record
 from gpuvirt.model.allocation.placement import Place, prefer
@@ -32,7 +33,6 @@ from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.known.kubeletrecord import KubeletRecord, PodStarts
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.loops.serialworker import WorkerBlockedError
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.options import NodeOptions
 

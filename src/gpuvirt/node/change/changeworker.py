@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node.change.gate.gateerrors import UnitBusyError, why_not_passed
 from gpuvirt.node.change.steps.changes import Change
-from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
 
 T = TypeVar("T")
 

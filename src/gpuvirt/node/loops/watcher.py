@@ -18,9 +18,9 @@ from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions import iommu
 from gpuvirt.hardware.scan import scan, with_device_ids, with_users
+from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.node.loops.telemetry import Telemetry
 
 T = TypeVar("T")

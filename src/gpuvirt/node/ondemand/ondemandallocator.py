@@ -21,6 +21,7 @@ from msgspec import UNSET
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
 from gpuvirt.facts.vgpu import Framework
+from gpuvirt.loops.serialworker import WorkerBlockedError
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment, attach, vm_nodes
 from gpuvirt.model.allocation.ledger import Consumer, Entry, Ledger, Stage, record
@@ -43,7 +44,6 @@ from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.loops.serialworker import WorkerBlockedError
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.ondemand.creation import Creation, create
 from gpuvirt.node.ondemand.patience import Patience

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers import cdi
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, nodeproblems
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.store.files import replace_file
 

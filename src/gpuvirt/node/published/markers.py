@@ -9,9 +9,9 @@ import logging
 from pathlib import Path
 
 from gpuvirt.clock import Signal
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.validation import Check, Condition
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.store.files import replace_file
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ import msgspec
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.store.files import replace_file
 

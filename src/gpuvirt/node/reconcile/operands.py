@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from gpuvirt.clock import Clock, Signal
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import OperandsObserved
 from gpuvirt.model.reasons import Reason, shortfalls
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
 
 ReportWait = Callable[[Reason], None]

@@ -17,6 +17,7 @@ from functools import cache, partial
 
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.attempts import Attempts, fingerprint
@@ -34,7 +35,6 @@ from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.change.unitgates import UnitGates
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import Progress
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.loops.wakes import Wakes
 from gpuvirt.node.published.problemlog import ProblemLog

@@ -13,10 +13,10 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.hardware.access.tools import PROGRAM, Tools
 from gpuvirt.hardware.programs.smireport import read_scheduler
+from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerReport
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import SmiReport
 from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.hardware.programs.smireport import read_report
+from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.modes import Questions
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
 
 Blocked = Callable[[UnitId, PciAddress, Reason], None]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.change.desired import DesiredUnit
 from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.change.steps import RollBack, Step
@@ -18,7 +19,6 @@ from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply, foresee
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.reconcile.operands import Operands, PendingChange
 from gpuvirt.node.reconcile.podaccount import PodAccount
 

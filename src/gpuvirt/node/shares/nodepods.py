@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.shares.node.choice import PodOnNode
-from gpuvirt.node.loops.cell import Cell
 
 
 class NodePods:

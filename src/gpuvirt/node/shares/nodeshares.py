@@ -8,6 +8,8 @@ from pathlib import Path
 
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PodUid, ResourceName
+from gpuvirt.loops.cell import Cell
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.offers.givenshares import GivenShares
@@ -18,8 +20,6 @@ from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, with_gpus
 from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE, SharedGpus
-from gpuvirt.node.loops.cell import Cell
-from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.shares.limitfiles import NO_LIBRARY, LimitFiles
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.recordstore import RecordStore

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.facts.pci import Unread
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.keptshares import KeptShare, why_kept
 from gpuvirt.model.shares.node.records import ShareRecords
-from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 
 log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gpuvirt.errors import DamagedError, GpuvirtError
+from gpuvirt.loops.cell import Cell
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.reasons import Reason, sharing
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.node.sharespec import with_owners
-from gpuvirt.node.loops.cell import Cell
-from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.store.checksummed import HeaderLine
 from gpuvirt.node.store.files import replace_file
 from gpuvirt.node.store.persisted import Damage, Persisted

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.loops.cell import Cell
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.loops.cell import Cell
 
 
 class ShareRefusedError(GpuvirtError):

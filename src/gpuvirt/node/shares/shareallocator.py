@@ -20,6 +20,7 @@ from typing import TypeVar
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, PodUid
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.reasons import sharing
@@ -28,7 +29,6 @@ from gpuvirt.model.shares.node import sharespec
 from gpuvirt.model.shares.node.hamicore import NO_FILES
 from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, container_edits
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords
-from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.shares.gpuchoice import GpuChoice
 from gpuvirt.node.shares.gpuclaims import GpuClaims
 from gpuvirt.node.shares.nodeshares import NodeShares

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.reasons import Reason, nodeproblems
-from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.store.checksummed import HeaderLine
 from gpuvirt.node.store.persisted import Persisted, Reasons, WriteBehind
 from gpuvirt.node.store.stateformat import Format

@@ -6,9 +6,9 @@ Allocate does not wait until the ledger is written: the kubelet's own checkpoint
 from pathlib import Path
 
 from gpuvirt.clock import Clock
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.reasons import nodeproblems
-from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.store.checksummed import HeaderLine
 from gpuvirt.node.store.persisted import Persisted, Reasons, WriteBehind
 from gpuvirt.node.store.stateformat import Format

@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.errors import DamagedError, GpuvirtError
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.store.files import replace_file
 from gpuvirt.node.store.stateformat import Format, NewerVersionError, Stored
 from gpuvirt.tasks import backoff_s

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import BootId
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.recordhistory import History
 from gpuvirt.model.reasons import nodeproblems
-from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.store.checksummed import DigestField
 from gpuvirt.node.store.persisted import Persisted, Reasons, WriteBehind
 from gpuvirt.node.store.stateformat import Format

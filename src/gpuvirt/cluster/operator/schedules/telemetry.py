@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from gpuvirt.loops.histogram import Histogram
 from gpuvirt.model.schedules.hypervisor import Accepted, Answer, Call
 from gpuvirt.model.schedules.status import RESTING, Status, Step
-from gpuvirt.node.loops.telemetry import Histogram
 
 STEP_BUCKETS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 ACCEPTED = "accepted"
