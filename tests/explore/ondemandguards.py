@@ -13,13 +13,13 @@ from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.vgpus import gpustate
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.devices.candidates import Candidate
+from gpuvirt.model.node import recentvgpus
 from gpuvirt.model.offers.ondemand import capacity, offer
 from gpuvirt.model.offers.ondemand.capacity import Carried
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.steps import vgpusteps
 from gpuvirt.node.change.steps.changes import Changes
-from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator
 from gpuvirt.node.reconcile.podaccount import PodAccount
 from tests.explore.guard import DRAINS, GOES_ON, NEWEST, UNSETTLED, Guard, always, never, nothing, without_lease
@@ -74,7 +74,7 @@ _FOLDERS = Guard(PodFolders, "unmade", lambda *_: frozenset[PodUid](), ("on-dema
 
 RARELY_NOTICED: Mapping[str, Guard] = {
     "on demand: a vGPU that is created as a change of its GPU ends": Guard(
-        NodeState, "_is_allocated", never, ("on-demand-removal-ends",)
+        recentvgpus, "_is_allocated", never, ("on-demand-removal-ends",)
     ),
     "on demand: a container starts only with its vGPU's own nodes": _OWN_NODES,
 }
