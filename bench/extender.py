@@ -124,7 +124,7 @@ def measure_work(scale: Scale, rounds: int, table: Table) -> None:
     gc.freeze()
     body, sharing = filter_request(scale)[1], Sharing()
     work: Mapping[str, Callable[[], object]] = {
-        "filter": lambda: filtered(node_arguments("filter", body), index.books.rows, sharing),
+        "filter": lambda: filtered(node_arguments("filter", body), index.books.rows, sharing, ()),
         "prioritize": lambda: prioritized(node_arguments("prioritize", body), index.books.rows, sharing),
     }
     for verb, answer in work.items():

@@ -16,10 +16,10 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.install.uninstall import left_of
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.settings import Settings, ShareSettings
+from gpuvirt.model.desired.settings import Enforcement, Settings, ShareSettings
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import withheldshares
-from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, shared_gpus
+from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION, shared_gpus
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpu, SharedGpus
@@ -138,6 +138,17 @@ def test_the_annotation_has_the_gpus_that_are_offered() -> None:
     assert shared_gpus(node.annotations[SHARED_GPUS_ANNOTATION]) == shared.capacity
     assert after(node, NodeView(AT, shared=SharedGpus((GPU,)))) == node, "unknown is never taken for absent"
     assert after(node, NodeView(AT)) == NODE
+
+
+def test_another_annotation_says_that_shares_are_limits() -> None:
+    shared = SharedGpus((GPU,), is_known=True, enforcement=Enforcement.HAMI_CORE)
+    node = after(NODE, NodeView(AT, shared=shared))
+    assert node.annotations == {SHARED_GPUS_ANNOTATION: '{"GPU-1":500}', LIMITS_ANNOTATION: "hami-core"}
+    unknown = replace(shared, is_known=False, enforcement=Enforcement.NONE)
+    assert LIMITS_ANNOTATION not in after(node, NodeView(AT, shared=unknown)).annotations, "the setting is known"
+    assert after(node, NodeView(AT)) == NODE
+    keys = left_of(node, used=False, agents_gone=True)
+    assert merged(node.annotations, keys.annotations) == {}
 
 
 def test_an_uninstall_removes_the_annotation_and_the_written_labels_alone() -> None:

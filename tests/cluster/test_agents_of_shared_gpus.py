@@ -15,7 +15,7 @@ from gpuvirt.cluster.events import About, Event, EventDraft, Kind, Reporter, cre
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError
 from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.resources import NODES, pods
-from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION
+from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION
 from tests.cluster.apilab import ACCOUNT, NAMESPACE, NODE, ApiLab
 from tests.cluster.clusterlab import BOX, LabNode
 
@@ -135,6 +135,7 @@ async def until_refused(agent: Agent, event: Callable[[datetime], Event]) -> Non
 
 async def test_an_agent_may_name_its_nodes_shared_gpus_and_label_the_vgpu_type(agent: Agent) -> None:
     annotations = {SHARED_GPUS_ANNOTATION: '{"GPU-2a1b":1000}', "gpuvirt.io/vgpu-type-labels": "{}"}
+    annotations[LIMITS_ANNOTATION] = "hami-core"
     labels = {"vgpu.type": "v100-8q-8GB", "virtual.gpu.type": "v100-8q-8GB"}
 
     async def patch(labels: object, annotations: object) -> Node:

@@ -40,6 +40,7 @@ def explained(
     *,
     priority: int = 0,
     priorities: Mapping[str, int] | None = None,
+    **known: object,
 ) -> Explanation:
     """Explain a pending pod on one node, whose GPUs have the units of `capacity`, with these pods on them."""
     books = books_of(capacity, pods, priorities)
@@ -54,9 +55,32 @@ def explained(
             pod=PodSeen("new", "ml", "Pending", requests={VGPU: requested}, conditions=(PENDING,)),
             nodes=(NodeSeen("node01", allocatable={VGPU: sum(capacity.values())}),),
             pods=tuple(running),
-            shares=SharesSeen(VGPU, demand, nodes={NodeName("node01"): books}, pods=names, priority=priority),
+            shares=SharesSeen(VGPU, demand, nodes={NodeName("node01"): books}, pods=names, priority=priority, **known),  # type: ignore[arg-type]
         )
     )
+
+
+def test_a_node_whose_shares_are_no_limits_is_named_where_the_pod_requires_limits() -> None:
+    found = explained(300, {"GPU-a": 1000}, {}, requires_limits=True)
+    assert found.blocker is not None
+    assert found.blocker.code is FindingCode.SHARES_NOT_ENFORCED
+    assert [str(seen.path) for seen in found.blocker.seen[:2]] == [
+        "pod gpuvirt.io/enforcement",
+        "node node01 gpuvirt.io/shares-enforcement",
+    ]
+    limiting = frozenset({NodeName("node01")})
+    fits = explained(300, {"GPU-a": 1000}, {}, requires_limits=True, limiting=limiting).blocker
+    assert fits is not None
+    assert "node01 has the devices free" in fits.message
+
+
+def test_a_requirement_that_is_not_understood_is_named() -> None:
+    found = explained(
+        300, {"GPU-a": 1000}, {}, invalid_requirement="gpuvirt.io/enforcement: 'yes'; expected 'required'"
+    )
+    assert found.blocker is not None
+    assert found.blocker.code is FindingCode.INVALID_SHARE
+    assert "gpuvirt.io/enforcement: required" in found.blocker.fix[0]
 
 
 def test_a_share_that_fits_on_no_single_gpu_names_the_pods_in_the_way() -> None:

@@ -15,10 +15,12 @@ RESOURCE = "nvidia.com/vgpu"
 Object = dict[str, object]
 
 
-def node(name: str, **gpus: int) -> Object:
-    """Return a node with shared GPUs; none without `gpus`."""
+def node(name: str, limits: str = "", /, **gpus: int) -> Object:
+    """Return a node with shared GPUs; none without `gpus`. `limits` is what its agent writes of enforcement."""
     shared = {f"GPU-{gpu}": units for gpu, units in gpus.items()}
     annotations = {"gpuvirt.io/shared-gpus": msgspec.json.encode(shared).decode()} if gpus else None
+    if annotations and limits:
+        annotations["gpuvirt.io/shares-enforcement"] = limits
     return {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": annotations}, "spec": {"taints": None}}
 
 
@@ -33,12 +35,15 @@ def pod(
     init: Sequence[int] = (),
     labels: Mapping[str, str] | None = None,
     nominated: str = "",
+    enforcement: str = "",
 ) -> Object:
     """Return a pod whose containers request units; with `gpus`, its annotation gives each container those."""
     annotations: dict[str, str] = {"example.com/own": "kept"}
     if gpus is not None:
         shares = {f"c{index}": {f"GPU-{gpu}": number for gpu, number in one.items()} for index, one in enumerate(gpus)}
         annotations["gpuvirt.io/shares"] = msgspec.json.encode({"containers": shares, "enforcement": "none"}).decode()
+    if enforcement:
+        annotations["gpuvirt.io/enforcement"] = enforcement
     if policy:
         annotations["gpuvirt.io/shares-policy"] = policy
     return {

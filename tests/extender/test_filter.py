@@ -16,7 +16,7 @@ from tests.shares.fits import Fit, fit
 
 def ask(found: IndexUnderTest, content: Object, *names: str) -> FilterResult:
     asked = NodeArguments(decoded_pod(content), [NodeName(name) for name in names])
-    return filtered(asked, found.index.books.rows, Sharing())
+    return filtered(asked, found.index.books.rows, Sharing(), found.index.limiting)
 
 
 @pytest.fixture
@@ -37,6 +37,45 @@ def test_nodes_with_a_piece_that_is_large_enough_pass(cluster: IndexUnderTest) -
         "none": "the node shares no GPUs: it has no annotation gpuvirt.io/shared-gpus",
         "unknown": "the node shares no GPUs: it has no annotation gpuvirt.io/shared-gpus",
     }
+
+
+def test_a_pod_that_requires_limits_passes_only_nodes_whose_shares_are_limits() -> None:
+    found = index_of([node("hard", "hami-core", a=1000), node("soft", a=1000), node("newer", "x", a=1000)])
+    names = ("hard", "soft", "newer", "unknown")
+    answer = ask(found, pod("p", 500, enforcement="required"), *names)
+    assert answer.node_names == ["hard"]
+    assert answer.failed_and_unresolvable_nodes["soft"] == (
+        "the pod requires shares that are limits (gpuvirt.io/enforcement: required), and those of the node are none:"
+        " it has no annotation gpuvirt.io/shares-enforcement: hami-core"
+    )
+    assert answer.failed_and_unresolvable_nodes.keys() == {"soft", "newer", "unknown"}
+    assert "shares no GPUs" in answer.failed_and_unresolvable_nodes["unknown"]
+    assert ask(found, pod("p", 500, 500, enforcement="required"), *names).node_names == ["hard"]
+    assert ask(found, pod("p", 500), *names).node_names == ["hard", "soft", "newer"]
+
+
+def test_a_pod_of_whole_gpus_shares_them_with_nobody_and_needs_no_limit() -> None:
+    found = index_of([node("soft", a=1000, b=1000)])
+    assert ask(found, pod("p", 2000, enforcement="required"), "soft").node_names == ["soft"]
+    assert ask(found, pod("p", 1000, 10, enforcement="required"), "soft").node_names == []
+
+
+def test_a_requirement_that_is_not_understood_is_met_by_no_node() -> None:
+    found = index_of([node("hard", "hami-core", a=1000)])
+    answer = ask(found, pod("p", 500, enforcement="Required"), "hard")
+    assert answer.failed_and_unresolvable_nodes == {
+        "hard": "nvidia.com/vgpu: gpuvirt.io/enforcement: 'Required'; expected 'required', or no annotation"
+    }
+
+
+def test_a_node_whose_shares_are_limits_no_more_is_forgotten_as_one() -> None:
+    found = index_of([node("n", "hami-core", a=1000)])
+    asked = pod("p", 500, enforcement="required")
+    assert ask(found, asked, "n").node_names == ["n"]
+    found.nodes(node("n", a=1000))
+    assert ask(found, asked, "n").node_names == []
+    found.nodes(node("n", "hami-core", a=1000))
+    assert ask(found, asked, "n").node_names == ["n"]
 
 
 def test_a_node_whose_pods_have_a_lower_priority_is_failed_only(cluster: IndexUnderTest) -> None:
@@ -137,7 +176,7 @@ def test_filter_agrees_with_the_books_that_place_pods(gpus: list[int], taken: li
 def test_many_nodes_are_read_from_their_full_form() -> None:
     found = index_of([node("n1", a=1000), node("n2", a=100)])
     body = msgspec.json.encode({"Pod": pod("p", 300), "Nodes": {"items": [node("n1", a=1000), node("n2", a=100)]}})
-    answer = filtered(node_arguments("filter", body), found.index.books.rows, Sharing())
+    answer = filtered(node_arguments("filter", body), found.index.books.rows, Sharing(), ())
     sent = msgspec.json.decode(msgspec.json.encode(answer))
     assert [one["metadata"]["name"] for one in sent["Nodes"]["items"]] == ["n1"]
     assert "NodeNames" not in sent

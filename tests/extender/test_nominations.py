@@ -27,7 +27,7 @@ NOMINATED = pod("high", 700, priority=5, nominated="n")
 def ask(found: IndexUnderTest, content: Object) -> FilterResult:
     asked = NodeArguments(decoded_pod(content), [N])
     index = found.index
-    return filtered(asked, index.rows_for(asked.pod), Sharing(), index.nominated_for(asked.pod))
+    return filtered(asked, index.rows_for(asked.pod), Sharing(), (), index.nominated_for(asked.pod))
 
 
 def fits(found: IndexUnderTest, content: Object) -> bool:

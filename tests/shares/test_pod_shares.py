@@ -146,6 +146,15 @@ async def test_an_edited_annotation_does_not_count(
         assert known(followed).policy is None
 
 
+@pytest.mark.parametrize(("text", "requires"), [("required", True), ("", False), ("none", True)])
+async def test_a_pod_requires_limits_by_its_annotation(
+    authority: Authority, server: Pair, tmp_path: Path, text: str, *, requires: bool
+) -> None:
+    """What is not understood counts as required: never less than the pod may have asked for."""
+    async with follow(PodApi(pod({"gpuvirt.io/enforcement": text})), server, authority, tmp_path) as followed:
+        assert known(followed).requires_limits is requires
+
+
 @pytest.mark.parametrize("limit", ["0", "1500", "-1", "x", "0.5"])
 async def test_a_pod_without_a_valid_request_has_no_share(
     authority: Authority, server: Pair, tmp_path: Path, limit: str

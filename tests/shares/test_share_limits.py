@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.errors import ConfigError
-from gpuvirt.facts.ids import PciId, parse_pci_id
+from gpuvirt.facts.ids import PciId, PodUid, parse_pci_id
 from gpuvirt.model.desired.settings import Enforcement, HamiCore, Settings, ShareSettings, check
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.capacity import memory_mib_of
@@ -91,6 +92,30 @@ def test_a_part_of_a_gpu_has_a_limit_and_whole_gpus_have_none(enforcement: Enfor
     expected = ShareLimit(16, 1) if enforcement is Enforcement.HAMI_CORE else None
     assert limits == {"part": expected, "whole": None}
     assert found.enforcement is enforcement
+
+
+def test_a_pod_that_requires_limits_does_not_start_without_them() -> None:
+    demand = demand_of([ContainerDemand(ContainerName("main"), APP, Units(300))])
+    pod = record_of("default", "p", demand, {ContainerName("main"): {A: Units(300)}})
+    refused = with_limits(pod, WITH_MEMORY, Enforcement.NONE, requires=True)
+    assert isinstance(refused, Reason)
+    assert (refused.code, refused.subject) == (ReasonCode.LIMIT_REQUIRED, "pod default/p")
+    limited = with_limits(pod, WITH_MEMORY, Enforcement.HAMI_CORE, requires=True)
+    assert limited == with_limits(pod, WITH_MEMORY, Enforcement.HAMI_CORE)
+
+
+async def test_a_pod_that_requires_limits_starts_once_the_nodes_shares_are_limits(short_path: Path) -> None:
+    async with shared_node(short_path) as node:
+        pod = await node.admit("p", 300, gpu=A)
+        node.api[PodUid(pod.uid)] = replace(node.api[PodUid(pod.uid)], requires_limits=True)
+        node.pods.observe(dict(node.api))
+        with pytest.raises(StartError, match="LimitRequired: pod default/p requires that its share"):
+            await node.start(pod)
+        assert not node.specs
+        (refusal,) = node.agent.shares.refusals.take()
+        assert (refusal.pod.name, refusal.reason.code) == ("p", ReasonCode.LIMIT_REQUIRED)
+        await enforce(node)
+        assert (await node.start(pod)).env == LIMITED
 
 
 def test_a_part_of_a_gpu_of_unknown_memory_is_refused() -> None:

@@ -19,7 +19,14 @@ from gpuvirt.cluster.client import Collection, PatchType
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.core import ENDED, AnyObject
 from gpuvirt.cluster.resources import Resource, pods
-from gpuvirt.cluster.shares.objects import PodAnnotations, PodMetadata, PodStatus, SharingPod, demand_of_pod
+from gpuvirt.cluster.shares.objects import (
+    PodAnnotations,
+    PodMetadata,
+    PodStatus,
+    SharingPod,
+    demand_of_pod,
+    needs_limits,
+)
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.model.shares.annotations import (
@@ -114,6 +121,11 @@ def pod_on_node(pod: NodePod, resource: ResourceName, whole: Units) -> PodOnNode
     except InvalidAnnotationError as error:
         log.warning("the annotation of pod %s does not count: %s", pod.where, error)
         desired = None
+    try:
+        requires = needs_limits(pod, demand, whole)
+    except InvalidAnnotationError as error:
+        log.warning("pod %s starts only where its share is a limit: %s", pod.where, error)
+        requires = True
     policy = pod.metadata.annotations.policy
     return PodOnNode(
         pod.uid,
@@ -124,6 +136,7 @@ def pod_on_node(pod: NodePod, resource: ResourceName, whole: Units) -> PodOnNode
         Policy(policy) if policy in set(Policy) else None,
         ended=pod.status.phase in ENDED,
         annotation=text,
+        requires_limits=requires,
     )
 
 

@@ -7,8 +7,9 @@ from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION, owned_labels
 from gpuvirt.loops.cell import Cell
+from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, shared_gpus_text
+from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION, shared_gpus_text
 from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpus
 
 
@@ -27,8 +28,10 @@ def shared_claim(views: Cell[NodeView]) -> Claim:
 
 def _annotation(shared: SharedGpus) -> dict[str, str | None]:
     if not shared.gpus and not shared.recorded:
-        return {SHARED_GPUS_ANNOTATION: None}
-    return {SHARED_GPUS_ANNOTATION: shared_gpus_text(shared.schedulable)} if shared.is_known else {}
+        return {SHARED_GPUS_ANNOTATION: None, LIMITS_ANNOTATION: None}
+    limits = str(shared.enforcement) if shared.enforcement is not Enforcement.NONE else None
+    units = {SHARED_GPUS_ANNOTATION: shared_gpus_text(shared.schedulable)} if shared.is_known else {}
+    return {**units, LIMITS_ANNOTATION: limits}
 
 
 def _type_keys(observed: Metadata, vgpu_type: NodeVgpuType) -> DesiredLabels:

@@ -12,15 +12,17 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.bindings import CannotBindError, Write
 from gpuvirt.cluster.extender.fence import Fence
+from gpuvirt.cluster.extender.filtering import NO_LIMITS
 from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
 from gpuvirt.cluster.extender.protocol import BindingArguments
 from gpuvirt.cluster.extender.writes import Writes
 from gpuvirt.cluster.failures import ApiError, NotFoundError
 from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
+from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod, needs_limits
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.shares.demand import Demand
 from gpuvirt.model.shares.placement import Placement
 from gpuvirt.model.shares.wording import requested_text
 
@@ -117,10 +119,7 @@ class Binder:
         if sent is not None:
             # One of unknown outcome is sent again with the same GPUs; one that was made lacks its event only.
             return Write(pod, node, sent) if self.writes.is_unknown(pod.uid, node) else None
-        try:
-            demand = demand_of_pod(pod, self._sharing.resource, self._sharing.whole)
-        except GpuvirtError as error:
-            raise CannotBindError(f"pod {pod.where}: {error}") from error
+        demand = self._demand(pod, node)
         if not demand.containers:
             return Write(pod, node, Placement({}, {}))
         books = self._index.books_for(pod, node)
@@ -134,3 +133,14 @@ class Binder:
             )
         self._index.reserve(pod, node, chosen)
         return Write(pod, node, chosen)
+
+    def _demand(self, pod: SharingPod, node: NodeName) -> Demand:
+        """Return what a pod requests; raise CannotBindError where no node, or this one, can give it."""
+        try:
+            demand = demand_of_pod(pod, self._sharing.resource, self._sharing.whole)
+            needs = needs_limits(pod, demand, self._sharing.whole)
+        except GpuvirtError as error:
+            raise CannotBindError(f"pod {pod.where}: {error}") from error
+        if needs and node not in self._index.limiting:
+            raise CannotBindError(f"pod {pod.where} is not bound to node {node}: {NO_LIMITS}")
+        return demand

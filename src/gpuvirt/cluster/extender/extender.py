@@ -185,9 +185,9 @@ class Extender:
         index, pod = self.index, asked.pod
         if (why := self.binder.fence.why_withheld(pod.uid)) is not None:
             return failed(f"filter: pod {pod.where} is not placed: {why}", REFUSED)
-        found = filtered(asked, index.rows_for(pod), self._sharing, index.nominated_for(pod))
+        found = filtered(asked, index.rows_for(pod), self._sharing, index.limiting, index.nominated_for(pod))
         if not found.node_names and (found.nodes is None or not found.nodes.items):
-            if fits_without_held(asked, index.rows_without(self.binder.writes.held), self._sharing):
+            if fits_without_held(asked, index.rows_without(self.binder.writes.held), self._sharing, index.limiting):
                 # A pod that is refused waits for an event or five minutes, one with an error is tried again soon.
                 return failed(f"filter: pod {pod.where}: {HELD}", REFUSED)
             return Answer(msgspec.json.encode(found), REFUSED)

@@ -4,14 +4,21 @@ A request costs what its own names cost: a node's answer is a comparison with it
 share one text, by which kube-scheduler also groups them in its event.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, filter_result
-from gpuvirt.cluster.shares.objects import demand_of_pod
+from gpuvirt.cluster.shares.objects import demand_of_pod, needs_limits
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
+from gpuvirt.model.desired.settings import Enforcement
+from gpuvirt.model.shares.annotations import (
+    LIMITS_ANNOTATION,
+    REQUIRED,
+    REQUIRED_ANNOTATION,
+    SHARED_GPUS_ANNOTATION,
+    InvalidAnnotationError,
+)
 from gpuvirt.model.shares.books import NodeRow
 from gpuvirt.model.shares.demand import Demand, Units, UnplaceableError
 from gpuvirt.model.shares.fitting import fits, one_piece
@@ -20,6 +27,11 @@ from gpuvirt.model.shares.quantities import InvalidQuantityError
 from gpuvirt.model.shares.wording import requested_text
 
 NO_UNITS = f"the node shares no GPUs: it has no annotation {SHARED_GPUS_ANNOTATION}"
+
+NO_LIMITS = (
+    f"the pod requires shares that are limits ({REQUIRED_ANNOTATION}: {REQUIRED}), and those of the node are none:"
+    f" it has no annotation {LIMITS_ANNOTATION}: {Enforcement.HAMI_CORE}"
+)
 
 HELD = (
     "the missing units are held for bindings whose outcome is not known yet, since the API server did not answer;"
@@ -44,37 +56,49 @@ class _Judged:
 
 
 def filtered(
-    asked: NodeArguments, rows: Mapping[NodeName, NodeRow], sharing: Sharing, nominated: Iterable[NodeName] = ()
+    asked: NodeArguments,
+    rows: Mapping[NodeName, NodeRow],
+    sharing: Sharing,
+    limiting: Collection[NodeName],
+    nominated: Iterable[NodeName] = (),
 ) -> FilterResult:
     """Return the answer of filter; nothing is reserved.
 
-    A node on which evicting pods of a lower priority makes the pod fit is failed, any other unresolvable. `nominated`
-    are the nodes in whose rows units are kept for nominated pods, which the reasons then say.
+    A node on which evicting pods of a lower priority makes the pod fit is failed, any other unresolvable. `limiting`
+    are the nodes whose shares are limits. `nominated` are the nodes in whose rows units are kept for nominated pods,
+    which the reasons then say.
     """
     try:
         demand = demand_of_pod(asked.pod, sharing.resource, sharing.whole)
-    except (InvalidQuantityError, UnplaceableError) as error:
+        needs = needs_limits(asked.pod, demand, sharing.whole)
+    except (InvalidQuantityError, UnplaceableError, InvalidAnnotationError) as error:
         reason = f"{sharing.resource}: {error}"
         return filter_result(asked, (), {}, dict.fromkeys(asked.names, reason))
     if not demand.containers:
         return filter_result(asked, asked.names, {}, {})
     judge, piece = _Judge(demand, sharing, asked.pod.spec.priority), one_piece(demand, sharing.whole)
+    names = [name for name in asked.names if name in limiting or name not in rows] if needs else asked.names
     if piece is not None and len(demand.containers) == 1:
-        judged = _judged_by_piece(asked.names, rows, judge, piece)
+        judged = _judged_by_piece(names, rows, judge, piece)
     else:
-        judged = _judged(asked.names, rows, judge)
+        judged = _judged(names, rows, judge)
+    if needs:
+        left = set(names)
+        judged.unresolvable |= {name: NO_LIMITS for name in asked.names if name not in left}
     for name in nominated:
         if (row := rows.get(name)) is not None and judge.has_room(row.books.capacity_pieces):
             judged.explain_nominated(name)
     return filter_result(asked, judged.fitting, judged.failed, judged.unresolvable)
 
 
-def fits_without_held(asked: NodeArguments, rows: Mapping[NodeName, NodeRow], sharing: Sharing) -> bool:
+def fits_without_held(
+    asked: NodeArguments, rows: Mapping[NodeName, NodeRow], sharing: Sharing, limiting: Collection[NodeName]
+) -> bool:
     """Return whether a pod fits on one of the nodes whose rows are given, which are without reservations."""
     names = [name for name in asked.names if name in rows]
     if not names:
         return False
-    found = filtered(NodeArguments(asked.pod, names), rows, sharing)
+    found = filtered(NodeArguments(asked.pod, names), rows, sharing, limiting)
     return bool(found.node_names)
 
 

@@ -10,7 +10,7 @@ A pod that is withheld counts on each GPU of each node, since a binding of anoth
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.cache import Delta
@@ -20,6 +20,7 @@ from gpuvirt.cluster.shares.objects import SharingNode, SharingPod, demand_of_po
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import InvalidAnnotationError, pod_shares, shared_gpus
 from gpuvirt.model.shares.books import NO_PODS, Books, NodeBooks, NodeRow, row_of
 from gpuvirt.model.shares.demand import Units
@@ -68,6 +69,7 @@ class Index:
         """The pods that count everywhere, with their units."""
         self._nominations = Nominations(sharing)
         self._observed: set[str] = set()
+        self._limiting: set[NodeName] = set()
 
     @property
     def is_ready(self) -> bool:
@@ -83,6 +85,11 @@ class Index:
     def books(self) -> Books:
         """The books of the cluster."""
         return self._books
+
+    @property
+    def limiting(self) -> Collection[NodeName]:
+        """The nodes whose shares are limits."""
+        return self._limiting
 
     def pod(self, namespace: str, name: str) -> SharingPod | None:
         """Return a pod that names the resource; None where none was observed."""
@@ -131,6 +138,7 @@ class Index:
         for key in delta.removed:
             name = NodeName(key.name)
             self._set_capacity(name, {})
+            self._limiting.discard(name)
         self._observed.add("nodes")
 
     def observe_pods(self, delta: Delta[SharingPod]) -> None:
@@ -217,6 +225,10 @@ class Index:
         return row if books is row.books else row_of(books)
 
     def _take_node(self, node: SharingNode) -> None:
+        if node.metadata.annotations.limits == Enforcement.HAMI_CORE:
+            self._limiting.add(node.name)
+        else:  # unknown: what a later version writes may be no limit
+            self._limiting.discard(node.name)
         text = node.metadata.annotations.shared_gpus
         try:
             capacity = shared_gpus(text) if text else {}

@@ -11,7 +11,7 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 from gpuvirt.model.offers.ondemand.typesannotation import VGPU_TYPES_ANNOTATION
-from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
+from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION
 
 OWNED_ANNOTATION = "gpuvirt.io/vgpu-type-labels"
 """The labels of the vGPU type that the agent wrote, with their values: `{"vgpu.type": "v100-8q-8GB"}`."""
@@ -28,7 +28,7 @@ def owned_labels(observed: Metadata) -> Mapping[str, str]:
 
 def keys_without_shares(observed: Metadata) -> DesiredLabels:
     """Return the removal of all that an agent wrote about shares and vGPU types; empty where it wrote nothing."""
-    written = (OWNED_ANNOTATION, SHARED_GPUS_ANNOTATION, VGPU_TYPES_ANNOTATION)
+    written = (OWNED_ANNOTATION, SHARED_GPUS_ANNOTATION, LIMITS_ANNOTATION, VGPU_TYPES_ANNOTATION)
     return DesiredLabels(
         dict.fromkeys(owned_labels(observed)), dict.fromkeys(key for key in written if key in observed.annotations)
     )

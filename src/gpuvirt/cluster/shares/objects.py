@@ -13,7 +13,14 @@ from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.resources import NODES, Resource
 from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
 from gpuvirt.model.schedules.spec import CORDONED_BY
-from gpuvirt.model.shares.annotations import POLICY_ANNOTATION, SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION
+from gpuvirt.model.shares.annotations import (
+    LIMITS_ANNOTATION,
+    POLICY_ANNOTATION,
+    REQUIRED_ANNOTATION,
+    SHARED_GPUS_ANNOTATION,
+    SHARES_ANNOTATION,
+    requires_limits,
+)
 from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units, demand_of
 from gpuvirt.model.shares.quantities import units_of
 
@@ -22,9 +29,10 @@ ALWAYS = "Always"
 
 
 class NodeAnnotations(msgspec.Struct, frozen=True, gc=False):
-    """The annotation of a node that has its shared GPUs."""
+    """The annotations of a node that have its shared GPUs, and what limits their shares."""
 
     shared_gpus: str = msgspec.field(default="", name=SHARED_GPUS_ANNOTATION)
+    limits: str = msgspec.field(default="", name=LIMITS_ANNOTATION)
 
 
 class NodeLabels(msgspec.Struct, frozen=True, gc=False):
@@ -60,10 +68,11 @@ class SharingNode(msgspec.Struct, frozen=True, gc=False):
 
 
 class PodAnnotations(msgspec.Struct, frozen=True, gc=False):
-    """The annotations of a pod that have its GPUs and its policy."""
+    """The annotations of a pod that have its GPUs, its policy, and whether it needs limits."""
 
     shares: str = msgspec.field(default="", name=SHARES_ANNOTATION)
     policy: str = msgspec.field(default="", name=POLICY_ANNOTATION)
+    enforcement: str = msgspec.field(default="", name=REQUIRED_ANNOTATION)
 
 
 class PodMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -158,6 +167,11 @@ def requested(pod: SharingPod, resource: ResourceName) -> Iterable[ContainerDema
 def demand_of_pod(pod: SharingPod, resource: ResourceName, whole: Units = WHOLE) -> Demand:
     """Return the units that a pod requests; raise InvalidQuantityError, and UnplaceableError where no GPU can fit."""
     return demand_of(tuple(requested(pod, resource)), whole)
+
+
+def needs_limits(pod: SharingPod, demand: Demand, whole: Units = WHOLE) -> bool:
+    """Return whether a pod may run only where shares are limits; raise InvalidAnnotationError."""
+    return requires_limits(pod.metadata.annotations.enforcement, demand, whole)
 
 
 def _requested(container: PodContainer, kind: ContainerKind, resource: ResourceName) -> ContainerDemand:

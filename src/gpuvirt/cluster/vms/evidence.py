@@ -17,7 +17,7 @@ from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES,
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
 from gpuvirt.cluster.shares.awayworkers import away, read_schedules
-from gpuvirt.cluster.shares.objects import demand_of_pod
+from gpuvirt.cluster.shares.objects import demand_of_pod, needs_limits
 from gpuvirt.cluster.shares.reading import read_index, shares_for_pod, shares_of_pods
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.cluster.vms import states as vmstates
@@ -28,6 +28,7 @@ from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
 from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.model.doctor.vms.vmshares import SharesSeen
 from gpuvirt.model.schedules.spec import CORDONED_BY
+from gpuvirt.model.shares.annotations import InvalidAnnotationError
 from gpuvirt.model.shares.demand import UnplaceableError
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 
@@ -170,15 +171,31 @@ class _Asker:
             self._unread.append(str(error))
             return None
         pod = index.pod(seen.namespace, seen.name)
+        demand, needs, invalid, unknown = None, False, "", ""
         try:
-            demand, invalid = demand_of_pod(pod, sharing.resource, sharing.whole) if pod is not None else None, ""
+            if pod is not None:
+                demand = demand_of_pod(pod, sharing.resource, sharing.whole)
+                needs = needs_limits(pod, demand, sharing.whole)
         except (InvalidQuantityError, UnplaceableError) as error:
-            demand, invalid = None, str(error)
+            invalid = str(error)
+        except InvalidAnnotationError as error:
+            unknown = str(error)
         if pod is None:
             return SharesSeen(sharing.resource, demand, invalid, index.nodes, shares_of_pods(index), sharing.whole)
         nodes = {name: row.books for name, row in index.rows_for(pod).items()}
         names = shares_for_pod(index, pod)
-        return SharesSeen(sharing.resource, demand, invalid, nodes, names, sharing.whole, pod.spec.priority)
+        return SharesSeen(
+            sharing.resource,
+            demand,
+            invalid,
+            nodes,
+            names,
+            sharing.whole,
+            pod.spec.priority,
+            invalid_requirement=unknown,
+            requires_limits=needs,
+            limiting=frozenset(index.limiting),
+        )
 
     async def _with_neighbours(self, evidence: VmEvidence) -> VmEvidence:
         """Return the evidence about a target that does not exist, with other objects of its kind."""

@@ -79,7 +79,7 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s
         gpus.append(SharedGpu(address, found.id, found.units, found.vgpu_type, found.minor, withheld))
     known = isinstance(plugins, OtherPlugins)
     return SharedOffer(
-        SharedGpus(tuple(gpus), resource, whole, known),
+        SharedGpus(tuple(gpus), resource, whole, known, enforcement=settings.enforcement),
         vgpu_type_of_node(inventory, modes, settings.vgpu_type_labels),
         verdict,
         dict(_minors(inventory)),

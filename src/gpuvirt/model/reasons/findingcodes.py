@@ -109,8 +109,14 @@ class FindingCode(Code):
         "NoFreePiece", "no shared GPU of the node has the requested units left, though all together may have"
     )
     NO_GPU_LARGE_ENOUGH = _workload("NoGpuLargeEnough", "no shared GPU of the node has the requested units in all")
+    SHARES_NOT_ENFORCED = _workload(
+        "SharesNotEnforced",
+        "the pod requires a share that is a limit (`gpuvirt.io/enforcement`), and the node's are none",
+    )
     INVALID_SHARE = _workload(
-        "InvalidShare", "a container requests more units than a GPU has, and no number of whole GPUs"
+        "InvalidShare",
+        "a container requests more units than a GPU has, and no number of whole GPUs, or the pod's"
+        " `gpuvirt.io/enforcement` is not `required`",
     )
     NODE_NOT_READY = _workload("NodeNotReady", "the node is not ready")
     NODE_CORDONED = _workload("NodeCordoned", "the node is cordoned")

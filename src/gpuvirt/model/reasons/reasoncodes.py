@@ -80,6 +80,9 @@ class ReasonCode(Code):
         "shares are to be limits, and the limit can't be put in place: the GPU's memory is unknown, or the library is"
         " missing. Containers that would run without their limit do not start",
     )
+    LIMIT_REQUIRED = _not_offered(
+        "LimitRequired", "a pod requires that its share is a limit (`gpuvirt.io/enforcement`), and the node's are none"
+    )
     WITHDRAWN = _not_offered("Withdrawn", "the device returns to the host, or its vGPU is not desired", Level.OK)
 
     NODE_MISSING = _unhealthy(

@@ -77,6 +77,14 @@ def spec_not_written(path: object, error: str) -> Reason:
     return Reason(ReasonCode.CDI_NOT_WRITTEN, str(path), message, (Seen("", error),), "make the folder writable")
 
 
+def limit_required(pod: str) -> Reason:
+    """A pod asks for a limit where the shares of the node are none."""
+    message = "requires that its share of a GPU is a limit, and the shares of this node are none, so it does not start"
+    fix = "set shares.enforcement to hami-core for the node, or remove the pod's annotation gpuvirt.io/enforcement"
+    seen = (Seen("gpuvirt.io/enforcement", "required"), Seen("shares.enforcement", "none"))
+    return Reason(ReasonCode.LIMIT_REQUIRED, pod, message, seen, fix)
+
+
 def limit_without_memory(gpu: str) -> Reason:
     """A limit is a part of the GPU's memory."""
     message = "has a memory that is not known, so that no container can be limited to a part of it"

@@ -25,6 +25,11 @@ SHARES_ANNOTATION = "gpuvirt.io/shares"
 """Of a pod: the GPUs of its containers, `{"containers": {"main": {"GPU-8a5c...": 300}}, "enforcement": "none"}`."""
 FENCE_ANNOTATION = "gpuvirt.io/shares-fence"
 """Of a pod that is not bound yet: any text, which the extender changes so that the pod gets another version."""
+LIMITS_ANNOTATION = "gpuvirt.io/shares-enforcement"
+"""Of a node: what makes its shares limits, `hami-core`; a node without it has shares that are none."""
+REQUIRED_ANNOTATION = "gpuvirt.io/enforcement"
+"""Of a pod: `required`, so that it runs only where its parts of GPUs are limits."""
+REQUIRED = "required"
 POLICY_ANNOTATION = "gpuvirt.io/shares-policy"
 """Of a pod: `binpack` or `spread`, in place of the cluster's policy."""
 
@@ -91,6 +96,17 @@ def enforcement_of(text: str | None) -> str:
         return _decode(SHARES_ANNOTATION, text or "{}", _Enforced).enforcement
     except InvalidAnnotationError:
         return Enforcement.NONE
+
+
+def requires_limits(text: str, demand: Demand, whole: Units = WHOLE) -> bool:
+    """Return whether a pod may run only where shares are limits, by the text of its annotation; empty: it has none.
+
+    Nobody else has a share of whole GPUs, so a pod that has no part of one runs anywhere. Raises
+    InvalidAnnotationError.
+    """
+    if text not in {"", REQUIRED}:
+        raise InvalidAnnotationError(f"{REQUIRED_ANNOTATION}: {text[:40]!r}; expected {REQUIRED!r}, or no annotation")
+    return bool(text) and any(0 < container.units < whole for container in demand.containers)
 
 
 def pod_shares_text(chosen: Placement, enforcement: Enforcement = Enforcement.NONE) -> str:

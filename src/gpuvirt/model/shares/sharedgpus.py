@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import PciAddress, ResourceName
-from gpuvirt.model.desired.settings import ShareSettings
+from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.placement import GpuId, Shares
@@ -51,6 +51,8 @@ class SharedGpus:
     and what the node shows stays as it is."""
     recorded: tuple[GpuId, ...] = ()
     """The GPUs that pods of this node have shares of, be they in the host or not; in order."""
+    enforcement: Enforcement = Enforcement.NONE
+    """What makes the shares of pods that start now limits."""
 
     @property
     def capacity(self) -> Shares:

@@ -185,6 +185,10 @@ class _Judge:
             )
         return None
 
+    def no_limits(self) -> Finding | None:
+        shares = self._evidence.shares
+        return vmshares.no_limits(self._node.name, shares) if shares is not None else None
+
     def no_piece(self) -> Finding | None:
         shares = self._evidence.shares
         return vmshares.no_piece(self._node.name, shares, self._to_end) if shares is not None else None
@@ -283,6 +287,7 @@ ORDER = (
     _Judge.not_counted,
     _Judge.unhealthy,
     _Judge.too_few,
+    _Judge.no_limits,
     _Judge.not_ready,
     _Judge.no_piece,
     _Judge.allocated,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.doctor.findings import Finding, listed, problem
 from gpuvirt.model.reasons import FindingCode, Seen
-from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
+from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, REQUIRED, REQUIRED_ANNOTATION, SHARED_GPUS_ANNOTATION
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.eviction import Candidate, victims
@@ -31,10 +31,24 @@ class SharesSeen:
     whole: Units = WHOLE
     priority: int = 0
     """The priority of the pod."""
+    invalid_requirement: str = ""
+    """Why it is not known whether the pod requires limits."""
+    requires_limits: bool = False
+    """Whether the pod runs only where shares are limits."""
+    limiting: frozenset[NodeName] = frozenset()
+    """The nodes whose shares are limits."""
 
 
 def invalid_request(subject: str, shares: SharesSeen | None) -> Finding | None:
-    """Return the finding for a request that no GPU can serve: of more than one GPU, and no number of whole GPUs."""
+    """Return the finding for a request that no GPU can serve, or for an annotation with another value than known."""
+    if shares is not None and shares.invalid_requirement:
+        return problem(
+            FindingCode.INVALID_SHARE,
+            subject,
+            "has an annotation whose value gpuvirt does not know, so that no node fits",
+            (Seen("$.metadata.annotations", shares.invalid_requirement),),
+            fix=(f"create it again with {REQUIRED_ANNOTATION}: {REQUIRED}, or without the annotation",),
+        )
     if shares is None or not shares.invalid:
         return None
     return problem(
@@ -43,6 +57,19 @@ def invalid_request(subject: str, shares: SharesSeen | None) -> Finding | None:
         f"requests units of {shares.resource} that no GPU can have",
         (Seen("$.spec.containers", shares.invalid),),
         fix=(f"request 1 to {shares.whole} units for each container, or a multiple of {shares.whole} for whole GPUs",),
+    )
+
+
+def no_limits(node: str, shares: SharesSeen) -> Finding | None:
+    """Return the finding for a node whose shares are no limits, where the pod requires that."""
+    if not shares.requires_limits or NodeName(node) in shares.limiting:
+        return None
+    return problem(
+        FindingCode.SHARES_NOT_ENFORCED,
+        node,
+        "has shares that are no limits, and the pod requires limits",
+        (Seen(f"pod {REQUIRED_ANNOTATION}", REQUIRED), Seen.absent(f"node {node} {LIMITS_ANNOTATION}")),
+        fix=("set shares.enforcement to hami-core in the ClusterPolicy or the node's settings, or use such a node",),
     )
 
 

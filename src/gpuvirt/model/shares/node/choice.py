@@ -33,6 +33,8 @@ class PodOnNode:
     """Whether all its containers have ended (phase Succeeded or Failed)."""
     annotation: str | None = None
     """The text of its annotation, valid or not."""
+    requires_limits: bool = False
+    """Whether its containers may start only with limits of their parts of GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
