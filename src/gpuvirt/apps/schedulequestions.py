@@ -5,14 +5,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from gpuvirt.apps.phaseplans import node_checks, read_reports
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, VgpuSchedule
 from gpuvirt.cluster.operator.schedules import commandreading as reading
+from gpuvirt.cluster.operator.schedules.configcondition import stored_state
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
 from gpuvirt.cluster.operator.schedules.rounds import Stored
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects, selector_text
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
+from gpuvirt.cluster.plans.knownconfigs import read_known_configs
 from gpuvirt.facts.ids import Namespace, NodeName
 from gpuvirt.hypervisors.connecting import open_hypervisor
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -22,7 +25,7 @@ from gpuvirt.model.schedules.connection import OpenHypervisor
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast, with_configs
 from gpuvirt.model.schedules.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
-from gpuvirt.model.schedules.noderows import node_rows
+from gpuvirt.model.schedules.noderows import NodeCheck, node_rows
 from gpuvirt.model.schedules.observed import Observed
 from gpuvirt.model.schedules.reports import ScheduleCheck, ScheduleDetail, SchedulePlan, ScheduleRow, SwitchResult
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
@@ -87,6 +90,7 @@ class ScheduleQuestions:
             ),
             reports.worker_rows(known.status),
             node_rows(known.status),
+            _configs_text(known.stored),
         )
 
     async def plan(self, name: str) -> SchedulePlan:
@@ -105,7 +109,7 @@ class ScheduleQuestions:
         return SchedulePlan(known.row, switches, steps, assumed)
 
     async def check(self, name: str) -> ScheduleCheck:
-        """Return what the hypervisor says of each worker; changes nothing."""
+        """Return what the hypervisor says of each worker, and agents of each node; changes nothing."""
         known = await self._known(name)
         if known.problems:
             return ScheduleCheck(known.row, known.schedule.leave, None, ())
@@ -113,7 +117,8 @@ class ScheduleQuestions:
         vms, abilities = await self._ask(known, observed)
         observed = replace(observed, vms=vms)
         workers = tuple(reports.checks(known.schedule, known.status, observed, abilities))
-        return ScheduleCheck(known.row, known.schedule.leave, reports.unknown_reason(vms), workers)
+        nodes = await self._node_checks(known) if known.config_nodes else ()
+        return ScheduleCheck(known.row, known.schedule.leave, reports.unknown_reason(vms), workers, nodes)
 
     async def switch(
         self, name: str, phase: str, until: str, *, writes: bool, before: Callable[[SwitchResult], None]
@@ -142,6 +147,11 @@ class ScheduleQuestions:
             return result
         await reading.add_override(self.client, self.namespace, known.stored, switch.override)
         return replace(result, written=True)
+
+    async def _node_checks(self, known: _Known) -> tuple[NodeCheck, ...]:
+        """Return what each phase would change on its nodes."""
+        found, configs = await read_reports(self.client), await read_known_configs(self.client, self.namespace)
+        return tuple(node_checks(known.schedule, known.config_nodes, found, configs))
 
     def _now(self) -> datetime:
         return self.clock.now().replace(microsecond=0)
@@ -195,6 +205,11 @@ def _hypervisor_text(spec: HypervisorSpec) -> str:
     if spec.kube_virt is not None:
         return f"KubeVirt {spec.kube_virt.namespace}"
     return " ".join(spec.secret) if spec.secret is not None else ""
+
+
+def _configs_text(stored: VgpuSchedule) -> str | None:
+    found = stored_state(stored)
+    return found[2] if found is not None and found[0] != "True" else None
 
 
 _NOT_ASKED = VmsUnknown("", "not asked yet")

@@ -5,12 +5,13 @@ from datetime import datetime
 
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.kinds.gpunode import READY
+from gpuvirt.cluster.kinds.gpunode import READY, Spec
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.nodes.scheduled import origin_of
 from gpuvirt.cluster.operator.schedules.scheduledconfigs import phase_now
+from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.reasons import Reason
@@ -20,14 +21,16 @@ from gpuvirt.model.schedules.status import ConfiguredNode
 
 MOST_PROBLEM = 500
 """The most characters of an agent's message that a schedule's status repeats; there may be many nodes."""
+NO_GPU_NODE = "it has no GpuNode, because it has no GPUs that gpuvirt manages"
 
 
 class ConfiguredNodes:
-    """The nodes and GpuNodes as they were observed last."""
+    """The nodes, the GpuNodes and the vGPU configs as they were observed last."""
 
     def __init__(self) -> None:
         self._nodes: Mapping[ObjectKey, ReadNode] | None = None
         self._gpu_nodes: Mapping[ObjectKey, OwnedGpuNode] | None = None
+        self._configs: KnownConfigs | None = None
 
     def observe_nodes(self, delta: Delta[ReadNode]) -> None:
         """Take changes of nodes."""
@@ -36,6 +39,15 @@ class ConfiguredNodes:
     def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
         """Take changes of GpuNodes."""
         self._gpu_nodes = delta.objects
+
+    def observe_configs(self, configs: KnownConfigs) -> bool:
+        """Take the vGPU configs that there are; return whether they have changed."""
+        before, self._configs = self._configs, configs
+        return configs != before
+
+    def faults(self, schedule: Schedule) -> tuple[Reason, ...] | None:
+        """Return the phases whose vGPU config is missing or unknown; None until that is observed."""
+        return self._configs.faults(schedule.phases) if self._configs is not None else None
 
     def of(self, stored: VgpuSchedule, schedule: Schedule, now: datetime) -> tuple[ConfiguredNode, ...] | None:
         """Return the nodes of the phase of now of a schedule without faults; None until all objects are observed."""
@@ -56,14 +68,18 @@ class ConfiguredNodes:
 def unapplied(node: str, config: str, origin: str, gpu_node: OwnedGpuNode | None) -> Reason | None:
     """Return why a node does not have the vGPU config that a schedule has for it; None if its agent reports it."""
     if gpu_node is None or gpu_node.spec is None:
-        text = "it has no GpuNode, because it has no GPUs that gpuvirt manages"
-        return reasons.vgpu_config_pending(node, config, text)
-    owner, spec = gpu_node.owner_of("vgpuConfig"), gpu_node.spec
+        return reasons.vgpu_config_pending(node, config, NO_GPU_NODE)
+    refused = not_followed(node, config, gpu_node.owner_of("vgpuConfig"), gpu_node.spec)
+    return refused if refused is not None else next(_waits(node, config, origin, gpu_node), None)
+
+
+def not_followed(node: str, config: str, owner: str | None, spec: Spec) -> Reason | None:
+    """Return why no schedule gives a node this vGPU config; `owner` is another writer of vgpuConfig in its GpuNode."""
     if owner is not None:
         return reasons.vgpu_config_overridden(node, config, f"set in its GpuNode by {owner}")
     if spec.mode is not DesiredMode.VGPU and all(gpu.mode is not DesiredMode.VGPU for gpu in spec.gpus):
         return reasons.mode_without_vgpus(node, config, spec.mode)
-    return next(_waits(node, config, origin, gpu_node), None)
+    return None
 
 
 def _waits(node: str, config: str, origin: str, gpu_node: OwnedGpuNode) -> Iterator[Reason]:

@@ -15,7 +15,9 @@ from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, VgpuSchedule
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.schedules.abandonedmarks import AbandonedMarks
+from gpuvirt.cluster.operator.schedules.configcondition import is_outdated
 from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
 from gpuvirt.cluster.operator.schedules.membership import Membership
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
@@ -26,6 +28,7 @@ from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
 from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.cluster.operator.store import Store
+from gpuvirt.cluster.plans.knownconfigs import configs_known
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.hypervisor import Hypervisor
 from gpuvirt.model.schedules.spec import Schedule
@@ -136,6 +139,12 @@ class ScheduleKeeper:
         if any(stored.config_phases for stored in self.schedules):
             self._changed.set()
 
+    def observe_picture(self, picture: Picture) -> None:
+        """Take the vGPU configs that there are: a phase may name one that is missing, long before it begins."""
+        known = configs_known(picture.policies.values(), self._namespace, picture.texts_of)
+        if self._configured.observe_configs(known):
+            self._changed.set()
+
     def _look_for_moved(self) -> float:
         """Find the schedules whose workers have changed, and return the seconds until to look again.
 
@@ -193,7 +202,8 @@ class ScheduleKeeper:
         if schedule.is_suspended or not (stored.status.nodes or stored.config_phases):
             return None
         found = self._configured.of(stored, schedule, now)
-        if found is None or found == status_of(stored).nodes:
+        is_reported = found is None or found == status_of(stored).nodes
+        if is_reported and not is_outdated(stored, self._configured.faults(schedule)):
             return None
         now_s = self._clock.monotonic_s()
         left_s = self._reported_s.get(schedule.name, -math.inf) + REPORTED_AGAIN_S - now_s
@@ -205,7 +215,7 @@ class ScheduleKeeper:
     async def _run(self, stored: VgpuSchedule) -> None:
         """Make the rounds of one schedule until nothing is under way; what fails in it does not touch the others."""
         name = stored.metadata.name
-        api = ScheduleObjects(self._client, self._namespace, name, self._clock, self._configured.of)
+        api = ScheduleObjects(self._client, self._namespace, name, self._clock, self._configured)
         calls = VmCalls(partial(self._open, name), self._clock, self._may_write, self._since_s, self.telemetry)
         try:
             await keep_going(f"schedule {name}", Rounds(api, calls, self._clock, self.telemetry).run, self._clock)
