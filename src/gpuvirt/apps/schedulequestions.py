@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import Enum, auto
 
 from gpuvirt.apps.phaseplans import node_checks, read_reports
 from gpuvirt.clock import Clock
@@ -32,6 +33,15 @@ from gpuvirt.model.schedules.spec import PhaseName, Schedule
 from gpuvirt.model.schedules.status import Status
 from gpuvirt.model.schedules.times import moment, timeline_of
 from gpuvirt.model.schedules.workers import members
+
+
+class Asks(Enum):
+    """Whether a hypervisor is asked what can be done with VMs."""
+
+    NOTHING = auto()
+    IF_POSSIBLE = auto()
+    """Without an answer, the VMs that it shows count all the same."""
+    ALWAYS = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +124,7 @@ class ScheduleQuestions:
         if known.problems:
             return ScheduleCheck(known.row, known.schedule.leave, None, ())
         known, observed = await self._observed(known)
-        vms, abilities = await self._ask(known, observed)
+        vms, abilities = await self._ask(known, observed, Asks.ALWAYS)
         observed = replace(observed, vms=vms)
         workers = tuple(reports.checks(known.schedule, known.status, observed, abilities))
         nodes = await self._node_checks(known) if known.config_nodes else ()
@@ -175,28 +185,30 @@ class ScheduleQuestions:
         self, known: _Known, schedule: Schedule, observed: Observed, at: datetime
     ) -> tuple[Forecast, Reason | None]:
         budgets = await reading.read_budgets(self.client, observed.nodes)
-        vms, _ = await self._ask(known, observed, checks=False)
+        # A check by libvirt marks running VMs.
+        asks = Asks.NOTHING if known.stored.spec.hypervisor.libvirt is not None else Asks.IF_POSSIBLE
+        vms, abilities = await self._ask(known, observed, asks)
         assumed = reports.unknown_reason(vms)
         # unknown: the forecast decides nothing; it says that it assumes.
         shown = assumed_vms(known.status, observed.nodes, schedule.leave) if isinstance(vms, VmsUnknown) else vms
-        found = forecast(schedule, known.status, replace(observed, vms=shown), budgets, at)
+        found = forecast(schedule, known.status, replace(observed, vms=shown), budgets, at, abilities)
         return with_configs(found, schedule, known.status, known.config_nodes), assumed
 
-    async def _ask(
-        self, known: _Known, observed: Observed, *, checks: bool = True
-    ) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
-        """Return the VMs and, with `checks`, what can be done with those of the workers."""
+    async def _ask(self, known: _Known, observed: Observed, asks: Asks) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
+        """Return the VMs, and what can be done with those of the workers."""
         if not known.schedule.has_workers:
             return {}, {}
         opener = Opener(self.client, self.namespace, self.clock, self.open_hypervisor, lambda: math.inf)
         hypervisor = opener.connect(lambda: known.stored)
         try:
             vms = await hypervisor.read()
-            if isinstance(vms, VmsUnknown) or not checks:
+            if isinstance(vms, VmsUnknown) or asks is Asks.NOTHING:
                 return vms, {}
             workers = members(known.status.workers, replace(observed, vms=vms), known.schedule.name).workers
             abilities = await hypervisor.check([worker.vm for worker in workers if worker.vm])
-            return (abilities, {}) if isinstance(abilities, VmsUnknown) else (vms, abilities)
+            if isinstance(abilities, VmsUnknown):
+                return (vms if asks is Asks.IF_POSSIBLE else abilities), {}
+            return vms, abilities
         finally:
             await hypervisor.close()
 
