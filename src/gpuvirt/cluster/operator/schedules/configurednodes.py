@@ -1,12 +1,13 @@
 """Whether nodes have the vGPU config of a schedule's phase: by the GpuNodes that the controller watches anyway."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.gpunode import READY, Spec
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.cluster.kinds.vgpuschedule import PhaseSpec, VgpuSchedule
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.nodes.scheduled import origin_of
@@ -24,6 +25,15 @@ MOST_PROBLEM = 500
 NO_GPU_NODE = "it has no GpuNode, because it has no GPUs that gpuvirt manages"
 
 
+@dataclass(slots=True)
+class _Decided:
+    """The nodes of one phase of a schedule, and the names of those that have changed since."""
+
+    phase: PhaseSpec
+    outdated: set[str]
+    nodes: tuple[ConfiguredNode, ...] = ()
+
+
 class ConfiguredNodes:
     """The nodes, the GpuNodes and the vGPU configs as they were observed last."""
 
@@ -31,14 +41,32 @@ class ConfiguredNodes:
         self._nodes: Mapping[ObjectKey, ReadNode] | None = None
         self._gpu_nodes: Mapping[ObjectKey, OwnedGpuNode] | None = None
         self._configs: KnownConfigs | None = None
+        self._decided: dict[str, _Decided] = {}
+        """What was returned last of each schedule, by its name."""
 
     def observe_nodes(self, delta: Delta[ReadNode]) -> None:
-        """Take changes of nodes."""
-        self._nodes = delta.objects
+        """Take changes of nodes, of which heartbeats are most."""
+        before, self._nodes = self._nodes, delta.objects
+        names = delta.changed | delta.removed
+        if before is None or not names:  # a delta that names no change may be any
+            self._decided.clear()
+            return
+        moved = {key.name for key in names if _labels(before.get(key)) != _labels(delta.objects.get(key))}
+        for decided in self._decided.values():
+            decided.outdated |= moved
 
     def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
         """Take changes of GpuNodes."""
         self._gpu_nodes = delta.objects
+        names = {key.name for key in delta.changed | delta.removed}
+        if not names:
+            self._decided.clear()
+        for decided in self._decided.values():
+            decided.outdated |= names
+
+    def forget(self, name: str) -> None:
+        """Forget what was decided of a schedule that does not exist any more."""
+        self._decided.pop(name, None)
 
     def observe_configs(self, configs: KnownConfigs) -> bool:
         """Take the vGPU configs that there are; return whether they have changed."""
@@ -56,13 +84,31 @@ class ConfiguredNodes:
         phase = phase_now(stored, schedule, now)
         if phase is None or phase.vgpu_config is None:
             return ()
-        config, origin = phase.vgpu_config, origin_of(schedule.name, phase.name)
-        names = sorted(key.name for key, node in self._nodes.items() if phase.configures(node.metadata.labels))
-        reported = {name: self._gpu_nodes.get(ObjectKey("", name)) for name in names}
-        return tuple(
-            ConfiguredNode(NodeName(name), PhaseName(phase.name), config, unapplied(name, config, origin, gpu_node))
-            for name, gpu_node in reported.items()
-        )
+        decided = self._decided.get(schedule.name)
+        if decided is None or decided.phase != phase:
+            decided = self._decided[schedule.name] = _Decided(phase, {key.name for key in self._nodes})
+        if decided.outdated:
+            self._decide(decided, schedule.name, phase.vgpu_config)
+        return decided.nodes
+
+    def _decide(self, decided: "_Decided", schedule: str, config: str) -> None:
+        """Decide the nodes of a schedule that have changed."""
+        phase, nodes, gpu_nodes = decided.phase, self._nodes or {}, self._gpu_nodes or {}
+        found, origin = {node.node: node for node in decided.nodes}, origin_of(schedule, phase.name)
+        for name in map(NodeName, decided.outdated):
+            key = ObjectKey("", name)
+            node = nodes.get(key)
+            if node is None or not phase.configures(node.metadata.labels):
+                found.pop(name, None)
+            else:
+                why = unapplied(name, config, origin, gpu_nodes.get(key))
+                found[name] = ConfiguredNode(name, PhaseName(phase.name), config, why)
+        decided.nodes = tuple(found[name] for name in sorted(found))
+        decided.outdated.clear()
+
+
+def _labels(node: ReadNode | None) -> Mapping[str, str] | None:
+    return node.metadata.labels if node is not None else None
 
 
 def unapplied(node: str, config: str, origin: str, gpu_node: OwnedGpuNode | None) -> Reason | None:

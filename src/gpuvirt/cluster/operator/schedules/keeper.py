@@ -32,6 +32,7 @@ from gpuvirt.cluster.plans.knownconfigs import configs_known
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.hypervisor import Hypervisor
 from gpuvirt.model.schedules.spec import Schedule
+from gpuvirt.model.schedules.status import Status
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import due_at
 from gpuvirt.tasks import keep_going
@@ -82,6 +83,8 @@ class ScheduleKeeper:
         """The generations of schedules with faults that are in their status."""
         self._membership = Membership()
         self._configured = ConfiguredNodes()
+        self._statuses: dict[str, tuple[VgpuSchedule, Status]] = {}
+        """The status of each schedule as it was read last, with the object that it is from."""
         self._reported_s: dict[str, float] = {}
         """When a round was last begun for a schedule because the nodes of its status had changed."""
         self._moved: dict[str, float] = {}
@@ -157,6 +160,10 @@ class ScheduleKeeper:
         return MOVED_AGAIN_S if moved else MOST_PAUSE_S
 
     def _observe_removed(self, delta: Delta[VgpuSchedule]) -> None:
+        for key in delta.removed:
+            if key.namespace == self._namespace:
+                self._configured.forget(key.name)
+                self._statuses.pop(key.name, None)
         if delta.removed or not self._store.is_observed:
             self._removed.set()
 
@@ -193,7 +200,7 @@ class ScheduleKeeper:
             if now_s - self._moved[schedule.name] >= MOVED_AGAIN_S:
                 self._moved[schedule.name] = now_s
                 return now
-        due = due_at(schedule, timeline_of(schedule), status_of(stored), now)
+        due = due_at(schedule, timeline_of(schedule), self._status(stored), now)
         unreported = self._unreported_at(stored, schedule, now)
         return min((at for at in (due, unreported) if at is not None), default=None)
 
@@ -202,7 +209,7 @@ class ScheduleKeeper:
         if schedule.is_suspended or not (stored.status.nodes or stored.config_phases):
             return None
         found = self._configured.of(stored, schedule, now)
-        is_reported = found is None or found == status_of(stored).nodes
+        is_reported = found is None or found == self._status(stored).nodes
         if is_reported and not is_outdated(stored, self._configured.faults(schedule)):
             return None
         now_s = self._clock.monotonic_s()
@@ -211,6 +218,14 @@ class ScheduleKeeper:
             return now + timedelta(seconds=left_s)
         self._reported_s[schedule.name] = now_s
         return now
+
+    def _status(self, stored: VgpuSchedule) -> Status:
+        """Return the status as the model has it; that of a thousand nodes takes some milliseconds to read."""
+        name = stored.metadata.name
+        known = self._statuses.get(name)
+        if known is None or known[0] is not stored:
+            known = self._statuses[name] = stored, status_of(stored)
+        return known[1]
 
     async def _run(self, stored: VgpuSchedule) -> None:
         """Make the rounds of one schedule until nothing is under way; what fails in it does not touch the others."""
