@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from gpuvirt.cli.output import schedulerender
+from gpuvirt.cli.output import schedulecheckrender, schedulerender
 from gpuvirt.cli.output.tables import Cell
 from gpuvirt.model.schedules.forecast import PlannedStep
 from gpuvirt.model.schedules.reports import ScheduleRow, SwitchRow, WorkerCheck, WorkerRow
@@ -133,8 +133,8 @@ def test_the_json_of_a_worker_has_what_its_row_shows(row: WorkerRow) -> None:
 
 @given(st.builds(WorkerCheck, reason=st.none()), st.sampled_from(Leave))
 def test_the_json_of_a_check_has_what_its_row_shows(row: WorkerCheck, leave: Leave) -> None:
-    shown = plain(schedulerender.check_cells(row, leave))
-    assert shown == plain(schedulerender.check_cells(read(row, WorkerCheck), leave))
+    shown = plain(schedulecheckrender.check_cells(row, leave))
+    assert shown == plain(schedulecheckrender.check_cells(read(row, WorkerCheck), leave))
 
 
 @given(st.lists(st.builds(PlannedStep), max_size=3), st.lists(st.builds(SwitchRow), max_size=3))

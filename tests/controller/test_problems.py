@@ -12,7 +12,7 @@ from msgspec.structs import replace as with_
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State, choose
 from gpuvirt.cluster.kinds.core import Condition, Node, NodeStatus, Pod, PodSpec, PodStatus
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.labels import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
@@ -20,7 +20,6 @@ from gpuvirt.cluster.operator.controller import Controller, ControllerDependenci
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.nodes.problems import Deployer
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.policy.policies import choose
 from gpuvirt.cluster.operator.policy.status import verdict_of
 from gpuvirt.cluster.operator.report import Row, rows
 from gpuvirt.cluster.operator.settings import ControllerSettings

@@ -273,7 +273,7 @@ def test_undesired_vgpus_are_withdrawn_and_allocated_ones_stay() -> None:
     first, second = sorted(listed(before)[VGPUS])
     picture = desiring(allocated(observed(), before, VGPUS, first), DesiredMode.VGPU, "T4-4Q")
     decided = decided_at(picture, 1.0, before.memory)
-    assert list(listed(decided)[VGPUS]) == [first]
+    assert listed(decided)[VGPUS] == {first: False}, "the kubelet gives it to no other pod once its pod has ended"
     assert codes(decided)[second] is ReasonCode.WITHDRAWN
     unknown = replace(picture, request=replace(picture.request or NodeRequest(), configs=None))
     unplanned = decided_at(unknown, 1.0, before.memory)

@@ -16,7 +16,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, vgpu_schedules
-from gpuvirt.cluster.resources import NODES, Resource
+from gpuvirt.cluster.resources import NODES, Resource, config_maps
 from tests.certificates import Authority, Pair
 from tests.controller.scene import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import UNAVAILABLE, Json, ServedCluster, serving
@@ -54,6 +54,17 @@ class ConfigCluster(ServedCluster):
         """Whether the schedules of the namespace can't be read."""
         self.install(SCHEDULES, ALL_SCHEDULES, EVENTS)
         self.put(CLUSTER_POLICIES, {"metadata": {"name": "cluster-policy", "generation": 1}, "spec": ALL_ON})
+
+    def put_policy(self, config_map: str) -> None:
+        """Have the ClusterPolicy name a ConfigMap of vGPU configs."""
+        manager = {"enabled": True, "config": {"name": config_map}}
+        metadata = {"name": "cluster-policy", "generation": 2}
+        self.put(CLUSTER_POLICIES, {"metadata": metadata, "spec": {**ALL_ON, "vgpuDeviceManager": manager}})
+
+    def put_configs(self, config_map: str, text: str) -> None:
+        """Put the ConfigMap of vGPU configs."""
+        metadata = {"name": config_map, "namespace": NAMESPACE}
+        self.put(config_maps(NAMESPACE), {"metadata": metadata, "data": {"config.yaml": text}})
 
     def put_node(self, name: str, **labels: str) -> None:
         """Put a node in mode vgpu; the labels are of `nvidia.com`."""

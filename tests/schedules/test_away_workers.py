@@ -93,10 +93,10 @@ async def test_at_night_no_unit_of_the_day_is_free_and_its_pods_know_until_when(
         },
     )
     async with serving(answering(day.served), tmp_path) as api:
-        shares = json.loads(await _printed(api.kubeconfig, "shares", "-o", "json"))
-        text = await _printed(api.kubeconfig, "shares")
-        why = await _printed(api.kubeconfig, "why", "pod/train-1", "-n", "default")
-        of_node = await _printed(api.kubeconfig, "why", "node/worker-1")
+        shares = json.loads(await printed(api.kubeconfig, "shares", "-o", "json"))
+        text = await printed(api.kubeconfig, "shares")
+        why = await printed(api.kubeconfig, "why", "pod/train-1", "-n", "default")
+        of_node = await printed(api.kubeconfig, "why", "node/worker-1")
     assert {found["node"]: (found["largest"], found["gpus"][0]["free"]) for found in shares["nodes"]} == {
         **{f"worker-{number}": (0, 0) for number in (1, 2, 3, 4)},
         "worker-5": (1000, 1000),
@@ -109,7 +109,8 @@ async def test_at_night_no_unit_of_the_day_is_free_and_its_pods_know_until_when(
     assert ["nvidia.com/vgpu", "1000", "0"] in [line.split() for line in of_node.splitlines()]
 
 
-async def _printed(kubeconfig: Path, *arguments: str) -> str:
+async def printed(kubeconfig: Path, *arguments: str) -> str:
+    """Return what a command prints."""
     process = await asyncio.create_subprocess_exec(
         *(*GPUVIRT, *arguments, "--kubeconfig", str(kubeconfig)), env={"PATH": PATH}, stdout=asyncio.subprocess.PIPE
     )

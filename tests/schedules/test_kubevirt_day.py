@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
+from gpuvirt.apps.schedulequestions import ScheduleQuestions
 from gpuvirt.cluster.access.credentials import Credentials as ApiCredentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
@@ -17,9 +18,12 @@ from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
+from gpuvirt.facts.ids import Namespace, NodeName
 from gpuvirt.hypervisors.connecting import open_hypervisor
+from gpuvirt.model.schedules.forecast import PlannedAction
 from gpuvirt.model.schedules.hypervisor import Hypervisor
 from tests.certificates import Authority, Pair
+from tests.schedules.servedcommands import answering
 from tests.schedules.servedkubevirt import NAMESPACE, ServedKubeVirt
 from tests.schedules.servedschedule import LEASES, NODES, Object
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
@@ -142,3 +146,34 @@ async def test_the_connection_follows_a_schedule_that_names_another_hypervisor(
         assert "the Secret vcenter of namespace gpuvirt does not exist" in str(unknown)
         await connection.close()
         client.close()
+
+
+async def test_a_plan_shows_no_step_that_a_check_refuses(authority: Authority, server: Pair) -> None:
+    day = KubeVirtDay()
+    day.kubevirt.guests["worker-5"].spec["runStrategy"] = "Halted"
+    day.now_s -= 7200.0  # before the night
+    others = answering(day.served)
+
+    def answer(call: Call) -> Reply:
+        return day.answer(call) if "kubevirt.io" in call.path else others(call)
+
+    async with scripted(answer, server, authority.certificate) as api:
+        client = Client(ApiCredentials("127.0.0.1", api.port, "gpuvirt", ca=authority.certificate, token=b"x"))
+        questions = ScheduleQuestions(client, Namespace("gpuvirt"), day)
+        check = await questions.check("gpus")
+        plan = await questions.plan("gpus")
+        day.kubevirt.guests["worker-5"].spec["runStrategy"] = "Manual"
+        again = await questions.plan("gpus")
+        client.close()
+    (found,) = (worker for worker in check.workers if worker.node == "worker-5")
+    assert found.start is not None
+    assert found.start.is_possible is False
+    for forecast, starts in ((plan.forecast, False), (again.forecast, True)):
+        assert forecast is not None
+        steps = {(step.node, step.action) for step in forecast.steps}
+        assert ((NodeName("worker-5"), PlannedAction.START) in steps) is starts
+        assert ((NodeName("worker-1"), PlannedAction.SHUT_DOWN) in steps) is True
+    assert plan.forecast is not None
+    (waits,) = plan.forecast.waiting
+    assert (waits.node, str(waits.reason.code)) == ("worker-5", found.start.code)
+    assert "runStrategy is Halted, and not by a schedule" in waits.reason.text

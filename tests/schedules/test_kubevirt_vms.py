@@ -1,12 +1,13 @@
 """The back end of KubeVirt against a stand-in with delays: calls, lost answers, conflicts, and admins' changes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
+from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import Vm
 from gpuvirt.model.schedules.hypervisor import (
     Accepted,
     Action,
@@ -257,3 +259,13 @@ async def test_a_namespace_without_rights_is_unknown_and_the_reason_names_the_va
     assert reading.code == "HypervisorForbidden"
     assert "schedule.kubeVirtNamespaces" in reading.text
     assert isinstance(answer, Refused)
+
+
+def convert_vm(strategy: str, devices: Mapping[str, object]) -> Vm:
+    """Return a VirtualMachine with these devices, which does not run."""
+    content = {
+        "metadata": {"name": "worker", "uid": "uid-worker"},
+        "spec": {"runStrategy": strategy, "template": {"spec": {"domain": {"devices": devices}}}},
+        "status": {"runStrategy": strategy},
+    }
+    return msgspec.convert(content, Vm)

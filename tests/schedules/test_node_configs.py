@@ -6,8 +6,9 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.resources import NODES
 from tests.certificates import Authority, Pair
 from tests.kubeletnode import CLOCK, until
-from tests.schedules.configcluster import NAMESPACE, SPEC, ConfigCluster, WallClock, before, scheduling
+from tests.schedules.configcluster import NAMESPACE, SCHEDULES, SPEC, ConfigCluster, WallClock, before, scheduling
 
+CONFIGS = 'version: v1\nvgpu-configs: {by-night: [{devices: all, vgpu-devices: {"A10-24Q": 1}}]}\n'
 EVENING = datetime(2026, 1, 5, 20, tzinfo=UTC)
 DAY, NIGHT = ("A10-4Q", "VgpuSchedule gpus phase day"), ("A10-24Q", "VgpuSchedule gpus phase night")
 OF_LABEL = ("A10-8Q", "label nvidia.com/vgpu.config")
@@ -42,6 +43,31 @@ async def test_a_node_gets_the_vgpu_config_of_each_phase_when_it_begins(authorit
         assert cluster.nodes("gpus") == [("bare01", "night", "A10-24Q", True, "")]
         await until(lambda: f"{line} 0" in process.pages()["/metrics"]().body)
         await until(lambda: {"VgpuInUse", "VgpuConfigApplied", "Switching"} <= cluster.events())
+
+
+async def test_a_vgpu_config_that_does_not_exist_is_reported_before_its_phase_begins(
+    authority: Authority, server: Pair
+) -> None:
+    cluster = ConfigCluster()
+    cluster.put_policy("own-configs")
+    cluster.put_node("bare01", pool="vgpu")
+    day, night = phases()
+    cluster.put_schedule("gpus", spec={"phases": [day, {**night, "vgpuConfig": "by-night"}]})
+    async with scheduling(cluster, WallClock(before(EVENING, 7200.0)), authority, server) as process:
+        await until(lambda: cluster.condition("gpus", "ConfigsKnown") == ("False", "ConfigInvalid"))
+        await until(lambda: cluster.config("bare01") == DAY)
+        assert cluster.condition("gpus", "Valid") == ("True", "Valid")
+        await until(lambda: "ConfigInvalid" in cluster.events())
+        line = 'gpuvirt_schedule_configs_known{schedule="gpus",reason='
+        await until(lambda: f'{line}"ConfigInvalid"}} 0' in process.pages()["/metrics"]().body)
+        cluster.put_configs("own-configs", "[")
+        await until(lambda: cluster.condition("gpus", "ConfigsKnown") == ("Unknown", "VgpuConfigsUnknown"))
+        cluster.put_configs("own-configs", CONFIGS)
+        await until(lambda: cluster.condition("gpus", "ConfigsKnown") == ("True", "ConfigsKnown"))
+        await until(lambda: f'{line}"ConfigsKnown"}} 1' in process.pages()["/metrics"]().body)
+        cluster.put_schedule("gpus", 2, spec={"phases": [day, {**night, "vgpuConfig": "A10-23Q"}]})
+        await until(lambda: cluster.condition("gpus", "ConfigsKnown") == ("False", "ConfigInvalid"))
+        assert "did you mean A10-2Q?" in str(cluster.stored(SCHEDULES, "gpus"))
 
 
 async def test_a_switch_that_was_missed_is_made_once_a_controller_runs(authority: Authority, server: Pair) -> None:

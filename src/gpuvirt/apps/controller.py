@@ -113,8 +113,7 @@ class Process:
             dependencies.client, namespace, dependencies.clock, may_call_until_s=self._may_write_until_s
         )
         if self.term is not None:
-            self.term.follow_nodes(self._schedules.observe_nodes)
-            self.term.follow_gpu_nodes(self._schedules.observe_gpu_nodes)
+            self.term.follow(self._schedules)
         try:
             await self._schedules.run(dependencies.random)
         finally:

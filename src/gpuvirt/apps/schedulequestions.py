@@ -4,15 +4,19 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import Enum, auto
 
+from gpuvirt.apps.phaseplans import node_checks, read_reports
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, VgpuSchedule
 from gpuvirt.cluster.operator.schedules import commandreading as reading
+from gpuvirt.cluster.operator.schedules.configcondition import stored_state
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
 from gpuvirt.cluster.operator.schedules.rounds import Stored
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects, selector_text
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
+from gpuvirt.cluster.plans.knownconfigs import read_known_configs
 from gpuvirt.facts.ids import Namespace, NodeName
 from gpuvirt.hypervisors.connecting import open_hypervisor
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -22,13 +26,22 @@ from gpuvirt.model.schedules.connection import OpenHypervisor
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast, with_configs
 from gpuvirt.model.schedules.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
-from gpuvirt.model.schedules.noderows import node_rows
+from gpuvirt.model.schedules.noderows import NodeCheck, node_rows
 from gpuvirt.model.schedules.observed import Observed
 from gpuvirt.model.schedules.reports import ScheduleCheck, ScheduleDetail, SchedulePlan, ScheduleRow, SwitchResult
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
 from gpuvirt.model.schedules.status import Status
 from gpuvirt.model.schedules.times import moment, timeline_of
 from gpuvirt.model.schedules.workers import members
+
+
+class Asks(Enum):
+    """Whether a hypervisor is asked what can be done with VMs."""
+
+    NOTHING = auto()
+    IF_POSSIBLE = auto()
+    """Without an answer, the VMs that it shows count all the same."""
+    ALWAYS = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,7 @@ class ScheduleQuestions:
             ),
             reports.worker_rows(known.status),
             node_rows(known.status),
+            _configs_text(known.stored),
         )
 
     async def plan(self, name: str) -> SchedulePlan:
@@ -105,15 +119,16 @@ class ScheduleQuestions:
         return SchedulePlan(known.row, switches, steps, assumed)
 
     async def check(self, name: str) -> ScheduleCheck:
-        """Return what the hypervisor says of each worker; changes nothing."""
+        """Return what the hypervisor says of each worker, and agents of each node; changes nothing."""
         known = await self._known(name)
         if known.problems:
             return ScheduleCheck(known.row, known.schedule.leave, None, ())
         known, observed = await self._observed(known)
-        vms, abilities = await self._ask(known, observed)
+        vms, abilities = await self._ask(known, observed, Asks.ALWAYS)
         observed = replace(observed, vms=vms)
         workers = tuple(reports.checks(known.schedule, known.status, observed, abilities))
-        return ScheduleCheck(known.row, known.schedule.leave, reports.unknown_reason(vms), workers)
+        nodes = await self._node_checks(known) if known.config_nodes else ()
+        return ScheduleCheck(known.row, known.schedule.leave, reports.unknown_reason(vms), workers, nodes)
 
     async def switch(
         self, name: str, phase: str, until: str, *, writes: bool, before: Callable[[SwitchResult], None]
@@ -143,6 +158,11 @@ class ScheduleQuestions:
         await reading.add_override(self.client, self.namespace, known.stored, switch.override)
         return replace(result, written=True)
 
+    async def _node_checks(self, known: _Known) -> tuple[NodeCheck, ...]:
+        """Return what each phase would change on its nodes."""
+        found, configs = await read_reports(self.client), await read_known_configs(self.client, self.namespace)
+        return tuple(node_checks(known.schedule, known.config_nodes, found, configs))
+
     def _now(self) -> datetime:
         return self.clock.now().replace(microsecond=0)
 
@@ -165,28 +185,30 @@ class ScheduleQuestions:
         self, known: _Known, schedule: Schedule, observed: Observed, at: datetime
     ) -> tuple[Forecast, Reason | None]:
         budgets = await reading.read_budgets(self.client, observed.nodes)
-        vms, _ = await self._ask(known, observed, checks=False)
+        # A check by libvirt marks running VMs.
+        asks = Asks.NOTHING if known.stored.spec.hypervisor.libvirt is not None else Asks.IF_POSSIBLE
+        vms, abilities = await self._ask(known, observed, asks)
         assumed = reports.unknown_reason(vms)
         # unknown: the forecast decides nothing; it says that it assumes.
         shown = assumed_vms(known.status, observed.nodes, schedule.leave) if isinstance(vms, VmsUnknown) else vms
-        found = forecast(schedule, known.status, replace(observed, vms=shown), budgets, at)
+        found = forecast(schedule, known.status, replace(observed, vms=shown), budgets, at, abilities)
         return with_configs(found, schedule, known.status, known.config_nodes), assumed
 
-    async def _ask(
-        self, known: _Known, observed: Observed, *, checks: bool = True
-    ) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
-        """Return the VMs and, with `checks`, what can be done with those of the workers."""
+    async def _ask(self, known: _Known, observed: Observed, asks: Asks) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
+        """Return the VMs, and what can be done with those of the workers."""
         if not known.schedule.has_workers:
             return {}, {}
         opener = Opener(self.client, self.namespace, self.clock, self.open_hypervisor, lambda: math.inf)
         hypervisor = opener.connect(lambda: known.stored)
         try:
             vms = await hypervisor.read()
-            if isinstance(vms, VmsUnknown) or not checks:
+            if isinstance(vms, VmsUnknown) or asks is Asks.NOTHING:
                 return vms, {}
             workers = members(known.status.workers, replace(observed, vms=vms), known.schedule.name).workers
             abilities = await hypervisor.check([worker.vm for worker in workers if worker.vm])
-            return (abilities, {}) if isinstance(abilities, VmsUnknown) else (vms, abilities)
+            if isinstance(abilities, VmsUnknown):
+                return (vms if asks is Asks.IF_POSSIBLE else abilities), {}
+            return vms, abilities
         finally:
             await hypervisor.close()
 
@@ -195,6 +217,11 @@ def _hypervisor_text(spec: HypervisorSpec) -> str:
     if spec.kube_virt is not None:
         return f"KubeVirt {spec.kube_virt.namespace}"
     return " ".join(spec.secret) if spec.secret is not None else ""
+
+
+def _configs_text(stored: VgpuSchedule) -> str | None:
+    found = stored_state(stored)
+    return found[2] if found is not None and found[0] != "True" else None
 
 
 _NOT_ASKED = VmsUnknown("", "not asked yet")

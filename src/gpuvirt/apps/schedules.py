@@ -8,6 +8,7 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.scheduledsource import ScheduledSource
 from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
 from gpuvirt.cluster.operator.schedules.scheduledconfigs import StoredConfigs
@@ -38,6 +39,10 @@ class Schedules:
     def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
         """Take changes of GpuNodes, whose vGPU configs may follow phases."""
         self._keeper.observe_gpu_nodes(delta)
+
+    def observe_picture(self, picture: Picture) -> None:
+        """Take the ClusterPolicy and the ConfigMaps, which say what vGPU configs there are."""
+        self._keeper.observe_picture(picture)
 
     def metrics(self) -> Iterator[str]:
         """Yield the lines of the metrics."""

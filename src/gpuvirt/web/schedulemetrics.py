@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from gpuvirt.cluster.kinds.vgpuschedule import READY, VgpuSchedule
+from gpuvirt.cluster.kinds.vgpuschedule import CONFIGS_KNOWN, READY, VgpuSchedule
 from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.web.exposition import counter, gauge, histograms
 
@@ -27,7 +27,13 @@ def of_schedules(schedules: Iterable[VgpuSchedule], telemetry: ScheduleTelemetry
         "gpuvirt_schedule_ready",
         "1 if a VgpuSchedule is in its phase of now; otherwise 0, with the code of the reason.",
         ("schedule", "reason"),
-        [sample for stored in found for sample in _ready(stored)],
+        [sample for stored in found for sample in _condition(stored, READY)],
+    )
+    yield from gauge(
+        "gpuvirt_schedule_configs_known",
+        "1 if each vGPU config that a VgpuSchedule names exists; otherwise 0, with the code of the reason.",
+        ("schedule", "reason"),
+        [sample for stored in found for sample in _condition(stored, CONFIGS_KNOWN)],
     )
     yield from gauge(
         "gpuvirt_schedule_held_workers",
@@ -66,7 +72,7 @@ def _next_switch(stored: VgpuSchedule) -> Iterator[tuple[tuple[str, ...], float]
     yield (stored.metadata.name, status.next_phase), at_s
 
 
-def _ready(stored: VgpuSchedule) -> Iterator[tuple[tuple[str, ...], float]]:
+def _condition(stored: VgpuSchedule, name: str) -> Iterator[tuple[tuple[str, ...], float]]:
     for condition in stored.status.conditions:
-        if condition.type == READY:
+        if condition.type == name:
             yield (stored.metadata.name, condition.reason), float(condition.status == "True")

@@ -9,7 +9,7 @@ import typer
 
 from gpuvirt.apps.schedulequestions import ScheduleQuestions
 from gpuvirt.cli.formats import Listing, ListOutput, Output
-from gpuvirt.cli.output import render, schedulerender
+from gpuvirt.cli.output import render, schedulecheckrender, schedulerender
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
@@ -106,15 +106,18 @@ def check(
     namespace: apiserver.OwnNamespaceOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Ask the hypervisor what can be done with the VM of each worker; change nothing.
+    """Ask the hypervisor what can be done with workers' VMs, and plan what each phase changes on nodes; change nothing.
 
-    The command reads the schedule's Secret, and needs gpuvirt's extra of the hypervisor (gpuvirt[vsphere] or
-    gpuvirt[libvirt]; none for KubeVirt); gpuvirt's image has both. It exits with 1 if something is known to keep a
-    worker from switching, or if the hypervisor gives no answer. What is not proven does not count.
+    For nodes with a vGPU config, the command says which vGPUs each phase would change, and which VMs and pods use them
+    now: a node waits for those. For workers, it reads the schedule's Secret, and needs gpuvirt's extra of the
+    hypervisor (gpuvirt[vsphere] or gpuvirt[libvirt]; none for KubeVirt); gpuvirt's image has both.
+
+    It exits with 1 if something is known to keep a worker or a node from switching, or if the hypervisor gives no
+    answer. What is not proven or not known does not count, nor do users of vGPUs, who may be gone by then.
     """
     found = asyncio.run(_questions(kubeconfig, context, namespace).check(name))
     if not render.print_document(found, output):
-        schedulerender.check(found)
+        schedulecheckrender.check(found)
     raise typer.Exit(0 if found.holds else 1)
 
 

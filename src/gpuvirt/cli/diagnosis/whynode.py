@@ -28,6 +28,8 @@ def show(found: NodeExplanation) -> None:
     say(out, f"node {found.node} is {'ready' if found.ready else 'not ready'}", style="bold")
     if found.away is not None:
         say(out, f"It {found.away}, so nothing of it is free.", style="yellow")
+    for phase in found.phases:
+        say(out, f"It {phase}.")
     if not found.has_agent:
         say(out, "It has no GpuNode: gpuvirt's agent has not reported there.", style="yellow")
     resources = Table(RESOURCE_COLUMNS)

@@ -9,21 +9,17 @@ from rich.text import Text
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.render import say_reason
 from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
-from gpuvirt.model.reasons import Reason, with_code
+from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.forecast import Budget, Forecast, PlannedStep
-from gpuvirt.model.schedules.hypervisor import Ability
 from gpuvirt.model.schedules.reports import (
-    ScheduleCheck,
     ScheduleDetail,
     SchedulePlan,
     ScheduleRow,
     ScheduleState,
     SwitchResult,
     SwitchRow,
-    WorkerCheck,
     WorkerRow,
 )
-from gpuvirt.model.schedules.spec import Leave
 from gpuvirt.model.schedules.times import ZoneError, zone_of
 
 STYLES = {
@@ -70,18 +66,7 @@ STEP_COLUMNS = (
     Column("TARGET"),
     Column("BUDGETS", folds=True, optional=True),
 )
-CHECK_COLUMNS = (
-    Column("NODE"),
-    Column("PHASES", folds=True),
-    Column("VM", folds=True),
-    Column("POWER"),
-    Column("VGPUS", folds=True, optional=True),
-    Column("SUSPEND"),
-    Column("SHUT DOWN"),
-    Column("START"),
-    Column("SET TYPE", optional=True),
-)
-UNKNOWN, NOT_PROVEN = "unknown", "not proven"
+UNKNOWN = "unknown"
 
 
 def when(at: datetime | None, zone: str) -> str:
@@ -122,7 +107,7 @@ def schedule_cells(row: ScheduleRow) -> tuple[Cell, ...]:
 def detail(found: ScheduleDetail) -> None:
     """Print one schedule: its spec, its workers, and what they wait for."""
     out, row = console(), found.schedule
-    _head(out, row)
+    head(out, row)
     drain = f"drain {found.drain_timeout_s:g} s, then {found.on_timeout}"
     text = f"announce {found.announce_s:g} s, {drain}, leave {found.leave}, {found.hypervisor or 'no hypervisor'}"
     say(out, text, style="dim")
@@ -131,23 +116,25 @@ def detail(found: ScheduleDetail) -> None:
         types = ", ".join(phase.vgpu_types) or NOTHING
         start, config = when(phase.next_start, row.time_zone), phase.vgpu_config or NOTHING
         phases.add(phase.name, phase.start, start, phase.workers or NOTHING, types, phase.nodes or NOTHING, config)
-    _below(out, phases, is_empty=not found.phases)
+    below(out, phases, is_empty=not found.phases)
+    if found.configs is not None:
+        say(out, found.configs, style="yellow")
     overrides = Table(OVERRIDE_COLUMNS)
     for override in found.overrides:
         begin, end = when(override.begin, row.time_zone), when(override.end, row.time_zone)
         overrides.add(override.phase, begin, end)
-    _below(out, overrides, is_empty=not found.overrides)
+    below(out, overrides, is_empty=not found.overrides)
     workers = Table(WORKER_COLUMNS)
     for worker in found.workers:
-        below = () if worker.reason is None else (worker.reason.text,)
-        workers.add(*worker_cells(worker, row.time_zone), below=below)
-    _below(out, workers, is_empty=not found.workers)
+        why = () if worker.reason is None else (worker.reason.text,)
+        workers.add(*worker_cells(worker, row.time_zone), below=why)
+    below(out, workers, is_empty=not found.workers)
     nodes = Table(NODE_COLUMNS)
     for node in found.nodes:
         applied = Text("yes", style="green") if node.applied else Text("no", style="yellow")
-        below = () if node.reason is None else (node.reason.text,)
-        nodes.add(node.node, node.phase, node.vgpu_config, applied, below=below)
-    _below(out, nodes, is_empty=not found.nodes)
+        why = () if node.reason is None else (node.reason.text,)
+        nodes.add(node.node, node.phase, node.vgpu_config, applied, below=why)
+    below(out, nodes, is_empty=not found.nodes)
 
 
 def worker_cells(worker: WorkerRow, zone: str) -> tuple[Cell, ...]:
@@ -166,7 +153,7 @@ def worker_cells(worker: WorkerRow, zone: str) -> tuple[Cell, ...]:
 def plan(found: SchedulePlan) -> None:
     """Print the switches of two weeks, and the steps of the next one."""
     out, row = console(), found.schedule
-    _head(out, row)
+    head(out, row)
     if row.state is ScheduleState.INVALID:
         return
     if not found.switches:
@@ -220,7 +207,7 @@ def _budgets(budgets: tuple[Budget, ...] | None) -> Cell:
 def switch(found: SwitchResult) -> None:
     """Print the steps of a switch by hand, before it is written."""
     out, row = console(), found.schedule
-    _head(out, row)
+    head(out, row)
     if row.state is ScheduleState.INVALID:
         return
     if found.forecast is None:
@@ -240,55 +227,8 @@ def switched(found: SwitchResult) -> None:
         say(console(), f"The override is written; gpuvirt schedule show {found.schedule.name} follows the workers.")
 
 
-def check(found: ScheduleCheck) -> None:
-    """Print what the hypervisor says of each worker, and whether the schedule can switch."""
-    out = console()
-    _head(out, found.schedule)
-    if found.hypervisor is not None:
-        say_reason(out, found.hypervisor, style="bold red")
-    table = Table(CHECK_COLUMNS)
-    for worker in found.workers:
-        table.add(*check_cells(worker, found.leave), below=_check_texts(worker, found.leave))
-    _below(out, table, is_empty=not found.workers)
-    out.print()
-    if found.holds:
-        say(out, "Nothing is known that keeps the workers from switching.", style="green")
-    else:
-        say(out, "The schedule can't switch all workers.", style="bold red")
-
-
-def check_cells(worker: WorkerCheck, leave: Leave) -> tuple[Cell, ...]:
-    """Return the cells of one worker; what the schedule does not use is dim."""
-    return (
-        worker.node,
-        ", ".join(worker.phases) or NOTHING,
-        worker.vm or NOTHING,
-        str(worker.power) if worker.power is not None else UNKNOWN,
-        ", ".join(worker.vgpu_types) or NOTHING,
-        _ability(worker.suspend, used=worker.leaves(leave) is worker.suspend),
-        _ability(worker.shut_down, used=worker.leaves(leave) is worker.shut_down),
-        _ability(worker.start, used=True),
-        _ability(worker.set_vgpu_type, used=True) if worker.is_retyped else NOTHING,
-    )
-
-
-def _ability(ability: Ability | None, *, used: bool) -> Text:
-    if ability is None:
-        return Text(UNKNOWN, style="yellow" if used else "dim")
-    word = {True: "yes", False: "no", None: NOT_PROVEN}[ability.is_possible]
-    style = {True: "green", False: "bold red", None: "yellow"}[ability.is_possible]
-    return Text(word, style=style if used else "dim")
-
-
-def _check_texts(worker: WorkerCheck, leave: Leave) -> tuple[str, ...]:
-    used = worker.used(leave)
-    whys = (with_code(ability.code, ability.text) for ability in used if ability is not None and ability.code)
-    reason = () if worker.reason is None else (worker.reason.text,)
-    types = (f"vGPU types of its phases: {', '.join(worker.phase_types)}",) if worker.is_retyped else ()
-    return (*reason, *types, *dict.fromkeys(whys), *worker.remarks)
-
-
-def _head(out: Console, row: ScheduleRow) -> None:
+def head(out: Console, row: ScheduleRow) -> None:
+    """Print the state of a schedule, and what is wrong with its spec."""
     phase = f", phase {row.phase}" if row.phase is not None else ""
     following = f", phase {row.next_phase} at {when(row.next_switch, row.time_zone)}" if row.next_phase else ""
     say(out, Text(f"schedule {row.name}: {row.state}{phase}{following}", style=STYLES[row.state]))
@@ -297,7 +237,8 @@ def _head(out: Console, row: ScheduleRow) -> None:
             say_reason(out, reason)
 
 
-def _below(out: Console, table: Table, *, is_empty: bool) -> None:
+def below(out: Console, table: Table, *, is_empty: bool) -> None:
+    """Print a table below what was printed, if it has rows."""
     if not is_empty:
         out.print()
         table.print(out)

@@ -5,6 +5,7 @@ same. Null means that a field is not set, which differs from a default that a us
 clusterpolicy` prints the texts of this module.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, ClassVar
@@ -249,3 +250,18 @@ def read_policy(stored: StoredPolicy) -> ClusterPolicy | SpecFault:
     except ConfigError as error:
         return SpecFault(error.path, error.message)
     return ClusterPolicy(metadata=stored.metadata, spec=content.spec, status=stored.status)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The active policy, and the others."""
+
+    stored: StoredPolicy
+    policy: ClusterPolicy | SpecFault
+    ignored: tuple[StoredPolicy, ...] = ()
+
+
+def choose(policies: Iterable[StoredPolicy]) -> Choice | None:
+    """Return the active policy: the oldest, of equally old ones the first by name; None without any."""
+    ordered = sorted(policies, key=lambda policy: (policy.metadata.creation_timestamp, policy.metadata.name))
+    return Choice(ordered[0], read_policy(ordered[0]), tuple(ordered[1:])) if ordered else None

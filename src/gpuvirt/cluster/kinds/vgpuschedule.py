@@ -18,7 +18,7 @@ from gpuvirt.model.schedules.status import Step
 
 GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "VgpuSchedule", "vgpuschedules"
 API_VERSION = f"{GROUP}/{VERSION}"
-READY, VALID, HELD = "Ready", "Valid", "Held"
+READY, VALID, HELD, CONFIGS_KNOWN = "Ready", "Valid", "Held", "ConfigsKnown"
 
 
 ALL_SCHEDULES = Resource(PLURAL, GROUP, VERSION)
@@ -206,7 +206,9 @@ class Status(Part, frozen=True, kw_only=True):
         tuple[NodeStatus, ...], Meta(description="The nodes that have a vGPU config by the phase of now.")
     ] = ()
     observed_generation: Annotated[int, Meta(description="The generation of the spec that this follows.")] = 0
-    conditions: Annotated[tuple[Condition, ...], Meta(description="Ready, Valid and Held.")] = ()
+    conditions: Annotated[
+        tuple[Condition, ...], Meta(description="Ready, Valid, Held, and ConfigsKnown where a phase has a vGPU config.")
+    ] = ()
 
 
 class VgpuSchedule(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.operandparts import (
     Operand,
 )
 from gpuvirt.cluster.kinds.parts import Part
-from gpuvirt.model.desired.settings import Enforcement, IdleCount, OnDemandNames
+from gpuvirt.model.desired.settings import Enforcement, IdleCount, OnDemandNames, Settings
 from gpuvirt.model.desired.vgpuentries import Sizes
 
 
@@ -79,6 +79,10 @@ class VgpuManager(Operand, frozen=True, kw_only=True):
     ] = None
 
 
+VGPU_CONFIGS = Settings().vgpu_config_map
+"""The ConfigMap with vGPU configs, unless the policy names another."""
+
+
 class VgpuDeviceManager(Operand, frozen=True, kw_only=True):
     """Creates vGPUs. The agent does it. If enabled is unset: true."""
 
@@ -86,6 +90,11 @@ class VgpuDeviceManager(Operand, frozen=True, kw_only=True):
         ConfigMapEntry | None,
         Meta(description="The ConfigMap with vGPU configs in config.yaml, and the config of unlabelled nodes."),
     ] = None
+
+    @property
+    def config_map(self) -> str:
+        """The name of the ConfigMap with vGPU configs, which need not exist."""
+        return (self.config.name if self.config is not None else "") or VGPU_CONFIGS
 
 
 class OnDemandVgpus(Part, frozen=True, kw_only=True):

@@ -7,10 +7,9 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.events import About, EventDraft, Kind, Reporter
-from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND
+from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND, Choice
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
-from gpuvirt.cluster.operator.policy.policies import Choice
 from gpuvirt.cluster.operator.policy.status import INVALID, Verdict
 
 REPORTER = Reporter("gpuvirt.io/controller", "gpuvirt-controller")

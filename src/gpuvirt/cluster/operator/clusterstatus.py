@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, ClusterPolicy, StoredPolicy
+from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, Choice, ClusterPolicy, StoredPolicy, choose
 from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.labels import OPERAND_LABEL, OPERANDS_OFF_ANNOTATION
@@ -16,7 +16,6 @@ from gpuvirt.cluster.operator.nodes.placement import placement_of
 from gpuvirt.cluster.operator.nodes.problems import Deployer
 from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue, of_node
-from gpuvirt.cluster.operator.policy.policies import Choice
 from gpuvirt.cluster.operator.policy.status import READY
 from gpuvirt.cluster.operator.report import Row, rows
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource, daemon_sets, pods
@@ -89,7 +88,7 @@ async def ask(client: Client, namespace: Namespace) -> ClusterStatus:
         found = (await client.list(Collection(CLUSTER_POLICIES, StoredPolicy))).items
     except NotFoundError:
         return ClusterStatus(None, None, "", (), is_installed=False)
-    choice = policies.choose(found)
+    choice = choose(found)
     status = choice.stored.status if choice is not None else None
     reported = status.namespace if status is not None else ""
     namespace = parse_namespace(reported) if reported else namespace

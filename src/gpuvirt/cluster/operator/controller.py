@@ -25,6 +25,7 @@ from gpuvirt.cluster.operator.announcer import Announcer
 from gpuvirt.cluster.operator.decisions import Decisions, deciding
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject
+from gpuvirt.cluster.operator.follower import Follower
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
 from gpuvirt.cluster.operator.logline import logged
@@ -95,13 +96,10 @@ class Controller:
         """How many parts of the nodes were forgotten since then."""
         self._policies = Store(Collection(CLUSTER_POLICIES, StoredPolicy), self._changed)
         self._nodes = Store(Collection(NODES, ReadNode), self._changed, self._observe_nodes, read_of)
-        self._follower: Callable[[Delta[ReadNode]], None] | None = None
-        """Called with the changes of nodes, beside this controller's own decisions."""
         self._gpu_nodes = Store(
             Collection(GPU_NODES, OwnedGpuNode), self._changed, self._observe_gpu_nodes, read_of_gpu_node
         )
-        self._gpu_node_follower: Callable[[Delta[OwnedGpuNode]], None] | None = None
-        """Called with the changes of GpuNodes, likewise."""
+        self._follower: Follower | None = None
         self._made = {store.resource: store for store in self._stores_of_made()}
         self._marks: dict[Target, Mark] = {}
         self._kubevirt = KubeVirtStores(self._changed)
@@ -132,25 +130,22 @@ class Controller:
             labelled = "" if resource.plural == "configmaps" else OPERAND_LABEL
             yield Store(Collection(resource, StoredObject, labelled=labelled), self._changed)
 
-    def follow_nodes(self, observe: Callable[[Delta[ReadNode]], None]) -> None:
-        """Have `observe` called with all observed nodes now, and with each change of nodes; the last caller's alone."""
-        self._follower = observe
+    def follow(self, follower: Follower) -> None:
+        """Let a follower take what is observed now, and each change; the last one alone."""
+        self._follower = follower
         if self._nodes.objects is not None:
-            observe(Delta(self._nodes.objects))
-
-    def follow_gpu_nodes(self, observe: Callable[[Delta[OwnedGpuNode]], None]) -> None:
-        """Have `observe` called with the observed GpuNodes now, and with their changes; the last caller's alone."""
-        self._gpu_node_follower = observe
+            follower.observe_nodes(Delta(self._nodes.objects))
         if self._gpu_nodes.objects is not None:
-            observe(Delta(self._gpu_nodes.objects))
+            follower.observe_gpu_nodes(Delta(self._gpu_nodes.objects))
+        self._changed.set()  # the next decision has a picture for it
 
     def _observe_nodes(self, delta: Delta[ReadNode]) -> None:
         if self._follower is not None:
-            self._follower(delta)
+            self._follower.observe_nodes(delta)
 
     def _observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
-        if self._gpu_node_follower is not None:
-            self._gpu_node_follower(delta)
+        if self._follower is not None:
+            self._follower.observe_gpu_nodes(delta)
 
     @property
     def writes_done(self) -> int:
@@ -195,6 +190,8 @@ class Controller:
             if picture is None:
                 continue
             self._next_switch = picture.scheduled.next_switch
+            if self._follower is not None:
+                self._follower.observe_picture(picture)
             self._forget()
             began_s = self._dependencies.clock.monotonic_s()
             before, self.decisions = self.decisions, await self._decided(picture)

@@ -8,10 +8,12 @@ import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import (
     CLUSTER_POLICIES,
+    Choice,
     ClusterPolicy,
     SpecFault,
     Status,
     StoredPolicy,
+    choose,
     plain_spec,
 )
 from gpuvirt.cluster.kinds.vmoperands import SandboxMode
@@ -29,7 +31,6 @@ from gpuvirt.cluster.operator.operands.site import Site
 from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy import invalidstates, policies, status
-from gpuvirt.cluster.operator.policy.policies import Choice
 from gpuvirt.cluster.operator.policy.status import Progress, Verdict
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.cluster.operator.scheduler import decisions as scheduler
@@ -90,7 +91,7 @@ def deciding(
     picture: Picture, settings: ControllerSettings, failures: Sequence[str], at: datetime, memory: NodeMemory
 ) -> Generator[None, None, Decisions]:
     """Return the same as `decide`; yield after each slice of the nodes, so that others have their turn."""
-    choice = policies.choose(picture.policies.values())
+    choice = choose(picture.policies.values())
     scheduling = scheduler.decide(settings.shared, picture.services, picture.existing, settings.namespace)
     if choice is None:
         # Without a ClusterPolicy the controller changes no node, and deployed operands stay.

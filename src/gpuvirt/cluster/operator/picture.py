@@ -1,6 +1,6 @@
 """The picture of the cluster that the controller decides by: its collections as observed at one moment."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
@@ -41,8 +41,13 @@ class Picture:
 
     def entries_of(self, config_map: str) -> tuple[str, ...] | None:
         """Return the keys of a ConfigMap; None if no ConfigMap has this name."""
+        texts = self.texts_of(config_map)
+        return tuple(texts) if texts is not None else None
+
+    def texts_of(self, config_map: str) -> Mapping[str, str] | None:
+        """Return the data of a ConfigMap; None if no ConfigMap has this name."""
         found = next((stored for key, stored in self._config_maps() if key.name == config_map), None)
-        return _keys_of(found) if found is not None else None
+        return (found.texts or {}) if found is not None else None
 
     def config_maps_with(self, key: str) -> tuple[str, ...]:
         """Return the names of the ConfigMaps with this key."""

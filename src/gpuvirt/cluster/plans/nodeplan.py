@@ -90,13 +90,9 @@ class NodePlan:
 
 def plan_node(gpu_node: GpuNode, mode: DesiredMode, config: ConfigName | None, config_set: ConfigSet) -> NodePlan:
     """Return what the mode and the vGPU config would change; modes of single GPUs in the spec stay."""
-    status, spec = gpu_node.status or Status(), gpu_node.spec or Spec()
-    found = reported(status.gpus)
+    status = gpu_node.status or Status()
     gpus = {PciAddress(gpu.address): gpu for gpu in status.gpus}
-    modes = Modes(mode, {one.address: one.mode for one in spec.gpus})
-    drivers = drivers_of(modes, found.inventory.gpus)
-    demand = VgpuDemand(DesiredConfig(config_set, config), modes, drivers, found.holdings, {})
-    plans = plan_node_vgpus(found.inventory, demand, SmiMemory())
+    found, plans, modes = _plans(gpu_node, mode, config, config_set)
     problem = plans.desired_types.problem
     invalid = (*((problem,) if problem is not None else ()), *plans.invalid)
     planning = _Planning(found, plans, modes)
@@ -108,6 +104,25 @@ def plan_node(gpu_node: GpuNode, mode: DesiredMode, config: ConfigName | None, c
         "; ".join(dict.fromkeys(one.reason.text for one in invalid)) or None,
         tuple(f"{address}: {OLD_AGENT}" for address in found.unplanned),
     )
+
+
+def types_of(gpu_node: GpuNode, config: ConfigName, config_set: ConfigSet) -> frozenset[str]:
+    """Return the vGPU types that a config gives the GPUs of a node, even while others are in use."""
+    mode = gpu_node.spec.mode if gpu_node.spec is not None else DesiredMode.UNMANAGED
+    _, plans, _ = _plans(gpu_node, mode, config, config_set)
+    desired = (found.vgpus for found in plans.desired.values() if found.vgpus is not None)
+    return frozenset(name for vgpus in desired for name, count in vgpus.types.items() if count)
+
+
+def _plans(
+    gpu_node: GpuNode, mode: DesiredMode, config: ConfigName | None, config_set: ConfigSet
+) -> tuple[Reported, NodeVgpus, Modes]:
+    status, spec = gpu_node.status or Status(), gpu_node.spec or Spec()
+    found = reported(status.gpus)
+    modes = Modes(mode, {one.address: one.mode for one in spec.gpus})
+    drivers = drivers_of(modes, found.inventory.gpus)
+    demand = VgpuDemand(DesiredConfig(config_set, config), modes, drivers, found.holdings, {})
+    return found, plan_node_vgpus(found.inventory, demand, SmiMemory()), modes
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,13 +43,13 @@ def _seen(schedule: VgpuSchedule) -> ScheduleSeen:
     )
     phase = transition.phase if transition is not None else status.phase
     following = PhaseName(status.next_phase) if status.next_phase is not None else None
-    at = _local(status.next_switch, spec.time_zone) if status.next_switch is not None else None
+    at = local_time(status.next_switch, spec.time_zone) if status.next_switch is not None else None
     reached = PhaseName(phase) if phase is not None else None
     metadata = schedule.metadata
     return ScheduleSeen(metadata.name, metadata.namespace, spec.leave, reached, workers, following, at)
 
 
-def _local(text: str, zone: str) -> str | None:
+def local_time(text: str, zone: str) -> str | None:
     """Return a time of a status in words, in the schedule's zone; None if it is none."""
     try:
         at = datetime.fromisoformat(text)

@@ -21,6 +21,7 @@ from gpuvirt.cluster.shares.objects import demand_of_pod, needs_limits
 from gpuvirt.cluster.shares.reading import read_index, shares_for_pod, shares_of_pods
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.cluster.vms import states as vmstates
+from gpuvirt.cluster.vms.phaseconfigs import Labels, read_phases
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.clusternodes import ClusterNode
@@ -148,16 +149,18 @@ class _Asker:
             self._list(GPU_NODES, GpuNode),
             self._list(RESOURCES[ObjectKind.POD], core.RequestingPod),
         )
-        by_name = {gpu_node.metadata.name: gpu_node for gpu_node in gpu_nodes or ()}
-        waits = pod is not None and not pod.node
+        by_name = {NodeName(gpu_node.metadata.name): gpu_node for gpu_node in gpu_nodes or ()}
+        schedules = await self._schedules() if pod is not None and not pod.node else ()
+        labels = {NodeName(node.metadata.name): node.metadata.labels for node in nodes or ()}
         return replace(
             evidence,
-            away=away(await self._schedules(), _cordoned_by(nodes or ())) if waits else {},
+            away=away(schedules, cordons(labels)) if pod is not None and not pod.node else {},
+            phases=await read_phases(self._client, schedules, labels, by_name),
             shares=await self._shares(pod) if pod is not None and units in evidence.requests else None,
             kubevirts=() if self._target.kind is ObjectKind.POD else await self._kubevirts(),
             nodes=None
             if nodes is None
-            else tuple(vmstates.node_seen(node, by_name.get(node.metadata.name)) for node in nodes),
+            else tuple(vmstates.node_seen(node, by_name.get(NodeName(node.metadata.name))) for node in nodes),
             pods=None
             if pods is None
             else tuple(vmstates.pod_seen(pod) for pod in pods if pod.status.phase not in ENDED),
@@ -250,10 +253,9 @@ class _Asker:
             return None
 
 
-def _cordoned_by(nodes: Iterable[core.Node]) -> Mapping[NodeName, str]:
+def cordons(labels: Labels) -> Mapping[NodeName, str]:
     """Return the schedules that have cordoned nodes."""
-    labels = ((NodeName(node.metadata.name), node.metadata.labels) for node in nodes)
-    return {name: found[CORDONED_BY] for name, found in labels if CORDONED_BY in found}
+    return {name: found[CORDONED_BY] for name, found in labels.items() if CORDONED_BY in found}
 
 
 def _names(found: Iterable[KubernetesObject]) -> tuple[str, ...]:

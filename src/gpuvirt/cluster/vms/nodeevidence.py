@@ -12,6 +12,7 @@ from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.resources import NODES, Resource
 from gpuvirt.cluster.shares.awayworkers import away, read_schedules
 from gpuvirt.cluster.vms import states
+from gpuvirt.cluster.vms.phaseconfigs import read_phases
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.vms.nodeexplanation import NodeEvidence
@@ -34,9 +35,12 @@ async def _ask(client: Client, name: str, units: str) -> NodeEvidence:
         hint = f"did you mean node/{near}?" if near is not None else "expected a node (kubectl get nodes)"
         raise ConfigError(f"the cluster has no node {name}; {hint}", where="gpuvirt why") from error
     gpu_node, pods, schedules = await asyncio.gather(_gpu_node(client, name), _pods(client), _schedules(client))
+    key = NodeName(name)
     label = node.metadata.labels.get(CORDONED_BY)
-    found = away(schedules, {NodeName(name): label} if label is not None else {})
-    return NodeEvidence(states.node_seen(node, gpu_node), pods, units, found.get(NodeName(name)))
+    found = away(schedules, {key: label} if label is not None else {})
+    reports = {key: gpu_node} if gpu_node is not None else {}
+    phases = await read_phases(client, schedules, {key: node.metadata.labels}, reports)
+    return NodeEvidence(states.node_seen(node, gpu_node), pods, units, found.get(key), phases.get(key, ()))
 
 
 async def _schedules(client: Client) -> tuple[VgpuSchedule, ...]:

@@ -62,4 +62,5 @@ class Code(StrEnum):
     @classmethod
     def named(cls, word: str) -> Self | None:
         """Return the code of a word, None if the catalogue does not have it."""
-        return next((code for code in cls if code == word), None)
+        found = cls._value2member_map_.get(word)
+        return found if isinstance(found, cls) else None

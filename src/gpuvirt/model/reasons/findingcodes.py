@@ -123,6 +123,9 @@ class FindingCode(Code):
     WORKER_AWAY = _workload(
         "WorkerAway", "a VgpuSchedule has suspended the node's VM, drains the node, or is starting the VM"
     )
+    OTHER_PHASE = _workload(
+        "OtherPhase", "the node offers the resource in another phase of a VgpuSchedule, which gives it the vGPU config"
+    )
     NODE_SELECTOR_MISMATCH = _workload("NodeSelectorMismatch", "the node lacks a label of the nodeSelector")
     TAINT_NOT_TOLERATED = _workload("TaintNotTolerated", "the node has a taint that the pod does not tolerate")
     NOT_COUNTED = _workload("NotCounted", "the kubelet does not count devices that the agent reports as healthy")

@@ -99,6 +99,11 @@ def with_code(code: str, text: str) -> str:
     return text if text.startswith(f"{code}: ") else f"{code}: {text}"
 
 
+def joined(reasons: Sequence[Reason]) -> tuple[str, str]:
+    """Return the code of the first of some reasons, and the texts of all, as a condition has them."""
+    return str(reasons[0].code), reasons_text(reasons)
+
+
 def without_code(code: str, text: str) -> str:
     """Return a text that follows a code elsewhere: without the code that a reason's own text begins with."""
     return text.removeprefix(f"{code}: ")

@@ -488,6 +488,11 @@ class ReasonCode(Code):
         "vgpuConfig is set in a node's GpuNode, which takes precedence over a VgpuSchedule",
         Level.WARNING,
     )
+    VGPU_CONFIGS_UNKNOWN = _schedule(
+        "VgpuConfigsUnknown",
+        "the cluster's vGPU configs can't be read, and a phase of a VgpuSchedule names one that is not built in",
+        Level.WARNING,
+    )
     MODE_WITHOUT_VGPUS = _schedule(
         "ModeWithoutVgpus",
         "a VgpuSchedule has a vGPU config for a node whose mode is not vgpu, where it changes nothing",

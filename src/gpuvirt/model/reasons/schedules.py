@@ -69,6 +69,27 @@ def vgpu_config_overridden(node: str, config: str, origin: str) -> Reason:
     return Reason(ReasonCode.VGPU_CONFIG_OVERRIDDEN, f"node {node}", message, fix=fix)
 
 
+def vgpu_config_unknown(phase: str, config: str, where: str, near: str | None) -> Reason:
+    """Agents would keep the vGPUs that they have. `near` is the most similar name of a config."""
+    message = f"has the vGPU config {config}, and no vGPU config has this name"
+    hint = f"; did you mean {near}?" if near is not None else ""
+    seen = Seen("vGPU configs", f"those of {where}, and the built-in ones (gpuvirt vgpu default-config)")
+    fix = f"correct vgpuConfig of the phase, or add the vGPU config to {where}{hint}"
+    return Reason(ReasonCode.CONFIG_INVALID, f"phase {phase}", message, (seen,), fix)
+
+
+def vgpu_config_unusable(node: str, config: str, problem: str) -> Reason:
+    """The config has no entry for the node's cards."""
+    message = f"would not get the vGPU config {config}: {without_code(str(ReasonCode.CONFIG_INVALID), problem)}"
+    return Reason(ReasonCode.CONFIG_INVALID, f"node {node}", message)
+
+
+def vgpu_configs_unread(phase: str, config: str, problem: str) -> Reason:
+    """A name that is no built-in one may be right."""
+    message = f"has the vGPU config {config}, and it is not known whether a vGPU config has this name: {problem}"
+    return Reason(ReasonCode.VGPU_CONFIGS_UNKNOWN, f"phase {phase}", message, fix="see the ClusterPolicy's ConfigMap")
+
+
 def mode_without_vgpus(node: str, config: str, mode: str) -> Reason:
     """A vGPU config holds for GPUs in mode vgpu alone."""
     message = f"gets no vGPUs by the vGPU config {config}: the mode of the node is {mode}"

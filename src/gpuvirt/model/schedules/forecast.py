@@ -12,9 +12,19 @@ from enum import StrEnum
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
-from gpuvirt.model.schedules.hypervisor import Action, Power, VmKey, VmsUnknown, WorkerVm
+from gpuvirt.model.schedules.hypervisor import (
+    Abilities,
+    Ability,
+    Action,
+    Call,
+    Power,
+    Refused,
+    VmKey,
+    VmsUnknown,
+    WorkerVm,
+)
 from gpuvirt.model.schedules.leaving import CORDON_SETTLES_S, pods_left
-from gpuvirt.model.schedules.observed import NodePod, Observed, WorkerNode
+from gpuvirt.model.schedules.observed import LastCall, NodePod, Observed, WorkerNode
 from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule
 from gpuvirt.model.schedules.status import RESTING, Status, Step
 from gpuvirt.model.schedules.times import timeline_of
@@ -28,6 +38,9 @@ POWER_AFTER: Mapping[Action, Power] = {
     Action.POWER_OFF: Power.OFF,
     Action.START: Power.ON,
 }
+
+
+NOT_CHECKED: Mapping[VmKey, Abilities] = {}
 
 
 class PlannedAction(StrEnum):
@@ -108,6 +121,7 @@ class _Model:
 
     observed: Observed
     schedule: Schedule
+    abilities: Mapping[VmKey, Abilities] = field(default_factory=dict)
     rounds: int = 0
     started: set[NodeName] = field(default_factory=set)
     steps: list[PlannedStep] = field(default_factory=list)
@@ -162,11 +176,23 @@ class _Model:
         left = tuple(other for other in self.observed.pods.get(node, ()) if other.uid != pod.uid)
         self.observed = replace(self.observed, pods={**self.observed.pods, node: left})
 
+    def _refusal(self, call: Call) -> Refused | None:
+        found = self.abilities.get(call.vm)
+        ability = _ability(found, call.action) if found is not None else None
+        if ability is None or ability.is_possible is not False:  # unknown: the call is made, and may be refused
+            return None
+        return Refused(ability.code, ability.text)
+
     def _call(self, action: CallVm) -> None:
         vms, call = self.observed.vms, action.call
         if isinstance(vms, VmsUnknown):
             return
         vm = vms[call.vm]
+        refused = self._refusal(call)
+        if refused is not None:
+            calls = {**self.observed.calls, call.vm: LastCall(call.action, refused, 0.0)}
+            self.observed = replace(self.observed, calls=calls)
+            return
         target = f"{vm.name} {call.vgpu_type}" if call.vgpu_type else vm.name
         self.steps.append(PlannedStep(action.node, PlannedAction(call.action.value), target))
         power = POWER_AFTER.get(call.action, vm.power)
@@ -180,20 +206,31 @@ class _Model:
             self._put(replace(node, is_ready=False))
 
 
+def _ability(found: Abilities, action: Action) -> Ability | None:
+    return {
+        Action.SUSPEND: found.suspend,
+        Action.SHUT_DOWN: found.shut_down,
+        Action.START: found.start,
+        Action.SET_VGPU_TYPE: found.set_vgpu_type,
+    }.get(action)
+
+
 def forecast(
     schedule: Schedule,
     status: Status,
     observed: Observed,
     budgets: Mapping[PodUid, tuple[Budget, ...]] | None,
     at: datetime,
+    abilities: Mapping[VmKey, Abilities] = NOT_CHECKED,
 ) -> Forecast:
     """Return the steps to the phase that holds at a moment, of a schedule without faults.
 
-    `budgets` has those that cover each pod; None where they could not be read.
+    `budgets` has those that cover each pod; None where they could not be read. `abilities` has what can be done with
+    VMs: a call that is certain to be refused is no step, and its worker waits.
     """
     timeline = timeline_of(schedule)
     current = timeline.current(at)
-    model = _Model(_settled(observed), schedule)
+    model = _Model(_settled(observed), schedule, abilities)
     for _ in range(MOST_ROUNDS):
         known, steps = status, len(model.steps)
         decided = advance(schedule, timeline, status, model.observed, at)

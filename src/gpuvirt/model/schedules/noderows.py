@@ -1,5 +1,6 @@
-"""What `gpuvirt schedule show` prints of the nodes whose vGPU config follows a schedule."""
+"""What `gpuvirt schedule show` and `check` print of the nodes whose vGPU config follows a schedule."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import NodeName
@@ -18,6 +19,42 @@ class NodeRow:
     applied: bool
     reason: Reason | None
     """Why it is not applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCheck:
+    """A GPU whose vGPUs would change, or that something keeps from changing."""
+
+    address: str
+    vgpus: Mapping[str, int]
+    """Its vGPUs now, by type as in configs."""
+    vgpus_then: Mapping[str, int] | None
+    """The vGPUs that it would have while the users of now stay; None where that is not known."""
+    in_the_way: tuple[str, ...]
+    """The VMs, pods and processes that use vGPUs which would go: the node waits for them."""
+    reasons: tuple[str, ...]
+    """Why its agent would refuse the change, or wait."""
+    unknown: tuple[str, ...]
+    """What only the node can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCheck:
+    """What the vGPU config of one phase would change on a node, by what its agent reports now."""
+
+    node: NodeName
+    phase: PhaseName
+    vgpu_config: str
+    reason: Reason | None
+    """Why the node would not get the vGPU config, even if nobody used its vGPUs."""
+    gpus: tuple[GpuCheck, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Why it is not known what would change on the node."""
+
+    @property
+    def in_the_way(self) -> tuple[str, ...]:
+        """The users for which the node would wait."""
+        return tuple(dict.fromkeys(user for gpu in self.gpus for user in gpu.in_the_way))
 
 
 def node_rows(status: Status) -> tuple[NodeRow, ...]:

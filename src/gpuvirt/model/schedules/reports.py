@@ -12,7 +12,7 @@ from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.forecast import Forecast
 from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.moves import unmatched
-from gpuvirt.model.schedules.noderows import NodeRow
+from gpuvirt.model.schedules.noderows import NodeCheck, NodeRow
 from gpuvirt.model.schedules.observed import Observed
 from gpuvirt.model.schedules.profiles import keeps_type
 from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule
@@ -114,6 +114,8 @@ class ScheduleDetail:
     overrides: tuple[OverrideRow, ...]
     workers: tuple[WorkerRow, ...]
     nodes: tuple[NodeRow, ...]
+    configs: str | None = None
+    """Which phases name a vGPU config that is missing, or not known; None if the condition ConfigsKnown is True."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,18 +191,21 @@ class WorkerCheck:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCheck:
-    """What holds for each worker of a schedule before anything happens."""
+    """What holds for each worker and each node of a schedule before anything happens."""
 
     schedule: ScheduleRow
     leave: Leave
     hypervisor: Reason | None
     """Why the hypervisor gave no answer."""
     workers: tuple[WorkerCheck, ...]
+    nodes: tuple[NodeCheck, ...] = ()
 
     @property
     def holds(self) -> bool:
         """Whether nothing is known to keep the schedule from switching."""
         if self.schedule.state is ScheduleState.INVALID or self.hypervisor is not None:
+            return False
+        if any(node.reason is not None for node in self.nodes):
             return False
         return all(worker.reason is None and not self._refused(worker) for worker in self.workers)
 

@@ -54,6 +54,11 @@ class OwnedMetadata(Metadata, frozen=True, rename="camel"):
 
     managed_fields: tuple[FieldsOf, ...] = ()
 
+    def owner_of(self, field: str) -> str | None:
+        """Return the field manager that owns a field of the spec, other than gpuvirt; None if there is none."""
+        owners = (owned.manager for owned in self.managed_fields if field in owned.of_spec)
+        return next((owner or "an unnamed field manager" for owner in owners if owner != FIELD_MANAGER), None)
+
 
 SPEC_FIELDS = ("mode", "vgpuConfig", "gpus")
 """The fields of a GpuNode's spec that admins may set."""
@@ -72,8 +77,7 @@ class OwnedGpuNode(ReadGpuNode, frozen=True, kw_only=True):
 
     def owner_of(self, field: str) -> str | None:
         """Return the field manager that owns a field of the spec, other than gpuvirt; None if there is none."""
-        owners = (owned.manager for owned in self.metadata.managed_fields if field in owned.of_spec)
-        return next((owner or "an unnamed field manager" for owner in owners if owner != FIELD_MANAGER), None)
+        return self.metadata.owner_of(field)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,6 @@ from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.model.desired.settings import Enforcement, HamiCore, OnDemandSettings, Settings, ShareSettings, check
 
 NAME = OperandName.AGENT.value
-CONFIG_MAP = Settings().vgpu_config_map
 CONFIGS = f"{NAME}-configs"
 CONFIG_FILE = "node.yaml"
 SETTINGS_DIGEST = "gpuvirt.io/settings"
@@ -67,7 +66,7 @@ def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     if not is_desired(policy):
         return
     try:
-        name = parse_config_map_name(_configs_of(policy))
+        name = parse_config_map_name(policy.spec.vgpu_device_manager.config_map)
     except InvalidIdError as error:
         yield SpecFault(
             "$.spec.vgpuDeviceManager.config.name", f"{error}; set the name of a ConfigMap, or leave the field out"
@@ -110,7 +109,7 @@ def switched_off_by(policy: ClusterPolicy) -> str | None:
 def settings_of(policy: ClusterPolicy, shared: SharedResource | None = None) -> str:
     """Return the agent's settings as the text of its file; raise ConfigError for invalid ones of mode on-demand."""
     config = policy.spec.vgpu_device_manager.config
-    settings: dict[str, plain.Plain] = {"offer": ["gpu"], "vgpu_config_map": _configs_of(policy)}
+    settings: dict[str, plain.Plain] = {"offer": ["gpu"], "vgpu_config_map": policy.spec.vgpu_device_manager.config_map}
     if config is not None and config.default:
         settings["vgpu_config"] = config.default
     if (require_reset := policy.spec.sandbox_device_plugin.require_reset) is not None:
@@ -163,11 +162,6 @@ def _limits_of(policy: ShareLimits) -> dict[str, plain.Plain]:
 
 def _text(value: StrEnum | None) -> str | None:
     return str(value) if value is not None else None
-
-
-def _configs_of(policy: ClusterPolicy) -> str:
-    config = policy.spec.vgpu_device_manager.config
-    return (config.name if config is not None else "") or CONFIG_MAP
 
 
 def _named(policy: ClusterPolicy, site: Site, name: str) -> ObjectMeta:

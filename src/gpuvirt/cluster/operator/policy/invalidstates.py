@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.gpunode import ReadGpuNode
+from gpuvirt.cluster.kinds.vmoperands import VGPU_CONFIGS
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy import policies
+from gpuvirt.cluster.plans.knownconfigs import CONFIG_KEY
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.model.desired.invalid import InvalidDesired, Origin, Source, invalid, quoted
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, ReasonCode
-
-CONFIG_KEY = "config.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _named_map(policy: ClusterPolicy) -> str | None:
     """Return the name of the ConfigMap that agents read; None if it is the default, invalid, or not needed."""
     manager = policy.spec.vgpu_device_manager
     name = manager.config.name if manager.config is not None else ""
-    if name in {"", agent.CONFIG_MAP} or not manager.enabled or not agent.is_desired(policy):
+    if name in {"", VGPU_CONFIGS} or not manager.enabled or not agent.is_desired(policy):
         return None
     try:
         return parse_config_map_name(name)

@@ -1,15 +1,12 @@
-"""Which ClusterPolicy is active, and its settings in the controller's types.
+"""The settings of a ClusterPolicy in the controller's types.
 
 Contract: the switches of NVIDIA's operator: null is off for everything that concerns VMs, and the chart writes out what
-is on. Of several policies the oldest is active, and of equally old ones the first by name.
+is on.
 """
-
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import KIND, ClusterPolicy, SpecFault, StoredPolicy, read_policy
+from gpuvirt.cluster.kinds.clusterpolicy import KIND, ClusterPolicy
 from gpuvirt.cluster.kinds.vmoperands import SandboxWorkloads
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtDecisions
 from gpuvirt.cluster.operator.nodes.labels import Around
@@ -18,21 +15,6 @@ from gpuvirt.cluster.operator.nodes.resolve import VgpuSwitch
 from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.model.desired.vgpudefaults import DEFAULT
 from gpuvirt.model.desired.workload import Workload
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The active policy, and the others."""
-
-    stored: StoredPolicy
-    policy: ClusterPolicy | SpecFault
-    ignored: tuple[StoredPolicy, ...] = ()
-
-
-def choose(policies: Iterable[StoredPolicy]) -> Choice | None:
-    """Return the active policy; None without any."""
-    ordered = sorted(policies, key=lambda policy: (policy.metadata.creation_timestamp, policy.metadata.name))
-    return Choice(ordered[0], read_policy(ordered[0]), tuple(ordered[1:])) if ordered else None
 
 
 def beside(policy: ClusterPolicy) -> ClusterPolicy:

@@ -15,7 +15,9 @@ from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, VgpuSchedule
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.schedules.abandonedmarks import AbandonedMarks
+from gpuvirt.cluster.operator.schedules.configcondition import is_outdated
 from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
 from gpuvirt.cluster.operator.schedules.membership import Membership
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
@@ -26,9 +28,11 @@ from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
 from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.cluster.operator.store import Store
+from gpuvirt.cluster.plans.knownconfigs import configs_known
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.hypervisor import Hypervisor
 from gpuvirt.model.schedules.spec import Schedule
+from gpuvirt.model.schedules.status import Status
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import due_at
 from gpuvirt.tasks import keep_going
@@ -79,6 +83,8 @@ class ScheduleKeeper:
         """The generations of schedules with faults that are in their status."""
         self._membership = Membership()
         self._configured = ConfiguredNodes()
+        self._statuses: dict[str, tuple[VgpuSchedule, Status]] = {}
+        """The status of each schedule as it was read last, with the object that it is from."""
         self._reported_s: dict[str, float] = {}
         """When a round was last begun for a schedule because the nodes of its status had changed."""
         self._moved: dict[str, float] = {}
@@ -136,6 +142,12 @@ class ScheduleKeeper:
         if any(stored.config_phases for stored in self.schedules):
             self._changed.set()
 
+    def observe_picture(self, picture: Picture) -> None:
+        """Take the vGPU configs that there are: a phase may name one that is missing, long before it begins."""
+        known = configs_known(picture.policies.values(), self._namespace, picture.texts_of)
+        if self._configured.observe_configs(known):
+            self._changed.set()
+
     def _look_for_moved(self) -> float:
         """Find the schedules whose workers have changed, and return the seconds until to look again.
 
@@ -148,6 +160,10 @@ class ScheduleKeeper:
         return MOVED_AGAIN_S if moved else MOST_PAUSE_S
 
     def _observe_removed(self, delta: Delta[VgpuSchedule]) -> None:
+        for key in delta.removed:
+            if key.namespace == self._namespace:
+                self._configured.forget(key.name)
+                self._statuses.pop(key.name, None)
         if delta.removed or not self._store.is_observed:
             self._removed.set()
 
@@ -184,7 +200,7 @@ class ScheduleKeeper:
             if now_s - self._moved[schedule.name] >= MOVED_AGAIN_S:
                 self._moved[schedule.name] = now_s
                 return now
-        due = due_at(schedule, timeline_of(schedule), status_of(stored), now)
+        due = due_at(schedule, timeline_of(schedule), self._status(stored), now)
         unreported = self._unreported_at(stored, schedule, now)
         return min((at for at in (due, unreported) if at is not None), default=None)
 
@@ -193,7 +209,8 @@ class ScheduleKeeper:
         if schedule.is_suspended or not (stored.status.nodes or stored.config_phases):
             return None
         found = self._configured.of(stored, schedule, now)
-        if found is None or found == status_of(stored).nodes:
+        is_reported = found is None or found == self._status(stored).nodes
+        if is_reported and not is_outdated(stored, self._configured.faults(schedule)):
             return None
         now_s = self._clock.monotonic_s()
         left_s = self._reported_s.get(schedule.name, -math.inf) + REPORTED_AGAIN_S - now_s
@@ -202,10 +219,18 @@ class ScheduleKeeper:
         self._reported_s[schedule.name] = now_s
         return now
 
+    def _status(self, stored: VgpuSchedule) -> Status:
+        """Return the status as the model has it; that of a thousand nodes takes some milliseconds to read."""
+        name = stored.metadata.name
+        known = self._statuses.get(name)
+        if known is None or known[0] is not stored:
+            known = self._statuses[name] = stored, status_of(stored)
+        return known[1]
+
     async def _run(self, stored: VgpuSchedule) -> None:
         """Make the rounds of one schedule until nothing is under way; what fails in it does not touch the others."""
         name = stored.metadata.name
-        api = ScheduleObjects(self._client, self._namespace, name, self._clock, self._configured.of)
+        api = ScheduleObjects(self._client, self._namespace, name, self._clock, self._configured)
         calls = VmCalls(partial(self._open, name), self._clock, self._may_write, self._since_s, self.telemetry)
         try:
             await keep_going(f"schedule {name}", Rounds(api, calls, self._clock, self.telemetry).run, self._clock)

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from gpuvirt.cluster.kinds import vgpuschedule as kind
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.labelselector import LabelSelector
+from gpuvirt.cluster.operator.schedules.configcondition import configs_state
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, joined
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.hypervisor import VmKey
 from gpuvirt.model.schedules.spec import Drain, Leave, Override, Phase, PhaseName, Profile, Schedule
@@ -133,9 +134,14 @@ def status_of(stored: kind.VgpuSchedule) -> Status:
 
 
 def written(
-    before: kind.VgpuSchedule, status: Status, problems: tuple[Reason, ...], advance: Advance, now: datetime
+    before: kind.VgpuSchedule,
+    status: Status,
+    problems: tuple[Reason, ...],
+    advance: Advance,
+    now: datetime,
+    unknown: tuple[Reason, ...] | None = None,
 ) -> kind.Status:
-    """Return the status to write."""
+    """Return the status to write; `unknown` has the phases whose vGPU config is missing, None if nothing is known."""
     following, transition = advance.next_switch, status.transition
     return kind.Status(
         phase=status.phase,
@@ -150,26 +156,33 @@ def written(
         workers=tuple(_written_worker(worker) for worker in status.workers),
         nodes=tuple(_written_node(node) for node in status.nodes),
         observed_generation=status.generation,
-        conditions=tuple(conditions_of(before, status, problems, now)),
+        conditions=tuple(conditions_of(before, status, problems, now, unknown)),
     )
 
 
 def conditions_of(
-    before: kind.VgpuSchedule, status: Status, problems: tuple[Reason, ...], now: datetime
+    before: kind.VgpuSchedule,
+    status: Status,
+    problems: tuple[Reason, ...],
+    now: datetime,
+    unknown: tuple[Reason, ...] | None = None,
 ) -> Iterator[Condition]:
-    """Yield Ready, Valid and Held; each keeps the time of its last change."""
+    """Yield Ready, Valid, Held and ConfigsKnown; each keeps the time of its last change."""
     held = [worker.reason for worker in status.held if worker.reason is not None]
     waiting = status.waiting
-    valid = ("True", "Valid", "") if not problems else ("False", *_why(problems))
-    holds = ("True", *_why(tuple(held))) if held else ("False", "NotHeld", "")
+    valid = ("True", "Valid", "") if not problems else ("False", *joined(problems))
+    holds = ("True", *joined(tuple(held))) if held else ("False", "NotHeld", "")
     ready = ("True", "PhaseReached", f"phase {status.phase}")
     if problems:
         ready = valid
     elif status.transition is not None:
-        ready = ("False", *(_why(tuple(held or waiting)) if waiting else ("Switching", "")))
+        ready = ("False", *(joined(tuple(held or waiting)) if waiting else ("Switching", "")))
     elif pending := tuple(node.reason for node in status.nodes if node.reason is not None):
-        ready = ("False", *_why(pending))
-    for name, (state, code, message) in ((kind.READY, ready), (kind.VALID, valid), (kind.HELD, holds)):
+        ready = ("False", *joined(pending))
+    states = {kind.READY: ready, kind.VALID: valid, kind.HELD: holds}
+    if (configs := configs_state(before, unknown)) is not None:
+        states[kind.CONFIGS_KNOWN] = configs
+    for name, (state, code, message) in states.items():
         last = next((condition for condition in before.status.conditions if condition.type == name), None)
         is_same = last is not None and last.status == state
         yield Condition(
@@ -180,10 +193,6 @@ def conditions_of(
             last_transition_time=last.last_transition_time if last is not None and is_same else _text(now),
             observed_generation=before.metadata.generation,
         )
-
-
-def _why(found: tuple[Reason, ...]) -> tuple[str, str]:
-    return str(found[0].code), " | ".join(reason.text for reason in found)
 
 
 def _worker(worker: kind.WorkerStatus) -> Worker:

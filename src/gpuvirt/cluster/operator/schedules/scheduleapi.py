@@ -1,7 +1,6 @@
 """One schedule's requests to the API server: what a round reads, and its writes with the versions that it has read."""
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 
 import msgspec
 
@@ -15,6 +14,7 @@ from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
 from gpuvirt.cluster.labelselector import LabelSelector, Requirement
 from gpuvirt.cluster.operator.announcer import REPORTER
 from gpuvirt.cluster.operator.schedules import objects
+from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
 from gpuvirt.cluster.operator.schedules.coveragereading import CoverageReading
 from gpuvirt.cluster.operator.schedules.nodemarks import marks_patch
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Stored
@@ -37,8 +37,8 @@ from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.faults import shared_nodes, shared_workers
 from gpuvirt.model.schedules.observed import NodePod
 from gpuvirt.model.schedules.profilefaults import missing_profiles
-from gpuvirt.model.schedules.spec import PhaseName, Schedule
-from gpuvirt.model.schedules.status import ConfiguredNode, Status
+from gpuvirt.model.schedules.spec import PhaseName
+from gpuvirt.model.schedules.status import Status
 from gpuvirt.model.schedules.transition import Advance
 
 EVICTION_S = 10.0
@@ -70,23 +70,16 @@ class _Eviction(msgspec.Struct, frozen=True, rename="camel"):
     kind: str = "Eviction"
 
 
-ConfiguredBy = Callable[[VgpuSchedule, Schedule, datetime], tuple[ConfiguredNode, ...] | None]
-"""Returns the nodes that a schedule has vGPU configs for at a moment; None if that is not observed."""
-
-
-def _not_observed(stored: VgpuSchedule, schedule: Schedule, now: datetime) -> tuple[ConfiguredNode, ...] | None:
-    """Stand for a command, which reads no GpuNodes: the nodes of the status stay as they are."""
-    del stored, schedule, now
-    return None
-
-
 class ScheduleObjects:
     """The API server, as the rounds of one schedule need it. All methods raise ApiError."""
 
     def __init__(
-        self, client: Client, namespace: str, name: str, clock: Clock, configured: ConfiguredBy = _not_observed
+        self, client: Client, namespace: str, name: str, clock: Clock, configured: ConfiguredNodes | None = None
     ) -> None:
-        """Writes of `client` are sent with the lease alone (`Client.leading`)."""
+        """Writes of `client` are sent with the lease alone (`Client.leading`).
+
+        `configured` is None for a command, which observes no GpuNodes: the nodes of the status stay as they are.
+        """
         self._configured = configured
         self._client = client
         self._resource = vgpu_schedules(namespace)
@@ -137,7 +130,9 @@ class ScheduleObjects:
         configs = await self._read_config_nodes()
         problems = (*await self._shared(configs), *missing_profiles(nodes.values()))
         problems += await self._coverage.faults(workers)
-        configured = self._configured(self._object, stored.schedule, self._clock.now()) if self._object else None
+        configured = None
+        if self._object is not None and self._configured is not None:
+            configured = self._configured.of(self._object, stored.schedule, self._clock.now())
         config_nodes = {phase: frozenset(found) for phase, found in configs.items()}
         return ClusterReading(nodes, placed, attached, problems, configured, config_nodes)
 
@@ -146,7 +141,8 @@ class ScheduleObjects:
         before = self._object
         if before is None:
             return
-        desired = objects.written(before, status, problems, advance, self._clock.now())
+        unknown = self._configured.faults(stored.schedule) if self._configured is not None else None
+        desired = objects.written(before, status, problems, advance, self._clock.now(), unknown)
         if desired == before.status:
             return
         patch = _StatusPatch(Version(stored.version), desired)
@@ -154,7 +150,7 @@ class ScheduleObjects:
             self._resource, self._name, patch, PatchType.MERGE, VgpuSchedule, part="status"
         )
         known = frozenset(condition.reason for condition in before.status.conditions)
-        drafts = event_drafts(stored.status, status, advance.next_switch, problems, known)
+        drafts = event_drafts(stored.status, status, advance.next_switch, (*problems, *(unknown or ())), known)
         about = About(API_VERSION, KIND, self._name, before.metadata.uid, before.metadata.namespace)
         found = events_of([(about, draft) for draft in drafts], REPORTER, self._clock.now())
         await events.write(self._client, found)

@@ -8,6 +8,7 @@ from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.doctor.vms.vmevidence import GpuNodeSeen, NodeSeen, ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.model.doctor.vms.vmnodes import judge_nodes
 from gpuvirt.model.schedules.away import AwayWorker
+from gpuvirt.model.schedules.coming import NodePhase
 
 PENDING = "Pending"
 
@@ -23,6 +24,8 @@ class NodeEvidence:
     """The resource whose units the extender gives to pods; `gpuvirt why pod/NAME` explains those pods."""
     away: AwayWorker | None = None
     """Why the node gets no pods, if a VgpuSchedule is the cause."""
+    phases: tuple[NodePhase, ...] = ()
+    """The phases of VgpuSchedules that have a vGPU config for the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class NodeExplanation:
     """The reasons of its GPUs and vGPUs, each once."""
     pending: tuple[PendingPod, ...] | None
     """None if the pods may not be listed."""
+    phases: tuple[str, ...] = ()
+    """Which vGPU configs VgpuSchedules have for it, and when."""
 
     @property
     def is_blocked(self) -> bool:
@@ -89,6 +94,7 @@ def explain_node(evidence: NodeEvidence) -> NodeExplanation:
         tuple(_resource(evidence, agent, name) for name in names),
         tuple(dict.fromkeys(reasons)),
         None if evidence.pods is None else tuple(_pending(evidence, evidence.pods, names)),
+        tuple(phase.message for phase in evidence.phases),
     )
 
 
@@ -114,7 +120,8 @@ def _resource(evidence: NodeEvidence, agent: GpuNodeSeen, name: str) -> Resource
 
 def _pending(evidence: NodeEvidence, pods: Iterable[PodSeen], names: tuple[str, ...]) -> Iterator[PendingPod]:
     for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name)):
-        wants = any(name in pod.requests for name in (*names, evidence.units))
+        brought = any(phase.brings(name) for phase in evidence.phases for name in pod.requests)
+        wants = brought or any(name in pod.requests for name in (*names, evidence.units))
         if pod.phase == PENDING and pod.node in {"", evidence.node.name} and wants:
             yield PendingPod(pod.namespace, pod.name, pod.devices, *_why(evidence, pod))
 
@@ -127,7 +134,9 @@ def _why(evidence: NodeEvidence, pod: PodSeen) -> tuple[str, str]:
         return "", f"requests units of GPUs: gpuvirt why pod/{pod.name} -n {pod.namespace}"
     target = ObjectRef(ObjectKind.POD, pod.name, pod.namespace)
     away = {NodeName(evidence.node.name): evidence.away} if evidence.away is not None else {}
-    verdicts = judge_nodes(VmEvidence(target=target, pod=pod, nodes=(evidence.node,), pods=evidence.pods, away=away))
+    phases = {NodeName(evidence.node.name): evidence.phases}
+    found = VmEvidence(target=target, pod=pod, nodes=(evidence.node,), pods=evidence.pods, away=away, phases=phases)
+    verdicts = judge_nodes(found)
     obstacle: Finding | None = verdicts[0].obstacle if verdicts else None
     if obstacle is None:
         return "", "could run here: devices, labels and taints fit; see the scheduler's events of the pod"

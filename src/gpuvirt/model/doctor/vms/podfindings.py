@@ -14,6 +14,10 @@ from gpuvirt.model.reasons.codes import Level
 _REFUSAL = re.compile(r"desc = \S+: (?P<code>[A-Z][A-Za-z]+): (?P<text>.*?)(?:, which is unexpected.*)?$", re.DOTALL)
 
 
+OF_PHASES = {FindingCode.WORKER_AWAY, FindingCode.OTHER_PHASE}
+"""The obstacles that pass when another phase of a VgpuSchedule begins."""
+
+
 def no_pod(evidence: VmEvidence) -> Finding:
     """The VM has no virt-launcher pod, or the pods could not be read."""
     target = evidence.target
@@ -81,9 +85,9 @@ def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeVerdict]) -> Find
 
 
 def _workers_away(evidence: VmEvidence, verdicts: Sequence[NodeVerdict], seen: Seen) -> Finding | None:
-    """The nodes that could most easily run the pod are workers whose phase has not begun."""
+    """The nodes that could most easily run the pod do so in another phase: workers, or by their vGPU config."""
     first = verdicts[0].obstacle if verdicts else None
-    if evidence.pod is None or first is None or first.code is not FindingCode.WORKER_AWAY:
+    if evidence.pod is None or first is None or first.code not in OF_PHASES:
         return None
     names = [
         verdict.node
@@ -91,7 +95,8 @@ def _workers_away(evidence: VmEvidence, verdicts: Sequence[NodeVerdict], seen: S
         if verdict.obstacle is not None
         and (verdict.obstacle.code, verdict.obstacle.message) == (first.code, first.message)
     ]
-    text = _waits_for(names, first.message)
+    noun = "worker" if first.code is FindingCode.WORKER_AWAY else "node"
+    text = _waits_for(names, first.message, noun)
     return Finding(first.level, evidence.pod.user, text, first.code, (*first.seen, seen), fix=first.fix)
 
 
@@ -109,9 +114,11 @@ def selects_workers_away(evidence: VmEvidence) -> Finding | None:
     return problem(FindingCode.WORKER_AWAY, pod.user, _waits_for(names, first.message), seen, fix=(first.command,))
 
 
-def _waits_for(names: Sequence[str], message: str) -> str:
-    workers = f"its workers {message.replace('is ', 'are ', 1)}" if len(names) > 1 else f"its worker {message}"
-    return f"waits for another phase: {workers} ({listed(names)})"
+def _waits_for(names: Sequence[str], message: str, noun: str = "worker") -> str:
+    verb, _, rest = message.partition(" ")
+    plural = {"is": "are", "gets": "get", "waits": "wait"}.get(verb, verb)
+    nodes = f"its {noun}s {plural} {rest}" if len(names) > 1 else f"its {noun} {message}"
+    return f"waits for another phase: {nodes} ({listed(names)})"
 
 
 def _offered_nowhere(evidence: VmEvidence, verdicts: Sequence[NodeVerdict], seen: Seen) -> Finding | None:

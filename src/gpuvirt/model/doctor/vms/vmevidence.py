@@ -11,6 +11,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.model.doctor.vms.vmshares import SharesSeen
 from gpuvirt.model.schedules.away import AwayWorker
+from gpuvirt.model.schedules.coming import NodePhase
 
 OTHER_PROVIDERS = ("devices.kubevirt.io/",)
 """Prefixes of the resources that the pods of all VMs request, with or without GPUs."""
@@ -234,6 +235,8 @@ class VmEvidence:
     """All pods of the cluster that have not ended."""
     away: Mapping[NodeName, AwayWorker] = field(default_factory=dict)
     """The nodes that get no pods because of a VgpuSchedule."""
+    phases: Mapping[NodeName, tuple[NodePhase, ...]] = field(default_factory=dict)
+    """The phases of VgpuSchedules that have a vGPU config for a node."""
     shares: SharesSeen | None = None
     """The shared GPUs, where the pod requests units of them and they could be read."""
     neighbours: tuple[str, ...] = ()

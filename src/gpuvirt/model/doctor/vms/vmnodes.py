@@ -10,6 +10,7 @@ from gpuvirt.model.doctor.vms.vmevidence import GpuNodeSeen, NodeSeen, OfferSeen
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.codes import Level
+from gpuvirt.model.schedules.coming import NodePhase
 
 OF_AWAY = frozenset(f"node.kubernetes.io/{name}" for name in ("unreachable", "not-ready", "unschedulable"))
 """The taints that Kubernetes sets on a node that is cordoned, or whose VM is suspended."""
@@ -61,6 +62,7 @@ class _Judge:
         self._agent = node.gpu_node or GpuNodeSeen()
         self._here = here
         self._away = evidence.away.get(NodeName(node.name))
+        self._phases = evidence.phases.get(NodeName(node.name), ())
         shares = evidence.shares
         self._to_end = vmshares.pods_to_end(node.name, shares) if shares is not None else ()
         self._against = list(self._obstacles())
@@ -116,8 +118,14 @@ class _Judge:
         """Yield the requested resources of which the node's kubelet counts too few devices, with its count."""
         for name, count in self._evidence.requests.items():
             counted = self._node.allocatable.get(name, 0)
-            if counted < count:
+            if counted < count and self._phase_of(name) is None:
                 yield name, counted
+
+    def _phase_of(self, name: str) -> NodePhase | None:
+        """Return the phase in which the node offers a resource that it does not offer now."""
+        if self._node.allocatable.get(name, 0):
+            return None
+        return next((phase for phase in self._phases if phase.brings(name)), None)
 
     def not_offered(self) -> Finding | None:
         for name, counted in self._missing():
@@ -198,7 +206,7 @@ class _Judge:
             return None
         for name, count in self._evidence.requests.items():
             free = self._free(name)
-            if free < count:
+            if free < count and self._phase_of(name) is None:
                 total = self._node.allocatable.get(name, 0)
                 pods = [_user(pod.namespace, pod.vm, pod.name) for pod in self._here if pod.requests.get(name)]
                 return self._finding(
@@ -271,6 +279,13 @@ class _Judge:
             self._away.command,
         )
 
+    def other_phase(self) -> Finding | None:
+        """The obstacle of a node that offers the resource in another phase."""
+        for phase in filter(None, map(self._phase_of, self._evidence.requests)):
+            seen = Seen(f"VgpuSchedule {phase.config.schedule} $.spec.phases", phase.config.phase)
+            return self._finding(phase.message, FindingCode.OTHER_PHASE, seen, phase.command)
+        return None
+
     @property
     def _place(self) -> str:
         if self._node.gpu_node is not None:
@@ -294,6 +309,7 @@ ORDER = (
     _Judge.mismatched,
     _Judge.cordoned,
     _Judge.tainted,
+    _Judge.other_phase,
     _Judge.away,
 )
 """The obstacles, from the hardest to remove to the easiest."""

@@ -1,0 +1,24 @@
+"""Follows what the controller observes, beside its own decisions, so that no object is watched twice."""
+
+from typing import Protocol
+
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.kinds.core import ReadNode
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.picture import Picture
+
+
+class Follower(Protocol):
+    """Takes what the controller observes; each method returns at once."""
+
+    def observe_nodes(self, delta: Delta[ReadNode]) -> None:
+        """Take changes of nodes."""
+        ...
+
+    def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
+        """Take changes of GpuNodes."""
+        ...
+
+    def observe_picture(self, picture: Picture) -> None:
+        """Take all that a decision follows from."""
+        ...

@@ -1,0 +1,187 @@
+"""Guards of schedules that no other test reaches: each refuses, and says why."""
+
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.failures import NotFoundError
+from gpuvirt.cluster.operator.schedules.commandreading import read_schedule, read_schedules
+from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
+from gpuvirt.cluster.operator.schedules.kubevirt.judging import VmObjects, refusal
+from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import Vm
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import Namespace
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.schedules.byhand import switch_by_hand
+from gpuvirt.model.schedules.faults import faults
+from gpuvirt.model.schedules.hypervisor import Action, Call, OutcomeUnknown, Power, Refused, VmKey, VmsUnknown
+from gpuvirt.model.schedules.moves import unmatched
+from gpuvirt.model.schedules.observed import LastCall
+from gpuvirt.model.schedules.spec import Drain, Override, Phase, PhaseName, Schedule
+from gpuvirt.model.schedules.status import Step, Worker
+from tests.certificates import Authority, Pair
+from tests.schedules.servedkubevirt import NAMESPACE, VMIS, VMS, ServedKubeVirt
+from tests.schedules.test_kubevirt_vms import KEY, connected, convert_vm
+from tests.schedules.test_transition import EVENING, FIRST, NODES, SCHEDULE, calls, decided, observed, worker
+from tests.schedules.test_transition import VMS as SEEN
+from tests.scriptedapi import NOT_FOUND, Reply, scripted
+from tests.scriptedapi import Call as Request
+
+FAILS: Reply = 500, {"kind": "Status", "message": "etcdserver: request timed out", "code": 500}
+
+
+def test_a_switch_by_hand_needs_an_end_if_no_phase_begins_later() -> None:
+    """An override that holds from now on has no next switch."""
+    only = replace(SCHEDULE, phases=(Phase(PhaseName("day"), "0 7 * * *"),))
+    assert switch_by_hand(only, "day", "", EVENING) is None
+    held = replace(
+        SCHEDULE,
+        phases=(Phase(PhaseName("day"), "0 7 * * *"), Phase(PhaseName("night"), "0 7 * * *")),
+        overrides=(Override(PhaseName("day"), datetime(2000, 1, 1), datetime(2999, 1, 1)),),  # noqa: DTZ001  local
+    )
+    with pytest.raises(ConfigError, match="is missing, and no phase begins later"):
+        switch_by_hand(held, "night", "", EVENING)
+    with pytest.raises(ConfigError, match="which has passed"):
+        switch_by_hand(SCHEDULE, "day", "2026-01-05T19:00", EVENING)
+    with pytest.raises(ConfigError, match="which is no day"):
+        switch_by_hand(SCHEDULE, "day", "2026-02-30T19:00", EVENING)
+    with pytest.raises(ConfigError, match="expected"):
+        switch_by_hand(SCHEDULE, "day", "tomorrow", EVENING)
+    with pytest.raises(ConfigError, match="expected one of day, night"):
+        switch_by_hand(SCHEDULE, "noon", "", EVENING)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (replace(SCHEDULE, phases=(replace(SCHEDULE.phases[0], name=PhaseName("")),)), "a phase without a name"),
+        (replace(SCHEDULE, drain=Drain(timeout_s=-1.0)), "can't be negative"),
+        (replace(SCHEDULE, announce_s=-1.0), "can't be negative"),
+        (replace(SCHEDULE, phases=(*SCHEDULE.phases, SCHEDULE.phases[0])), "2 phases with the name 'day'"),
+    ],
+)
+def test_what_is_wrong_with_a_spec_is_said_in_words(schedule: Schedule, words: str) -> None:
+    assert any(words in reason.text for reason in faults(schedule, EVENING))
+
+
+def test_a_node_that_an_admin_uncordons_while_its_vm_is_off_is_cordoned_again() -> None:
+    off = {**SEEN, VmKey("one"): replace(SEEN[VmKey("one")], power=Power.SUSPENDED)}
+    found = decided(observed(NODES[FIRST], vms=off))
+    assert worker(found).step is Step.CORDON
+    assert [action for action in found.actions if action.node == FIRST]
+    gone = replace(NODES[FIRST], is_ready=False)
+    assert worker(decided(observed(gone, vms=off))).step is Step.AWAY
+
+
+def test_a_vm_of_another_uuid_is_no_longer_the_worker_s() -> None:
+    vm = SEEN[VmKey("one")]
+    known = Worker(FIRST, "uid-1", vm=vm.key, vm_name=vm.name)
+    assert unmatched(known, NODES[FIRST], SEEN) is None
+    other = unmatched(known, replace(NODES[FIRST], system_uuid="421c5a83-0000-4000-8000-00000000000f"), SEEN)
+    assert other is not None
+    assert (other.code, "worker-1" in other.text) == (ReasonCode.VM_NOT_MATCHED, True)
+    unseen = unmatched(known, NODES[FIRST], {})
+    assert unseen is not None
+    assert unseen.code is ReasonCode.VM_NOT_VISIBLE
+    nobody = unmatched(replace(known, vm=VmKey("")), NODES[FIRST], {})
+    assert nobody is not None
+    assert nobody.code is ReasonCode.VM_NOT_MATCHED
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "again"),
+    [
+        (Refused("NoGraphicsCapacity", "no GPU"), "NoGraphicsCapacity", False),
+        (OutcomeUnknown("HypervisorUnknown", "the connection broke"), "HypervisorUnknown", True),
+    ],
+)
+def test_a_call_without_success_is_the_reason_and_is_repeated_in_time(
+    answer: Refused | OutcomeUnknown, code: str, *, again: bool
+) -> None:
+    last = {VmKey("one"): LastCall(Action.SUSPEND, answer, 1.0)}
+    found = decided(observed(calls=last))
+    reason = worker(found).reason
+    assert reason is not None
+    assert str(reason.code) == code
+    assert (calls(found) == [Action.SUSPEND]) is again
+
+
+async def test_a_cluster_without_the_kind_is_named(authority: Authority, server: Pair) -> None:
+    async with scripted(lambda request: NOT_FOUND, server, authority.certificate) as api:
+        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=authority.certificate, token=b"x"))
+        with pytest.raises(NotFoundError, match="no kind VgpuSchedule; install the chart's CRDs"):
+            await read_schedules(client, Namespace("gpuvirt"))
+        with pytest.raises(NotFoundError, match="no kind VgpuSchedule"):
+            await read_schedule(client, Namespace("gpuvirt"), "gpus")
+        client.close()
+
+
+async def test_a_cluster_without_kubevirt_is_unknown(authority: Authority, server: Pair) -> None:
+    async with connected(lambda request: NOT_FOUND, server, authority.certificate) as vms:
+        reading = await vms.read()
+    assert isinstance(reading, VmsUnknown)
+    assert reading.code == "BackEndMissing"
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "code"),
+    [(NOT_FOUND, Refused, "VmNotFound"), (FAILS, OutcomeUnknown, "HypervisorCallFailed")],
+)
+async def test_an_error_of_a_write_is_answered_by_what_is_certain(
+    authority: Authority, server: Pair, reply: Reply, kind: type, code: str
+) -> None:
+    kubevirt = ServedKubeVirt()
+    kubevirt.add("worker", "Manual")
+
+    def answer(request: Request) -> Reply:
+        return kubevirt.answer(request) if request.method == "GET" else reply
+
+    async with connected(answer, server, authority.certificate) as vms:
+        assert isinstance(vms, KubeVirtVms)
+        found = await vms.call(Call(KEY, Action.SHUT_DOWN))
+        missing = await vms.call(Call(VmKey("none"), Action.START))
+    assert isinstance(found, kind)
+    assert isinstance(found, Refused | OutcomeUnknown)
+    assert found.code == code
+    assert isinstance(missing, Refused)
+    assert missing.code == "VmNotFound"
+
+
+async def test_vms_without_their_vmis_are_unknown(authority: Authority, server: Pair) -> None:
+    kubevirt = ServedKubeVirt()
+    kubevirt.add("worker", "Manual")
+
+    def answer(request: Request) -> Reply:
+        return FAILS if request.path == VMIS else kubevirt.answer(request)
+
+    async with connected(answer, server, authority.certificate) as vms:
+        reading = await vms.read()
+    assert VMS.endswith(f"{NAMESPACE}/virtualmachines")
+    assert isinstance(reading, VmsUnknown)
+
+
+def off(strategy: str, **devices: object) -> VmObjects:
+    """Return a VM that does not run."""
+    return VmObjects(convert_vm(strategy, devices), None)
+
+
+@pytest.mark.parametrize(
+    ("action", "objects", "code", "words"),
+    [
+        (Action.START, off("WaitAsReceiver"), "WrongPowerState", "takes no request to start"),
+        (Action.START, off("Halted"), "HypervisorRefused", "not by a schedule"),
+        (Action.SET_VGPU_TYPE, off("Manual"), "NotOneVgpu", "0 gpus and 0 hostDevices"),
+        (Action.SET_VGPU_TYPE, off("Manual", gpus=[{"name": "a", "deviceName": "x/a"}] * 2), "NotOneVgpu", "2 gpus"),
+        (Action.SUSPEND, off("Manual"), "SuspendNotSupported", "saves no VM"),
+        (Action.SHUT_DOWN, off("Manual"), "WrongPowerState", "printableStatus"),
+    ],
+)
+def test_kubevirt_refuses_before_a_write(action: Action, objects: VmObjects, code: str, words: str) -> None:
+    assert isinstance(objects.vm, Vm)
+    found = refusal("kv", action, objects)
+    assert found is not None
+    assert (str(found.code), words in found.text) == (code, True)
+    assert refusal("kv", Action.START, off("Manual")) is None
