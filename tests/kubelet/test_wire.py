@@ -65,4 +65,4 @@ def test_the_registration_request_has_the_endpoint_and_options() -> None:
     request = wire.registration(ResourceName("nvidia.com/x"), "kubevirt-x.sock")
     assert (request.version, request.endpoint, request.resource_name) == ("v1beta1", "kubevirt-x.sock", "nvidia.com/x")
     assert request.options.get_preferred_allocation_available
-    assert not request.options.pre_start_required
+    assert request.options.pre_start_required

@@ -198,6 +198,8 @@ async def test_vgpus_have_the_same_ids_after_a_reboot(simulated: Simulated, tmp_
         await node.report_account()
         await node.advance(30)
         assert {gpu: of(again, gpu) for gpu in scan(again).vgpu_hosts} == before
+        every = {vgpu: True for vgpus in before.values() for vgpu in vgpus}
+        assert node.offered[T4_4Q] == every, "a vGPU that a reboot has taken is no PCI function"
 
 
 async def test_no_vgpus_are_created_on_gpus_without_mode_vgpu(simulated: Simulated, tmp_path: Path) -> None:

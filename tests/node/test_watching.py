@@ -1,10 +1,12 @@
 """When the agent scans the host: soon after a uevent, seldom otherwise; scans never write and never block the agent."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from typing_extensions import override
 
 from gpuvirt.clock import RealClock
@@ -130,6 +132,43 @@ async def test_the_host_is_read_before_its_processes_where_the_first_scan_has_fa
     assert list(first.functions) == list(kernel.pci.functions)
     assert first.platform.boot_id is not None
     assert first.users is not None
+
+
+@pytest.mark.parametrize("sees_processes", [True, False])
+async def test_a_host_whose_devices_were_never_listed_is_no_host_without_devices(
+    simulated: Simulated, *, sees_processes: bool
+) -> None:
+    """The agent would take the devices of pods for lost, and the kubelet refuses pods whose devices are unhealthy."""
+    kernel, clock, observed = simulated("2xA10"), SimClock(), Observed()
+    kernel.faults.fail(HostPath("/sys/bus/pci/devices"), errno.EIO)
+    failing = Watcher(kernel, InlineWorker(), clock, Intervals(), telemetry=Telemetry(), sees_processes=sees_processes)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(failing.run(observed.audience))
+        await clock.advance(61)
+        assert observed.facts == []
+        assert {problem.code for problem in observed.problems if problem is not None} == {ReasonCode.SCAN_FAILED}
+        kernel.faults.heal()
+        await clock.advance(61)
+        task.cancel()
+    assert list(observed.facts[0].functions) == list(kernel.pci.functions)
+    assert observed.problems[-1] is None
+
+
+async def test_an_agent_offers_nothing_before_it_has_listed_the_devices(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10")
+    kernel.faults.fail(HostPath("/sys/bus/pci/devices"), errno.EIO)
+    async with running_node(kernel, tmp_path) as node:
+        await node.report_account()
+        await node.advance(30)
+        looked = node.agent.looked
+        assert [note.code for note in node.view.notes] == [ReasonCode.SCAN_FAILED]
+        kernel.faults.heal()
+        await node.advance(61)
+        assert (looked, node.agent.looked) == (False, True)
+        assert node.offered == {"nvidia.com/GA102GL_A10": {FIRST: True, "0000:ca:00.0": True}}
+        kernel.faults.fail(HostPath("/sys/bus/pci/devices"), errno.EIO)
+        await node.advance(61)
+        assert node.offered == {"nvidia.com/GA102GL_A10": {FIRST: True, "0000:ca:00.0": True}}
 
 
 async def test_an_agent_without_a_desired_mode_never_writes_to_the_host(simulated: Simulated, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Answers:
     allocate: Callable[[Request], Awaitable[tuple[Attachment, ...]]]
     """Allocates devices to containers."""
     pre_start: Callable[[ResourceName, Sequence[DeviceId]], Awaitable[None]]
-    """Is called before each start of a container with on-demand vGPUs."""
+    """Is called before each start of a container."""
 
 
 class DevicePlugin(PluginServer):
@@ -55,7 +55,7 @@ class DevicePlugin(PluginServer):
     @property
     @override
     def options(self) -> pb.DevicePluginOptions:
-        return wire.on_demand_options() if self._view.on_demand is not None else wire.options()
+        return wire.options()
 
     @override
     def listed(self) -> pb.ListAndWatchResponse:

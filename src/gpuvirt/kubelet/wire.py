@@ -26,12 +26,7 @@ CDI_KEYS = "cdi.k8s.io/"
 
 
 def options() -> pb.DevicePluginOptions:
-    """Return the optional calls that the plugin supports: GetPreferredAllocation, but not PreStartContainer."""
-    return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
-
-
-def on_demand_options() -> pb.DevicePluginOptions:
-    """Return the optional calls of a plugin of on-demand vGPUs: both."""
+    """Return the optional calls that the plugin supports: both."""
     return pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
 

@@ -1,28 +1,52 @@
-"""The VFIO nodes in the kubelet's recorded answer that its vGPUs do not have any more.
+"""The device nodes in the kubelet's recorded answers that its devices do not have any more.
 
 The kubelet starts a container again with the answer of before a reboot, without a call of Allocate. The kernel numbers
-IOMMU groups and VFIO devices in the order in which they come, so a recorded node may be that of another pod's vGPU.
+IOMMU groups, VFIO devices and regions of EGM in the order in which they come, so a recorded node may be that of another
+pod's device.
 """
 
-from gpuvirt.facts.ids import IommuGroup, VgpuId
+from collections.abc import Iterable
+
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId
+from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.model.allocation.attachment import CONTAINER, VFIO_FOLDER
 from gpuvirt.model.allocation.ondemandids import vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.paths import HostPath
 
+_NUMBERED = (f"{VFIO_FOLDER}/", "/dev/egm")
+
 
 def foreign_nodes(inventory: Inventory, answer: PluginAnswer) -> tuple[HostPath, ...]:
-    """Return the paths of an answer's VFIO nodes that belong to none of the vGPUs that the answer names.
+    """Return the paths of an answer's nodes that belong to none of the devices that the answer names.
 
-    A vGPU has the nodes of its group and of the functions in it. A vGPU whose group is unknown has none, so that its
-    recorded nodes are foreign. The folder of all groups, which a setting gives, is no node.
+    A device has the nodes of its group and of the functions in it. A device whose group is unknown has none, so that
+    its recorded nodes are foreign. The folder of all groups, which a setting gives, is no node.
     """
-    named = (inventory.vgpus.get(VgpuId(vgpu)) for vgpu in vgpus_in(answer))
-    groups = {vgpu.live.group for vgpu in named if vgpu is not None and isinstance(vgpu.live.group, int)}
-    own = {CONTAINER, *(path for group in groups for path in _nodes_of(inventory, group))}
-    recorded = (node.path for node in answer.nodes if node.path.startswith(f"{VFIO_FOLDER}/"))
+    own = {CONTAINER, *own_nodes(inventory, vgpus_in(answer))}
+    recorded = (node.path for node in answer.nodes if node.path.startswith(_NUMBERED))
     return tuple(sorted(path for path in recorded if path not in own))
+
+
+def own_nodes(inventory: Inventory, devices: Iterable[DeviceId]) -> tuple[HostPath, ...]:
+    """Return the paths of the nodes that are those of vGPUs and whole functions alone."""
+    devices = tuple(devices)
+    groups = {group for device in devices if (group := _group_of(inventory, device)) is not None}
+    egm = (region.node for region in inventory.facts.platform.egm if region.gpus <= set(devices))
+    return tuple(dict.fromkeys((*(path for group in sorted(groups) for path in _nodes_of(inventory, group)), *egm)))
+
+
+def _group_of(inventory: Inventory, device: DeviceId) -> IommuGroup | None:
+    """Return the group of a vGPU or a whole function; a VF of NVIDIA's is a device only with a vGPU."""
+    vgpu, function = inventory.vgpus.get(VgpuId(device)), inventory.facts.functions.get(PciAddress(device))
+    if vgpu is not None:
+        group = vgpu.live.group
+    elif function is not None and (function.physfn is None or function.id.vendor != NVIDIA):
+        group = function.iommu_group
+    else:
+        return None
+    return group if isinstance(group, int) else None  # unknown: no node counts as the device's
 
 
 def _nodes_of(inventory: Inventory, group: IommuGroup) -> tuple[HostPath, ...]:

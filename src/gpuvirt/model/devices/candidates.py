@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType, is_mdev_uuid
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.facts.vgpu import Framework
@@ -47,6 +47,13 @@ class Candidate:
     def is_mdev(self) -> bool:
         """Whether the device is a mediated device."""
         return self.framework is Framework.MDEV
+
+
+def framework_of(target: Target) -> Framework | None:
+    """Return the framework of a device by its id, for one that the host does not show; None for a whole function."""
+    if target.vgpu is None:
+        return None
+    return Framework.MDEV if is_mdev_uuid(target.vgpu) else Framework.VENDOR_VFIO
 
 
 def passthrough(inventory: Inventory, naming: Naming, settings: Settings) -> Iterator[Candidate | Reason]:

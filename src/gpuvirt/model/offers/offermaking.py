@@ -235,7 +235,7 @@ def _from_entry(entry: Entry) -> Candidate:
         named=Named(entry.resource),
         group=entry.group,
         numa_node=None,
-        framework=None,
+        framework=possible.framework_of(entry.target),
         carrier=entry.target.gpu,
     )
 

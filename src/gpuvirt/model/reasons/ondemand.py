@@ -23,16 +23,6 @@ def not_recorded(device: str, why: str) -> Reason:
     return Reason(ReasonCode.UNKNOWN_DEVICE, device, message, (Seen(CHECKPOINT, why),), fix)
 
 
-def nodes_changed(device: str, vgpu: str, recorded: Sequence[str], own: Sequence[str]) -> Reason:
-    """The kernel chooses the numbers of groups and of VFIO devices, and a vGPU gets others after a reboot."""
-    message = (
-        f"can't start its container: the recorded nodes are not those of its vGPU {vgpu}, and may be another pod's"
-    )
-    seen = (Seen(CHECKPOINT, ", ".join(recorded)), Seen(f"nodes of {vgpu}", ", ".join(own) or "none"))
-    fix = "delete the pod, so that a new one gets a vGPU with its nodes; a Deployment or a Job creates it again"
-    return Reason(ReasonCode.NODES_CHANGED, device, message, seen, fix)
-
-
 def not_written(path: object, error: str) -> Reason:
     """No vGPU is created for a pod before that is on disk: it would stay when the agent is killed."""
     message = "can't be written, so no vGPU is created for a pod"

@@ -119,8 +119,8 @@ class ReasonCode(Code):
     )
     NODES_CHANGED = _allocate(
         "NodesChanged",
-        "the vGPU of a container that is to start has other device nodes than in the kubelet's record, which another"
-        " pod's vGPU may have by now",
+        "the GPU or vGPU of a container that is to start has other device nodes than in the kubelet's record, which"
+        " another pod's device may have by now",
     )
 
     IN_USE = _change("InUse", "a process has the device open. `--force` never takes it from a VM", passes=True)

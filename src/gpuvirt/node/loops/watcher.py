@@ -15,6 +15,7 @@ from typing import TypeVar
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.sysfs import PCI_DEVICES
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions import iommu
 from gpuvirt.hardware.scan import scan, with_device_ids, with_users
@@ -196,13 +197,17 @@ class Watcher:
     def _with_users(self, before: Facts | None) -> Facts:
         """Return the facts with the users of devices. Before any scan has succeeded the host is read: devices that were
         not read are not absent."""
-        return with_users(self._kernel, before or with_device_ids(self._kernel, scan(self._kernel)))
+        if before is None:
+            before = with_device_ids(self._kernel, _listed(scan(self._kernel)))
+        return with_users(self._kernel, before)
 
     async def _scan(self, *, brief: bool) -> Facts:
         before = self._facts
 
         def job() -> Facts:
             facts = scan(self._kernel, before, brief=brief)
+            if before is None:
+                facts = _listed(facts)
             return facts if brief else with_device_ids(self._kernel, facts)
 
         return await self._in_worker(job, "observe the host")
@@ -238,6 +243,17 @@ class Watcher:
             every_s = intervals.suspicious_users_s if suspicious else intervals.users_s
             due_s = self._due_s.get(Depth.USERS, now_s)
             self._due_s[Depth.USERS] = now_s + every_s if done is Depth.USERS else min(due_s, now_s + every_s)
+
+
+def _listed(facts: Facts) -> Facts:
+    """Return the facts of a first scan; raise OSError if it could not list the devices, which are no host without any.
+
+    A later scan that can't list them keeps those of the one before.
+    """
+    unlisted = next((unread for unread in facts.unread if unread.path == PCI_DEVICES), None)
+    if unlisted is not None:
+        raise OSError(unlisted.errno, unlisted.detail, unlisted.path)
+    return facts
 
 
 def _problem(error: Exception) -> Reason:

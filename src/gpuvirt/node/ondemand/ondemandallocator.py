@@ -37,7 +37,7 @@ from gpuvirt.model.inventory.naming import cdi_name
 from gpuvirt.model.offers.ondemand.choice import Place, choose, why_full
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.offers.withholding import withholdings
-from gpuvirt.model.reasons import ondemand, refusals, unhealthy
+from gpuvirt.model.reasons import containerstarts, ondemand, refusals, unhealthy
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.site import Site
@@ -329,7 +329,7 @@ class OnDemandAllocator:
             if foreign := foreign_nodes(inventory, answer):
                 now = candidate_of(inventory, entry)
                 own = vm_nodes(inventory, now) if now is not None else ()
-                raise AllocationRefusedError(ondemand.nodes_changed(entry.device, entry.target.id, foreign, own))
+                raise AllocationRefusedError(containerstarts.nodes_changed(entry.device, entry.target.id, foreign, own))
 
 
 def _answers(consumers: Iterable[Consumer]) -> Iterator[PluginAnswer]:

@@ -1,0 +1,62 @@
+"""Whether a container may start with the devices that the kubelet has recorded for it, or the reason against it.
+
+The ids name the devices themselves. Those of on-demand vGPUs do not, and have their own check (`ondemandallocator`).
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import UNSET
+
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.model.allocation.allocations import Recorded, Unknown
+from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.allocation.ondemandids import vgpus_in
+from gpuvirt.model.allocation.pluginanswers import PluginAnswer
+from gpuvirt.model.allocation.recordednodes import foreign_nodes, own_nodes
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.reasons import Reason, containerstarts
+
+
+def why_no_start(
+    inventory: Inventory,
+    entries: Iterable[Entry],
+    recorded: Recorded | Unknown,
+    resource: ResourceName,
+    devices: Sequence[DeviceId],
+) -> Reason | None:
+    """Return why no container may start with devices: it would get nodes of others, or that is unknown.
+
+    Which of a pod's containers starts is unknown, so that the answers of all of them count.
+    """
+    for device in devices:
+        answers = _answers(recorded, resource, device)
+        for answer in answers:
+            if device in vgpus_in(answer) and (foreign := foreign_nodes(inventory, answer)):
+                return containerstarts.nodes_changed(device, device, foreign, own_nodes(inventory, [device]))
+        if not answers and not _is_of_this_boot(entries, resource, device):
+            return containerstarts.nodes_unknown(device, _why_unknown(recorded))
+    return None
+
+
+def _answers(recorded: Recorded | Unknown, resource: ResourceName, device: DeviceId) -> Sequence[PluginAnswer]:
+    """Return the answers that the kubelet has recorded for a device; a record that lacks other pods may have them."""
+    listed = recorded.listed if isinstance(recorded, Unknown) else recorded
+    consumers = listed.get((resource, device), frozenset())
+    return [consumer.answer for consumer in consumers if isinstance(consumer.answer, PluginAnswer)]
+
+
+def _is_of_this_boot(entries: Iterable[Entry], resource: ResourceName, device: DeviceId) -> bool:
+    """Return whether gpuvirt has allocated a device since the host has booted, so that its answer is right.
+
+    An entry that was made from the kubelet's accounts has no time, and may be of a pod from before a reboot.
+    """
+    entry = next((entry for entry in entries if (entry.resource, entry.device) == (resource, device)), None)
+    if entry is None or entry.allocated_s is None:
+        return False
+    return entry.answered_group is UNSET and not entry.earlier_boot
+
+
+def _why_unknown(recorded: Recorded | Unknown) -> str:
+    if not isinstance(recorded, Unknown):
+        return "does not have the device"
+    return recorded.reason.text if recorded.reason is not None else "could not be read"

@@ -1,0 +1,22 @@
+"""Why a container does not start with the device nodes that the kubelet has recorded for it."""
+
+from collections.abc import Sequence
+
+from gpuvirt.model.reasons.ondemand import CHECKPOINT
+from gpuvirt.model.reasons.reason import Reason, Seen
+from gpuvirt.model.reasons.reasoncodes import ReasonCode
+
+
+def nodes_changed(device: str, target: str, recorded: Sequence[str], own: Sequence[str]) -> Reason:
+    """The kernel chooses the numbers of groups and of VFIO devices, and a device gets others after a reboot."""
+    message = f"can't start its container: the recorded nodes are not those of {target}, and may be another pod's"
+    seen = (Seen(CHECKPOINT, ", ".join(recorded)), Seen(f"nodes of {target}", ", ".join(own) or "none"))
+    fix = "delete the pod, so that a new one gets a device with its nodes; a Deployment or a Job creates it again"
+    return Reason(ReasonCode.NODES_CHANGED, device, message, seen, fix)
+
+
+def nodes_unknown(device: str, why: str) -> Reason:
+    """The container may have been admitted before a reboot, and its recorded nodes may be another pod's by now."""
+    message = "can't start its container: gpuvirt does not know with which nodes, and it may be older than this boot"
+    fix = "the kubelet tries again; make its checkpoint readable, or delete the pod"
+    return Reason(ReasonCode.ALLOCATIONS_UNKNOWN, device, message, (Seen(CHECKPOINT, why),), fix)
