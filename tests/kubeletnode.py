@@ -62,7 +62,7 @@ class Cluster:
         return self.agent.views.get()
 
     async def until_registered(self) -> None:
-        await until(lambda: self.agent.looked and all(resource.registered for resource in self.view.resources))
+        await until(lambda: self.agent.host_observed and all(resource.registered for resource in self.view.resources))
         await until(lambda: all(self.kubelet.allocatable().get(resource.name) for resource in self.view.resources))
 
 

@@ -229,7 +229,7 @@ async def running_node(
         gates=plugin_gates(host.device_plugins) if plugin_only else host.locks,
         state_file=folder / "node.json",
         cdi_folder=folder / "cdi",
-        desired_state=folder / "wishes.json",
+        desired_state=folder / "desired.json",
         node_name=NodeName("node01"),
         vgpus_only=vgpus_only,
         writes_node_counts=writes_node_counts,

@@ -165,7 +165,7 @@ async def test_the_audio_function_of_an_allocated_gpu_goes_to_no_other_pod(
         node.allocate(RTX2060, ["0000:86:00.0"])
         node.hold(RTX2060, "0000:86:00.0")
         await node.report_account()
-        assert node.refused(AUDIO2060, ["0000:86:00.1"]) is ReasonCode.GROUP_HELD
+        assert node.refused(AUDIO2060, ["0000:86:00.1"]) is ReasonCode.GROUP_ALLOCATED
 
 
 async def test_an_alias_of_an_mdev_and_a_function_names_only_the_function(tmp_path: Path) -> None:

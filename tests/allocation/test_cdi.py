@@ -127,7 +127,7 @@ async def test_files_of_other_programs_stay_and_stale_specs_of_gpuvirt_are_remov
 async def test_no_spec_file_is_removed_before_the_first_scan(folder: Path) -> None:
     (folder / FILE).write_text("{}")
     clock = SimClock()
-    views = Cell(NodeView(at=clock.now(), looked=False))
+    views = Cell(NodeView(at=clock.now(), host_observed=False))
     async with asyncio.TaskGroup() as group:
         task = group.create_task(CdiFiles(folder, clock, Intervals()).run(views, lambda _: None))
         await clock.advance(100)
@@ -138,11 +138,11 @@ async def test_no_spec_file_is_removed_before_the_first_scan(folder: Path) -> No
 async def test_a_folder_that_cannot_be_written_is_reported_until_it_can(simulated: Simulated, tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("a file where the folder should be")
     async with running_node(simulated("2xA10"), tmp_path) as node:
-        assert [note.code for note in node.view.notes] == [ReasonCode.CDI_NOT_WRITTEN]
+        assert [note.code for note in node.view.problems] == [ReasonCode.CDI_NOT_WRITTEN]
         assert node.offered == {A10: {FIRST: True, "0000:ca:00.0": True}}
         (tmp_path / "cdi").unlink()
         await node.advance(31)
-        assert node.view.notes == ()
+        assert node.view.problems == ()
 
 
 async def test_answers_name_cdi_devices_if_the_settings_enable_them(simulated: Simulated, tmp_path: Path) -> None:

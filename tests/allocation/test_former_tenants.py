@@ -50,7 +50,7 @@ def in_mode(mode: DesiredMode, *, require_reset: bool = True) -> Settings:
 
 
 def noted(node: SimNode) -> set[ReasonCode]:
-    return {note.code for note in node.view.notes}
+    return {note.code for note in node.view.problems}
 
 
 async def container_of_another_plugin(node: SimNode, kernel: SimKernel) -> None:
@@ -78,7 +78,7 @@ async def test_a_gpu_that_a_vm_had_does_not_return_to_containers_without_a_reset
         await report_account(node)
         assert driver(kernel) == "vfio-pci"
         assert ReasonCode.NO_RESET in noted(node)
-        assert any("pod default/vm-a has had it" in note.message for note in node.view.notes)
+        assert any("pod default/vm-a has had it" in note.message for note in node.view.problems)
     kernel.reboot_id()
     async with running_node(kernel, tmp_path, in_mode(mode)) as node:
         await report_account(node)

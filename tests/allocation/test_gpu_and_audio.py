@@ -42,13 +42,13 @@ async def test_the_next_pod_does_not_get_the_audio_function_of_an_allocated_gpu(
     node.write(GPU, CARD, uid="a")
     assert SOUND not in preferred(node)
     assert SOUND not in preferred(node, 4), "even in a request for all audio functions"
-    assert node.refused(AUDIO, [SOUND]) is ReasonCode.GROUP_HELD
+    assert node.refused(AUDIO, [SOUND]) is ReasonCode.GROUP_ALLOCATED
 
 
 async def test_the_next_pod_does_not_get_the_gpu_of_an_allocated_audio_function(node: SimNode) -> None:
     node.allocate(AUDIO, [SOUND])
     node.write(AUDIO, SOUND, uid="a")
-    assert node.refused(GPU, [CARD]) is ReasonCode.GROUP_HELD
+    assert node.refused(GPU, [CARD]) is ReasonCode.GROUP_ALLOCATED
 
 
 @pytest.mark.parametrize("remembered", [True, False])
@@ -68,14 +68,14 @@ async def test_an_audio_function_of_an_allocated_gpu_is_refused_after_a_restart(
         if not remembered:
             node.write(GPU, CARD, uid="a")
         assert SOUND not in preferred(node)
-        assert node.refused(AUDIO, [SOUND]) is ReasonCode.GROUP_HELD
+        assert node.refused(AUDIO, [SOUND]) is ReasonCode.GROUP_ALLOCATED
 
 
 async def test_an_audio_function_is_refused_while_the_checkpoint_cannot_be_read(node: SimNode) -> None:
     node.recorded.unread = True
     node.allocate(GPU, [CARD])
     assert SOUND not in preferred(node)
-    assert node.refused(AUDIO, [SOUND]) is ReasonCode.GROUP_HELD
+    assert node.refused(AUDIO, [SOUND]) is ReasonCode.GROUP_ALLOCATED
     assert node.allocate(GPU, ["0000:3b:00.0"]), "a GPU in a group of its own is still allocated"
 
 
@@ -106,5 +106,5 @@ async def test_a_stale_checkpoint_entry_of_an_ended_pod_refuses_no_request(node:
 
 async def test_a_gpu_that_another_plugin_has_just_allocated_is_refused(node: SimNode) -> None:
     node.write("devices.kubevirt.io/rtx", CARD, uid="b")
-    assert node.refused(GPU, [CARD]) is ReasonCode.HELD_UNDER_OTHER_NAME
-    assert node.refused(AUDIO, [SOUND]) is ReasonCode.GROUP_HELD
+    assert node.refused(GPU, [CARD]) is ReasonCode.ALLOCATED_UNDER_OTHER_NAME
+    assert node.refused(AUDIO, [SOUND]) is ReasonCode.GROUP_ALLOCATED

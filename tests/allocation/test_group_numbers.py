@@ -28,13 +28,15 @@ async def test_a_gpu_that_a_pod_has_by_its_group_is_withheld_under_the_same_reso
         node.hold(A10, BY_GROUP, pod="vm-of-kubevirt")
         await node.report_account()
         assert node.offered == {A10: {SECOND: True}}
-        assert node.reasons(FIRST) == [ReasonCode.HELD_UNDER_OTHER_NAME]
+        assert node.reasons(FIRST) == [ReasonCode.ALLOCATED_UNDER_OTHER_NAME]
         assert "pod default/vm-of-kubevirt" in message(node, FIRST)
         assert f"{A10}: {BY_GROUP}" in message(node, FIRST)
-        assert node.refused(A10, [FIRST]) is ReasonCode.HELD_UNDER_OTHER_NAME
+        assert node.refused(A10, [FIRST]) is ReasonCode.ALLOCATED_UNDER_OTHER_NAME
         node.free(BY_GROUP)
         await node.report_account()
-        assert node.refused(A10, [FIRST]) is ReasonCode.HELD_UNDER_OTHER_NAME, "one account may be older than the pod"
+        assert node.refused(A10, [FIRST]) is ReasonCode.ALLOCATED_UNDER_OTHER_NAME, (
+            "one account may be older than the pod"
+        )
         await node.report_account()
         assert node.offered == {A10: {FIRST: True, SECOND: True}}
         assert node.allocate(A10, [FIRST])
@@ -61,7 +63,7 @@ async def test_a_gpu_of_a_pod_is_not_given_again_after_another_plugin_gave_it_to
         node.hold(A10, BY_GROUP, pod="theirs")
         await node.report_account()
         assert node.offered == {A10: {FIRST: True, SECOND: True}}
-        assert node.refused(A10, [FIRST]) is ReasonCode.HELD_UNDER_OTHER_NAME
+        assert node.refused(A10, [FIRST]) is ReasonCode.ALLOCATED_UNDER_OTHER_NAME
 
 
 async def test_a_vgpu_that_a_pod_has_by_its_group_is_withheld_under_the_same_resource(
@@ -76,5 +78,5 @@ async def test_a_vgpu_that_a_pod_has_by_its_group_is_withheld_under_the_same_res
         node.hold(resource, group, pod="vm-of-kubevirt")
         await node.report_account()
         assert set(node.offered[resource]) == set(devices) - {vgpu}
-        assert node.reasons(vgpu) == [ReasonCode.HELD_UNDER_OTHER_NAME]
-        assert node.refused(resource, [vgpu]) is ReasonCode.HELD_UNDER_OTHER_NAME
+        assert node.reasons(vgpu) == [ReasonCode.ALLOCATED_UNDER_OTHER_NAME]
+        assert node.refused(resource, [vgpu]) is ReasonCode.ALLOCATED_UNDER_OTHER_NAME

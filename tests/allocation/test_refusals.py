@@ -384,4 +384,4 @@ async def test_the_sibling_of_a_device_that_is_allocated_after_its_reading_is_re
         worker.meanwhile.append(lambda: node.agent.allocator.allocate(request_for(A10, SECOND)))
         with pytest.raises(AllocationRefusedError) as refusal:
             await node.agent.allocator.allocate(request_for(A10, FIRST))
-        assert refusal.value.reason.code is ReasonCode.GROUP_HELD
+        assert refusal.value.reason.code is ReasonCode.GROUP_ALLOCATED

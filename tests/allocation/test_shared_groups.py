@@ -37,14 +37,14 @@ async def test_shared_groups_are_not_offered_while_allocations_are_unknown(
 
 async def test_the_sibling_of_an_allocated_gpu_is_refused_at_once(node: SimNode) -> None:
     node.allocate(RTX4090, [LEFT])
-    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_ALLOCATED
 
 
 async def test_the_sibling_of_an_allocated_gpu_is_no_longer_listed(node: SimNode) -> None:
     node.allocate(RTX4090, [LEFT])
     await node.advance(0.3)
     assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
-    assert node.reasons(RIGHT) == [ReasonCode.GROUP_HELD]
+    assert node.reasons(RIGHT) == [ReasonCode.GROUP_ALLOCATED]
 
 
 async def test_both_gpus_of_a_group_go_to_one_container(node: SimNode) -> None:
@@ -55,7 +55,7 @@ async def test_both_gpus_of_a_group_go_to_one_container(node: SimNode) -> None:
 
 
 async def test_two_containers_of_one_call_do_not_share_a_group(node: SimNode) -> None:
-    assert node.refused(RTX4090, [LEFT], [RIGHT]) is ReasonCode.GROUP_HELD
+    assert node.refused(RTX4090, [LEFT], [RIGHT]) is ReasonCode.GROUP_ALLOCATED
     assert node.allocate(RTX4090, [RIGHT]), "a refused request allocates no device"
 
 
@@ -63,10 +63,12 @@ async def test_the_sibling_is_allocated_again_after_the_pod_has_ended(node: SimN
     node.allocate(RTX4090, [LEFT])
     node.hold(RTX4090, LEFT)
     await node.report_account()
-    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_ALLOCATED
     node.free(LEFT)
     await node.report_account()
-    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD, "a single report without the pod doesn't end it"
+    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_ALLOCATED, (
+        "a single report without the pod doesn't end it"
+    )
     await node.report_account()
     assert node.offered == {RTX4090: {LEFT: True, RIGHT: True, ALONE: True}}
     assert node.allocate(RTX4090, [RIGHT])
@@ -76,7 +78,7 @@ async def test_the_allocation_of_a_pod_that_was_never_admitted_expires(node: Sim
     node.allocate(RTX4090, [LEFT])
     await node.report_account()
     await node.report_account()
-    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_ALLOCATED
     await node.advance(10)
     await node.report_account()
     await node.report_account()
@@ -88,7 +90,7 @@ async def test_no_allocation_ends_while_the_kubelet_does_not_answer(node: SimNod
     for _ in range(10):
         await node.advance(60)
         node.agent.observations.observe_account(None)
-    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_ALLOCATED
 
 
 async def test_a_second_request_for_an_allocated_device_is_granted(node: SimNode) -> None:
@@ -107,7 +109,7 @@ async def test_the_sibling_is_refused_after_a_restart_of_the_agent(simulated: Si
     async with running_node(kernel, tmp_path) as node:
         assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
         await node.report_account()
-        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_ALLOCATED
 
 
 async def test_the_sibling_of_a_gpu_of_an_older_pod_is_refused(simulated: Simulated, tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ async def test_the_sibling_of_a_gpu_of_an_older_pod_is_refused(simulated: Simula
         node.hold(RTX4090, LEFT)
         await node.report_account()
         assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
-        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_ALLOCATED
 
 
 async def test_a_gpu_that_another_plugin_allocated_is_withheld_until_it_is_free(
@@ -128,7 +130,7 @@ async def test_a_gpu_that_another_plugin_allocated_is_withheld_until_it_is_free(
         await node.report_account()
         assert list(node.offered) == [resource]
         assert "0000:05:00.0" not in node.offered[resource]
-        assert node.reasons("0000:05:00.0") == [ReasonCode.HELD_UNDER_OTHER_NAME]
+        assert node.reasons("0000:05:00.0") == [ReasonCode.ALLOCATED_UNDER_OTHER_NAME]
         assert f"as amd.com/gpu; it is offered as {resource}" in node.gpu("0000:05:00.0").reasons[0].message
         node.free("0000:05:00.0")
         await node.report_account()
@@ -146,7 +148,7 @@ async def test_an_account_observed_before_the_first_scan_counts(simulated: Simul
         kernel.faults.heal()
         await node.advance(61)
         assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
-        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_ALLOCATED
 
 
 def two_in(group: int, *, alone_in: int) -> SimKernel:
@@ -165,7 +167,7 @@ async def test_the_sibling_is_refused_after_a_reboot_renumbered_the_groups(tmp_p
         node.hold(RTX4090, LEFT)
         await node.report_account()
         assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
-        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_ALLOCATED
 
 
 async def test_the_sibling_of_an_allocated_gpu_with_an_unreadable_group_is_refused(
@@ -181,15 +183,15 @@ async def test_the_sibling_of_an_allocated_gpu_with_an_unreadable_group_is_refus
         )
         kernel.faults.heal()
         await node.advance(61)
-        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_ALLOCATED
 
 
 async def test_a_group_that_another_plugin_allocated_by_its_number_is_withheld(node: SimNode) -> None:
     node.hold("devices.kubevirt.io/rtx", "12")
     await node.report_account()
     assert node.offered == {RTX4090: {ALONE: True}}
-    assert node.reasons(LEFT) == [ReasonCode.HELD_UNDER_OTHER_NAME]
-    assert node.reasons(RIGHT) == [ReasonCode.GROUP_HELD]
+    assert node.reasons(LEFT) == [ReasonCode.ALLOCATED_UNDER_OTHER_NAME]
+    assert node.reasons(RIGHT) == [ReasonCode.GROUP_ALLOCATED]
 
 
 async def test_the_sibling_of_an_unreadable_allocated_gpu_is_refused_without_a_ledger(
@@ -203,7 +205,7 @@ async def test_the_sibling_of_an_unreadable_allocated_gpu_is_refused_without_a_l
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_CHANGED
         kernel.faults.heal()
         await node.advance(61)
-        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_ALLOCATED
 
 
 async def test_a_new_agents_allocation_is_not_merged_with_its_predecessors(
@@ -216,4 +218,4 @@ async def test_a_new_agents_allocation_is_not_merged_with_its_predecessors(
     async with running_node(kernel, tmp_path) as node:
         await node.report_account()
         node.allocate(RTX4090, [LEFT])
-        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_ALLOCATED

@@ -128,13 +128,13 @@ async def test_an_agent_with_plugin_only_gives_a_device_with_unknown_users_and_n
 ) -> None:
     """It has no means to see users (docs/drop-in.md). It still refuses what the kernel says is in use."""
     async with running_node(host(group_nodes=True, hidden=True), tmp_path, plugin_only=True) as node:
-        assert not node.view.notes
+        assert not node.view.problems
         deny_group(node.kernel, 12)
         deny_group(node.kernel, 22)
         with caplog.at_level(logging.WARNING):
             assert node.allocate(A10, [FIRST])
         await node.advance(1)
-        (note,) = node.view.notes
+        (note,) = node.view.problems
         assert note.code is ReasonCode.PROCESSES_NOT_VISIBLE
         assert FIRST in note.subject
         assert [record for record in caplog.records if "ProcessesNotVisible" in record.getMessage()]

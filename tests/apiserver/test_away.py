@@ -92,7 +92,7 @@ async def test_pods_get_gpus_while_no_api_server_answers(short_path: Path) -> No
         node.agent.observations.take_request(NodeRequest(config=Observed("A10-4Q")))
         node.agent.reports.vgpus.set(Progress(StateName.PENDING))
         await node.until_registered()
-        await until(lambda: ReasonCode.API_SERVER_AWAY in {note.code for note in node.view.notes})
+        await until(lambda: ReasonCode.API_SERVER_AWAY in {note.code for note in node.view.problems})
         assert await node.agent.allocator.allocate(Request(A10, [[DeviceId("0000:65:00.0")]]))
         assert node.agent.observations.desired == NodeRequest(config=Observed("A10-4Q")), (
             "an unreachable API server removes no device"

@@ -82,7 +82,7 @@ async def test_a_gpunode_that_another_writer_creates_concurrently_gets_its_statu
     server.keeper = GpuNodeKeeper(KeeperDependencies(cast("Client", server), "node01", clock, Random(0)))  # noqa: S311
     server.say(None)
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(server.keeper.run(Cell(NodeView(at=BEGINNING, looked=True)), lambda _: None))
+        running = group.create_task(server.keeper.run(Cell(NodeView(at=BEGINNING, host_observed=True)), lambda _: None))
         await clock.advance(5)
         running.cancel()
     assert server.patched
@@ -104,12 +104,12 @@ async def test_a_status_whose_fields_the_api_server_drops_is_written_once() -> N
     clock, server = SimClock(), Older(cast("GpuNodeKeeper", None))
     server.keeper = GpuNodeKeeper(KeeperDependencies(cast("Client", server), "node01", clock, Random(0)))  # noqa: S311
     server.say(GpuNode(metadata=Metadata(name="node01", resource_version="0", generation=1)))
-    views = Cell(NodeView(at=BEGINNING, looked=True, invalid=(unknown_workload("vm-vgpus"),)))
+    views = Cell(NodeView(at=BEGINNING, host_observed=True, invalid=(unknown_workload("vm-vgpus"),)))
     async with asyncio.TaskGroup() as group:
         running = group.create_task(server.keeper.run(views, lambda _: None))
         await clock.advance(60)
         assert server.patched <= 2, "the write's response has the transition times"
-        views.set(NodeView(at=BEGINNING, looked=True, invalid=(unknown_workload("other"),)))
+        views.set(NodeView(at=BEGINNING, host_observed=True, invalid=(unknown_workload("other"),)))
         written = server.patched
         await clock.advance(60)
         assert server.patched == written + 1

@@ -103,7 +103,7 @@ def test_labels_stay_where_the_annotation_of_written_labels_was_edited(text: str
 
 def test_an_unknown_type_and_an_unobserved_host_change_nothing() -> None:
     labelled = after(NODE, of_type(LABEL))
-    for view in (NodeView(AT), NodeView(AT, looked=False, vgpu_type=NodeVgpuType(None, (KEY,)))):
+    for view in (NodeView(AT), NodeView(AT, host_observed=False, vgpu_type=NodeVgpuType(None, (KEY,)))):
         assert after(labelled, view) == labelled
 
 

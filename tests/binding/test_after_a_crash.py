@@ -146,7 +146,7 @@ async def test_a_new_agent_binds_the_desired_drivers_after_a_kill_at_any_write(
         modes: dict[str, DesiredMode] = dict.fromkeys(host.gpus, MODES[desired_counts])
         async with running_node(host.kernel, folder, Settings(modes=modes), tools=host.tools) as node:
             await settled(node)
-            assert [note.text for note in node.view.notes] == []
+            assert [note.text for note in node.view.problems] == []
         host.expect(desired_counts)
         if not was_killed:
             return

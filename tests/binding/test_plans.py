@@ -141,7 +141,7 @@ def test_a_gpu_in_use_by_a_service_of_nvidia_is_not_unbound(t4: PlannedHost) -> 
 
 def test_a_gpu_of_a_pod_is_not_unbound(t4: PlannedHost) -> None:
     orders = inputs(pods={T4[2]: ("pod default/vm-a",)})
-    assert t4.refused(DesiredDriver.PASSTHROUGH, T4[2], orders) == {ReasonCode.HELD_BY_POD}
+    assert t4.refused(DesiredDriver.PASSTHROUGH, T4[2], orders) == {ReasonCode.ALLOCATED_TO_POD}
 
 
 def test_a_gpu_is_not_unbound_while_processes_are_not_visible(t4: PlannedHost) -> None:

@@ -108,7 +108,7 @@ def test_a_function_that_no_driver_has_moves_though_the_group_of_another_is_in_u
 def test_a_pods_gpu_without_a_driver_gets_no_native_driver(host: Build) -> None:
     found = host(a10(LEFT, "none"))
     pods = {LEFT: ("pod a/b",)}
-    assert found.refused(NATIVE, LEFT, inputs(pods)) == {ReasonCode.HELD_BY_POD}
+    assert found.refused(NATIVE, LEFT, inputs(pods)) == {ReasonCode.ALLOCATED_TO_POD}
     assert found.move(NATIVE, LEFT) == ()
 
 
@@ -121,7 +121,7 @@ def test_a_gpu_does_not_leave_a_group_of_which_a_pod_has_another_function(host: 
     found.kernel, found.site = kernel, replace(found.site, kernel=kernel)
     state = driver_state(found.site, inputs({RIGHT: ("pod a/b",)}))
     (plan,) = plan_units(state, {LEFT: NATIVE})
-    assert [(reason.code, reason.subject) for reason in plan.refusals] == [(ReasonCode.HELD_BY_POD, RIGHT)]
+    assert [(reason.code, reason.subject) for reason in plan.refusals] == [(ReasonCode.ALLOCATED_TO_POD, RIGHT)]
     (plan,) = plan_units(driver_state(found.site), {LEFT: NATIVE})
     assert plan.refusals == ()
 

@@ -407,7 +407,7 @@ def test_a_restarted_agent_keeps_the_desired_state_it_observed(node: LabNode, ap
     )
 
     def kept(host: Path) -> NodeRequest | None:
-        path = host / "var/lib/gpuvirt/wishes.json"
+        path = host / "var/lib/gpuvirt/desired.json"
         return desiredstatestore.decode(path.read_bytes()).value.vgpu if path.exists() else None
 
     with node.simulated_host("2xA10") as host:
@@ -427,7 +427,9 @@ def notes(host: Path) -> set[ReasonCode]:
     """The problems that the agent reports for the node."""
     path = host / "run/gpuvirt/node.json"
     return (
-        {note.code for note in msgspec.json.decode(path.read_bytes(), type=NodeView).notes} if path.exists() else set()
+        {note.code for note in msgspec.json.decode(path.read_bytes(), type=NodeView).problems}
+        if path.exists()
+        else set()
     )
 
 

@@ -110,7 +110,7 @@ def test_http_endpoints_of_the_agent_answer_in_its_pod(daemon_set: DaemonSet) ->
 
 def test_an_agent_in_a_pod_follows_its_node_with_its_own_roles(node: LabNode, image: None) -> None:  # noqa: ARG001
     with node.simulated_host("2xA10") as host, DaemonSet(node, "node.yaml") as daemon_set:
-        kept = host / "var/lib/gpuvirt/wishes.json"
+        kept = host / "var/lib/gpuvirt/desired.json"
 
         def desired() -> NodeRequest | None:
             return desiredstatestore.decode(kept.read_bytes()).value.vgpu if kept.exists() else None

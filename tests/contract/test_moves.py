@@ -295,11 +295,13 @@ def test_commands_do_not_unbind_a_gpu_allocated_to_a_pod(host: Host, tmp_path: P
     vm = host.start_vm(group_of(host, GPU))
     with kubelet_with_pod(short_path / "k", "nvidia.com/AD102_GEFORCE_RTX_4090", GPU):
         mover.steps.clear()
-        assert ReasonCode.HELD_BY_POD in {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU, orders=asked)}
+        assert ReasonCode.ALLOCATED_TO_POD in {
+            reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU, orders=asked)
+        }
         assert not vm.asked_back(host.patience_s)
         vm.end()
         assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU, orders=asked)} == {
-            ReasonCode.HELD_BY_POD
+            ReasonCode.ALLOCATED_TO_POD
         }
         assert mover.steps == []
         assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]

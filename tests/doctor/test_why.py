@@ -101,7 +101,7 @@ def test_the_blocker_of_a_gpu_is_named_at_its_step(
 def test_a_refused_driver_change_is_the_blocker() -> None:
     seen = evidence(host(driver="nouveau"))
     refused = Reason(ReasonCode.IN_USE, GPU, "is in use by Xorg (pid 7)", (Seen("/proc/7/fd"),), "end that process")
-    explanation = explain_device(replace(seen, view=replace(seen.view, notes=(refused,))), GPU)
+    explanation = explain_device(replace(seen, view=replace(seen.view, problems=(refused,))), GPU)
     assert explanation.blocker is not None
     assert (blocked_at(explanation), explanation.blocker.code, explanation.blocker.fix) == (
         Step.DRIVER,
@@ -219,7 +219,7 @@ class TestWithAgent:
             await until_so(held)
             explanation = await self.explain_device(node, short_path, A10)
             assert explanation.blocker is not None
-            assert (blocked_at(explanation), explanation.blocker.code) == (Step.FREE, ReasonCode.HELD_BY_POD)
+            assert (blocked_at(explanation), explanation.blocker.code) == (Step.FREE, ReasonCode.ALLOCATED_TO_POD)
 
     async def test_a_resource_that_the_kubelet_does_not_count_is_the_blocker(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:

@@ -176,7 +176,7 @@ class Agents:
             ledger=world.disk.folder / ledger,
             gates=self._gates_of_agent(process, program),
             state_file=None,
-            desired_state=(world.disk.folder / ledger).with_name(f"wishes.json beside {Path(ledger).name}"),
+            desired_state=(world.disk.folder / ledger).with_name(f"desired.json beside {Path(ledger).name}"),
             node_name=NodeName("node01"),
             watches_gpu_node=program is not Program.VGPUS_ONLY,
             vgpus_only=program is Program.VGPUS_ONLY,

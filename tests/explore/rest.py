@@ -106,7 +106,7 @@ def _reasons(world: World) -> list[str]:
     view = world.agents.view
     if view is None:
         return []
-    found = [note.text for note in view.notes]
+    found = [note.text for note in view.problems]
     found += [reason.text for gpu in (*view.gpus, *view.functions) for reason in gpu.reasons]
     return found
 

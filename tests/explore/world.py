@@ -233,7 +233,7 @@ class World:
 
     def _lists(self) -> Lists:
         view, running = self.agents.view, self.agents.running
-        if view is None or running is None or not view.looked or self.neighbour is not None:
+        if view is None or running is None or not view.host_observed or self.neighbour is not None:
             return self.kubelet.lists
         if running.sharing is not None:
             units = {running.sharing.shares.resource: running.sharing.units()}

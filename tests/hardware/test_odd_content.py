@@ -132,6 +132,6 @@ async def test_a_revision_that_is_too_long_is_reported_as_malformed(simulated: S
     kernel = simulated("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/revision"), b"0x1a1\n")
     async with running_node(kernel, tmp_path) as node:
-        assert [(note.code, note.subject) for note in node.view.notes] == [
+        assert [(note.code, note.subject) for note in node.view.problems] == [
             (ReasonCode.MALFORMED_SYSFS_ENTRY, f"{FOLDER}/revision")
         ]

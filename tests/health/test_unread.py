@@ -46,10 +46,10 @@ async def test_a_folder_that_cannot_be_listed_is_only_reported(two_a10: SimNode,
     two_a10.kernel.faults.fail(HostPath(folder), errno.EIO)
     await two_a10.advance(100)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
-    assert [(note.code, note.subject) for note in two_a10.view.notes] == [(ReasonCode.UNREAD, folder)]
+    assert [(note.code, note.subject) for note in two_a10.view.problems] == [(ReasonCode.UNREAD, folder)]
     two_a10.kernel.faults.heal()
     await two_a10.advance(70)
-    assert two_a10.view.notes == ()
+    assert two_a10.view.problems == ()
 
 
 async def test_an_unreadable_numa_node_keeps_its_last_value(two_a10: SimNode) -> None:

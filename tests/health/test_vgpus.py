@@ -155,7 +155,7 @@ async def test_an_mdev_of_a_device_that_is_no_gpu_is_reported(t4: SimNode) -> No
         HostPath("/sys/devices/virtual/mtty/mtty/83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"),
     )
     await t4.advance(11)
-    assert [note.code for note in t4.view.notes] == [ReasonCode.MALFORMED_SYSFS_ENTRY]
+    assert [note.code for note in t4.view.problems] == [ReasonCode.MALFORMED_SYSFS_ENTRY]
     assert {name: len(devices) for name, devices in t4.offered.items()} == {"nvidia.com/GRID_T4-1Q": 4, T4_8Q: 3}
 
 

@@ -50,5 +50,5 @@ async def test_pods_in_quick_succession_never_share_a_group(short_path: Path) ->
 async def test_two_containers_of_a_pod_do_not_share_a_group(short_path: Path) -> None:
     """Only one process can open a group, and Allocate doesn't show whether two containers belong to the same pod."""
     async with quiet_kubelet(short_path) as kubelet:
-        with pytest.raises(AdmissionError, match="GroupHeld"):
+        with pytest.raises(AdmissionError, match="GroupAllocated"):
             await kubelet.run_pod("vm-a", Container("one", {GPU: 4}), Container("two", {AUDIO: 1}))

@@ -55,10 +55,10 @@ async def test_a_command_asks_a_plugin_or_reads_its_lists(short_path: Path, *, m
     options = replace(options_for(kernel, short_path), gates=gates, plugin_only=True)
     async with running(short_path, CLOCK) as kubelet, agent_on(options) as agent:
         await until(lambda: kubelet.allocatable() == {A10: 2})
-        await until(lambda: agent.looked)
+        await until(lambda: agent.host_observed)
         lists = await in_thread(lambda: read_lists(folder))
         assert {path.name: set(map(str, ids)) for path, ids in lists.items()} == {SOCKET: {str(GPU), str(SECOND)}}
-        notes = {note.code for note in agent.views.get().notes}
+        notes = {note.code for note in agent.views.get().problems}
         assert (ReasonCode.GATE_FAILED in notes) != may_write
         found = await in_thread(lambda: refusal(kernel, short_path))
         if may_write:

@@ -33,8 +33,8 @@ async def test_gpus_are_bound_to_the_desired_driver_without_a_kubelet(short_path
     options = replace(options, kubelet=KubeletPaths(short_path / "k"), moves=site)
     desired = "nvidia" if mode is DesiredMode.CONTAINER else "vfio-pci"
     async with agent_on(options) as agent:
-        await until(lambda: agent.looked and drivers(kernel) == {desired})
-        await until(lambda: not agent.views.get().notes)
+        await until(lambda: agent.host_observed and drivers(kernel) == {desired})
+        await until(lambda: not agent.views.get().problems)
         if mode is DesiredMode.PASSTHROUGH:
             async with running(short_path / "k", CLOCK) as kubelet:
                 await until(lambda: kubelet.allocatable().get(A10) == 2)
@@ -47,6 +47,9 @@ async def test_no_driver_is_changed_while_the_kubelets_folder_has_no_checkpoint(
     options = options_for(kernel, short_path, Settings(mode=DesiredMode.CONTAINER))
     async with agent_on(replace(options, kubelet=KubeletPaths(short_path / "k"), moves=site)) as agent:
         await until(
-            lambda: (agent.looked and "holders" in repr(agent.views.get().notes)) or bool(agent.views.get().notes)
+            lambda: (
+                (agent.host_observed and "holders" in repr(agent.views.get().problems))
+                or bool(agent.views.get().problems)
+            )
         )
         assert drivers(kernel) == {"vfio-pci"}

@@ -139,7 +139,7 @@ async def controlled(
     async def controller(agent: Agent, clock: Clock) -> None:
         while True:
             await clock.sleep(0.02)
-            if agent.looked and (word := answer(agent)) is not None:
+            if agent.host_observed and (word := answer(agent)) is not None:
                 agent.observations.take_request(word)
 
     kernel = build_host(load_host("2xA10"))

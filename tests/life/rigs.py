@@ -88,7 +88,7 @@ def options_of(kernel: SimKernel, clock: SimClock, ledger: Path) -> NodeOptions:
         ledger=ledger,
         gates=ledger.with_name("locks") if ledger.name else Path("/nonexistent"),
         state_file=None,
-        desired_state=ledger.with_name("wishes.json") if ledger.name else None,
+        desired_state=ledger.with_name("desired.json") if ledger.name else None,
     )
 
 

@@ -49,7 +49,7 @@ def test_a_gpu_of_a_pod_stays_with_its_vfio_driver(tmp_path: Path, short_path: P
         with kubelet_with_pod(short_path / "k", "nvidia.com/TU106_GEFORCE_RTX_2060", RTX):
             done = shell(f"{command} {where}", tmp_path)
             assert (done.returncode, driver(tmp_path, RTX)) == (1, "vfio-pci")
-            assert f"HeldByPod: {RTX} is allocated to pod default/cuda" in " ".join(done.stdout.split())
+            assert f"AllocatedToPod: {RTX} is allocated to pod default/cuda" in " ".join(done.stdout.split())
         (stopped := short_path / "k/pod-resources/kubelet.sock").unlink(missing_ok=True)
         done = shell(f"{command} {where} --assume-unallocated", tmp_path)
         assert (done.returncode, driver(tmp_path, RTX), stopped.exists()) == (1, "vfio-pci", False)
@@ -119,8 +119,8 @@ def test_a_vgpu_of_a_pod_stays(tmp_path: Path, short_path: Path) -> None:
 @pytest.mark.parametrize(
     ("devices", "claims", "reason"),
     [
-        ([UUID], (), "HeldByPod: 0000:86:00.0 is allocated to pod default/cuda"),
-        ([f"{UUID}::0"], (), "HeldByPod: 0000:86:00.0 is allocated to pod default/cuda"),
+        ([UUID], (), "AllocatedToPod: 0000:86:00.0 is allocated to pod default/cuda"),
+        ([f"{UUID}::0"], (), "AllocatedToPod: 0000:86:00.0 is allocated to pod default/cuda"),
         (
             [MIG],
             (),

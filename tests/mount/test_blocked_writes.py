@@ -47,7 +47,7 @@ class Mount:
             view = json.loads((self.folder / "run/gpuvirt/node.json").read_text())
         except (FileNotFoundError, ValueError):  # the file does not exist yet
             return []
-        return [note["code"] for note in view["notes"] if note["subject"] == BLOCKED]
+        return [note["code"] for note in view["problems"] if note["subject"] == BLOCKED]
 
 
 def is_written(folder: Path, path: str) -> bool:

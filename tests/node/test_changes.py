@@ -116,7 +116,7 @@ async def test_a_label_reverted_during_a_change_takes_no_vgpu_from_a_pod(
             assert given & before <= set(live(kernel))
         assert set(live(kernel)) == before, "the removed vGPUs are back, with the same ids"
         assert given >= before
-        assert {note.code for note in node.view.notes} == set()
+        assert {note.code for note in node.view.problems} == set()
 
 
 async def test_allocate_refuses_a_vgpu_that_a_change_is_about_to_remove(simulated: Simulated, tmp_path: Path) -> None:
@@ -160,12 +160,12 @@ async def test_a_gpu_that_a_blocked_step_of_a_killed_agent_holds_is_not_offered(
         with (tmp_path / f"locks/{slot}.lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             await node.advance(30)
-            assert [(note.code, note.subject) for note in node.view.notes] == [(ReasonCode.WRITE_BLOCKED, first)]
+            assert [(note.code, note.subject) for note in node.view.problems] == [(ReasonCode.WRITE_BLOCKED, first)]
             assert [device.id for device in node.view.resources[0].devices] == [second]
             assert node.refused(resource, [first]) is ReasonCode.WRITE_BLOCKED
             node.allocate(resource, [second])
         await node.advance(30)
-        assert node.view.notes == ()
+        assert node.view.problems == ()
         node.allocate(resource, [first])
 
 
@@ -211,7 +211,7 @@ async def test_a_mode_reverted_during_a_change_takes_no_gpu_from_a_pod(simulated
                 override = HostPath(f"/sys/bus/pci/devices/{gpu}/driver_override")
                 was_touched = any(gpu in path or gpu.encode() in content for path, content in kernel.writes)
                 assert kernel.read(override).strip() == (b"vfio-pci" if was_touched else b"(null)")
-            assert {note.code for note in node.view.notes} == set()
+            assert {note.code for note in node.view.problems} == set()
 
 
 SIZES = ConfigText(
@@ -305,13 +305,13 @@ async def test_a_change_that_was_blocked_takes_no_further_step_of_its_plan(tmp_p
                     return
                 await RealClock().sleep(0.01)
                 await node.advance(1)
-            raise AssertionError([note.text for note in node.view.notes])
+            raise AssertionError([note.text for note in node.view.problems])
 
-        await until(lambda: bool(started) and ReasonCode.WRITE_BLOCKED in {note.code for note in node.view.notes})
+        await until(lambda: bool(started) and ReasonCode.WRITE_BLOCKED in {note.code for note in node.view.problems})
         since = len(kernel.writes)
         kernel.end_vm(started[0])
         await until(lambda: driver(kernel, gpu) == "vfio-pci")
-        await until(lambda: not node.view.notes)
+        await until(lambda: not node.view.problems)
     after = [write for write in kernel.writes[since:] if "unbindLock" not in write[0]]
     override = HostPath(f"/sys/bus/pci/devices/{gpu}/driver_override")
     bind = HostPath("/sys/bus/pci/drivers/nvidia/bind")

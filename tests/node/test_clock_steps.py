@@ -154,7 +154,7 @@ async def test_a_clock_that_was_set_back_delays_no_change_and_no_pods_end(simula
             await life.report(10)
         assert [kernel.pci.functions[gpu].driver for gpu in (FIRST, SECOND)] == ["nvidia", "nvidia"]
         assert node.gpu(FIRST).users == ()
-        assert not node.view.notes
+        assert not node.view.problems
 
 
 async def test_a_clock_that_was_set_forward_ends_no_admission(simulated: Simulated, tmp_path: Path) -> None:
@@ -195,4 +195,4 @@ async def test_an_admission_survives_a_restart_of_the_agent_and_a_step(simulated
         assert node.gpu(FIRST).users == ()
     kernel.reboot_id()
     async with running_node(kernel, tmp_path) as node:
-        assert ReasonCode.ALLOCATIONS_UNKNOWN not in {note.code for note in node.view.notes}
+        assert ReasonCode.ALLOCATIONS_UNKNOWN not in {note.code for note in node.view.problems}

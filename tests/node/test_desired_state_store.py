@@ -35,7 +35,7 @@ def test_a_truncated_file_is_refused(length: int) -> None:
 
 
 def good_configs(folder: Path) -> ConfigText | None:
-    return desiredstatestore.decode((folder / "wishes.json").read_bytes()).value.good_configs
+    return desiredstatestore.decode((folder / "desired.json").read_bytes()).value.good_configs
 
 
 async def test_an_agent_that_starts_without_the_api_server_uses_the_desired_state_on_disk(
@@ -80,17 +80,33 @@ async def test_the_desired_state_of_another_node_is_ignored(simulated: Simulated
         assert node.agent.observations.desired == NodeRequest()
 
 
+async def test_a_file_of_an_earlier_version_is_taken_once(simulated: Simulated, tmp_path: Path) -> None:
+    former = tmp_path / desiredstatestore.FORMER_FILE
+    replace_file(former, desiredstatestore.encode(KEPT))
+    async with running_node(simulated("2xA10"), tmp_path) as node:
+        assert node.agent.observations.desired == KEPT.vgpu
+        assert not former.exists()
+        assert desiredstatestore.decode((tmp_path / "desired.json").read_bytes()).value == KEPT
+
+
+async def test_a_file_of_an_earlier_version_does_not_replace_a_newer_one(simulated: Simulated, tmp_path: Path) -> None:
+    replace_file(tmp_path / desiredstatestore.FILE, desiredstatestore.encode(KEPT))
+    replace_file(tmp_path / desiredstatestore.FORMER_FILE, desiredstatestore.encode(Kept(NodeName("node01"))))
+    async with running_node(simulated("2xA10"), tmp_path) as node:
+        assert node.agent.observations.desired == KEPT.vgpu
+
+
 async def test_a_damaged_file_is_moved_aside_and_the_desired_state_is_unknown(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     (tmp_path / desiredstatestore.FILE).write_bytes(b"torn")
     async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.agent.observations.desired == NodeRequest()
-        assert [note.code for note in node.view.notes] == [ReasonCode.DESIRED_STATE_LOST]
-        assert (tmp_path / "wishes.json.damaged").read_bytes() == b"torn"
+        assert [note.code for note in node.view.problems] == [ReasonCode.DESIRED_STATE_LOST]
+        assert (tmp_path / "desired.json.damaged").read_bytes() == b"torn"
         node.agent.observations.take_request(REQUEST)
         await node.settle()
-        assert node.view.notes == (), "a desired state that is observed again replaces the lost state"
+        assert node.view.problems == (), "a desired state that is observed again replaces the lost state"
 
 
 async def test_a_file_that_cannot_be_written_is_reported_until_it_can(simulated: Simulated, tmp_path: Path) -> None:
@@ -99,11 +115,11 @@ async def test_a_file_that_cannot_be_written_is_reported_until_it_can(simulated:
     async with running_node(simulated("2xA10"), tmp_path) as node:
         node.agent.observations.take_request(REQUEST)
         await node.settle()
-        assert [note.code for note in node.view.notes] == [ReasonCode.DESIRED_STATE_NOT_WRITTEN]
+        assert [note.code for note in node.view.problems] == [ReasonCode.DESIRED_STATE_NOT_WRITTEN]
         assert node.agent.observations.desired == REQUEST
         blocked.rmdir()
         await node.advance(30)
-        assert node.view.notes == ()
+        assert node.view.problems == ()
     assert desiredstatestore.decode((tmp_path / desiredstatestore.FILE).read_bytes()).value == Kept(
         NodeName("node01"), REQUEST, CONFIGS
     )

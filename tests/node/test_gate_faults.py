@@ -124,7 +124,7 @@ async def test_an_agent_whose_gates_fail_goes_on_and_reports_why_no_change_begin
 
     def is_reported(disk: Faults, node: SimNode) -> bool:
         name = errno.errorcode[disk.number]
-        return any(note.code is ReasonCode.GATE_FAILED and name in note.text for note in node.view.notes)
+        return any(note.code is ReasonCode.GATE_FAILED and name in note.text for note in node.view.problems)
 
     with failing(tmp_path / "locks", errno.EMFILE) as disk:
         async with running_node(kernel, tmp_path, Settings(mode=DesiredMode.CONTAINER)) as node:

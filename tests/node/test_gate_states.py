@@ -254,7 +254,7 @@ async def test_a_failed_change_stays_held_after_a_restart(simulated: Simulated, 
         assert before.reason is not None
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         await pass_seconds(node, 3)
-        assert before.reason.code in {note.code for note in node.view.notes}
+        assert before.reason.code in {note.code for note in node.view.problems}
         assert record_of(gate) == before, "the agent has not tried the change"
         await pass_seconds(node, 30)
         assert record_of(gate).generation > before.generation

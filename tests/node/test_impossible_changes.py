@@ -49,7 +49,7 @@ def on_vfio(kernel: SimKernel, *gpus: PciAddress) -> bool:
 
 
 def notes(node: SimNode) -> list[Reason]:
-    return [note for note in node.view.notes if note.code is not ReasonCode.CARRIES_VGPUS]
+    return [note for note in node.view.problems if note.code is not ReasonCode.CARRIES_VGPUS]
 
 
 def writes(kernel: SimKernel) -> Counter[str]:

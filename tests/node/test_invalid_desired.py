@@ -360,7 +360,7 @@ async def test_a_corrected_desired_state_is_no_longer_reported(simulated: Simula
         await observed(agent, NOTHING.updated(labels("nonsense2")))
         ill = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
         await observed(agent, labels("T4-4Q"))
-        assert (agent.view.invalid, agent.view.notes) == ((), ())
+        assert (agent.view.invalid, agent.view.problems) == ((), ())
         well = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
         assert [(one.kind, one.reason) for one in events_between(ill, well)] == [("Normal", "Reconciled")]
         decided = policy_of(well)

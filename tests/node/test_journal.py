@@ -68,17 +68,17 @@ async def test_a_damaged_ledger_is_moved_aside_and_the_agent_starts(simulated: S
     (tmp_path / "ledger.json").write_bytes(b"torn")
     async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.offered[A10][FIRST] is True
-        assert [note.code for note in node.view.notes] == [ReasonCode.LEDGER_LOST]
+        assert [note.code for note in node.view.problems] == [ReasonCode.LEDGER_LOST]
         assert (tmp_path / "ledger.json.damaged").read_bytes() == b"torn"
     async with running_node(simulated("2xA10"), tmp_path) as node:
-        assert node.view.notes == ()
+        assert node.view.problems == ()
 
 
 async def test_a_folder_that_cannot_be_written_is_reported_until_it_can(simulated: Simulated, tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where the folder should be")
     async with running_node(simulated("2xA10"), blocked) as node:
-        notes = {note.code for note in node.view.notes}
+        notes = {note.code for note in node.view.problems}
         assert notes == {
             ReasonCode.LEDGER_NOT_WRITTEN,
             ReasonCode.TENANCIES_NOT_WRITTEN,
@@ -88,7 +88,7 @@ async def test_a_folder_that_cannot_be_written_is_reported_until_it_can(simulate
         assert node.refused(A10, [FIRST]) is ReasonCode.GATE_FAILED, "the gates are below the same folder here"
         blocked.unlink()
         await node.advance(30)
-        assert node.view.notes == ()
+        assert node.view.problems == ()
         node.allocate(A10, [FIRST])
     assert (blocked / "ledger.json").exists()
 
@@ -99,7 +99,7 @@ async def test_allocate_answers_even_if_the_ledger_cannot_be_written(simulated: 
         async with running_node(simulated("2xA10"), tmp_path) as node:
             assert node.allocate(A10, [FIRST])
             await node.advance(3)
-            assert {note.code for note in node.view.notes} == {ReasonCode.LEDGER_NOT_WRITTEN}
+            assert {note.code for note in node.view.problems} == {ReasonCode.LEDGER_NOT_WRITTEN}
 
 
 async def test_allocations_are_on_disk_when_the_agent_ends(simulated: Simulated, tmp_path: Path) -> None:

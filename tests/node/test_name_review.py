@@ -27,7 +27,7 @@ FOREIGN = Withheld(A10, "ForeignProvider", "is offered by KubeVirt itself")
 
 
 def notes(node: SimNode) -> list[Reason]:
-    return [note for note in node.view.notes if note.code is ReasonCode.CONTROLLER_SILENT]
+    return [note for note in node.view.problems if note.code is ReasonCode.CONTROLLER_SILENT]
 
 
 def registers(node: SimNode, name: ResourceName = A10) -> bool:

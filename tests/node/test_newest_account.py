@@ -90,7 +90,7 @@ async def test_a_change_stops_while_the_checkpoint_cannot_be_read(
         await pass_operations(node, 60)
         assert None not in {driver(kernel, one) for one in (FIRST, SECOND)}, "a GPU is left between two drivers"
         waiting = [one for one in (FIRST, SECOND) if driver(kernel, one) == "nvidia"]
-        codes = {note.code for note in node.view.notes}
+        codes = {note.code for note in node.view.problems}
         assert codes == ({ReasonCode.ALLOCATIONS_UNKNOWN} if waiting else set())
         node.recorded.unread = False
         for _ in range(20):

@@ -171,7 +171,7 @@ def test_before_the_first_observation_nothing_is_offered_and_problems_are_shown(
     problem = nodeproblems.awaits_controller("a", 1.0)
     decided = decided_at(replace(NodePicture(), problems={"watcher": problem}))
     assert (listed(decided), decided.names, decided.memory) == ({}, None, NodeMemory())
-    assert (decided.view.looked, decided.view.notes) == (False, (problem,))
+    assert (decided.view.host_observed, decided.view.problems) == (False, (problem,))
 
 
 def test_all_devices_on_vfio_and_all_vgpus_are_offered() -> None:
@@ -222,7 +222,7 @@ def test_a_new_name_waits_for_its_review_until_it_has_waited_long_enough() -> No
     assert ids(decided_at(picture, 1.0, waits.memory, REVIEW)) == {A10}
     silent = decided_at(observed(), 30.0, waits.memory, REVIEW)
     assert A10 in ids(silent)
-    assert {note.code for note in silent.view.notes} == {ReasonCode.CONTROLLER_SILENT}
+    assert {note.code for note in silent.view.problems} == {ReasonCode.CONTROLLER_SILENT}
     without_kind = replace(observed(), is_kind_known=False)
     assert A10 in ids(decided_at(without_kind, 0.0, terms=REVIEW)), "nothing can review names without the kind"
 
@@ -293,7 +293,7 @@ def test_problems_are_shown_once_with_the_invalid_desired_state_first() -> None:
     problem = Reason(ReasonCode.SCAN_BLOCKED, "the host", "is not read")
     picture = desiring(observed(), UNMANAGED, gpus={"0000:ff:00.0": "vgpu"})
     picture = replace(picture, problems={"a": problem, "b": problem})
-    notes = decided_at(picture).view.notes
+    notes = decided_at(picture).view.problems
     assert [note.code for note in notes] == [decided_at(picture).invalid.reasons[0].code, ReasonCode.SCAN_BLOCKED]
 
 

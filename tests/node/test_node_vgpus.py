@@ -23,7 +23,7 @@ NO_FILE = NodeRequest(configs=Observed(None))
 
 
 def notes(node: SimNode) -> set[ReasonCode]:
-    return {note.code for note in node.view.notes}
+    return {note.code for note in node.view.problems}
 
 
 async def want(node: SimNode, name: str | None) -> None:
@@ -86,7 +86,7 @@ async def test_an_allocated_vgpu_is_replaced_only_after_its_pod_ends(simulated: 
         assert kernel.vfio.requests == []
         assert state(node) is StateName.PENDING
         assert notes(node) == {ReasonCode.VGPU_IN_USE}
-        assert any("pod default/vm-a" in note.text for note in node.view.notes)
+        assert any("pod default/vm-a" in note.text for note in node.view.problems)
         assert node.offered[T4_8Q] == {vgpu: False}, "the vGPU stays listed, and no other pod gets it"
         kernel.end_vm(guest)
         node.free(vgpu)

@@ -201,7 +201,9 @@ class Operator:
             before = len(self.kernel.writes)
             async with agent_on(self._options) as plugin:
                 self.vgpu_host.observations.observe_operands(RUNNING)
-                await until(lambda: plugin.looked and all(one.registered for one in plugin.views.get().resources))
+                await until(
+                    lambda: plugin.host_observed and all(one.registered for one in plugin.views.get().resources)
+                )
                 self.runs = True
                 await until(self.vgpu_host.observations.operands_away.get)
                 self.written_beside_it += len(self.kernel.writes) - before
@@ -242,7 +244,7 @@ async def test_a_config_changes_the_nodes_resources_beside_a_plugin_and_a_kubele
         await until(lambda: operator.runs and kubelet.allocatable().get("nvidia.com/GRID_T4-16Q") == 4)
         assert operator.written_beside_it == 0
         await until(lambda: state(agent)[0] is StateName.SUCCESS)
-        assert [note.code for note in agent.views.get().notes] == []
+        assert [note.code for note in agent.views.get().problems] == []
         task.cancel()
 
 

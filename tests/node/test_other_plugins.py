@@ -117,8 +117,8 @@ def test_an_unmapped_device_id_counts_if_its_resource_may_be_a_gpu(
 @pytest.mark.parametrize(
     ("device", "code"),
     [
-        (gpu_uuid(FREE_T4), ReasonCode.HELD_BY_POD),
-        (f"{gpu_uuid(FREE_T4)}::1", ReasonCode.HELD_BY_POD),
+        (gpu_uuid(FREE_T4), ReasonCode.ALLOCATED_TO_POD),
+        (f"{gpu_uuid(FREE_T4)}::1", ReasonCode.ALLOCATED_TO_POD),
         (MIG, ReasonCode.ALLOCATION_UNMAPPED),
     ],
 )
@@ -136,7 +136,7 @@ async def test_the_agent_leaves_a_gpu_to_an_idle_container(
             await node.advance(60)
             await node.report_account()
         assert kernel.pci.functions[FREE_T4].driver == "nvidia", "an idle container keeps its GPU"
-        (note,) = {one for one in node.view.notes if one.code is code}
+        (note,) = {one for one in node.view.problems if one.code is code}
         assert "pod default/cuda" in note.message
         node.free(device)
         await node.report_account()

@@ -276,12 +276,12 @@ async def test_a_damaged_driver_record_is_moved_aside_and_reported(
     settings = Settings(mode=DesiredMode.PASSTHROUGH)
     async with running_node(simulated("2xA10"), tmp_path, settings) as node:
         await node.advance(30)
-        assert ReasonCode.DRIVERS_LOST in {note.code for note in node.view.notes}
+        assert ReasonCode.DRIVERS_LOST in {note.code for note in node.view.problems}
         originaldrivers.update(record, lambda before: before)
         assert (tmp_path / "drivers.json.damaged").read_bytes() == content
         assert originaldrivers.read(record).damaged
         await node.advance(30)
-        assert ReasonCode.DRIVERS_LOST in {note.code for note in node.view.notes}
+        assert ReasonCode.DRIVERS_LOST in {note.code for note in node.view.problems}
         originaldrivers.update(record, lambda before: replace(before, damaged=False))
         await node.advance(30)
-        assert ReasonCode.DRIVERS_LOST not in {note.code for note in node.view.notes}
+        assert ReasonCode.DRIVERS_LOST not in {note.code for note in node.view.problems}

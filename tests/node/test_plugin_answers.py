@@ -239,7 +239,7 @@ def test_a_resource_counts_unless_it_is_known_to_be_no_gpu(
 @pytest.mark.parametrize(
     ("nodes", "code"),
     [
-        (["/dev/nvidia0"], ReasonCode.HELD_BY_POD),
+        (["/dev/nvidia0"], ReasonCode.ALLOCATED_TO_POD),
         ([], ReasonCode.ALLOCATION_UNMAPPED),
         (["/dev/nvidia1"], None),
         (["/dev/infiniband/rdma_cm"], None),
@@ -256,7 +256,7 @@ async def test_the_agent_leaves_a_gpu_to_an_idle_pod_of_any_plugin(
             await node.advance(60)
         assert kernel.pci.functions[FIRST].driver == ("nvidia" if code else "vfio-pci")
         if code is not None:
-            (note,) = {one for one in node.view.notes if one.code is code}
+            (note,) = {one for one in node.view.problems if one.code is code}
             assert "pod default/cuda" in note.message
 
 
@@ -286,7 +286,7 @@ async def test_a_gpu_whose_vfio_node_a_pod_has_is_withheld_under_any_id(simulate
         await node.report_account()
         answer = answered(kernel, "/dev/vfio/vfio", "/dev/vfio/12")
         node.write("example.com/vm-gpu", "a", uid="b", answer=answer)
-        assert node.refused("nvidia.com/GA102GL_A10", [A10]) is ReasonCode.HELD_UNDER_OTHER_NAME
+        assert node.refused("nvidia.com/GA102GL_A10", [A10]) is ReasonCode.ALLOCATED_UNDER_OTHER_NAME
         node.hold("example.com/vm-gpu", "a", answer=answer)
         await node.report_account()
         assert A10 not in node.offered["nvidia.com/GA102GL_A10"]

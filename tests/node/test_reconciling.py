@@ -39,7 +39,7 @@ def driver(kernel: SimKernel, address: PciAddress) -> str | None:
 
 
 def notes(node: SimNode) -> set[ReasonCode]:
-    return {note.code for note in node.view.notes}
+    return {note.code for note in node.view.problems}
 
 
 async def observed(node: SimNode) -> None:
@@ -168,7 +168,7 @@ async def test_a_gpu_in_use_by_a_process_is_bound_after_the_process_ends(simulat
         await node.advance(60)
         assert driver(kernel, T4[2]) == "nvidia"
         assert notes(node) == {ReasonCode.IN_USE}
-        assert any(f"pid {process.pid}" in note.text for note in node.view.notes)
+        assert any(f"pid {process.pid}" in note.text for note in node.view.problems)
         kernel.end_vm(process)
         await node.advance(301)
         assert driver(kernel, T4[2]) == "vfio-pci"
@@ -244,7 +244,7 @@ async def test_no_gpu_returns_to_its_native_driver_while_the_kubelet_counts_it(
             assert driver(kernel, SECOND) == "vfio-pci", (
                 "another plugin offers the GPU, so the kubelet may still admit a pod"
             )
-            (note,) = node.view.notes
+            (note,) = node.view.problems
             assert note.code is ReasonCode.STILL_ALLOCATABLE
             assert f"{resource} ({device})" in (note.seen or "")
         node.count("example.com/other", "0000:01:00.0")
@@ -271,7 +271,7 @@ async def test_no_gpu_returns_to_its_native_driver_while_the_kubelet_does_not_sa
             await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
         assert notes(node) == {ReasonCode.STILL_ALLOCATABLE}
-        for note in node.view.notes:
+        for note in node.view.problems:
             assert "RESOURCE_EXHAUSTED" in (note.seen or "")
             assert "GetAllocatableResources" in (note.fix or "")
         await node.report_account()
@@ -293,7 +293,7 @@ async def test_no_gpu_of_a_pod_or_a_vm_returns_to_its_native_driver(simulated: S
         await node.report_account()
         await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci", "vfio-pci"]
-        assert notes(node) == {ReasonCode.HELD_BY_POD, ReasonCode.IN_USE}
+        assert notes(node) == {ReasonCode.ALLOCATED_TO_POD, ReasonCode.IN_USE}
         assert node.offered[A10] == {FIRST: False}, "the GPU stays listed while it is allocated"
         assert kernel.writes == []
         assert kernel.vfio.requests == []
@@ -301,10 +301,10 @@ async def test_no_gpu_of_a_pod_or_a_vm_returns_to_its_native_driver(simulated: S
         await node.report_account()
         await node.report_account()
         await node.advance(10)
-        assert driver(kernel, FIRST) == "nvidia", [note.text for note in node.view.notes]
+        assert driver(kernel, FIRST) == "nvidia", [note.text for note in node.view.problems]
         kernel.end_vm(stranger)
         await node.advance(400)
-        assert driver(kernel, SECOND) == "nvidia", [note.text for note in node.view.notes]
+        assert driver(kernel, SECOND) == "nvidia", [note.text for note in node.view.problems]
         assert notes(node) == set()
 
 
@@ -343,7 +343,7 @@ async def test_a_driver_change_blocked_in_the_kernel_is_reported_and_other_gpus_
             if ReasonCode.WRITE_BLOCKED in notes(node) and driver(kernel, T4[1]) == "vfio-pci":
                 break
         assert notes(node) == {ReasonCode.WRITE_BLOCKED}
-        assert any("unbind from nvidia" in note.text for note in node.view.notes)
+        assert any("unbind from nvidia" in note.text for note in node.view.problems)
         assert driver(kernel, T4[1]) == "vfio-pci"
         kernel.end_vm(started[0])
         for _ in range(400):

@@ -250,7 +250,7 @@ async def test_a_host_without_nvidia_smi_shows_no_scheduler_and_no_error(simulat
     tools = SimTools(kernel, programs=())
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
         await want(node, "T4-4Q")
-        assert (state(node), shown(node), node.view.notes) == (StateName.SUCCESS, [None] * 4, ())
+        assert (state(node), shown(node), node.view.problems) == (StateName.SUCCESS, [None] * 4, ())
 
 
 async def test_an_unknown_scheduler_is_read_again(simulated: Simulated, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ async def test_an_unknown_scheduler_is_read_again(simulated: Simulated, tmp_path
     tools.before = fail
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
         await node.advance(300)
-        assert (shown(node), len(tools.commands), node.view.notes) == ([None] * 4, 4, ())
+        assert (shown(node), len(tools.commands), node.view.problems) == ([None] * 4, 4, ())
         tools.before = lambda _: None
         await node.advance(400)
         assert shown(node) == [BEST] * 4
@@ -286,4 +286,4 @@ async def test_a_blocked_worker_does_not_fail_a_change_of_vgpus(simulated: Simul
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU, moving=lambda _: AsleepWorker()) as node:
         await want(node, "T4-4Q")
-        assert (state(node), shown(node), node.view.notes) == (StateName.SUCCESS, [None] * 4, ())
+        assert (state(node), shown(node), node.view.problems) == (StateName.SUCCESS, [None] * 4, ())

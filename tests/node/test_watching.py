@@ -86,10 +86,10 @@ async def test_a_failed_scan_is_reported_and_the_last_snapshot_is_kept(two_a10: 
 
     two_a10.kernel.faults.before_read(HostPath("/sys/bus/pci/devices"), fail)
     await two_a10.advance(11)
-    assert [note.code for note in two_a10.view.notes] == [ReasonCode.SCAN_FAILED]
+    assert [note.code for note in two_a10.view.problems] == [ReasonCode.SCAN_FAILED]
     assert two_a10.offered == {"nvidia.com/GA102GL_A10": {FIRST: True, "0000:ca:00.0": True}}
     await two_a10.advance(11)
-    assert two_a10.view.notes == ()
+    assert two_a10.view.problems == ()
 
 
 async def test_a_blocked_scan_is_reported_and_the_watcher_goes_on(simulated: Simulated) -> None:

@@ -38,7 +38,7 @@ def state(node: SimNode) -> tuple[StateName, str]:
 
 
 def notes(node: SimNode) -> set[ReasonCode]:
-    return {note.code for note in node.view.notes}
+    return {note.code for note in node.view.problems}
 
 
 async def label(node: SimNode, value: str | None) -> None:

@@ -69,7 +69,7 @@ async def test_the_agent_gives_a_pod_its_gpu_and_shows_what_it_withholds(short_p
         shares.observe_runtime("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
         await until(lambda: dict(agent.views.get().shared.capacity) == {FIRST: 1000})
-        assert any(f"{SECOND} has no CDI device" in note.text for note in agent.views.get().notes)
+        assert any(f"{SECOND} has no CDI device" in note.text for note in agent.views.get().problems)
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
         report(pod, shares)
         assert (await start_container(kubelet, pod, "main", short_path / "cdi")).env["GPUVIRT_GPUS"] == FIRST
@@ -85,7 +85,7 @@ async def test_the_agent_gives_a_pod_its_gpu_and_shows_what_it_withholds(short_p
         (short_path / "cdi/other.json").write_text(nvidia_spec({SECOND: 1}))
         await until(lambda: kubelet.allocatable().get(VGPU) == 2000)
         await until(lambda: dict(agent.views.get().shared.capacity) == {FIRST: 1000, SECOND: 1000})
-        await until(lambda: not any("CDI device" in note.text for note in agent.views.get().notes))
+        await until(lambda: not any("CDI device" in note.text for note in agent.views.get().problems))
 
 
 @pytest.mark.parametrize(("memory_mib", "limit"), [({}, "4915m"), ({"Tesla V100-PCIE-16GB": 15_900}, "4770m")])
@@ -154,7 +154,7 @@ async def test_units_of_a_pod_stay_listed_while_their_gpu_is_withheld(short_path
 async def test_a_node_that_shares_no_gpu_registers_no_units(short_path: Path) -> None:
     async with sharing_vm(short_path, Settings()) as (kubelet, agent, shares):
         shares.observe_runtime("containerd://2.1.3")
-        await until(lambda: agent.looked)
+        await until(lambda: agent.host_observed)
         await CLOCK.sleep(0.1)
         assert VGPU not in kubelet.capacity()
 

@@ -75,7 +75,7 @@ async def agent_of(options: NodeOptions, cluster: ClusterTask) -> AsyncIterator[
     agents: list[Agent] = []
     async with asyncio.TaskGroup() as group:
         task = group.create_task(run(options, cluster, started=agents.append))
-        await until(lambda: bool(agents) and agents[0].looked)
+        await until(lambda: bool(agents) and agents[0].host_observed)
         yield agents[0]
         task.cancel()
 

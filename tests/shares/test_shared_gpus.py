@@ -67,7 +67,7 @@ async def test_a_worker_vm_with_half_a_card_offers_500_units(simulated: Simulate
         found = node.view.shared.gpus[0]
         assert (found.address, found.vgpu_type, found.minor, found.withheld) == (VGPU, "V100-8Q", 0, None)
         assert (node.gpu(VGPU).mode, node.gpu(VGPU).units, node.gpu(VGPU).reasons) == (Mode.SHARED, 500, ())
-        assert node.view.notes == ()
+        assert node.view.problems == ()
         assert kernel.writes == []
 
 

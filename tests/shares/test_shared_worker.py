@@ -80,7 +80,7 @@ async def test_no_units_are_offered_before_the_runtime_is_known(short_path: Path
 
 async def test_a_node_that_shares_no_gpu_registers_no_units(short_path: Path) -> None:
     async with worker(short_path, "vm-2xV100", DesiredMode.CONTAINER) as (agent, kubelet):
-        await until(lambda: agent.looked)
+        await until(lambda: agent.host_observed)
         assert agent.shares is not None
         agent.shares.observe_runtime("containerd://2.1.3")
         await until(lambda: bool(agent.views.get().gpus))

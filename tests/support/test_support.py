@@ -101,8 +101,8 @@ def host(tmp_path: Path) -> Path:
     former = {PciAddress("0000:ca:00.0"): FormerTenant(consumer, None)}
     ledger = Ledger((entry,), {"10de:2236": "GA102GL_A10"}, (A10,), former=former)
     place = Seen("pod payroll/virt-launcher-ceo-x7k2p", "has it")
-    note = Reason(ReasonCode.HELD_BY_POD, GPU, "is allocated", (place,))
-    view = replace(snapshot.take(kernel, Settings(), IDS, SimClock(), ledger), notes=(note,))
+    note = Reason(ReasonCode.ALLOCATED_TO_POD, GPU, "is allocated", (place,))
+    view = replace(snapshot.take(kernel, Settings(), IDS, SimClock(), ledger), problems=(note,))
     for path, content in {
         "var/lib/gpuvirt/ledger.json": ledgerstore.encode(ledger),
         "run/gpuvirt/node.json": msgspec.json.encode(view),

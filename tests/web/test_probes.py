@@ -179,8 +179,8 @@ async def test_metrics_count_allocations_and_refusals(two_a10: SimNode) -> None:
     assert found[f'gpuvirt_allocations_total{{resource="{A10}",outcome="given"}}'] == 1
     assert found[f'gpuvirt_allocations_total{{resource="{A10}",outcome="UnknownDevice"}}'] == 1
     assert found["gpuvirt_allocate_seconds_count"] == 1
-    assert found[f'gpuvirt_resource_devices_held{{resource="{A10}"}}'] == 1
-    assert found['gpuvirt_looks_total{depth="whole",cause="start"}'] == 1
+    assert found[f'gpuvirt_resource_devices_allocated{{resource="{A10}"}}'] == 1
+    assert found['gpuvirt_host_scans_total{depth="whole",cause="start"}'] == 1
 
 
 async def test_metrics_have_the_vgpu_scheduler_of_each_gpu(simulated: Simulated, tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def pages(agent: Agent) -> dict[str, Callable[[], Answer]]:
 
 def _not_ready(agent: Agent) -> list[str]:
     """Return what is missing until pods can get the devices of this node."""
-    if not agent.looked:
+    if not agent.host_observed:
         return ["the host was not observed yet"]
     return [
         resource.not_registered_because.text

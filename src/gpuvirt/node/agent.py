@@ -190,9 +190,9 @@ class Agent:
         group.create_task(keep_going("changes", lambda: reconciler.run(self.views), self._clock))
 
     @property
-    def looked(self) -> bool:
+    def host_observed(self) -> bool:
         """Whether the host was observed yet and the view shows it."""
-        return self.views.get().looked
+        return self.views.get().host_observed
 
     @property
     def pod_inquiry(self) -> PodInquiry:

@@ -29,7 +29,7 @@ def page(
         _timeslices(view),
         _resources(view),
         _registered(view),
-        _notes(view),
+        _problems(view),
         _invalid(view),
         _conditions(view),
         _units(view),
@@ -57,13 +57,13 @@ def page(
             telemetry.registrations.items(),
         ),
         counter(
-            "gpuvirt_looks_total",
+            "gpuvirt_host_scans_total",
             "Observations of the host by depth and cause.",
             ("depth", "cause"),
             telemetry.observations.items(),
         ),
         counter(
-            "gpuvirt_moves_total",
+            "gpuvirt_gpu_changes_total",
             "Changes of GPUs by desired state and outcome: done, or the code of the reason of the failure.",
             ("desired", "outcome"),
             telemetry.moves.items(),
@@ -125,7 +125,7 @@ def _resources(view: NodeView) -> Iterator[str]:
         for resource in view.resources
     }
     text = "Devices that are allocated to pods."
-    yield from gauge("gpuvirt_resource_devices_held", text, ("resource",), allocated.items())
+    yield from gauge("gpuvirt_resource_devices_allocated", text, ("resource",), allocated.items())
 
 
 def _registered(view: NodeView) -> Iterator[str]:
@@ -143,9 +143,9 @@ def _registered(view: NodeView) -> Iterator[str]:
     )
 
 
-def _notes(view: NodeView) -> Iterator[str]:
-    counts = Counter((str(note.code),) for note in view.notes)
-    yield from gauge("gpuvirt_notes", "Problems of the node or the agent, by code.", ("reason",), counts.items())
+def _problems(view: NodeView) -> Iterator[str]:
+    counts = Counter((str(problem.code),) for problem in view.problems)
+    yield from gauge("gpuvirt_problems", "Problems of the node or the agent, by code.", ("reason",), counts.items())
 
 
 def _invalid(view: NodeView) -> Iterator[str]:

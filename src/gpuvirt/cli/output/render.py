@@ -141,7 +141,7 @@ def reasons_shown(view: NodeView) -> Iterable[Reason]:
         yield from (reason for reason in gpu.reasons if reason.code is not ReasonCode.CARRIES_VGPUS)
         yield from (reason for vgpu in gpu.vgpus for reason in vgpu.reasons)
     yield from (reason for function in view.functions if function.offered_as for reason in function.reasons)
-    yield from view.notes
+    yield from view.problems
     for resource in view.resources:
         if resource.not_registered_because is not None:
             yield resource.not_registered_because

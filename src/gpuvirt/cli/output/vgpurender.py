@@ -43,12 +43,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class VgpuRow:
-    """One vGPU; `slot` is its parent, `gpu` or one of its VFs."""
+    """One vGPU; `parent` is `gpu` or one of its VFs."""
 
     id: VgpuId
     type: str
     gpu: PciAddress
-    slot: PciAddress
+    parent: PciAddress
     group: int | None
     users: tuple[str, ...]
 
@@ -124,7 +124,7 @@ def vgpus(rows: Sequence[VgpuRow], layout: Layout) -> None:
     table = Table(VGPU_COLUMNS)
     for row in rows:
         group = NOTHING if row.group is None else str(row.group)
-        on = NOTHING if row.slot in {row.gpu, row.id} else row.slot
+        on = NOTHING if row.parent in {row.gpu, row.id} else row.parent
         table.add(row.id, row.type, row.gpu, on, group, ", ".join(row.users) or NOTHING)
     table.print(out, layout)
 

@@ -74,7 +74,7 @@ class Story:
     async def play(self, *, more: bool = False) -> None:
         """Play all chapters; `more` tells whether chapters about vGPUs on the same host follow."""
         self.open()
-        await self.until(lambda: self.agent.looked, "the agent's first observation of the host")
+        await self.until(lambda: self.agent.host_observed, "the agent's first observation of the host")
         await self.until(self.all_is_counted, "the kubelet to count the offered devices")
         self._found()
         if not self._view.resources:

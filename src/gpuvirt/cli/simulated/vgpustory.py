@@ -84,7 +84,7 @@ class VgpuStory(Story):
         else:
             self.open()
         self.say("The agent's settings now have `mode: vgpu`: it creates the vGPUs that the node's label requests.")
-        await self.until(lambda: self.agent.looked, "the agent's first observation of the host")
+        await self.until(lambda: self.agent.host_observed, "the agent's first observation of the host")
         self._label(None)
         await self.until(lambda: self._state() is StateName.SUCCESS, "the vGPUs of the config `default`")
         await self.until(self.all_is_counted, "the kubelet to count them")

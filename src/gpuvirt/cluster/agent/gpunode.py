@@ -122,7 +122,7 @@ def status_of(view: NodeView, observed: GpuNode, at: datetime) -> Status:
 
 
 def _conditions(view: NodeView) -> Iterator[tuple[str, str, str, str]]:
-    if not view.looked:
+    if not view.host_observed:
         yield READY, "Unknown", NOT_LOOKED, "the agent has not observed the host yet"
         return
     problems = tuple(_problems(view))
@@ -144,7 +144,7 @@ def _conditions(view: NodeView) -> Iterator[tuple[str, str, str, str]]:
 def _problems(view: NodeView) -> Iterator[Reason]:
     """Yield why a node is not Ready: its own problems, unregistered resources, offered devices that are unhealthy,
     shared GPUs that are withheld."""
-    yield from view.notes
+    yield from view.problems
     for resource in view.resources:
         if (resource.devices or resource.withheld) and resource.not_registered_because is not None:
             yield resource.not_registered_because

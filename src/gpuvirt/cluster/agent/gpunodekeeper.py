@@ -102,7 +102,7 @@ class GpuNodeKeeper:
             node = self._known.latest.item
             if node is None:
                 return _Due(_New(API_VERSION, KIND, _Name(self._dependencies.node)))
-            if not views.get().looked and node.status is not None:
+            if not views.get().host_observed and node.status is not None:
                 return None  # the status from before the restart stays until the host has been observed
             status = status_of(views.get(), node, self._dependencies.clock.now())
             is_due = status != node.status and (status, node.status) != self._pruned

@@ -18,7 +18,7 @@ def shared_claim(views: Cell[NodeView]) -> Claim:
 
     def keys(observed: Metadata) -> DesiredLabels:
         view = views.get()
-        if not view.looked:
+        if not view.host_observed:
             return DesiredLabels()
         labels = _type_keys(observed, view.vgpu_type) if view.vgpu_type is not None else DesiredLabels()
         return DesiredLabels(labels.labels, labels.annotations | _annotation(view.shared))

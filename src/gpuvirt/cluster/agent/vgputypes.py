@@ -70,7 +70,7 @@ class VgpuTypes:
 
     def _keys(self, observed: Metadata) -> DesiredLabels:
         view = self._views.get()
-        if not view.looked:
+        if not view.host_observed:
             return DesiredLabels()
         noted = types_of(observed.annotations.get(VGPU_TYPES_ANNOTATION))
         types = types_on_node(view, noted)

@@ -49,7 +49,7 @@ class AllocatedDevices:
             others = self._in_group(candidate)
             if not others:
                 return candidate
-            return notoffered.group_held(candidate.id, candidate.group, others[0].device, others[0].allocated_to)
+            return notoffered.group_allocated(candidate.id, candidate.group, others[0].device, others[0].allocated_to)
         if own.resource == candidate.named.resource:
             return candidate
         if own.resource not in self.ours or own.target.type != candidate.target.type:
@@ -77,7 +77,7 @@ class AllocatedDevices:
                     continue
                 renewed = any(other is not None and entry.together_with(other) for _, other in candidates)
                 if not (renewed or _is_sibling(candidate, entry, unfinished)):
-                    return notoffered.group_held(candidate.id, candidate.group, entry.device, entry.allocated_to)
+                    return notoffered.group_allocated(candidate.id, candidate.group, entry.device, entry.allocated_to)
         return None
 
     def siblings(self, candidates: Iterable[Candidate], unfinished: Container[str]) -> Iterator[Candidate]:
@@ -109,10 +109,10 @@ def is_same_id(entry: Entry, candidate: Candidate) -> bool:
 
 def _held_elsewhere(candidate: Candidate, entry: Entry) -> Reason:
     if entry.device == candidate.id:
-        return notoffered.held_under_other_name(
+        return notoffered.allocated_under_other_name(
             candidate.id, entry.allocated_to, entry.resource, candidate.named.resource
         )
-    return notoffered.held_under_other_id(candidate.id, entry.allocated_to, entry.resource, entry.device)
+    return notoffered.allocated_under_other_id(candidate.id, entry.allocated_to, entry.resource, entry.device)
 
 
 def _is_sibling(candidate: Candidate, entry: Entry, unfinished: Container[str]) -> bool:

@@ -102,7 +102,7 @@ def _allocated(state: UnitState, address: PciAddress) -> Iterator[Reason]:
     """Yield the pods that a function is allocated to; or, for a function that has a driver, that they are unknown."""
     known = state.pods.known if isinstance(state.pods, Unknown) else state.pods
     if pods := known.get(address, ()):
-        yield refusals.held_by_pod(address, pods)
+        yield refusals.allocated_to_pod(address, pods)
     if isinstance(state.pods, Unknown) and state.function(address).driver is not None:
         reason = state.pods.reason
         yield refusals.allocations_unknown(address) if reason is None else replace(reason, subject=address)

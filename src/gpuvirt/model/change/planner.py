@@ -86,7 +86,7 @@ def _unless_allocated(state: UnitState, plan: VgpuPlan) -> VgpuPlan:
     if not plan.steps:
         return plan
     gpu, pods = plan.gpu, state.pods
-    against = [refusals.held_by_pod(gpu, allocated)] if (allocated := state.whole.get(gpu)) else []
+    against = [refusals.allocated_to_pod(gpu, allocated)] if (allocated := state.whole.get(gpu)) else []
     against += unmapped_reasons(state.inventory.facts.functions[gpu], state.unmapped)
     if state.unknown is not None:
         against.append(replace(state.unknown, subject=gpu))

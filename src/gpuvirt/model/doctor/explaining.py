@@ -22,7 +22,7 @@ from gpuvirt.model.reasons.codes import Level
 KEEPS_DRIVER = frozenset(
     {
         ReasonCode.IN_USE,
-        ReasonCode.HELD_BY_POD,
+        ReasonCode.ALLOCATED_TO_POD,
         ReasonCode.PROCESSES_NOT_VISIBLE,
         ReasonCode.USED_BY_HOST,
         ReasonCode.FOREIGN_ENDPOINT,
@@ -122,7 +122,7 @@ class _Explainer:
         self._against: dict[Step, Reason] = {}
         for reason in reasons:
             self._against.setdefault(STEPS.get(reason.code, Step.OFFERED), reason)
-        notes = evidence.view.notes
+        notes = evidence.view.problems
         keeps_driver = [note for note in notes if note.subject == gpu.address and note.code in KEEPS_DRIVER]
         if keeps_driver and Step.DRIVER in self._against:  # the agent would bind it, but this reason prevents that
             self._against[Step.DRIVER] = keeps_driver[0]
@@ -265,7 +265,7 @@ class _Explainer:
             Level.ERROR,
             self._id,
             f"is allocated to {allocated_to}",
-            ReasonCode.HELD_BY_POD,
+            ReasonCode.ALLOCATED_TO_POD,
             (Seen(f"gpuvirt devices, {resource.name}", allocated_to),),
             fix=("stop that VM or pod, or request another device of this resource",),
         )

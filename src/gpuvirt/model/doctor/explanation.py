@@ -45,7 +45,7 @@ STEPS: Mapping[ReasonCode, Step] = {
     ReasonCode.UNREAD: Step.BUS,
     ReasonCode.NO_IOMMU_GROUP: Step.IOMMU_GROUP,
     ReasonCode.GROUP_NOT_VIABLE: Step.WHOLE_GROUP,
-    ReasonCode.GROUP_HELD: Step.WHOLE_GROUP,
+    ReasonCode.GROUP_ALLOCATED: Step.WHOLE_GROUP,
     ReasonCode.ALLOCATIONS_UNKNOWN: Step.WHOLE_GROUP,
     ReasonCode.NATIVE_DRIVER: Step.DRIVER,
     ReasonCode.NO_DRIVER: Step.DRIVER,

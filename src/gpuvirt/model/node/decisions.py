@@ -43,7 +43,7 @@ from gpuvirt.model.reasons import Reason
 class NodeDecisions:
     """The decisions for one node at one moment."""
 
-    view: NodeView = field(default_factory=lambda: NodeView(NO_TIME, looked=False))
+    view: NodeView = field(default_factory=lambda: NodeView(NO_TIME, host_observed=False))
     """What is shown of the node."""
     desired: DesiredUnits = field(default_factory=DesiredUnits)
     """The desired state of each GPU with the plans toward it, and the questions for nvidia-smi."""
@@ -104,7 +104,7 @@ def _undecided(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, at: d
     """Return what is known before the first observation of the host: which desired state is invalid."""
     invalid = _invalid(memory.desired, None, NodeVgpus())
     problems = _problems(picture, invalid, memory.review)
-    view = NodeView(at=at, notes=problems, invalid=invalid.all, agent=terms.agent, looked=False)
+    view = NodeView(at=at, problems=problems, invalid=invalid.all, agent=terms.agent, host_observed=False)
     return NodeDecisions(view, invalid=invalid, memory=memory)
 
 

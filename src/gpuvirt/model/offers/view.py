@@ -79,7 +79,7 @@ class VgpuView:
 
     id: VgpuId
     type: str
-    slot: PciAddress
+    parent: PciAddress
     offered_as: ResourceName | None
     users: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
@@ -158,7 +158,7 @@ class NodeView:
     functions: tuple[GpuView, ...] = ()
     """Other functions that are offered or could be: audio, USB, NVSwitches."""
     resources: tuple[ResourceView, ...] = ()
-    notes: tuple[Reason, ...] = ()
+    problems: tuple[Reason, ...] = ()
     """Problems of the node or the agent that do not belong to a single device."""
     boot_id: BootId | None = None
     agent: AgentView | None = None
@@ -168,12 +168,12 @@ class NodeView:
     conditions: tuple[Condition, ...] = ()
     """Whether the node is ready for this workload."""
     invalid: tuple[InvalidDesired, ...] = ()
-    """Invalid values of the desired state, which change nothing; their reasons are among `notes`, too."""
+    """Invalid values of the desired state, which change nothing; their reasons are among `problems`, too."""
     shared: SharedGpus = field(default_factory=SharedGpus)
     """The GPUs in mode `shared`."""
     vgpu_type: NodeVgpuType | None = None
     """The vGPU type of a node that is a VM; None where it is unknown."""
-    looked: bool = True
+    host_observed: bool = True
     """Whether the host has been observed; an empty view from before that says nothing about the host."""
     at_s: float | None = None
     """When it was written, by the host's monotonic clock of that boot; None in a view of an older agent."""

@@ -47,7 +47,7 @@ class ViewInputs:
     """The pods, VMs and processes that use its devices."""
     naming: Naming
     registrations: Mapping[ResourceName, Registration] = field(default_factory=dict)
-    notes: tuple[Reason, ...] = ()
+    problems: tuple[Reason, ...] = ()
     agent: AgentView | None = None
     desired_by_gpu: Mapping[PciAddress, str] = field(default_factory=dict)
     """The desired modes of the GPUs that the agent manages."""
@@ -89,7 +89,7 @@ def make_view(inputs: ViewInputs, at: datetime) -> NodeView:
             if address in offered or (function.physfn is None and inputs.inventory.matters(function))
         ),
         resources=tuple(_resource(inputs, name) for name in sorted(inputs.offers.names | inputs.on_demand.names)),
-        notes=(*inputs.notes, *malformed_entries(facts)),
+        problems=(*inputs.problems, *malformed_entries(facts)),
         boot_id=facts.platform.boot_id,
         agent=inputs.agent,
         workload=inputs.workload,
@@ -173,7 +173,7 @@ def _vgpu(inputs: ViewInputs, offered: Offered, vgpu: Vgpu) -> VgpuView:
     return VgpuView(
         id=live.id,
         type=live.type if isinstance(live.type, str) else "unknown",
-        slot=live.parent,
+        parent=live.parent,
         offered_as=resource,
         users=inputs.users.of(live.id, live.group),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),

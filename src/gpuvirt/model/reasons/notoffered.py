@@ -52,26 +52,26 @@ def malformed(subject: str, what: str, *seen: Seen) -> Reason:
     return Reason(ReasonCode.MALFORMED_SYSFS_ENTRY, subject, what, seen)
 
 
-def group_held(device: str, group: int | None, other: str, allocated_to: str) -> Reason:
+def group_allocated(device: str, group: int | None, other: str, allocated_to: str) -> Reason:
     """An IOMMU group goes to one VM."""
     message = f"shares IOMMU group {group} with {other}, which is allocated to {allocated_to}; a group goes to one VM"
     fix = "request all devices of the group in one VM, or give each its own group (ACS)"
-    return Reason(ReasonCode.GROUP_HELD, device, message, (Seen(f"{sysfs.IOMMU_GROUPS}/{group}/devices"),), fix)
+    return Reason(ReasonCode.GROUP_ALLOCATED, device, message, (Seen(f"{sysfs.IOMMU_GROUPS}/{group}/devices"),), fix)
 
 
-def held_under_other_name(device: str, allocated_to: str, own: str, offered_as: str) -> Reason:
+def allocated_under_other_name(device: str, allocated_to: str, own: str, offered_as: str) -> Reason:
     """The device was allocated before it got another resource name."""
     message = f"is allocated to {allocated_to} as {own}; it is offered as {offered_as} when it is free"
     fix = "stop the VM that uses it, or wait for its end"
-    return Reason(ReasonCode.HELD_UNDER_OTHER_NAME, device, message, fix=fix)
+    return Reason(ReasonCode.ALLOCATED_UNDER_OTHER_NAME, device, message, fix=fix)
 
 
-def held_under_other_id(device: str, allocated_to: str, resource: str, other: str) -> Reason:
+def allocated_under_other_id(device: str, allocated_to: str, resource: str, other: str) -> Reason:
     """Another device plugin, such as KubeVirt's own, has allocated the device under an id of its own."""
     message = f"is allocated to {allocated_to} by another device plugin, as {resource}: {other}"
     seen = (Seen("the kubelet's checkpoint and pod-resources API"),)
     fix = "stop the VM that uses it, or wait for its end; let only one device plugin offer the device"
-    return Reason(ReasonCode.HELD_UNDER_OTHER_NAME, device, message, seen, fix)
+    return Reason(ReasonCode.ALLOCATED_UNDER_OTHER_NAME, device, message, seen, fix)
 
 
 def name_taken(device: str, kind: str, resource: str, other: str) -> Reason:

@@ -53,8 +53,8 @@ class ReasonCode(Code):
         "GivenOnDemand", "the vGPU was created for the pod that has it, and is removed when the pod has ended", Level.OK
     )
     NO_VGPUS = _not_offered("NoVgpus", "the GPU could carry vGPUs and has none")
-    GROUP_HELD = _not_offered(
-        "GroupHeld",
+    GROUP_ALLOCATED = _not_offered(
+        "GroupAllocated",
         "another device of the IOMMU group is allocated to another container, by the ledger or the kubelet's"
         " checkpoint; if the checkpoint can't be read, to any container",
         Level.OK,
@@ -64,8 +64,8 @@ class ReasonCode(Code):
         "an alias gives the device the resource name of another kind of device; KubeVirt finds mdevs and PCI functions"
         " in different environment variables",
     )
-    HELD_UNDER_OTHER_NAME = _not_offered(
-        "HeldUnderOtherName",
+    ALLOCATED_UNDER_OTHER_NAME = _not_offered(
+        "AllocatedUnderOtherName",
         "the device is allocated to a pod as another resource, or by another device plugin under another id, such as"
         " the number of its IOMMU group",
     )
@@ -124,8 +124,8 @@ class ReasonCode(Code):
     )
 
     IN_USE = _change("InUse", "a process has the device open. `--force` never takes it from a VM", passes=True)
-    HELD_BY_POD = _change(
-        "HeldByPod",
+    ALLOCATED_TO_POD = _change(
+        "AllocatedToPod",
         "the device is allocated to a pod: by the kubelet's checkpoint, its pod-resources API, or the agent's ledger",
         passes=True,
     )
@@ -258,8 +258,8 @@ class ReasonCode(Code):
         "TenanciesNotWritten",
         "`tenancy.json`, the tenants of GPUs, can't be written; Allocate refuses GPUs that can't be reset",
     )
-    DESIRED_STATE_LOST = _agent("DesiredStateLost", "`wishes.json`, the desired state of vGPUs, was damaged")
-    DESIRED_STATE_NOT_WRITTEN = _agent("DesiredStateNotWritten", "`wishes.json`, the desired state, is not writable")
+    DESIRED_STATE_LOST = _agent("DesiredStateLost", "`desired.json`, the desired state of vGPUs, was damaged")
+    DESIRED_STATE_NOT_WRITTEN = _agent("DesiredStateNotWritten", "`desired.json`, the desired state, is not writable")
     API_SERVER_AWAY = _agent("ApiServerAway", "the API server does not answer; the agent changes nothing until then")
     API_FORBIDDEN = _agent("ApiForbidden", "the API server does not permit a request of the agent")
     RESOURCE_TYPE_CHANGED = _agent(

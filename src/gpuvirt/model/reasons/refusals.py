@@ -143,9 +143,9 @@ def in_use(address: str, users: Sequence[User], *, forcible: bool) -> Reason:
     return Reason(ReasonCode.IN_USE, address, message, opened_by(users), fix)
 
 
-def held_by_pod(address: PciAddress, pods: Sequence[str]) -> Reason:
+def allocated_to_pod(address: PciAddress, pods: Sequence[str]) -> Reason:
     """The pod would lose the device."""
-    return Reason(ReasonCode.HELD_BY_POD, address, f"is allocated to {', '.join(pods)}", fix=WAIT_FOR_POD)
+    return Reason(ReasonCode.ALLOCATED_TO_POD, address, f"is allocated to {', '.join(pods)}", fix=WAIT_FOR_POD)
 
 
 def allocations_unknown(

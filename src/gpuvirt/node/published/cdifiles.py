@@ -31,7 +31,7 @@ class CdiFiles:
         changed = Signal()
         with views.notifying(changed):
             while True:
-                if views.get().looked:
+                if views.get().host_observed:
                     observe(self.write(views.get()))
                 pause_s = until_tick_s(self._clock.monotonic_s(), self._intervals.state_file_s)
                 await changed.wait_for(self._clock, pause_s)

@@ -42,7 +42,7 @@ class Markers:
 
     def write(self, view: NodeView) -> None:
         """Write the files by a view; no files are written before the first observation of the host."""
-        if not view.looked or (view.workload, view.conditions) == self._written:
+        if not view.host_observed or (view.workload, view.conditions) == self._written:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o755)

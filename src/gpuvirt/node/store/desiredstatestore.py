@@ -19,7 +19,9 @@ from gpuvirt.node.store.stateformat import Format
 
 log = logging.getLogger(__name__)
 
-FILE = "wishes.json"
+FILE = "desired.json"
+FORMER_FILE = "wishes.json"
+"""Its name in versions before 0.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class DesiredStateStore:
 
     def load(self) -> None:
         """Read the file. An unusable file is renamed, and counts as no observation."""
+        if self._path is not None:
+            _take_former(self._path)
         self._state.load()
         if (node := self._state.value.node) != self._none.node:
             log.warning(
@@ -86,3 +90,16 @@ class DesiredStateStore:
     async def flush(self) -> None:
         """Write the last change now. A failing disk does not keep the process from ending."""
         await self._state.flush()
+
+
+def _take_former(path: Path) -> None:
+    """Rename the file of an earlier version, unless there is one of this version."""
+    former = path.with_name(FORMER_FILE)
+    if path.exists():
+        return
+    try:
+        former.rename(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.warning("%s can't be renamed to %s, and is ignored: %s", former, path, error)

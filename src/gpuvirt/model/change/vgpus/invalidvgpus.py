@@ -38,7 +38,7 @@ def gone(text: ConfigText) -> InvalidDesired:
         "nothing",
         "no longer exists, so the previous vGPU configs stay in force",
         expected="the previous configs",
-        fix="create it again; to use none, remove the agent's file wishes.json and restart the agent",
+        fix="create it again; to use none, remove the agent's file desired.json and restart the agent",
     )
 
 

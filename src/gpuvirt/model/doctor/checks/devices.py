@@ -38,4 +38,4 @@ def _reasons(evidence: Evidence) -> Iterator[Reason]:
     for function in evidence.view.functions:
         if function.offered_as is not None:
             yield from function.reasons
-    yield from evidence.view.notes
+    yield from evidence.view.problems
