@@ -95,6 +95,8 @@ class PodRequest:
     script: str = SHOW
     init: Mapping[str, int] = field(default_factory=dict)
     """What its init container asks for."""
+    restarts: bool = False
+    """Whether the kubelet starts its container again when it ends."""
 
 
 class LabNode:
@@ -191,7 +193,7 @@ class LabNode:
     def _pod(self, name: str, desired: PodRequest) -> Mapping[str, object]:
         init = [_container("first", desired.init, SHOW)] if desired.init else []
         spec = {
-            "restartPolicy": "Never",
+            "restartPolicy": "Always" if desired.restarts else "Never",
             "dnsPolicy": "Default",
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 0,
