@@ -35,6 +35,7 @@ FOLDERS = (
     "life",
     "node",
     "ondemand",
+    "schedules",
     "shares",
     "vgpu",
 )

@@ -29,6 +29,8 @@ TARGETS = (
     "node/shares",
     "node/ondemand",
     "model/offers/ondemand",
+    "model/schedules",
+    "cluster/operator/schedules/kubevirt",
 )
 """The folders and modules whose guards are removed, those with the worst harm first."""
 

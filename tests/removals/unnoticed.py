@@ -20,6 +20,7 @@ UNNOTICED: Mapping[str, str] = {
     "model.offers.allocationcheck: _vgpu_change: function is None [or in] if device.framework is not Framework.VENDOR_VFIO or function is None": "The next line fails for a parent that is gone, which refuses the allocation as well.",
     "node.allocation.allocator: Allocator._offered: inventory is None [or in] if inventory is None or offer is None": "Offers are made from an inventory, which is never unset, so a resource with an offer has an inventory.",
     "model.offers.allocationcheck: _node_changes: function is not None [and in] if function is not None and function.cdevs != was.cdevs": "A member that has left its group keeps its entry without the group (`DeviceReading._read_members`), and a carrier that is gone is refused before.",
+    "model.schedules.faults: _time_faults: yield reasons.phase_unreachable(phase.name, phase.start)": "No line is known that cronsim takes and that has no start in its 50 years; `_line_faults` finds days that no month has.",
     "model.change.vgpus.instances: too_many: gpu_state.card is not None [and in] if gpu_state.card is not None and len(place(gpu_state.card,…": "`needed_instances` returns none for an unknown card, and no instances always find their places.",
     "node.ondemand.ondemandallocator: OnDemandAllocator._created: raise RefusedError(refusals.changing(entry.device, None))": "The new vGPU was added to the inventory a line before, with its group, so that it is always found there.",
 }

@@ -47,6 +47,7 @@ def found_faults(spec: Mapping[str, object], **status: object) -> list[str]:
         # A phase may have both, and a schedule phases of either kind.
         ({"phases": [{**DAY, "workers": WORKERS}], "hypervisor": LIBVIRT}, []),
         ({"phases": [DAY, {"name": "n", "start": "0 20 * * *", "workers": WORKERS}], "hypervisor": LIBVIRT}, []),
+        ({"phases": [{**DAY, "workers": WORKERS, "profiles": [{"vgpuType": "a"}]}], "hypervisor": LIBVIRT}, []),
         ({"phases": [{**DAY, "workers": WORKERS}]}, ["spec.hypervisor"]),
         ({"phases": [{"name": "day", "start": "0 7 * * *"}]}, ["spec.hypervisor", "spec.phases[0]"]),
         ({"phases": [{**DAY, "vgpuConfig": None}]}, ["spec.phases[0].nodes"]),

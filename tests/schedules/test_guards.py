@@ -1,7 +1,7 @@
 """Guards of schedules that no other test reaches: each refuses, and says why."""
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 
@@ -10,18 +10,20 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import NotFoundError
 from gpuvirt.cluster.operator.schedules.commandreading import read_schedule, read_schedules
 from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
-from gpuvirt.cluster.operator.schedules.kubevirt.judging import VmObjects, refusal
+from gpuvirt.cluster.operator.schedules.kubevirt.judging import VmObjects, refusal, shutdown_refusal
 from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import Vm
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import Namespace
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.byhand import switch_by_hand
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.hypervisor import Action, Call, OutcomeUnknown, Power, Refused, VmKey, VmsUnknown
 from gpuvirt.model.schedules.moves import unmatched
 from gpuvirt.model.schedules.observed import LastCall
 from gpuvirt.model.schedules.spec import Drain, Override, Phase, PhaseName, Schedule
-from gpuvirt.model.schedules.status import Step, Worker
+from gpuvirt.model.schedules.status import ConfiguredNode, Status, Step, Worker
+from gpuvirt.model.schedules.times import CronLineError, verify_line
 from tests.certificates import Authority, Pair
 from tests.schedules.servedkubevirt import NAMESPACE, VMIS, VMS, ServedKubeVirt
 from tests.schedules.test_kubevirt_vms import KEY, connected, convert_vm
@@ -44,6 +46,9 @@ def test_a_switch_by_hand_needs_an_end_if_no_phase_begins_later() -> None:
     )
     with pytest.raises(ConfigError, match="is missing, and no phase begins later"):
         switch_by_hand(held, "night", "", EVENING)
+    switch = switch_by_hand(held, "night", "2026-01-06T07:00", EVENING)
+    assert switch is not None
+    assert switch.end == datetime(2026, 1, 6, 7, tzinfo=UTC)
     with pytest.raises(ConfigError, match="which has passed"):
         switch_by_hand(SCHEDULE, "day", "2026-01-05T19:00", EVENING)
     with pytest.raises(ConfigError, match="which is no day"):
@@ -107,6 +112,23 @@ def test_a_call_without_success_is_the_reason_and_is_repeated_in_time(
     assert reason is not None
     assert str(reason.code) == code
     assert (calls(found) == [Action.SUSPEND]) is again
+
+
+def test_a_line_with_another_error_than_its_day_is_no_unreachable_phase() -> None:
+    phases = (Phase(PhaseName("day"), "61 7 * * *"), SCHEDULE.phases[1])
+    assert [reason.code for reason in faults(replace(SCHEDULE, phases=phases), EVENING)] == [
+        ReasonCode.CRON_LINE_INVALID
+    ]
+    with pytest.raises(CronLineError, match="characters"):
+        verify_line(f"{','.join(['0'] * 500)} 7 * * *")
+
+
+def test_a_status_waits_for_what_its_workers_and_nodes_wait_for() -> None:
+    why = reasons.node_not_registered("worker-1")
+    other = reasons.vgpu_config_pending("bare01", "A10-4Q", "it has no status yet")
+    day = PhaseName("day")
+    nodes = (ConfiguredNode(FIRST, day, "A10-4Q", other), ConfiguredNode(FIRST, day, "A10-4Q"))
+    assert Status(workers=(Worker(FIRST, reason=why), Worker(FIRST)), nodes=nodes).waiting == (why, other)
 
 
 async def test_a_cluster_without_the_kind_is_named(authority: Authority, server: Pair) -> None:
@@ -185,3 +207,10 @@ def test_kubevirt_refuses_before_a_write(action: Action, objects: VmObjects, cod
     assert found is not None
     assert (str(found.code), words in found.text) == (code, True)
     assert refusal("kv", Action.START, off("Manual")) is None
+
+
+def test_a_vm_of_an_unknown_strategy_is_not_shut_down() -> None:
+    found = shutdown_refusal("kv", off("WaitAsReceiver"))
+    assert found is not None
+    assert "runStrategy is WaitAsReceiver, expected" in found.text
+    assert shutdown_refusal("kv", off("Manual")) is None
