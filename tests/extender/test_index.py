@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from gpuvirt.cluster.shares.objects import demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.shares.demand import Units
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, node, pod
 
 N = NodeName("n")
@@ -223,3 +224,10 @@ def test_a_gpu_without_units_keeps_its_pods_from_counting_on_others() -> None:
     """A GPU that has failed has 0 units: who lists nodes and pods afterwards finds the pods where they are."""
     known = index_of([node("n", a=0, b=1000)], [pod("p", 700, on="n", gpus=[{"a": 700}])])
     assert known.free("n") == {"a": 0, "b": 1000}
+
+
+def test_whole_gpus_count_by_their_annotation_whatever_units_a_gpu_has() -> None:
+    found = IndexUnderTest(Sharing(whole=Units(100)))
+    found.nodes(node("n", a=100, b=100, c=100))
+    found.pods(pod("p", 200, on="n", gpus=[{"a": 100, "b": 100}]))
+    assert found.free("n") == {"a": 0, "b": 0, "c": 100}

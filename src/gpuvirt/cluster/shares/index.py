@@ -297,7 +297,8 @@ class Index:
         if not text:
             return None
         try:
-            used = pod_shares(text, demand_of_pod(pod, self._sharing.resource, self._sharing.whole)).used
+            whole = self._sharing.whole
+            used = pod_shares(text, demand_of_pod(pod, self._sharing.resource, whole), whole).used
         except GpuvirtError as error:
             log.warning("pod %s counts on each GPU of its node: %s", pod.where, error)
             return None
