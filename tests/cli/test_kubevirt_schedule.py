@@ -12,6 +12,7 @@ from tests.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedkubevirt import VMIS
+from tests.schedules.servedschedule import NODES
 from tests.schedules.test_kubevirt_day import KUBEVIRT, KubeVirtDay
 from tests.schedules.test_served_schedule import SCHEDULE
 from tests.scriptedapi import NOT_FOUND, Call, Reply
@@ -97,11 +98,17 @@ async def test_a_switch_shows_its_steps_by_what_kubevirt_says(tmp_path: Path) ->
     assert (day.served.writes, day.kubevirt.writes) == ([f"PATCH {SCHEDULE}"], [])
 
 
-async def test_a_plan_has_the_steps_of_the_next_switch(tmp_path: Path) -> None:
-    day = KubeVirtDay()
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Pacific/Auckland"])
+async def test_a_plan_has_the_steps_of_the_next_switch(tmp_path: Path, zone: str) -> None:
+    """Whatever the time is: the VMs of both phases run, so that each switch shuts some of them down."""
+    day = KubeVirtDay({**KUBEVIRT, "timeZone": zone})
+    day.kubevirt.add("worker-5", "Manual", gpu=16)
+    nodes = day.served.objects
+    day.served.put(f"{NODES}/worker-5", {**nodes[f"{NODES}/worker-5"], "status": nodes[f"{NODES}/worker-1"]["status"]})
     done = await run(tmp_path, vms_or(day), "plan", "gpus")
     assert done.returncode == 0, done.stderr
     assert ["NODE", "ACTION", "TARGET"] in [line.split() for line in done.stdout.splitlines()]
+    assert any(row[1] == "shut-down" for row in rows(done.stdout))
     assert "was not read" not in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert day.kubevirt.writes == day.served.writes == []

@@ -34,6 +34,8 @@ from gpuvirt.model.doctor.vms.vmexplanation import Explanation, VmStep, explain
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Code
 from gpuvirt.model.schedules.away import AwayWorker
+from gpuvirt.model.schedules.coming import NodePhase, PhaseConfig
+from gpuvirt.model.schedules.spec import PhaseName
 
 A10, QUARTER = "nvidia.com/GA102GL_A10", "nvidia.com/NVIDIA_A10-4Q"
 GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"
@@ -117,6 +119,31 @@ def test_a_pod_that_waits_for_another_phase_is_told_until_when() -> None:
         FindingCode.WORKER_AWAY,
         FindingCode.NODE_SELECTOR_MISMATCH,
     ]
+
+
+def test_a_pod_that_waits_for_a_vgpu_config_of_another_phase_is_told_until_when() -> None:
+    night = PhaseConfig("gpus", "gpuvirt", PhaseName("night"), "A10-4Q", frozenset({"A10-4Q"}))
+    coming = NodePhase(night, "gets the vGPU config A10-4Q at 2026-01-05 20:00 CET by schedule gpus", is_current=False)
+    pod = replace(WAITS, requests={QUARTER: 1})
+    evidence = replace(
+        STARTED,
+        target=ObjectRef(ObjectKind.POD, LAUNCHER, "team"),
+        vm=None,
+        vmi=None,
+        pod=pod,
+        pods=(pod,),
+        nodes=(NODE,),
+        phases={NodeName("node01"): (coming,)},
+    )
+    found = explain(evidence).blocker
+    assert found is not None
+    assert found.code is FindingCode.OTHER_PHASE
+    assert "gets the vGPU config A10-4Q at 2026-01-05 20:00 CET by schedule gpus" in found.message
+    assert found.fix == ("gpuvirt schedule show gpus -n gpuvirt",)
+    other = replace(coming, config=replace(night, types=frozenset({"A10-24Q"})))
+    not_offered = explain(replace(evidence, phases={NodeName("node01"): (other,)})).blocker
+    assert not_offered is not None
+    assert not_offered.code is not FindingCode.OTHER_PHASE, "no phase brings the requested type"
 
 
 def test_a_pod_without_devices_that_selects_workers_is_told_until_when() -> None:
