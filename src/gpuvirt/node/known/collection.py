@@ -10,7 +10,7 @@ def uncollected() -> Iterator[None]:
     """Have no garbage collection until the end; the next one comes a moment later.
 
     Decisions are frozen values without cycles, so a collection among them finds nothing. With very many vGPUs it would
-    go through all that was decided so far again and again: a third of the turn.
+    go through all that was decided so far again and again: a quarter of the turn.
     """
     was_enabled = gc.isenabled()
     gc.disable()
