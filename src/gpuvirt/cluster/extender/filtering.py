@@ -77,14 +77,15 @@ def filtered(
     if not demand.containers:
         return filter_result(asked, asked.names, {}, {})
     judge, piece = _Judge(demand, sharing, asked.pod.spec.priority), one_piece(demand, sharing.whole)
-    names = [name for name in asked.names if name in limiting or name not in rows] if needs else asked.names
+    unlimited = dict[str, str]()
+    if needs:
+        unlimited = {name: NO_LIMITS for name in asked.names if name in rows and name not in limiting}
+    names = [name for name in asked.names if name not in unlimited] if unlimited else asked.names
     if piece is not None and len(demand.containers) == 1:
         judged = _judged_by_piece(names, rows, judge, piece)
     else:
         judged = _judged(names, rows, judge)
-    if needs:
-        left = set(names)
-        judged.unresolvable |= {name: NO_LIMITS for name in asked.names if name not in left}
+    judged.unresolvable |= unlimited
     for name in nominated:
         if (row := rows.get(name)) is not None and judge.has_room(row.books.capacity_pieces):
             judged.explain_nominated(name)
