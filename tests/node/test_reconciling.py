@@ -336,17 +336,17 @@ async def test_a_driver_change_blocked_in_the_kernel_is_reported_and_other_gpus_
     modes: dict[str, DesiredMode] = dict.fromkeys((T4[1], T4[2]), DesiredMode.PASSTHROUGH)
     intervals = Intervals(move_s=0.2)
     async with running_node(kernel, tmp_path, Settings(modes=modes), moving=ThreadWorker, intervals=intervals) as node:
-        await node.report_account()
-        for _ in range(400):
+        for _ in range(4000):
             await RealClock().sleep(0.01)
             await node.advance(0.1)
+            await node.report_account()
             if ReasonCode.WRITE_BLOCKED in notes(node) and driver(kernel, T4[1]) == "vfio-pci":
                 break
         assert notes(node) == {ReasonCode.WRITE_BLOCKED}
         assert any("unbind from nvidia" in note.text for note in node.view.problems)
         assert driver(kernel, T4[1]) == "vfio-pci"
         kernel.end_vm(started[0])
-        for _ in range(400):
+        for _ in range(4000):
             await RealClock().sleep(0.01)
             await node.advance(1)
             await node.report_account()  # after the rollback the GPU may have been offered and withdrawn again

@@ -107,7 +107,7 @@ async def test_a_guest_that_does_not_end_holds_the_switch_unless_it_is_forced(
     stuck.ignores_shutdown, stuck.grace_s = True, 7200.0
     async with playing(day, server, authority.certificate) as rounds:
         while day.now_s < 100.0 + 1800.0 and (pause_s := await rounds.round()) is not None:
-            await day.sleep(pause_s)
+            await day.sleep(max(pause_s, 15.0))
     assert day.status().get("phase") == phase
     assert stuck.power_cuts == (policy == "Force")
     if policy == "Hold":
