@@ -28,9 +28,9 @@ from gpuvirt.facts.ids import ConfigMapName, NodeName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import LABEL as WORKLOAD_LABEL
 from gpuvirt.model.desired.workload import Workload
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.kubelet import running
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kubelet.kubelet import running
 
 NODE = "node01"
 SETTLED_S = 10.0

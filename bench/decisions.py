@@ -19,9 +19,9 @@ from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import BEGINNING
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import BEGINNING
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 
 EACH = 4
 """The vGPUs of each GPU."""

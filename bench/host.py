@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from gpuvirt.sim.archives.export import export
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 
 A10_DEVICES = 256
 """GPUs in one PCI domain: one on each bus."""

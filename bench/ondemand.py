@@ -17,10 +17,10 @@ from pathlib import Path
 
 from bench.vgpuchanges import until
 from gpuvirt.clock import RealClock
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
-from gpuvirt.sim.kubelet.manager import AdmissionError
-from gpuvirt.sim.kubelet.starting import start_container
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt_sim.kubelet.manager import AdmissionError
+from gpuvirt_sim.kubelet.starting import start_container
 
 SMALL, WHOLE = "tencent.com/vgpu-230", "tencent.com/vgpu-234"
 EACH = 16
@@ -97,7 +97,7 @@ class _Node:
 async def _node(gpus: int, folder: Path, checkout: Path | None) -> AsyncIterator[_Node]:
     environment = dict(os.environ)
     if checkout is not None:
-        environment["PYTHONPATH"] = str(checkout / "src")
+        environment["PYTHONPATH"] = os.pathsep.join((str(checkout / "src"), str(checkout / "simulator/src")))
     async with running(folder, RealClock()) as kubelet:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bench.ondemandagent", str(folder), str(gpus)),

@@ -18,7 +18,7 @@ from bench.process import FLOOR, Plugin, cpu_s, private_kib, pss_kib, started
 from bench.results import Results
 from gpuvirt.clock import RealClock
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 
 REGISTERED_WITHIN_S = 60.0
 GPUS = 8

@@ -28,11 +28,13 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim import kernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
 
 SOURCE = Path(gpuvirt.__file__).parent
+KERNEL = Path(kernel.__file__)
 FORMS = (
     "gpuvirt.cluster.cache",
     "gpuvirt.model.change.desired",
@@ -65,12 +67,11 @@ class Road:
         if event != "call" or self.has_ended:
             return
         path = Path(frame.f_code.co_filename)
+        if path == KERNEL:
+            self.has_ended = frame.f_code.co_name == "write"
         if not path.is_relative_to(SOURCE):
             return
         file = str(path.relative_to(SOURCE))
-        if file.startswith("sim/"):
-            self.has_ended = file == "sim/kernel.py" and frame.f_code.co_name == "write"
-            return
         self.files[file] = None
         if any(_is_form(value) for value in _arguments(frame)):
             self.own.setdefault(file, {})[frame.f_code.co_qualname] = None

@@ -29,11 +29,11 @@ from gpuvirt.node.change.site import Site
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt_sim.programs.tools import SimTools
 
 GPUS = 8
 WITHIN_S = 60.0

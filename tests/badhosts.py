@@ -7,9 +7,9 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.platform import Cpu, PlatformSpec
-from gpuvirt.sim.files.tree import constant
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.devices.platform import Cpu, PlatformSpec
+from gpuvirt_sim.files.tree import constant
+from gpuvirt_sim.kernel import SimKernel
 from tests.sickhost import host, simulated
 
 GPU = "0000:65:00.0"

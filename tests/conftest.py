@@ -21,9 +21,9 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
 from tests.certificates import Authority, Pair
 from tests.chart.helmchart import Helm
 from tests.cluster.chartlab import Install, chart_user

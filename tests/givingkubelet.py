@@ -13,8 +13,8 @@ from gpuvirt.kubelet.registrar import register
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.offers.view import DeviceView, ResourceView
 from gpuvirt.node.allocation.allocator import Request
-from gpuvirt.sim.kubelet.containers import Claim, Container
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt_sim.kubelet.containers import Claim, Container
+from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 
 
 async def allocate(request: Request) -> tuple[Attachment, ...]:

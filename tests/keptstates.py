@@ -5,7 +5,7 @@ from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledge
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.node.store.desiredstatestore import Kept
-from gpuvirt.sim.clock import BEGINNING
+from gpuvirt_sim.clock import BEGINNING
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST = "0000:65:00.0"

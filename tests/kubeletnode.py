@@ -13,10 +13,10 @@ from gpuvirt.node.agent import Agent
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 from tests.simnode import IDS
 
 FAST = Intervals(

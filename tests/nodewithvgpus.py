@@ -6,7 +6,7 @@ from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.kernel import SimKernel
 
 VGPU = Settings(mode=DesiredMode.VGPU)
 T4_8Q, T4_4Q = ResourceName("nvidia.com/GRID_T4-8Q"), ResourceName("nvidia.com/GRID_T4-4Q")

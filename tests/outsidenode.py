@@ -9,10 +9,10 @@ from datetime import datetime
 from pathlib import Path
 
 from gpuvirt.clock import RealClock
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
-from gpuvirt.sim.kubelet.manager import AdmissionError
-from gpuvirt.sim.mounted.record import Begun, parse_line
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt_sim.kubelet.manager import AdmissionError
+from gpuvirt_sim.mounted.record import Begun, parse_line
 from tests.certificates import Authority, Pair
 from tests.mounting import GPUVIRT, mount, shell
 from tests.nodeapi import NODE, NodeApi, serving

@@ -12,11 +12,11 @@ from gpuvirt.model.doctor.findings import Finding, Report
 from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.model.reasons.codes import Code
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import SimClock
-from gpuvirt.sim.devices.platform import PlatformSpec
-from gpuvirt.sim.hostspec import HostSpec, load_host
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import SimClock
+from gpuvirt_sim.devices.platform import PlatformSpec
+from gpuvirt_sim.hostspec import HostSpec, load_host
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import IDS
 
 NOWHERE = Path("/nonexistent")

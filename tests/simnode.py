@@ -29,9 +29,9 @@ from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.clock import BEGINNING, SimClock
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.clock import BEGINNING, SimClock
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import site_in
 from tests.pacedworker import PacedKernel, PacedTools, PacedWorker
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.kernel import SimKernel
 
 Simulated = Callable[[str], SimKernel]
 """The fixture `simulated`, which builds the host of this name at each call."""

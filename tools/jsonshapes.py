@@ -12,7 +12,6 @@ import msgspec
 
 from gpuvirt.cli.changes import schedulers
 from gpuvirt.cli.output import fleetrender, vfiorender, vgpurender
-from gpuvirt.cli.simulated import sim
 from gpuvirt.cluster.kinds import gpunode
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row as ComponentRow
@@ -24,6 +23,7 @@ from gpuvirt.model.doctor.vms.vmexplanation import Explanation
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.schedules import reports
 from gpuvirt.model.shares.overview import SharesOverview
+from gpuvirt_sim.commands import sim
 
 COMMANDS: Mapping[str, object] = {
     "devices": NodeView,

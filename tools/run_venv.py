@@ -6,18 +6,22 @@ does not.
 """
 
 import ensurepip
+import re
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 TREE = Path(__file__).resolve().parent.parent
 VENV = TREE / ".venv"
 PYTHON = VENV / "bin/python"
 PATH_FILE = "gpuvirt-sources.pth"
+SIMULATOR = "simulator"
+"""The folder of the distribution gpuvirt-sim."""
+VERSION = "src/gpuvirt_sim/__init__.py"
 COMMAND = """#!/bin/sh
 '''exec' "${{0%/*}}/python" "$0" "$@"
 ' '''
@@ -33,14 +37,17 @@ sys.exit({function}())
 def main() -> int:
     """Create .venv where it is missing, and return pip's exit code."""
     project = tomllib.loads((TREE / "pyproject.toml").read_text("utf-8"))["project"]
+    simulator = tomllib.loads((TREE / SIMULATOR / "pyproject.toml").read_text("utf-8"))["project"]
     if sys.argv[1:] == ["pip"]:
         if not PYTHON.exists():
             venv.create(VENV, with_pip=False, symlinks=True)
         extras = project["optional-dependencies"]
-        code = _install([*project["dependencies"], *extras["sim"], *extras["schedules"]])
+        others = (one for one in simulator["dependencies"] if not one.startswith("gpuvirt["))
+        code = _install([*project["dependencies"], *extras["schedules"], *others])
         if code:
             return code
     _link(project["scripts"])
+    _register(simulator["name"], simulator["entry-points"])
     return 0
 
 
@@ -71,12 +78,26 @@ def _wheels() -> Iterator[Path]:
 def _link(scripts: dict[str, str]) -> None:
     """Make .venv's Python find the sources, and write a command for each entry point."""
     (library,) = (VENV / "lib").glob("python3.*")
-    (library / "site-packages" / PATH_FILE).write_text(f"{TREE / 'src'}\n", "utf-8")
+    sources = (TREE / "src", TREE / SIMULATOR / "src")
+    (library / "site-packages" / PATH_FILE).write_text("".join(f"{folder}\n" for folder in sources), "utf-8")
     for name, target in scripts.items():
         module, _, function = target.partition(":")
         command = VENV / "bin" / name
         command.write_text(COMMAND.format(module=module, function=function), "utf-8")
         command.chmod(0o755)
+
+
+def _register(name: str, groups: Mapping[str, Mapping[str, str]]) -> None:
+    """Make .venv's Python find the simulator's entry points, which `gpuvirt` runs as its commands."""
+    (library,) = (VENV / "lib").glob("python3.*")
+    (version,) = re.findall(r'^__version__ = "(.*)"$', (TREE / SIMULATOR / VERSION).read_text("utf-8"), re.MULTILINE)
+    folder = library / "site-packages" / f"gpuvirt_sim-{version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
+    lines = []
+    for group, points in groups.items():
+        lines += [f"[{group}]", *(f"{key} = {value}" for key, value in points.items())]
+    (folder / "entry_points.txt").write_text("\n".join((*lines, "")), "utf-8")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.settings import Compat, Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

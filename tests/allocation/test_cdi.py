@@ -18,9 +18,9 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.published.cdifiles import CdiFiles
-from gpuvirt.sim.clock import SimClock
-from gpuvirt.sim.hostspec import host_names
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.clock import SimClock
+from gpuvirt_sim.hostspec import host_names
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import IDS, running_node
 from tests.simulated import Simulated
 

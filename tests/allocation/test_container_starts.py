@@ -18,13 +18,13 @@ from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.kubelet.starting import StartError, start_container
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import running
+from gpuvirt_sim.kubelet.starting import StartError, start_container
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import site_in
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.nodewithvgpus import FIRST, T4_4Q, VGPU, of

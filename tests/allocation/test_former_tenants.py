@@ -20,9 +20,9 @@ from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.store import ledgerstore, tenancyfile
 from gpuvirt.node.store.ledgerstore import decode
 from gpuvirt.node.store.stateformat import Stored
-from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.allocation.test_resets import (
     A10,
     FIRST,

@@ -14,10 +14,10 @@ from gpuvirt.model.desired.settings import Compat, Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.tree import Folder, Link, constant
-from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.tree import Folder, Link, constant
+from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

@@ -12,10 +12,10 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.tree import constant
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec, host_names
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.tree import constant
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, host_names
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

@@ -13,9 +13,9 @@ from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal, sel
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.inventory.naming import Named
 from gpuvirt.node.known import snapshot
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import BEGINNING, SimClock
-from gpuvirt.sim.hostspec import load_host
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import BEGINNING, SimClock
+from gpuvirt_sim.hostspec import load_host
 from tests.simnode import IDS
 
 

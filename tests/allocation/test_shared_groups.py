@@ -8,9 +8,9 @@ import pytest
 
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

@@ -13,9 +13,9 @@ from gpuvirt.model.offers.allocationcheck import why_unseen
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 
 A10 = "nvidia.com/GA102GL_A10"

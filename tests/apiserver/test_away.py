@@ -22,9 +22,9 @@ from gpuvirt.model.desired.observed import NodeRequest, Observed, Progress, Stat
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocation.allocator import Request
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.kubelet import running
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kubelet.kubelet import running
 from tests.kubeletnode import CLOCK, Cluster, agent_on, options_for, until
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")

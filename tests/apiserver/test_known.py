@@ -23,7 +23,7 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.workload import unknown_workload
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.sim.clock import BEGINNING, SimClock
+from gpuvirt_sim.clock import BEGINNING, SimClock
 
 
 @given(st.data())

@@ -24,8 +24,8 @@ from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpu, SharedGpus
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.sim.files.tree import constant
+from gpuvirt_sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.files.tree import constant
 from tests.simnode import running_node
 from tests.simulated import Simulated
 

@@ -23,11 +23,11 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.tree import constant
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.tree import constant
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, change_vgpus, driver_state, site_in
 from tests.killedkernel import Countdown, KilledError, KilledKernel, KilledTools
 from tests.simnode import SimNode, running_node

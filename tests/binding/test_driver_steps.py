@@ -11,10 +11,10 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.steps.driversteps import _expect_native, clear_override, load
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 
 GPU = PciAddress("0000:65:00.0")
 FOLDER = f"/sys/bus/pci/devices/{GPU}"

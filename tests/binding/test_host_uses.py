@@ -9,10 +9,10 @@ import pytest
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.usage.hostuse import read_host_uses
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.tree import DeviceNode, Link, Tree, constant
-from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.tree import DeviceNode, Link, Tree, constant
+from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
 
 AT = "0000:3c:00.0"
 NVME, USB, FIBRE, VGA = "010802", "0c0330", "0c0400", "030000"

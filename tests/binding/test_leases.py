@@ -16,11 +16,11 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.leasing import Claim, InUseError, leased
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, driver_state, inputs, site_in
 from tests.simnode import running_node
 

@@ -18,11 +18,11 @@ from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.tree import Link, constant
-from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.tree import Link, constant
+from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, driver_state, inputs, site_in
 
 T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]

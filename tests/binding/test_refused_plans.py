@@ -14,8 +14,8 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_units, why_not_unused
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
 from tests.binding.test_plans import PlannedHost
 from tests.changes import driver_state, inputs
 

@@ -11,9 +11,9 @@ from gpuvirt.hardware.usage.users import GROUP_CLASS, cdevs_of
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.steps.leasing import Claim, InUseError, Prove, RefusedError, leased
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
 
 GPU, GROUP = PciAddress("0000:3b:00.0"), IommuGroup(12)
 

@@ -25,9 +25,9 @@ from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.files.tree import DEVICE_NUMBERS
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec, load_host
-from gpuvirt.sim.kernel import Process
+from gpuvirt_sim.files.tree import DEVICE_NUMBERS
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host
+from gpuvirt_sim.kernel import Process
 from tests.change.test_unit_changes import HostUnit
 from tests.changes import driver_state, inputs
 

@@ -20,11 +20,11 @@ from gpuvirt.node.change.steps.changes import by_hand
 from gpuvirt.node.change.steps.driverexecutor import execute
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.tree import File, Folder
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.tree import File, Folder
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.change.test_proofs import PASSTHROUGH, W7900, W7900_AUDIO, on_native_drivers
 from tests.changes import UNGATED, change_drivers, driver_state, site_in
 from tests.node.test_gate_refusals import locked

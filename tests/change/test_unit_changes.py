@@ -25,9 +25,9 @@ from gpuvirt.node.change.steps.changes import Change, Changes, by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec, load_host, shared_cards
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host, shared_cards
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import change_drivers, driver_state, inputs, site_in
 
 A10, T4 = PciAddress("0000:b1:00.0"), PciAddress("0000:3b:00.0")

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.sim.archives.export import export
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.client import PluginClient
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kubelet.client import PluginClient
 
 GPUVIRT = ["-m", "gpuvirt", "node"]
 PLUGIN = ["-c", "from gpuvirt.cli.main import nvidia_kubevirt_gpu_device_plugin as main; main()"]

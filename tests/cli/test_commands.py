@@ -21,10 +21,10 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.offers.view import AgentView, NodeView, SchedulerView
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.store import ledgerstore
-from gpuvirt.sim.archives.export import export
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import BEGINNING
-from gpuvirt.sim.hostspec import load_host
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import BEGINNING
+from gpuvirt_sim.hostspec import load_host
 from tests.commandline import GPUVIRT, gpuvirt, ran
 from tests.simnode import IDS
 
@@ -48,7 +48,7 @@ import sys
 from gpuvirt.cli.main import COMMANDS, program_for
 program_for(["node"])
 assert [name for name in COMMANDS if f"gpuvirt.cli.{COMMANDS[name].folder}.{name}" in sys.modules] == ["node"]
-assert not {"rich", "gpuvirt.sim", "gpuvirt.cluster"} & sys.modules.keys()
+assert not {"rich", "gpuvirt_sim", "gpuvirt.cluster"} & sys.modules.keys()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

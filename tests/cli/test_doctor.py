@@ -10,9 +10,9 @@ import pytest
 from gpuvirt.model.doctor.diagnosis import CHECKS
 from gpuvirt.model.doctor.explanation import Step
 from gpuvirt.model.doctor.findings import Area
-from gpuvirt.sim.archives.export import export
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
 from tests.commandline import GPUVIRT, gpuvirt, ran
 
 

@@ -13,9 +13,9 @@ from typer.core import TyperGroup
 
 from gpuvirt.cli.main import COMMANDS, program_for
 from gpuvirt.plain import Plain
-from gpuvirt.sim.archives.export import export
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
 from tests.certificates import Authority
 from tests.commandline import GPUVIRT, PATH, ran
 from tests.schedules.servedcommands import answering

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import pytest
 
 from gpuvirt import plain
-from gpuvirt.sim.archives.export import export
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
 from tests.commandline import ran
 
 LISTS = (("devices",), ("vgpu", "list"), ("vgpu", "types"))

@@ -2,13 +2,18 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import typer.main
 
+import gpuvirt_sim
+from gpuvirt import __version__
 from gpuvirt.cli.main import COMMANDS, program_for
 from tests.commandline import GPUVIRT, PATH, ran
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def loaded_by(*arguments: str) -> set[str]:
@@ -40,7 +45,7 @@ def test_only_the_called_command_is_imported(arguments: list[str]) -> None:
 def test_cluster_programs_do_not_import_table_rendering(command: str) -> None:
     modules = loaded_by(command, "--help")
     assert f"gpuvirt.cli.services.{command}" in modules
-    assert not {"rich", "gpuvirt.sim"} & modules
+    assert not {"rich", "gpuvirt_sim"} & modules
 
 
 NOT_OF_EVERY_AGENT = (
@@ -50,7 +55,7 @@ NOT_OF_EVERY_AGENT = (
     "gpuvirt.model.doctor",
     "gpuvirt.node.change.unitchange",
     "gpuvirt.node.reconcile.reconciler",
-    "gpuvirt.sim",
+    "gpuvirt_sim",
     "gpuvirt.support",
     "h11",
     "rich",
@@ -121,6 +126,38 @@ echo "${COMPREPLY[@]}"
         ["/bin/bash", "-c", script], capture_output=True, text=True, check=False, env={"PATH": f"{folder}:{PATH}"}
     )
     assert done.stdout.split() == ["unbind"], done.stderr
+
+
+@pytest.mark.parametrize("command", ["demo", "sim"])
+@pytest.mark.parametrize(("version", "state"), [(None, "is not installed"), ("0.0.9", "is installed in version 0.0.9")])
+def test_the_simulators_commands_without_the_simulator_of_this_version_say_how_to_get_it(
+    tmp_path: Path, command: str, version: str | None, state: str
+) -> None:
+    folder = tmp_path / "gpuvirt_sim-0.0.9.dist-info"
+    if version is not None:
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: gpuvirt-sim\nVersion: {version}\n")
+        (folder / "entry_points.txt").write_text(f"[gpuvirt.commands]\n{command} = gpuvirt_sim.commands.{command}\n")
+    # No other distribution has metadata; the modules are found as ever.
+    script = (
+        "import sys, importlib.metadata as metadata\n"
+        "finder = metadata.MetadataPathFinder.find_distributions\n"
+        f"only = metadata.DistributionFinder.Context(path=[{str(tmp_path)!r}])\n"
+        "metadata.MetadataPathFinder.find_distributions = lambda context=None: finder(only)\n"
+        f"from gpuvirt.cli.main import run\nrun([{command!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"gpuvirt: {command} needs gpuvirt-sim {__version__}, which {state};"
+        f" pip install gpuvirt-sim=={__version__}, or pip install ./simulator in a clone of gpuvirt\n"
+    )
+
+
+def test_gpuvirt_and_its_simulator_have_one_version() -> None:
+    project = tomllib.loads((ROOT / "simulator/pyproject.toml").read_text())["project"]
+    assert gpuvirt_sim.__version__ == __version__
+    assert f"gpuvirt[schedules]=={__version__}" in project["dependencies"]
 
 
 def test_a_command_without_the_library_of_its_extra_says_what_to_install() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cli.simulated import demo
 from gpuvirt.clock import RealClock
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
-from gpuvirt.sim.kubelet.client import PluginClient
+from gpuvirt_sim.commands import demo
+from gpuvirt_sim.kubelet.client import PluginClient
 
 SLOW_S = 0.3
 

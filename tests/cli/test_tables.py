@@ -15,9 +15,9 @@ from gpuvirt.cli.diagnosis.status import print_status
 from gpuvirt.cli.output.tables import NARROWEST, Column, Table, paragraph
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row
-from gpuvirt.sim.archives.export import export
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
 from tests.commandline import GPUVIRT, PATH, ran
 
 WIDTHS = (80, 120, 200)

@@ -27,7 +27,7 @@ from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.sim.clock import BEGINNING
+from gpuvirt_sim.clock import BEGINNING
 
 ROOT = Path(__file__).parent.parent.parent
 NAMESPACE = "gpuvirt"

@@ -12,8 +12,8 @@ from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.podresources import PodResources
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.kubelet.checkpoint import checksum
-from gpuvirt.sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.checkpoint import checksum
+from gpuvirt_sim.kubelet.containers import Container
 from tests.cluster.clusterlab import LabNode, PodRequest
 from tests.kubeletnode import cluster_on, until, until_so
 

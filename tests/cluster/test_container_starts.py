@@ -16,7 +16,7 @@ GROUPS: Mapping[str, str] = {"0000:65:00.0": "12", "0000:ca:00.0": "22"}
 
 def with_groups_exchanged(folder: Path) -> str:
     """Return a host as the other one after a reboot that has given each GPU the other GPU's number of a group."""
-    text = resources.files("gpuvirt.sim.hosts").joinpath("2xA10.yaml").read_text()
+    text = resources.files("gpuvirt_sim.hosts").joinpath("2xA10.yaml").read_text()
     lines = [
         line.replace("group: 12", "group: 22") if "group: 12" in line else line.replace("group: 22", "group: 12")
         for line in text.splitlines()

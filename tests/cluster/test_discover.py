@@ -21,10 +21,10 @@ from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import NodeName, PciAddress
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.tree import constant
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.tree import constant
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
 from tests.cluster.apilab import NAMESPACE, NODE, ROOT, ApiLab, until, until_guarded
 from tests.cluster.clusterlab import PATIENCE_S, LabNode
 

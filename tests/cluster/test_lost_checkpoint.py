@@ -9,7 +9,7 @@ from lab.cluster.settings import NODE
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.node.store.recordhistorystore import FILE
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.devices.nvidia import gpu_uuid
 from tests.cluster.clusterlab import LabNode, PodRequest
 from tests.cluster.test_node_workload import REASON, WHOLE, is_for, node_key, until
 from tests.foreignplugin import kubevirt_offers_beside

@@ -20,9 +20,9 @@ from gpuvirt.errors import DeviceBusyError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.access.kernel import Kernel, RealKernel
 from gpuvirt.paths import HostPath, HostRoots
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import Process, SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import Process, SimKernel
 
 HOST_FILE = Path(__file__).parent / "host.yaml"
 

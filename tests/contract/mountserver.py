@@ -9,11 +9,11 @@ import threading
 from pathlib import Path
 
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.mounted.mounting import serve
-from gpuvirt.sim.mounted.nodes import Nodes
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import Process, SimKernel
+from gpuvirt_sim.mounted.mounting import serve
+from gpuvirt_sim.mounted.nodes import Nodes
 
 
 def say(line: str) -> None:

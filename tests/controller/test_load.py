@@ -13,7 +13,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
 from gpuvirt.cluster.resources import NODES, pods
-from gpuvirt.sim.clock import SimClock
+from gpuvirt_sim.clock import SimClock
 from tests.certificates import Authority, Pair
 from tests.controller.scene import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import OF_KUBEVIRT, OPTIONAL, ServedCluster, leading, serving

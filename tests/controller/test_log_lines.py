@@ -10,7 +10,7 @@ from gpuvirt.cluster.operator.logline import MOST_LOGGED, logged
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus
-from gpuvirt.sim.clock import SimClock
+from gpuvirt_sim.clock import SimClock
 from tests.controller.scene import Scene, node, policy
 from tests.controller.test_writer import Server, label, writing
 

@@ -29,7 +29,7 @@ from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.sim.clock import SimClock
+from gpuvirt_sim.clock import SimClock
 from tests.controller.scene import AT, NFD, SETTINGS, Scene, node, policy
 
 T = TypeVar("T", bound=KubernetesObject)

@@ -17,7 +17,7 @@ from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
 from gpuvirt.cluster.operator.writer import AT_ONCE, Write, Writer
 from gpuvirt.cluster.operator.writes import PatchNode, PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import NODES
-from gpuvirt.sim.clock import SimClock
+from gpuvirt_sim.clock import SimClock
 
 
 def label(node: str, value: str = "x") -> PatchNode:

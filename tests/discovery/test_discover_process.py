@@ -21,12 +21,12 @@ from gpuvirt.loops.serialworker import InlineWorker, SerialWorker
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.node.discoverer import INTERVAL_S, Discoverer
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.archives.export import export
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import SimClock
-from gpuvirt.sim.files.tree import constant
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import SimClock
+from gpuvirt_sim.files.tree import constant
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
 from tests.commandline import ran
 from tests.kubeletnode import until
 from tests.simulated import Simulated

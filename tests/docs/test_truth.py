@@ -15,10 +15,10 @@ from gpuvirt.model.desired.vgpuentries import NoteCode, Sizes
 from gpuvirt.model.offers import discovery
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.loops.telemetry import Telemetry
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import SimClock
-from gpuvirt.sim.hostspec import host_names, load_host
 from gpuvirt.web import agentmetrics as metrics
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import SimClock
+from gpuvirt_sim.hostspec import host_names, load_host
 from tests.simnode import IDS
 
 ROOT = Path(__file__).parent.parent.parent

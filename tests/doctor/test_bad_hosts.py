@@ -12,8 +12,8 @@ from gpuvirt.model.doctor.diagnosis import CHECKS
 from gpuvirt.model.doctor.findings import Finding, Report, of_reason
 from gpuvirt.model.reasons import FindingCode, Link, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.sim.devices.platform import PlatformSpec
-from gpuvirt.sim.hostspec import host_names
+from gpuvirt_sim.devices.platform import PlatformSpec
+from gpuvirt_sim.hostspec import host_names
 from tests.badhosts import BAD, with_file
 from tests.sickhost import codes, evidence, examine, findings, found, host, simulated
 

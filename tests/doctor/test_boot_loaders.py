@@ -3,7 +3,7 @@
 import pytest
 
 from gpuvirt.model.doctor.bootloader import BootLoader, boot_loader, drop_arguments, set_arguments
-from gpuvirt.sim.devices.platform import Boot, PlatformSpec
+from gpuvirt_sim.devices.platform import Boot, PlatformSpec
 from tests.sickhost import evidence, host
 
 

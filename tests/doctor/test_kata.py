@@ -15,8 +15,8 @@ from gpuvirt.model.doctor.findings import Finding, Report
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.platform import PlatformSpec
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.devices.platform import PlatformSpec
+from gpuvirt_sim.kernel import SimKernel
 from tests.sickhost import examine, host
 from tests.thoroughness import examples
 

@@ -19,7 +19,7 @@ from gpuvirt.model.reasons.codes import Level
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.change.gate.membership import Membership
-from gpuvirt.sim.clock import BEGINNING
+from gpuvirt_sim.clock import BEGINNING
 from tests.sickhost import codes, evidence, examine, findings, found, host
 
 A10 = "nvidia.com/GA102GL_A10"

@@ -22,9 +22,9 @@ from gpuvirt.model.inventory.nearness import nearest, nearest_names
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.platform import PlatformSpec
-from gpuvirt.sim.files.blocking import WouldBlock
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.devices.platform import PlatformSpec
+from gpuvirt_sim.files.blocking import WouldBlock
+from gpuvirt_sim.kernel import SimKernel
 from tests.sickhost import examine, findings, host
 
 FILES = PlatformSpec(

@@ -13,8 +13,8 @@ from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.platform import PlatformSpec
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.devices.platform import PlatformSpec
+from gpuvirt_sim.kernel import SimKernel
 from tests.sickhost import examine, findings, host
 from tests.thoroughness import examples
 

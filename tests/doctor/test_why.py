@@ -16,10 +16,10 @@ from gpuvirt.model.doctor.kubevirt import parse
 from gpuvirt.model.doctor.target import is_target
 from gpuvirt.model.offers.view import NodeView, ResourceView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, withheldshares
-from gpuvirt.sim.devices.platform import PlatformSpec
-from gpuvirt.sim.hostspec import host_names
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.containers import Container
+from gpuvirt_sim.devices.platform import PlatformSpec
+from gpuvirt_sim.hostspec import host_names
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.kubelet.containers import Container
 from tests.kubeletnode import CLOCK, Cluster, cluster_on, until_so
 from tests.sickhost import around, evidence, host, simulated
 

@@ -30,8 +30,8 @@ from gpuvirt.node.known import snapshot
 from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.store.recordhistorystore import history_store
-from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.tasks import keep_going
+from gpuvirt_sim.clock import BEGINNING
 from tests.explore.intervals import INTERVALS
 from tests.explore.jobs import ExploredWorker
 from tests.explore.loop import ExploredLoop

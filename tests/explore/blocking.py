@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
-from gpuvirt.sim.files.blocking import Blocking
+from gpuvirt_sim.files.blocking import Blocking
 from tests.explore.scheduler import Scheduler
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.desired.observed import NodeSpec
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import Admit, AdmitOther, EndPod, Kill, Start
 from tests.explore.command import ApplyVgpus, Command, DeleteVgpu
 from tests.explore.hostactions import Close, Open, OpenGroup, OpenVgpu, StartVm

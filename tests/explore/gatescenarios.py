@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.desired.observed import NodeSpec
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import Admit, EndOlder, EndPod, Kill, Start, StartBeside, Want
 from tests.explore.command import Command
 from tests.explore.diskactions import FailFiles, MendFiles, Place

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.function import SimFunction
+from gpuvirt_sim.devices.function import SimFunction
 from tests.explore.reduction import KERNEL
 from tests.explore.scenario import Action
 from tests.explore.world import World

@@ -7,7 +7,7 @@ from typing import TypeVarTuple, Unpack
 
 from typing_extensions import override
 
-from gpuvirt.sim.clock import SimClock
+from gpuvirt_sim.clock import SimClock
 from tests.explore.agenda import Option
 from tests.explore.scheduler import KilledError, Process, Scheduler, Strand
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.observed import NodeSpec
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import Want
 from tests.explore.hostactions import Close, Open
 from tests.explore.scenario import Action, Scenario

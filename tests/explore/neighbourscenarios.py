@@ -6,7 +6,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import EndPod, Kill, LoseLedger, Start, StartKubelet, StopKubelet, Want
 from tests.explore.hostactions import Close, OpenVgpu, StartVm
 from tests.explore.neighbourplugin import AdmitByNeighbour, RestartNeighbour

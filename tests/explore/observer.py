@@ -8,8 +8,8 @@ from typing_extensions import override
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.files.processes import Process as SimProcess
-from gpuvirt.sim.kernel import OUR_PID, SimKernel
+from gpuvirt_sim.files.processes import Process as SimProcess
+from gpuvirt_sim.kernel import OUR_PID, SimKernel
 from tests.explore.kubelet import Kubelet, Pod
 from tests.explore.scheduler import KilledError, Process, Scheduler, Strand
 from tests.explore.seam import Watch

@@ -11,7 +11,7 @@ from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
-from gpuvirt.sim.devices.vgpu import SimVgpuHost
+from gpuvirt_sim.devices.vgpu import SimVgpuHost
 from tests.explore.agenda import Option
 from tests.explore.kubelet import Key, Pod
 from tests.explore.observer import ViolationError

@@ -10,7 +10,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.desired.observed import NodeSpec
 from gpuvirt.model.desired.settings import Settings, ShareSettings
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import (
     DeleteByForce,
     DeleteCheckpoint,

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, kind_of
-from gpuvirt.sim.devices.drivers import is_vfio
-from gpuvirt.sim.devices.function import SimFunction
+from gpuvirt_sim.devices.drivers import is_vfio
+from gpuvirt_sim.devices.function import SimFunction
 from tests.explore.observer import ViolationError
 from tests.explore.world import World
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.sim.hostspec import HostSpec
+from gpuvirt_sim.hostspec import HostSpec
 from tests.explore.reduction import ALL, Touches
 
 if TYPE_CHECKING:

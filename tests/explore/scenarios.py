@@ -9,8 +9,8 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
 from gpuvirt.model.desired.settings import Settings, ShareSettings
-from gpuvirt.sim.devices.platform import PlatformSpec
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec, shared_cards
+from gpuvirt_sim.devices.platform import PlatformSpec
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, shared_cards
 from tests.explore.actions import (
     Admit,
     AdmitByGroup,

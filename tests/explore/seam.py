@@ -12,8 +12,8 @@ from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES
 from gpuvirt.hardware.access.openfiles import OpenFile
 from gpuvirt.hardware.access.tools import Program
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.explore.reduction import KERNEL
 from tests.explore.scheduler import KilledError, Process, Scheduler
 

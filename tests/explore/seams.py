@@ -18,7 +18,7 @@ from gpuvirt.kubelet.podresources import Devices
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.node.change.gate import damageage, gate, gatelock, gatepass
 from gpuvirt.node.change.gate.gaterecord import Owner
-from gpuvirt.sim import builder, hostspec
+from gpuvirt_sim import builder, hostspec
 
 
 class Surroundings(Protocol):

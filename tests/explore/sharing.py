@@ -23,7 +23,7 @@ from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.refusals import ShareRefusedError
 from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator
 from gpuvirt.node.shares.specfiles import SpecFiles
-from gpuvirt.sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.devices.nvidia import gpu_uuid
 from tests.explore.agenda import Option
 from tests.explore.kubelet import Key, Pod
 from tests.explore.scheduler import KilledError

@@ -6,7 +6,7 @@ import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec, shared_cards
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, shared_cards
 from tests.explore.actions import Admit, EndPod, Want
 from tests.explore.hostactions import Close, Open, StartVm
 from tests.explore.scenario import Action, Scenario

@@ -11,11 +11,11 @@ from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.offers.view import NodeView, Registration
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim import kernel as sim
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import SimClock
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim import kernel as sim
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import SimClock
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.explore.agenda import Option, PossibleEvents
 from tests.explore.agents import Agents, Running
 from tests.explore.blocking import ScheduledBlocking

@@ -30,7 +30,7 @@ from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.annotations import pod_shares
-from gpuvirt.sim.clock import SimClock
+from gpuvirt_sim.clock import SimClock
 from tests.extender.podapi import Lease
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, node, pod
 from tests.thoroughness import examples

@@ -11,8 +11,8 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import BACKENDS, backend_of
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.proofs import disable_vfs, enable_vfs, remove
 from tests.simulated import Simulated
 

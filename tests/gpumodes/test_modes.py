@@ -14,10 +14,10 @@ from gpuvirt.hardware.programs import mig, nvidiasmi, vgpuscheduler
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.inventory.inventory import build_inventory
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.proofs import disable_vfs, enable_vfs, free, remove, set_scheduler
 
 MIXED, OFF = PciAddress("0000:4b:00.0"), PciAddress("0000:b1:00.0")

@@ -8,10 +8,10 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.usage.nativeusers import read_native_users
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.tree import DeviceNode, constant
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.tree import DeviceNode, constant
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
 
 FIRST, SECOND = PciAddress("0000:03:00.0"), PciAddress("0000:83:00.0")
 AUDIO = PciAddress("0000:03:00.1")

@@ -10,9 +10,9 @@ from gpuvirt.facts.snapshot import DriverInformation
 from gpuvirt.hardware.functions.deviceids import read_device_ids
 from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.sim.files.tree import constant
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.files.tree import constant
+from gpuvirt_sim.kernel import SimKernel
 from tests.simulated import Simulated
 
 VGPU, WHOLE = PciAddress("0000:02:00.0"), PciAddress("0000:02:01.0")

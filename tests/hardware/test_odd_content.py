@@ -10,7 +10,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.kubelet import wire
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.files.tree import Link
+from gpuvirt_sim.files.tree import Link
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

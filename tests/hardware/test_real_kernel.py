@@ -21,10 +21,10 @@ from gpuvirt.hardware.access.uevents import concerns_devices, parse
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.hardware.usage.processes import NAMESPACE, read_open_nodes
 from gpuvirt.paths import HostPath, HostRoots
-from gpuvirt.sim.archives.export import export
-from gpuvirt.sim.devices.vfio import group_number
-from gpuvirt.sim.files.tree import DeviceNode, constant
-from gpuvirt.sim.hostspec import host_names
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.devices.vfio import group_number
+from gpuvirt_sim.files.tree import DeviceNode, constant
+from gpuvirt_sim.hostspec import host_names
 from tests.simulated import Simulated
 
 

@@ -16,10 +16,10 @@ from gpuvirt.model.offers.offermaking import OfferInputs, make_offers
 from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.tree import Link, constant
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec, host_names
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.tree import Link, constant
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, host_names
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import IDS
 from tests.simulated import Simulated
 

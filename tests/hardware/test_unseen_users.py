@@ -11,10 +11,10 @@ from gpuvirt.hardware.usage.nativeusers import read_native_users
 from gpuvirt.hardware.usage.processes import NAMESPACE, read_open_nodes
 from gpuvirt.hardware.usage.users import read_users, read_users_of
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.tree import constant
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec, load_host
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.tree import constant
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host
+from gpuvirt_sim.kernel import SimKernel
 
 GROUP, CDEVS = IommuGroup(12), {"vfio0": IommuGroup(12)}
 T4 = PciAddress("0000:3b:00.0")

@@ -4,7 +4,7 @@ import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.sim.files.blocking import WouldBlock
+from gpuvirt_sim.files.blocking import WouldBlock
 from tests.simnode import SimNode
 
 A10 = "nvidia.com/GA102GL_A10"

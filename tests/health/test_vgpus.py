@@ -8,8 +8,8 @@ import pytest
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.files.blocking import WouldBlock
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.files.blocking import WouldBlock
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

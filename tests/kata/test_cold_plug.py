@@ -10,12 +10,12 @@ import pytest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import site_in
 from tests.doctor.test_kata import kata_findings, kata_host
 from tests.kata.witnessing import Root

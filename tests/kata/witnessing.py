@@ -12,7 +12,7 @@ from pathlib import Path
 from lab.kata.witness import witness
 
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.kernel import SimKernel
 
 MAJOR = 240
 """The major number of the nodes: one that is for experiments, so that no driver answers."""

@@ -20,7 +20,7 @@ from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 
 ASKED = 6
 T4 = ResourceName("nvidia.com/TU104GL_T4")

@@ -27,7 +27,7 @@ from pathlib import Path
 import grpc.aio
 from gpuvirt.clock import RealClock
 from gpuvirt.kubelet import grpcservers
-from gpuvirt.sim.kubelet.kubelet import running
+from gpuvirt_sim.kubelet.kubelet import running
 {life}
 async def cancel(turns: tuple[int, ...], folder: Path) -> None:
     task = asyncio.create_task(live(folder))

@@ -10,7 +10,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.checkpoint import Data, PodDevices
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
-from gpuvirt.sim.kubelet import checkpoint as writing
+from gpuvirt_sim.kubelet import checkpoint as writing
 
 ANSWER = b"\n\x31"
 ENTRY: dict[str, object] = {

@@ -16,9 +16,9 @@ from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.kubelet.claims import checked
-from gpuvirt.sim.kubelet.containers import Claim, Container
-from gpuvirt.sim.kubelet.kubelet import running
+from gpuvirt_sim.kubelet.claims import checked
+from gpuvirt_sim.kubelet.containers import Claim, Container
+from gpuvirt_sim.kubelet.kubelet import running
 
 # From the kubelet's own tests (pkg/kubelet/cm/dra/state/checkpointer_test.go, Kubernetes 1.32), with its checksum.
 OF_132 = (

@@ -9,11 +9,11 @@ import pytest
 
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
-from gpuvirt.sim.kubelet.manager import AdmissionError
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt_sim.kubelet.manager import AdmissionError
 from tests.kubeletnode import CLOCK, FAST, agent_on, options_for, until
 
 GPU, AUDIO = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A", "nvidia.com/TU106_HIGH_DEFINITION_AUDIO_CONTROLLER"

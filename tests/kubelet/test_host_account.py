@@ -11,9 +11,9 @@ from gpuvirt.hardware.usage.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.paths import HostPath, KubeletPaths
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.containers import Claim
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kubelet.containers import Claim
 from tests.givingkubelet import kubelet_with_pod
 
 ENTRY = {"PodUID": "u1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ["GPU-1"]}}

@@ -10,12 +10,12 @@ import pytest
 from gpuvirt.apps.node import run
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.client import PluginClient
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.kubelet.manager import AdmissionError
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kubelet.client import PluginClient
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import running
+from gpuvirt_sim.kubelet.manager import AdmissionError
 from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10 = "nvidia.com/GA102GL_A10"

@@ -18,11 +18,11 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate.gates import plugin_gates
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.kubelet.kubelet import running
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import NOBODY, site_in
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 

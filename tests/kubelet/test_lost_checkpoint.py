@@ -19,8 +19,8 @@ from gpuvirt.model.allocation.recordhistory import History, PodRequests
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.store.recordhistorystore import FILE, FORMAT, read_history
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 from tests.givingkubelet import give
 
 GPU, ID = ResourceName("nvidia.com/gpu"), DeviceId("GPU-8e1b1a2e-0000-4000-8000-000000000001")

@@ -8,11 +8,11 @@ import pytest
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.kubelet.kubelet import running
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import site_in
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 

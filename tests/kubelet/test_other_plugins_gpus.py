@@ -6,8 +6,8 @@ from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.sim.kubelet.containers import Container
+from gpuvirt_sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.kubelet.containers import Container
 from tests.foreignplugin import kubevirt_offers
 from tests.kubeletnode import Cluster, cluster_on, until
 

@@ -8,8 +8,8 @@ import pytest
 from gpuvirt.hardware.usage.processes import has_usual_root
 from gpuvirt.kubelet.podstarts import PodFolder
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.files.tree import constant
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.files.tree import constant
+from gpuvirt_sim.kernel import SimKernel
 from tests.simulated import Simulated
 
 

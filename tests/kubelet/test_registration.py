@@ -13,10 +13,10 @@ from gpuvirt.kubelet.registrar import register
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import running
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import running
 from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10 = "nvidia.com/GA102GL_A10"

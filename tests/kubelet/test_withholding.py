@@ -12,11 +12,11 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import Pod, SimKubelet, running
-from gpuvirt.sim.kubelet.manager import AdmissionError
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import Pod, SimKubelet, running
+from gpuvirt_sim.kubelet.manager import AdmissionError
 from tests.foreignplugin import kubevirt_offers
 from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 

@@ -16,10 +16,10 @@ from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.blocking import WouldBlock
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import Process, SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.blocking import WouldBlock
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import Process, SimKernel
 from tests.life.rigs import Rig
 
 LEFT, RIGHT = PciAddress("0000:0b:01.0"), PciAddress("0000:0b:02.0")

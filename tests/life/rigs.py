@@ -27,8 +27,8 @@ from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.store import ledgerstore
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.clock import BEGINNING, SimClock
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.clock import BEGINNING, SimClock
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import IDS, at_once
 
 Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]

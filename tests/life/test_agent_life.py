@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from typing_extensions import override
 
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.kernel import SimKernel
 from tests.life.life import Life
 from tests.life.rigs import Rig, WholeAgent
 from tests.thoroughness import examples

@@ -17,10 +17,10 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import Process, SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, driver_state, inputs
 from tests.thoroughness import examples
 

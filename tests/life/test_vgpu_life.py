@@ -24,10 +24,10 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import Process, SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import change_vgpus, inputs, site_in
 from tests.thoroughness import examples
 

@@ -5,11 +5,11 @@ import threading
 from pathlib import Path
 
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.mounted.mounting import serve
-from gpuvirt.sim.mounted.nodes import Nodes
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.mounted.mounting import serve
+from gpuvirt_sim.mounted.nodes import Nodes
 
 
 def say(word: str) -> None:

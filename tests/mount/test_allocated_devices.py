@@ -14,8 +14,8 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.allocation.ledger import Entry, Ledger
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.node.store import ledgerstore
-from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.sim.kubelet.containers import Claim
+from gpuvirt_sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.kubelet.containers import Claim
 from tests.givingkubelet import kubelet_with_pod
 from tests.mounting import GPUVIRT, mount, shell
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import host_names, load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import host_names, load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.mounting import GPUVIRT, mount, shell
 
 pytestmark = pytest.mark.ring("mount")

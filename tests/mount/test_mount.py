@@ -12,8 +12,8 @@ import pytest
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostRoots
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import host_names, load_host
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import host_names, load_host
 from tests.mounting import GPUVIRT, detach_dead_mounts, mount, shell, until
 
 pytestmark = pytest.mark.ring("mount")

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.web.connections import MANY_NEWCOMERS, MOST_NEWCOMERS
+from gpuvirt_sim.devices.nvidia import gpu_uuid
 from tests import silentclients
 from tests.certificates import Authority, Pair
 from tests.givingkubelet import give

@@ -7,8 +7,8 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from tests.simnode import running_node
 from tests.simulated import Simulated
 

@@ -28,11 +28,11 @@ from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import BEGINNING
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import BEGINNING
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import Process, SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import NOBODY, UNGATED, change_drivers, driver_state, site_in
 from tests.nodewithvgpus import VGPU
 from tests.pacedworker import OPERATION_S

@@ -12,7 +12,7 @@ from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.sim.clock import BEGINNING
+from gpuvirt_sim.clock import BEGINNING
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

@@ -12,7 +12,7 @@ from gpuvirt.model.change.nodevgpus import VgpuDemand, plan_node_vgpus
 from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.node.decisions import decide
-from gpuvirt.sim.clock import BEGINNING
+from gpuvirt_sim.clock import BEGINNING
 
 
 class CountedEntries(tuple[Entry, ...]):

@@ -20,7 +20,7 @@ from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError, UnitUnsettledError
 from gpuvirt.node.change.gate.gates import Gates
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, site_in
 from tests.simulated import Simulated
 

@@ -9,7 +9,7 @@ from gpuvirt.model.desired.observed import NodeRequest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.sim.clock import SimClock
+from gpuvirt_sim.clock import SimClock
 from tests.life.rigs import WHO
 from tests.simnode import IDS
 from tests.simulated import Simulated

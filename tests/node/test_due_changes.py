@@ -38,7 +38,7 @@ from gpuvirt.model.node.duechanges import (
 from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.kernel import SimKernel
 from tests.life.life import A10, RTX, T4
 from tests.node.test_node_decisions import (
     A10_NAME,

@@ -15,7 +15,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.node.change.gate.gate import Gate, GateFailedError
 from gpuvirt.node.change.gate.gaterecord import GateState
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, site_in
 from tests.diskfaults import OF_A_DISK, OF_A_PROCESS, Faults, failing
 from tests.simnode import SimNode, running_node

@@ -27,7 +27,7 @@ from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, gate_at
 from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
 from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.node.store import originaldrivers
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, inputs, site_in
 from tests.pacedworker import OPERATION_S
 from tests.simnode import SimNode, Workers, running_node

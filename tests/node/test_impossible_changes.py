@@ -16,8 +16,8 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

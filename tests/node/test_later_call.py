@@ -1,7 +1,7 @@
 """A call that is made later: only the time that was named last counts."""
 
 from gpuvirt.node.loops.latercall import LaterCall
-from gpuvirt.sim.clock import SimClock
+from gpuvirt_sim.clock import SimClock
 
 
 async def test_only_the_time_that_was_named_last_counts() -> None:

@@ -10,7 +10,7 @@ from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.offers.namereview import NameReview, ReviewTerms, review_names
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 from tests.thoroughness import examples

@@ -8,8 +8,8 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.kernel import SimKernel
 from tests.nodewithvgpus import VGPU
 from tests.pacedworker import OPERATION_S
 from tests.simnode import SimNode, Workers, running_node

@@ -33,9 +33,9 @@ from gpuvirt.model.offers.notice import NoticeTimes
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import BEGINNING
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import BEGINNING
+from gpuvirt_sim.kernel import SimKernel
 from tests.life.life import A10, HOST, LEFT, RIGHT, RTX, T4
 from tests.simnode import IDS
 from tests.thoroughness import examples

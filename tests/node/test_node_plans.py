@@ -18,7 +18,7 @@ from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
 from gpuvirt.model.vgputypes.profiles import profile_name
-from gpuvirt.sim.clock import BEGINNING
+from gpuvirt_sim.clock import BEGINNING
 from tests.nodewithvgpus import FIRST, T4_8Q, of
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated

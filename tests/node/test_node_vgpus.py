@@ -12,7 +12,7 @@ from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, St
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.programs.tools import SimTools
 from tests.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated

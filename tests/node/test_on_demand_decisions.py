@@ -37,11 +37,11 @@ from gpuvirt.model.offers.ondemand.choice import Place, choose
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import BEGINNING
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import Process
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import BEGINNING
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import Process
+from gpuvirt_sim.programs.tools import SimTools
 from tests.node.test_node_decisions import NOTICE, TERMS
 from tests.thoroughness import examples
 

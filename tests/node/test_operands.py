@@ -14,12 +14,12 @@ from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserv
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.agent import Agent
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import site_in
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types

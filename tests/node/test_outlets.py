@@ -11,7 +11,7 @@ from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.published import statefile
-from gpuvirt.sim.clock import BEGINNING, SimClock
+from gpuvirt_sim.clock import BEGINNING, SimClock
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

@@ -21,9 +21,9 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.sim.files.tree import DeviceNode, constant
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.files.tree import DeviceNode, constant
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import running_node
 from tests.simulated import Simulated
 

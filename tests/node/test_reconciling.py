@@ -18,10 +18,10 @@ from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import Process, SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

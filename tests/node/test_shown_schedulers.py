@@ -19,8 +19,8 @@ from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, St
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import NodeView, SchedulerView
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

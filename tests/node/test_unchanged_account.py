@@ -8,7 +8,7 @@ from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.known.tenancykeeper import Observed
-from gpuvirt.sim.clock import BEGINNING
+from gpuvirt_sim.clock import BEGINNING
 
 
 def allocated_state() -> NodeState:

@@ -19,8 +19,8 @@ from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.loops.watcher import Audience, Watcher
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.clock import SimClock
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.clock import SimClock
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

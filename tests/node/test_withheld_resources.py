@@ -13,8 +13,8 @@ from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, With
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration, ResourceView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.web import agentmetrics as metrics
+from gpuvirt_sim.clock import BEGINNING
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

@@ -11,7 +11,7 @@ from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Stat
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

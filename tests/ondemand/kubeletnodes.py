@@ -8,14 +8,14 @@ from pathlib import Path
 
 from gpuvirt.facts.sysfs import MDEVS
 from gpuvirt.node.options import NodeOptions
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import Pod, SimKubelet, running
-from gpuvirt.sim.kubelet.manager import AdmissionError
-from gpuvirt.sim.kubelet.starting import StartError, start_container
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import Pod, SimKubelet, running
+from gpuvirt_sim.kubelet.manager import AdmissionError
+from gpuvirt_sim.kubelet.starting import StartError, start_container
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import site_in
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.ondemand.pods import ON_DEMAND

@@ -12,9 +12,9 @@ from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import SimNode, at_once
 
 ON_DEMAND = Settings(mode=DesiredMode.ON_DEMAND)

@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from gpuvirt.sim.kubelet.kubelet import Pod, running
-from gpuvirt.sim.kubelet.manager import AdmissionError
+from gpuvirt_sim.kubelet.kubelet import Pod, running
+from gpuvirt_sim.kubelet.manager import AdmissionError
 from tests.kubeletnode import CLOCK, until
 from tests.ondemand.kubeletnodes import T4_1Q, T4_8Q, T4_16Q, MortalAgent, Node, host, options_of, start_at_last
 from tests.thoroughness import sized

@@ -25,11 +25,11 @@ from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
 from gpuvirt.model.offers.ondemand.choice import parent_of
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.devices.vgpu import SimVgpuHost
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.devices.vgpu import SimVgpuHost
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.ondemand.pods import Pod, Pods, counts, settled, vgpus
 from tests.proofs import remove
 from tests.simnode import SimNode, running_node

@@ -12,7 +12,7 @@ from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSet
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.vgpu import SimVgpuHost, VgpuTypeSpec
+from gpuvirt_sim.devices.vgpu import SimVgpuHost, VgpuTypeSpec
 from tests.ondemand.pods import ON_DEMAND, P100, Pods, counts, one_p100, settled, vgpus
 from tests.simnode import running_node
 from tests.simulated import Simulated

@@ -6,9 +6,9 @@ import pytest
 
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.node.ondemand.patience import PAUSE_S
-from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.kubelet.manager import AdmissionError
-from gpuvirt.sim.kubelet.starting import start_container
+from gpuvirt_sim.kubelet.kubelet import running
+from gpuvirt_sim.kubelet.manager import AdmissionError
+from gpuvirt_sim.kubelet.starting import start_container
 from tests.kubeletnode import CLOCK, agent_on, until
 from tests.ondemand.kubeletnodes import T4_8Q, T4_16Q, Node, host, node_with, options_of
 from tests.thoroughness import sized

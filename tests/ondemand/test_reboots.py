@@ -13,7 +13,7 @@ from gpuvirt.model.desired.settings import Compat
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.kernel import SimKernel
 from tests.ondemand.pods import ON_DEMAND, Pods, one_p100, settled, vgpus
 from tests.simnode import running_node
 from tests.simulated import Simulated

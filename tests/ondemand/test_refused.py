@@ -26,10 +26,10 @@ from gpuvirt.node.change.gate.membership import NoGate
 from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import BEGINNING
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import BEGINNING
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
 from tests.changes import UNGATED
 from tests.diskfaults import failing
 from tests.ondemand.pods import ON_DEMAND, P100, Pods, one_p100, settled, vgpus

@@ -6,7 +6,7 @@ from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.hypervisor import Action, Call, Power
 from gpuvirt.model.schedules.spec import Phase, PhaseName, Profile
 from gpuvirt.model.schedules.times import timeline_of
-from gpuvirt.sim.schedules.cluster import PHASE_LABEL
+from gpuvirt_sim.schedules.cluster import PHASE_LABEL
 from tests.schedules.choices import Choices
 from tests.schedules.modelcluster import NodeObject
 from tests.schedules.modelhypervisor import Connection

@@ -1,8 +1,6 @@
 """The demo of a schedule plays a whole day: pods follow their workers, and so do the units that are free."""
 
 import re
-import subprocess
-import sys
 
 from tests.commandline import ran
 
@@ -26,12 +24,3 @@ def test_the_demo_plays_a_day() -> None:
     assert evening.index("evicts pod default/train-4") < suspended
     assert suspended < evening.index("asks the hypervisor: start VM worker-5")
     assert "Pending; worker worker-1 is suspended until Tue 2026-01-06 07:00 CET by schedule gpus" in evening
-
-
-def test_the_demo_without_cron_lines_says_what_to_install() -> None:
-    script = "import sys\nsys.modules['cronsim'] = None\nfrom gpuvirt.cli.main import run\nrun(['demo', '--schedule'])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == (
-        "gpuvirt: this demo needs cronsim, which is not installed; pip install 'gpuvirt[schedules]'\n"
-    )

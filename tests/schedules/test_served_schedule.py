@@ -20,7 +20,7 @@ from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.hypervisor import Answer, Call, Hypervisor, Power, VmKey
-from gpuvirt.sim.clock import SimTimer
+from gpuvirt_sim.clock import SimTimer
 from tests.certificates import Authority, Pair
 from tests.schedules.modelhypervisor import Connection, Fault, ModelHypervisor, Vm
 from tests.schedules.servedschedule import LEASES, NODES, SCHEDULES, Object, ServedSchedule

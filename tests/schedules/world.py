@@ -23,7 +23,7 @@ from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Override, Phas
 from gpuvirt.model.schedules.status import Status
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import Advance
-from gpuvirt.sim.clock import SimTimer
+from gpuvirt_sim.clock import SimTimer
 from tests.schedules.choices import Choices
 from tests.schedules.modelcluster import BIND_S, ModelCluster, NodeObject, PodObject
 from tests.schedules.modelhypervisor import Connection, Fault, ModelHypervisor, Vm

@@ -31,13 +31,13 @@ from gpuvirt.node.shares.recordstore import FILE, RecordStore
 from gpuvirt.node.shares.shareallocator import Dependencies
 from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.processes import Process
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import Pod, SimKubelet, running
-from gpuvirt.sim.kubelet.starting import Started, start_container
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.processes import Process
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import Pod, SimKubelet, running
+from gpuvirt_sim.kubelet.starting import Started, start_container
 from tests.kubeletnode import CLOCK, FAST, until
 from tests.shares.opengpus import OpenGpus
 

@@ -23,13 +23,13 @@ from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import Pod, SimKubelet, running
-from gpuvirt.sim.kubelet.starting import StartError, start_container
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import Pod, SimKubelet, running
+from gpuvirt_sim.kubelet.starting import StartError, start_container
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.shares.sharednode import ELF, VGPU, nvidia_spec
 

@@ -32,8 +32,8 @@ from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.node.shares.refusals import ShareRefusedError
 from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.kernel import SimKernel
 from tests.changes import UNGATED
 from tests.shares.sharednode import nvidia_spec
 from tests.simnode import SimNode, running_node

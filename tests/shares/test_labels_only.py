@@ -20,9 +20,9 @@ from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.paths import HostRoots, KubeletPaths
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
 from tests.certificates import Authority, Pair
 from tests.kubeletnode import FAST, until
 from tests.scriptedapi import Call, Reply, ScriptedApi, scripted

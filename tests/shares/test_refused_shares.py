@@ -20,9 +20,9 @@ from gpuvirt.model.shares.demand import Demand
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.refusals import Refusal, Refusals, RefusedPod, Step
-from gpuvirt.sim.clock import SimClock
-from gpuvirt.sim.kubelet.manager import AdmissionError
-from gpuvirt.sim.kubelet.starting import StartError
+from gpuvirt_sim.clock import SimClock
+from gpuvirt_sim.kubelet.manager import AdmissionError
+from gpuvirt_sim.kubelet.starting import StartError
 from tests.certificates import Authority, Pair
 from tests.kubeletnode import CLOCK, until
 from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, scripted

@@ -24,7 +24,7 @@ from gpuvirt.node.shares.refusals import ShareRefusedError
 from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator
 from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.node.shares.unitallocation import UnitAllocation
-from gpuvirt.sim.clock import SimClock
+from gpuvirt_sim.clock import SimClock
 from tests.shares.sharednode import GPUS, MINORS, nvidia_spec, spec_env
 
 T = TypeVar("T")

@@ -20,9 +20,9 @@ from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt.model.shares.node.hamicore import HEADER, limit_of, why_unusable, with_limits
 from gpuvirt.model.shares.node.records import ShareLimit, record_of
 from gpuvirt.node.shares.recordstore import FILE
-from gpuvirt.sim.kubelet.starting import StartError
 from gpuvirt.support import shares as archived
 from gpuvirt.web import agentmetrics
+from gpuvirt_sim.kubelet.starting import StartError
 from tests.shares.sharednode import APP, ELF, GPUS, INIT, LIBRARY, MINORS, SharedNode, shared_node
 
 A, B = GPUS

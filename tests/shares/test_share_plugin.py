@@ -8,9 +8,9 @@ import pytest
 
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node.choice import NodeSharing
-from gpuvirt.sim.kubelet.kubelet import Pod
-from gpuvirt.sim.kubelet.manager import AdmissionError
-from gpuvirt.sim.kubelet.starting import Started, StartError
+from gpuvirt_sim.kubelet.kubelet import Pod
+from gpuvirt_sim.kubelet.manager import AdmissionError
+from gpuvirt_sim.kubelet.starting import Started, StartError
 from tests.kubeletnode import CLOCK, until
 from tests.shares.sharednode import APP, BOTH, GPUS, INIT, MINORS, SIDECAR, VGPU, nvidia_spec, shared_node, spec_env
 

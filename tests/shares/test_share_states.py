@@ -42,7 +42,7 @@ from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator
 from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.clock import SimClock
+from gpuvirt_sim.clock import SimClock
 from tests.shares.sharednode import BOTH, GPUS, MINORS, nvidia_spec, spec_env
 
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP

@@ -19,9 +19,9 @@ from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.sim.files.tree import Folder, constant
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.devices.nvidia import gpu_uuid
+from gpuvirt_sim.files.tree import Folder, constant
+from gpuvirt_sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

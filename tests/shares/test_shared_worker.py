@@ -11,9 +11,9 @@ from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.agent import Agent
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.shares.sharednode import VGPU, nvidia_spec
 

@@ -6,10 +6,10 @@ import pytest
 
 from gpuvirt.errors import ConfigError
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.archives.export import LeavesTargetError, export
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.files.tree import constant
-from gpuvirt.sim.hostspec import HostSpec, host_names, load_host
+from gpuvirt_sim.archives.export import LeavesTargetError, export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.files.tree import constant
+from gpuvirt_sim.hostspec import HostSpec, host_names, load_host
 
 
 def test_hosts_that_must_exist() -> None:

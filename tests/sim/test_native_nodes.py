@@ -8,11 +8,11 @@ import pytest
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.access.openfiles import OpenFile
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.devices.nativenodes import UnbindInUse
-from gpuvirt.sim.files.blocking import WouldBlock
-from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.devices.nativenodes import UnbindInUse
+from gpuvirt_sim.files.blocking import WouldBlock
+from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
+from gpuvirt_sim.kernel import SimKernel
 from tests.simulated import Simulated
 
 AMD, AMD_AUDIO = PciAddress("0000:03:00.0"), PciAddress("0000:03:00.1")

@@ -4,9 +4,9 @@ import pytest
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.access.tools import Ended
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import host_names, load_host
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import host_names, load_host
+from gpuvirt_sim.programs.tools import SimTools
 
 
 def called(tools: SimTools, line: str) -> Ended:

@@ -4,7 +4,7 @@ import errno
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.kernel import SimKernel
 from tests.simulated import Simulated
 
 GPU = PciAddress("0000:65:00.0")

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.sim.devices.vgpu import SimVgpuHost
-from gpuvirt.sim.hostspec import CardSpec, host_names, load_host, shared_cards
+from gpuvirt_sim.devices.vgpu import SimVgpuHost
+from gpuvirt_sim.hostspec import CardSpec, host_names, load_host, shared_cards
 
 GPU = PciAddress("0000:01:00.0")
 BOARDS = {name: board for name, board in shared_cards().items() if board.vgpu_types}

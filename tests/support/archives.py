@@ -8,7 +8,7 @@ import msgspec
 from gpuvirt.archive import FORMAT, HOST, Entry, Manifest, NotRead, Opened, pack, unpack
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.archives.hostcopy import HostCopy, copy_host
-from gpuvirt.sim.clock import BEGINNING
+from gpuvirt_sim.clock import BEGINNING
 
 MANIFEST = Manifest(format=FORMAT, gpuvirt="0.1.0", at=BEGINNING, node="node-1", names_hidden=False, privileged=True)
 

@@ -19,9 +19,9 @@ from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.archives.hostcopy import copy_host
 from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostPath, HostRoots
-from gpuvirt.sim.archives.archived import ArchivedKernel
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import host_names, load_host
+from gpuvirt_sim.archives.archived import ArchivedKernel
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import host_names, load_host
 from tests.simulated import Simulated
 from tests.support.archives import MANIFEST, packed
 from tests.thoroughness import examples

@@ -11,9 +11,9 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.archives.hostcopy import CONFIG_BYTES, HEADER_BYTES, copy_host
 from gpuvirt.hardware.host import cmdline
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.files.blocking import WouldBlock
-from gpuvirt.sim.files.tree import File, Link, constant
-from gpuvirt.sim.hostspec import host_names
+from gpuvirt_sim.files.blocking import WouldBlock
+from gpuvirt_sim.files.tree import File, Link, constant
+from gpuvirt_sim.hostspec import host_names
 from tests.simulated import Simulated
 
 GPU, NETWORK, PORT = PciAddress("0000:65:00.0"), PciAddress("0000:17:00.0"), PciAddress("0000:64:02.0")

@@ -17,13 +17,13 @@ from gpuvirt.hardware.archives.hostcopy import copy_host
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.archives.archived import ArchivedKernel
-from gpuvirt.sim.archives.importing import Imported, import_host
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.devices.vgpu import VgpuTypeSpec
-from gpuvirt.sim.files.tree import Link, constant
-from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, host_names, load_host
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.archives.archived import ArchivedKernel
+from gpuvirt_sim.archives.importing import Imported, import_host
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.devices.vgpu import VgpuTypeSpec
+from gpuvirt_sim.files.tree import Link, constant
+from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, host_names, load_host
+from gpuvirt_sim.kernel import SimKernel
 from tests.simulated import Simulated
 from tests.support.archives import opened
 from tests.thoroughness import examples

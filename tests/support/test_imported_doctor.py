@@ -22,13 +22,13 @@ from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.archives.archived import ArchivedKernel
-from gpuvirt.sim.archives.importing import Imported, import_archive, import_host
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.devices.platform import Boot, Cpu, PlatformSpec, ScreenSpec
-from gpuvirt.sim.files.tree import File, Link, constant
-from gpuvirt.sim.hostspec import host_names
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt_sim.archives.archived import ArchivedKernel
+from gpuvirt_sim.archives.importing import Imported, import_archive, import_host
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.devices.platform import Boot, Cpu, PlatformSpec, ScreenSpec
+from gpuvirt_sim.files.tree import File, Link, constant
+from gpuvirt_sim.hostspec import host_names
+from gpuvirt_sim.kernel import SimKernel
 from tests.badhosts import BAD
 from tests.sickhost import examine, findings, host
 from tests.simulated import Simulated

@@ -8,8 +8,8 @@ import pytest
 
 from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.archives.export import export
-from gpuvirt.sim.devices.platform import PlatformSpec
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.devices.platform import PlatformSpec
 from tests.commandline import called
 from tests.sickhost import host
 

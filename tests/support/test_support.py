@@ -28,12 +28,12 @@ from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.shares import recordstore
 from gpuvirt.node.store import ledgerstore
-from gpuvirt.sim.archives.export import export
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import BEGINNING, SimClock
-from gpuvirt.sim.devices.platform import Boot, Cpu, PlatformSpec
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet import checkpoint
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import BEGINNING, SimClock
+from gpuvirt_sim.devices.platform import Boot, Cpu, PlatformSpec
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kubelet import checkpoint
 from tests.commandline import called, gpuvirt
 from tests.simnode import IDS
 

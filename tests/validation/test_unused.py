@@ -10,10 +10,10 @@ from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.model.change.driverplanning import why_not_unused
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import NOBODY, driver_state, site_in
 from tests.mounting import GPUVIRT, mount, shell
 

@@ -12,10 +12,10 @@ from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.observation import observe
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_vgpus, plan_vgpus, site_in
 
 

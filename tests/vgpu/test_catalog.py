@@ -10,7 +10,7 @@ from gpuvirt.model.inventory import pciids
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.catalog import Card, CardType
 from gpuvirt.model.vgputypes.profiles import Series, parse_profile, profile_name
-from gpuvirt.sim.hostspec import shared_cards
+from gpuvirt_sim.hostspec import shared_cards
 
 CARDS = catalog.cards()
 TYPES = [(card, one) for card in CARDS for one in card.types()]

@@ -12,7 +12,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change import byhand
 from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec, shared_cards
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, shared_cards
 from tests.change.test_unit_changes import L40S, HostUnit
 from tests.changes import NOBODY, ReportStep, say_nothing
 from tests.vgpu.hostwithvgpus import VgpuHost, codes

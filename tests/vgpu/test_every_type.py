@@ -17,10 +17,10 @@ from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.catalog import Card, CardType
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.devices.vgpu import VgpuTypeSpec
-from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.devices.vgpu import VgpuTypeSpec
+from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_vgpus, plan_vgpus, site_in
 from tests.thoroughness import examples
 

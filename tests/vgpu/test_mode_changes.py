@@ -19,7 +19,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.programs.tools import SimTools
 from tests.changes import change_vgpus
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
 

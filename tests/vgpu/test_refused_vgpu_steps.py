@@ -26,7 +26,7 @@ from gpuvirt.node.change.steps.changes import Change, Changes
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.change.steps.vgpusteps import Run, claims, take_all, verify_vfs_removable
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt_sim.programs.tools import SimTools
 from tests.change.test_unit_changes import WHOLE, HostUnit
 from tests.changes import UNGATED, change_vgpus, site_in
 from tests.proofs import remove

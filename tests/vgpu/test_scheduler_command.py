@@ -19,9 +19,9 @@ from gpuvirt.model.change.moduleoption import FILE
 from gpuvirt.model.change.vgpus.scheduling import refuse, registry_scheduler, registry_value
 from gpuvirt.node.published.moduleoptions import read_kept
 from gpuvirt.paths import HostRoots
-from gpuvirt.sim.archives.export import export
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import load_host
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
 from tests.commandline import called
 from tests.vgpu.hostwithvgpus import VgpuHost
 

@@ -17,8 +17,8 @@ from gpuvirt.node.change import byhand
 from gpuvirt.node.change.gate.gate import UnitBusyError, gate_at
 from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.function import SimFunction
-from gpuvirt.sim.files.tree import DeviceNode, constant
+from gpuvirt_sim.devices.function import SimFunction
+from gpuvirt_sim.files.tree import DeviceNode, constant
 from tests.changes import change_vgpus, inputs
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
 

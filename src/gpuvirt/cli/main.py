@@ -12,6 +12,7 @@ from types import ModuleType
 
 import typer
 
+from gpuvirt import __version__
 from gpuvirt.cli.interrupts import taken_interrupts
 from gpuvirt.cli.version import Version
 from gpuvirt.errors import ConfigError, GpuvirtError
@@ -25,11 +26,16 @@ class Command:
     """A command, so that `gpuvirt --help` loads none."""
 
     folder: str
-    """The folder of this package with the command's module, which has its name."""
+    """The folder of this package with the command's module, which has its name; empty for another distribution's."""
     help: str
     """`gpuvirt --help` cuts lines of more than 62 characters at 80 columns."""
     extra: str = ""
     """The extra of gpuvirt with the command's library; empty if it needs none."""
+    distribution: str = ""
+    """The distribution that brings the command by an entry point; empty for gpuvirt itself."""
+
+
+SIMULATOR = "gpuvirt-sim"
 
 
 COMMANDS = {
@@ -46,12 +52,12 @@ COMMANDS = {
     "schedule": Command("changes", "Show, plan and check VgpuSchedules, and switch phases.", extra="schedules"),
     "uninstall": Command("services", "Remove what gpuvirt has created in the cluster."),
     "discover": Command("services", "Label this node by its NVIDIA GPUs and operating system."),
-    "demo": Command("simulated", "Show what gpuvirt does, on a simulated host with GPUs."),
+    "demo": Command("", "Show what gpuvirt does, on a simulated host with GPUs.", distribution=SIMULATOR),
     "support": Command("diagnosis", "Pack the state of this host's GPUs into one archive."),
     "vfio": Command("changes", "Bind GPUs to a VFIO driver for VMs, or back to the host's."),
     "vgpu": Command("changes", "Create and delete vGPUs, and apply vGPU configs."),
     "install": Command("services", "Install what helm cannot; the chart's Jobs run this."),
-    "sim": Command("simulated", "Simulate hosts with GPUs, and run programs on them."),
+    "sim": Command("", "Simulate hosts with GPUs, and run programs on them.", distribution=SIMULATOR),
     "validate": Command("services", "Check a container node, for NVIDIA's operands."),
     "version": Command("diagnosis", "Print the version."),
 }
@@ -90,6 +96,8 @@ def program_for(words: Sequence[str]) -> typer.Typer:
 
 def _module_of(name: str, command: Command) -> ModuleType:
     """Return the module of a command; raise GpuvirtError if the library of its extra is not installed."""
+    if command.distribution:
+        return _module_of_distribution(name, command.distribution)
     try:
         return import_module(f"gpuvirt.cli.{command.folder}.{name}")
     except ModuleNotFoundError as error:
@@ -97,6 +105,25 @@ def _module_of(name: str, command: Command) -> ModuleType:
             raise
         extra = f"gpuvirt[{command.extra}]"
         raise GpuvirtError(f"{name} needs {error.name}, which is not installed; pip install '{extra}'") from error
+
+
+def _module_of_distribution(name: str, distribution: str) -> ModuleType:
+    """Return the module of a command that another distribution brings as an entry point of `gpuvirt.commands`.
+
+    Raise GpuvirtError if that distribution is missing, or is of another version.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415  the agent does without
+
+    point = next(iter(entry_points(group="gpuvirt.commands", name=name)), None)
+    found = point.dist.version if point is not None and point.dist is not None else None
+    if point is None or found != __version__:
+        state = "is not installed" if found is None else f"is installed in version {found}"
+        raise GpuvirtError(
+            f"{name} needs {distribution} {__version__}, which {state}; pip install {distribution}=={__version__},"
+            " or pip install ./simulator in a clone of gpuvirt"
+        )
+    module: ModuleType = point.load()
+    return module
 
 
 def _not_loaded() -> None:

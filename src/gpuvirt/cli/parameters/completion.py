@@ -1,4 +1,4 @@
-"""What shells complete: simulated hosts, vGPU configs and types, and the nodes of the kubeconfig's cluster.
+"""What shells complete: vGPU configs and types, and the nodes of the kubeconfig's cluster.
 
 A completion that fails prints nothing: the shell would show an error in the middle of the typed line.
 """
@@ -16,37 +16,30 @@ MOST_S = 1.5
 """The longest time for which a shell waits for the API server."""
 
 
-def hosts(incomplete: str) -> list[str]:
-    """Return the simulated hosts."""
-    from gpuvirt.sim.hostspec import host_names
-
-    return _starting(incomplete, host_names())
-
-
 def configs(incomplete: str) -> list[str]:
     """Return the names of the built-in vGPU configs: `default`, and each vGPU type."""
     from gpuvirt.model.desired.vgpudefaults import builtin_configs
 
-    return _starting(incomplete, builtin_configs())
+    return starting(incomplete, builtin_configs())
 
 
 def types(incomplete: str) -> list[str]:
     """Return the vGPU types of all cards."""
     from gpuvirt.model.vgputypes.catalog import cards
 
-    return _starting(incomplete, dict.fromkeys(one.profile.text for card in cards() for one in card.types()))
+    return starting(incomplete, dict.fromkeys(one.profile.text for card in cards() for one in card.types()))
 
 
 def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the nodes with a GpuNode, by the kubeconfig of the typed options."""
-    return _starting(incomplete, _gpu_nodes(ctx))
+    return starting(incomplete, _gpu_nodes(ctx))
 
 
 def node_targets(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return `node/NAME` for each node with a GpuNode."""
     if not "node/".startswith(incomplete[:5]):
         return []
-    return _starting(incomplete, (f"node/{name}" for name in _gpu_nodes(ctx)))
+    return starting(incomplete, (f"node/{name}" for name in _gpu_nodes(ctx)))
 
 
 def _gpu_nodes(ctx: typer.Context) -> tuple[str, ...]:
@@ -67,5 +60,6 @@ async def _read(kubeconfig: Path | None, context: str) -> tuple[str, ...]:
         return tuple(one.metadata.name for one in (await client.list(Collection(GPU_NODES, AnyObject))).items)
 
 
-def _starting(incomplete: str, names: Iterable[str]) -> list[str]:
+def starting(incomplete: str, names: Iterable[str]) -> list[str]:
+    """Return the names that begin with what was typed."""
     return sorted(name for name in names if name.startswith(incomplete))

@@ -1,7 +1,7 @@
 """The kernel seam: files, leases, open files and uevents, of this host or of a simulated host.
 
 All reads and writes of a host pass through a `Kernel`, at the level of files. The implementation for a real host is
-here; `gpuvirt.sim.kernel` has one for simulated hosts, with the same behaviour.
+here; `gpuvirt_sim.kernel` has one for simulated hosts, with the same behaviour.
 """
 
 import contextlib
