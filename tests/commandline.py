@@ -14,7 +14,9 @@ PATH = os.environ["PATH"]  # noqa: TID251  passed on
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
 
 
-def gpuvirt(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def gpuvirt(
+    *arguments: str, environment: dict[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run gpuvirt as a program, without the environment of this process."""
     return subprocess.run(
         [*GPUVIRT, *arguments],
@@ -23,6 +25,7 @@ def gpuvirt(*arguments: str, environment: dict[str, str] | None = None) -> subpr
         timeout=100,
         check=False,
         env={"PATH": PATH, **(environment or {})},
+        cwd=cwd,
     )
 
 

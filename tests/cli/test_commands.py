@@ -254,6 +254,12 @@ def test_sim_run_returns_the_exit_code_of_the_program(command: list[str], code: 
     assert gpuvirt("sim", "run", "--", *command).returncode == code
 
 
+@pytest.mark.parametrize("how", [(), ("--snapshot",)])
+def test_sim_run_runs_a_program_where_it_was_called(tmp_path: Path, how: tuple[str, ...]) -> None:
+    (tmp_path / "here").write_text("found")
+    assert gpuvirt("sim", "run", *how, "--", "cat", "here", cwd=tmp_path).stdout == "found"
+
+
 def test_sim_run_shows_the_host_to_other_programs() -> None:
     script = 'cat "$GPUVIRT_HOST_ROOT/sys/bus/pci/devices/0000:65:00.0/vendor"; ls "$GPUVIRT_HOST_ROOT/dev/vfio"'
     assert gpuvirt("sim", "run", "--", "sh", "-c", script).stdout == "0x10de\n12\n22\nvfio\n"

@@ -102,6 +102,7 @@ def run(
     """
     spec = load_host(host)
     signal.signal(signal.SIGINT, lambda *_: None)  # the program gets Ctrl-C, too, and decides whether it ends
+    here = Path.cwd()  # libfuse goes to /
     with tempfile.TemporaryDirectory(prefix="gpuvirt-") as folder:
         root, kubelet_dir = Path(folder) / "host", Path(folder) / "kubelet"
         root.mkdir()
@@ -109,7 +110,7 @@ def run(
             (kubelet_dir / "device-plugins").mkdir(parents=True)
         with simulatedhost.at(root, spec, host, manager, snapshot=snapshot):
             environment = _environment(root, kubelet_dir, manager)
-            code = asyncio.run(_run(command, environment, kubelet_dir, with_kubelet=kubelet))
+            code = asyncio.run(_run(_Program(command, environment, here), kubelet_dir, with_kubelet=kubelet))
     raise typer.Exit(code)
 
 
@@ -209,14 +210,21 @@ def _opened(record: Path | None) -> AbstractContextManager[IO[bytes] | None]:
         raise ConfigError(f"{record} can't be written: {error.strerror}", where="--record") from error
 
 
-async def _run(command: list[str], environment: Mapping[str, str], kubelet_dir: Path, *, with_kubelet: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class _Program:
+    command: list[str]
+    environment: Mapping[str, str]
+    folder: Path
+
+
+async def _run(program: _Program, kubelet_dir: Path, *, with_kubelet: bool) -> int:
     if not with_kubelet:
-        return await _spawn(command, environment)
+        return await _spawn(program)
     async with running(kubelet_dir, RealClock()):
-        return await _spawn(command, environment)
+        return await _spawn(program)
 
 
-async def _spawn(command: list[str], environment: Mapping[str, str]) -> int:
+async def _spawn(program: _Program) -> int:
     started: list[asyncio.subprocess.Process] = []
 
     def forward(number: int) -> None:
@@ -226,9 +234,11 @@ async def _spawn(command: list[str], environment: Mapping[str, str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):  # libfuse's own handlers would end only the mount
         asyncio.get_running_loop().add_signal_handler(number, forward, number)
     try:
-        started.append(await asyncio.create_subprocess_exec(*command, env=environment))
+        started.append(
+            await asyncio.create_subprocess_exec(*program.command, env=program.environment, cwd=program.folder)
+        )
     except OSError as error:
-        typer.echo(f"gpuvirt: {command[0]} can't be run: {error.strerror}", err=True)
+        typer.echo(f"gpuvirt: {program.command[0]} can't be run: {error.strerror}", err=True)
         return 127
     code = await started[0].wait()
     return code if code >= 0 else SIGNALLED - code
