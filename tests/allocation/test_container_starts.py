@@ -17,6 +17,7 @@ from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
+from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
@@ -139,6 +140,92 @@ async def test_containers_start_with_the_nodes_that_their_vgpus_have_again(tmp_p
             for vgpu in vgpus:
                 start(node, T4_4Q, vgpu)
     assert len(vgpus) == 4
+
+
+async def test_a_vgpu_that_is_made_again_after_a_reboot_is_listed_as_healthy_until_then(tmp_path: Path) -> None:
+    """The kubelet, which admits the pod again, would refuse it for good; no other pod gets the vGPU meanwhile."""
+    async with running_node(one_t4(), tmp_path, VGPU) as before:
+        await label(before)
+        made = (live for host in scan(before.kernel).vgpu_hosts.values() for live in host.live)
+        vgpu = min(made, key=lambda live: str(live.group)).id  # it is made first in the next boot, too
+        admit(before, T4_4Q, vgpu)
+        await before.report_account()
+    (tmp_path / desiredstatestore.FILE).unlink()  # the agent learns from the API server what is desired
+    async with running_node(one_t4(boots=1), tmp_path, VGPU) as node:
+        assert of(node.kernel, FIRST) == []
+        assert node.offered[T4_4Q] == {vgpu: True}
+        assert node.reasons(vgpu) == [ReasonCode.AWAITED_AFTER_REBOOT]
+        assert node.refused(T4_4Q, [vgpu]) is ReasonCode.AWAITED_AFTER_REBOOT
+        node.recorded.containers, node.held = before.recorded.containers, before.held
+        assert why_refused(node, T4_4Q, vgpu).code is ReasonCode.AWAITED_AFTER_REBOOT
+        await node.report_account()
+        assert node.offered[T4_4Q] == {vgpu: True}, "the kubelet may not have admitted its pod yet"
+        await label(node)
+        assert node.offered[T4_4Q][DeviceId(vgpu)] is True
+        assert node.reasons(vgpu) == []
+        start(node, T4_4Q, vgpu)
+        node.kernel.write(HostPath(f"{MDEVS}/{vgpu}/remove"), b"1")
+        await node.advance(1)
+        assert node.offered[T4_4Q][DeviceId(vgpu)] is False, "this boot has shown it"
+
+
+async def test_a_vgpu_that_was_removed_in_this_boot_is_not_awaited(tmp_path: Path) -> None:
+    async with running_node(one_t4(), tmp_path, VGPU) as node:
+        await label(node)
+        vgpu = of(node.kernel, FIRST)[0]
+        admit(node, T4_4Q, vgpu)
+        await node.report_account()
+        node.kernel.write(HostPath(f"{MDEVS}/{vgpu}/remove"), b"1")
+        await node.advance(1)
+        assert node.reasons(vgpu) == [ReasonCode.DEVICE_GONE]
+        assert node.offered[T4_4Q][DeviceId(vgpu)] is False
+        assert why_refused(node, T4_4Q, vgpu).code is ReasonCode.NODES_CHANGED
+
+
+async def test_a_vgpu_of_vendor_vfio_is_awaited_after_a_reboot(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xL40S"), tmp_path) as before:
+        await before.report_account()
+        resource, devices = next((name, list(found)) for name, found in before.offered.items() if "L40S-" in name)
+        admit(before, resource, devices[0])
+        await before.report_account()
+    kernel = simulated("4xL40S")
+    kernel.reboot_id()
+    kernel.write(HostPath(f"/sys/bus/pci/devices/{devices[0]}/nvidia/current_vgpu_type"), b"0")
+    async with running_node(kernel, tmp_path) as node:
+        assert node.offered[resource][DeviceId(devices[0])] is True
+        assert ReasonCode.AWAITED_AFTER_REBOOT in node.reasons(devices[0])
+        node.recorded.containers, node.held = before.recorded.containers, before.held
+        reason = why_refused(node, resource, devices[0])
+        assert reason.code is ReasonCode.AWAITED_AFTER_REBOOT
+        assert "vGPU" in reason.text
+        assert "mdev" not in reason.text
+
+
+@pytest.mark.parametrize("driver", ["nvidia", None])
+async def test_a_gpu_that_is_bound_again_after_a_reboot_is_listed_as_healthy_until_then(
+    tmp_path: Path, driver: str | None
+) -> None:
+    async with running_node(gpus_in(12, 14), tmp_path) as before:
+        await before.report_account()
+        admit(before, RTX4090, LEFT)
+        await before.report_account()
+    kernel = gpus_in(12, 14, boots=1)
+    kernel.rebind(LEFT, driver)
+    async with running_node(kernel, tmp_path) as node:
+        await node.advance(5)
+        assert node.offered[RTX4090] == {LEFT: True, RIGHT: True}
+        assert node.reasons(LEFT) == [ReasonCode.AWAITED_AFTER_REBOOT]
+        assert node.refused(RTX4090, [LEFT]) is ReasonCode.AWAITED_AFTER_REBOOT
+        node.recorded.containers, node.held = before.recorded.containers, before.held
+        assert why_refused(node, RTX4090, LEFT).code is ReasonCode.AWAITED_AFTER_REBOOT
+        kernel.rebind(LEFT, "vfio-pci")
+        await node.advance(5)
+        await node.report_account()
+        assert node.reasons(LEFT) == []
+        start(node, RTX4090, LEFT)
+        kernel.rebind(LEFT, driver)
+        await node.advance(5)
+        assert node.offered[RTX4090][DeviceId(LEFT)] is False
 
 
 @pytest.mark.parametrize(("groups", "starts"), [((12, 14), True), ((14, 12), False), ((12, 12), True)])

@@ -7,14 +7,16 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import UNSET
 
-from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, is_mdev_uuid
+from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.ondemandids import vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.allocation.recordednodes import foreign_nodes, own_nodes
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.reasons import Reason, containerstarts
+from gpuvirt.model.reasons import Reason, containerstarts, unhealthy
+from gpuvirt.model.reasons.reason import driver_link
 
 
 def why_no_start(
@@ -29,13 +31,31 @@ def why_no_start(
     Which of a pod's containers starts is unknown, so that the answers of all of them count.
     """
     for device in devices:
-        answers = _answers(recorded, resource, device)
+        answers, is_new = _answers(recorded, resource, device), _is_of_this_boot(entries, resource, device)
+        if not is_new and (awaited := _why_awaited(inventory, device)) is not None:
+            return awaited
         for answer in answers:
             if device in vgpus_in(answer) and (foreign := foreign_nodes(inventory, answer)):
                 return containerstarts.nodes_changed(device, device, foreign, own_nodes(inventory, [device]))
-        if not answers and not _is_of_this_boot(entries, resource, device):
+        if not answers and not is_new:
             return containerstarts.nodes_unknown(device, _why_unknown(recorded))
     return None
+
+
+def _why_awaited(inventory: Inventory, device: DeviceId) -> Reason | None:
+    """Return that a device of an earlier boot has not been made or bound again, None where it is there or unknown."""
+    function = inventory.facts.functions.get(PciAddress(device))
+    if VgpuId(device) in inventory.vgpus:
+        return None
+    if is_mdev_uuid(device) or (function is not None and _carries_vgpus(function)):
+        return unhealthy.awaited_vgpu(device)
+    if function is None or isinstance(function.driver, Unread) or function.on_vfio:
+        return None
+    return unhealthy.awaited_gpu(device, (driver_link(device, function.driver),))
+
+
+def _carries_vgpus(function: PciFunction) -> bool:
+    return function.physfn is not None and function.id.vendor == NVIDIA
 
 
 def _answers(recorded: Recorded | Unknown, resource: ResourceName, device: DeviceId) -> Sequence[PluginAnswer]:

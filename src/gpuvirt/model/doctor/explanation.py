@@ -41,6 +41,7 @@ class Standing(StrEnum):
 STEPS: Mapping[ReasonCode, Step] = {
     ReasonCode.FELL_OFF_BUS: Step.BUS,
     ReasonCode.DEVICE_GONE: Step.BUS,
+    ReasonCode.AWAITED_AFTER_REBOOT: Step.DRIVER,
     ReasonCode.MALFORMED_SYSFS_ENTRY: Step.BUS,
     ReasonCode.UNREAD: Step.BUS,
     ReasonCode.NO_IOMMU_GROUP: Step.IOMMU_GROUP,

@@ -23,14 +23,14 @@ Key = tuple[ResourceName, DeviceId]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The reasons against a device; a healthy device has none."""
+    """The reasons against a device; a healthy device has none, or is awaited after a reboot."""
 
     against: tuple[Reason, ...] = ()
 
     @property
     def healthy(self) -> bool:
-        """Whether a VM could use the device."""
-        return not self.against
+        """Whether the kubelet is told that a VM can use the device; an awaited one is allocated to no other pod."""
+        return all(reason.code is ReasonCode.AWAITED_AFTER_REBOOT for reason in self.against)
 
 
 HEALTHY = Health()

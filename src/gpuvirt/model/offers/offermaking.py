@@ -16,6 +16,7 @@ from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Named, Naming
 from gpuvirt.model.offers.allocationcheck import device_gone, why_changed
+from gpuvirt.model.offers.awaited import awaited
 from gpuvirt.model.offers.health import Health, Key, Verdict, judge, symptoms
 from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
 from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals
@@ -220,7 +221,8 @@ def _kept(
     }
     for key, entry in held.items():
         candidate = listed.get(key) or _from_entry(entry)
-        yield candidate, why_changed(inventory, candidate, withheld.get(candidate.id)) or device_gone(candidate)
+        against = why_changed(inventory, candidate, withheld.get(candidate.id)) or device_gone(candidate)
+        yield candidate, awaited(entry, against)
     for key, candidate in listed.items():
         reason = withheld.get(candidate.id)
         if key not in held and reason is not None and reason.code is ReasonCode.UNREAD:

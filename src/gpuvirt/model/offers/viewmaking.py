@@ -215,7 +215,7 @@ def _device(inventory: Inventory, device: OfferedDevice, pod: str | None) -> Dev
     candidate, against = device.candidate, device.health.against
     return DeviceView(
         id=candidate.id,
-        healthy=not against,
+        healthy=device.health.healthy,
         numa_node=candidate.numa_node,
         group=candidate.group,
         gpu=candidate.target.gpu,

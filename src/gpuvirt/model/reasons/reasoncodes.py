@@ -111,6 +111,13 @@ class ReasonCode(Code):
     DEVICE_GONE = _unhealthy("DeviceGone", "the device of a pod has been removed from the host")
     TYPE_CHANGED = _unhealthy("TypeChanged", "the vGPU of a pod has been given another type")
 
+    AWAITED_AFTER_REBOOT = _unhealthy(
+        "AwaitedAfterReboot",
+        "a pod from before a reboot has the device, which is not there yet. It is listed as healthy, so that the"
+        " kubelet admits the pod again; the container starts once the device is there",
+        passes=True,
+    )
+
     UNKNOWN_RESOURCE = _allocate("UnknownResource", "the agent does not offer the resource")
     UNKNOWN_DEVICE = _allocate("UnknownDevice", "the resource has no such device")
     IDENTITY_CHANGED = _allocate("IdentityChanged", "the slot has another card than at the last observation")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gpuvirt.facts import sysfs
+from gpuvirt.facts.ids import is_mdev_uuid
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, opened_by
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
@@ -74,6 +75,21 @@ def device_gone(device: str, folder: str, fix: str = STOP_OR_RESTART) -> Reason:
     """The device was removed while it was allocated, or since the last observation."""
     seen = (Seen.absent(f"{folder}/{device}"),)
     return Reason(ReasonCode.DEVICE_GONE, device, "has been removed from the host", seen, fix)
+
+
+def awaited_vgpu(device: str) -> Reason:
+    """The vGPU of a pod from before a reboot has not been made again yet."""
+    message = "was the vGPU of a pod before the host booted, and has not been made again yet; its containers wait"
+    fix = "wait for the agent, which makes it again if the node's vGPU config still has it; if not, delete the pod"
+    seen = (Seen.absent(f"{sysfs.MDEVS}/{device}"),) if is_mdev_uuid(device) else ()
+    return Reason(ReasonCode.AWAITED_AFTER_REBOOT, device, message, seen, fix)
+
+
+def awaited_gpu(device: str, seen: tuple[Seen, ...]) -> Reason:
+    """The whole GPU of a pod from before a reboot has not been bound again yet."""
+    message = "was the GPU of a pod before the host booted, and is not bound for VMs again yet; its containers wait"
+    fix = "wait for the agent, which binds it if its mode is passthrough; if it is not, delete the pod"
+    return Reason(ReasonCode.AWAITED_AFTER_REBOOT, device, message, seen, fix)
 
 
 def driver_changed(device: str, address: str, driver: str | None, fix: str) -> Reason:

@@ -285,7 +285,7 @@ class Allocator:
         # A kubelet that has lost its checkpoint requests the devices of pods that run.
         if (consumer := self._kubelet.lost().get((offer.resource, device_id))) is not None:
             return refusals.forgotten(device_id, consumer.text)
-        return against.get(device_id) if device.health.healthy else device.health.against[0]
+        return next(iter(device.health.against), None) or against.get(device_id)
 
     def _entries(self, resource: ResourceName, devices: Sequence[Candidate]) -> Iterator[Entry]:
         now, now_s = self._options.clock.now(), self._options.clock.monotonic_s()
@@ -324,4 +324,6 @@ def by_slot(
     return found
 
 
-_MISMATCHES = frozenset({ReasonCode.DEVICE_GONE, ReasonCode.TYPE_CHANGED, ReasonCode.UNKNOWN_DEVICE})
+_MISMATCHES = frozenset(
+    {ReasonCode.AWAITED_AFTER_REBOOT, ReasonCode.DEVICE_GONE, ReasonCode.TYPE_CHANGED, ReasonCode.UNKNOWN_DEVICE}
+)
