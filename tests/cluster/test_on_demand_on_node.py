@@ -105,11 +105,11 @@ def test_restarts_of_the_kubelet_keep_pods_and_their_vgpus(node: LabNode) -> Non
             node.cluster.stop("kubelet")
             node.cluster.start_kubelet()
             node.until_allocatable(A10_4Q, 7)
-            node.until(lambda: node.status("stays").containerStatuses != (), lambda: str(node.status("stays")))
+            node.until(lambda: node.status("stays").phase != "Pending", lambda: str(node.status("stays")))
             assert node.status("stays").phase == "Running", node.status("stays")
             assert set(live(host)) == vgpus
-        (container,) = node.status("stays").containerStatuses
-        assert container.restartCount == 0
+        node.until(lambda: node.status("stays").phase != "Pending", lambda: str(node.status("stays")))
+        assert [container.restartCount for container in node.status("stays").containerStatuses] == [0]
         node.delete("stays")
         node.until(lambda: live(host) == [], lambda: str(live(host)))
 
