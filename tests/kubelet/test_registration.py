@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,18 @@ async def test_every_resource_is_registered_again_after_a_restart_of_the_kubelet
         for _ in range(3):
             await restart(node)
         assert node.kernel.writes == []
+
+
+async def test_a_kubelet_that_restarts_is_not_awaited_by_checks_at_intervals(short_path: Path) -> None:
+    """The end of its streams tells that it may be back at any moment."""
+    kernel = build_host(load_host("2xA10"))
+    options = options_for(kernel, short_path)
+    never = replace(options, intervals=replace(options.intervals, kubelet_s=1e6))
+    async with running(short_path, CLOCK) as kubelet, agent_on(never) as agent:
+        node = Cluster(kernel, kubelet, agent)
+        await node.until_registered()
+        for _ in range(3):
+            await restart(node)
 
 
 async def test_pods_keep_their_gpus_after_a_restart_of_the_kubelet(short_path: Path) -> None:

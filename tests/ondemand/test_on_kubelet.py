@@ -1,14 +1,16 @@
 """On-demand vGPUs with a simulated kubelet on real sockets: jobs after jobs, and a restart of the kubelet."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.node.ondemand.patience import PAUSE_S
-from gpuvirt_sim.kubelet.kubelet import running
+from gpuvirt_sim.kubelet.containers import Container
+from gpuvirt_sim.kubelet.kubelet import Pod, running
 from gpuvirt_sim.kubelet.manager import AdmissionError
-from gpuvirt_sim.kubelet.starting import start_container
+from gpuvirt_sim.kubelet.starting import StartError, start_container
 from tests.kubeletnode import CLOCK, agent_on, until
 from tests.ondemand.kubeletnodes import T4_8Q, T4_16Q, Node, host, node_with, options_of
 from tests.thoroughness import sized
@@ -55,6 +57,28 @@ async def test_a_job_is_admitted_in_the_moment_in_which_the_api_tells_of_the_las
             await until(lambda: kubelet.manager.resources[T4_16Q].healthy != ids)  # noqa: B023
             assert len(kubelet.manager.resources[T4_16Q].healthy) == 1
             node.end(f"job-{number}")
+
+
+async def test_a_container_starts_although_the_kubelet_has_written_its_record_without_it(short_path: Path) -> None:
+    """Seen on a real kubelet once in some hundred pods: no list came after it, and the pod waited for ever."""
+    async with node_with(1, short_path) as node:
+        node.kubelet.overtakes_writes = True
+        pod = await node.kubelet.run_pod("a", Container("compute", {T4_8Q: 1}))
+        with pytest.raises(StartError, match="does not say that the container has this vGPU"):
+            await start_container(node.kubelet, pod, "compute", node.folder / "cdi")
+        await CLOCK.sleep(1.0)  # the lists of the allocation are sent
+        node.kubelet.overtakes_writes = False
+        async with asyncio.timeout(30):
+            while not await is_started(node, pod):
+                await CLOCK.sleep(0.05)
+
+
+async def is_started(node: Node, pod: Pod) -> bool:
+    try:
+        await start_container(node.kubelet, pod, "compute", node.folder / "cdi")
+    except StartError:
+        return False
+    return True
 
 
 async def test_the_counts_of_other_types_fall_with_the_first_vgpu(short_path: Path) -> None:

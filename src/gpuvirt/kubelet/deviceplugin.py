@@ -92,6 +92,5 @@ class DevicePlugin(PluginServer):
         try:
             await self._answers.pre_start(self.resource, wire.starting_devices(request))
         except AllocationRefusedError as error:
-            reason = error.reason
-            await self.refuse(call, grpc.StatusCode.FAILED_PRECONDITION, reason.text, reason=reason.code)
+            await self.refuse_start(call, error.reason)
         return pb.PreStartContainerResponse()

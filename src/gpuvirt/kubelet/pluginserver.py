@@ -14,6 +14,7 @@ from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kubelet import grpcservers, sockets
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.model.reasons import Reason
 from gpuvirt.paths import check_socket_path
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class PluginServer(ABC):
         self._server: grpc.aio.Server | None = None
         self._identity: sockets.FileIdentity | None = None
         self._watchers: set[Signal] = set()
+        self._ends: Signal | None = None
         self._ending = False
         self._silent = False
 
@@ -83,6 +85,10 @@ class PluginServer(ABC):
     def serves(self) -> bool:
         """Whether the socket of this plugin still exists; the kubelet deletes it when the kubelet starts."""
         return self._server is not None and sockets.identity(self.path) == self._identity is not None
+
+    def announce_ends(self, ends: Signal) -> None:
+        """Set a signal whenever a stream ends: the kubelet has ended, or has dropped the plugin."""
+        self._ends = ends
 
     def stop_sending(self) -> None:
         """Send no more lists to the kubelet, but leave the stream open.
@@ -153,6 +159,15 @@ class PluginServer(ABC):
         for watcher in self._watchers:
             watcher.set()
 
+    async def refuse_start(self, call: Call, reason: Reason) -> NoReturn:
+        """Refuse a container's start, which the kubelet tries again, and let it write its record before.
+
+        `writeCheckpoint` of its device manager copies the allocations under a lock, and writes the copy without one: a
+        list that comes during an allocation may write the record without it, last. It writes a new one for each list.
+        """
+        self.resend()
+        await self.refuse(call, grpc.StatusCode.FAILED_PRECONDITION, reason.text, reason=reason.code)
+
     def _handler(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
             SERVICE,
@@ -195,6 +210,8 @@ class PluginServer(ABC):
             self._watchers.discard(changed)
             self.streams -= 1
             self.await_stream()
+            if self._ends is not None:
+                self._ends.set()
 
     async def refuse(self, call: Call, status: grpc.StatusCode, message: str, *, reason: str | None = None) -> NoReturn:
         """Log a refusal, and end the call with it."""

@@ -63,6 +63,7 @@ class Registrar:
         """Serve and register a plugin from now on."""
         self._plugins[plugin.resource] = plugin
         self._attempts[plugin.resource] = _Attempts()
+        plugin.announce_ends(self._due)
         self._due.set()
 
     def withhold(self, resource: ResourceName, *, withheld: bool, silent: bool) -> None:
@@ -91,9 +92,24 @@ class Registrar:
                 if self._is_due(plugin, kubelet):
                     self._attempts[plugin.resource].is_running = True
                     group.create_task(self._serve_and_register(plugin, kubelet))
-            now_s = self._clock.monotonic_s()
-            pauses = [tries.not_before_s - now_s for tries in self._attempts.values() if tries.not_before_s > now_s]
-            await self._due.wait_for(self._clock, min([until_tick_s(now_s, self._intervals.kubelet_s), *pauses]))
+            await self._due.wait_for(self._clock, self._pause_s())
+
+    def _pause_s(self) -> float:
+        """Return the time to the next check.
+
+        A kubelet that has just ended may be back at any moment. It admits the pods of the node again at once, and
+        rejects for good a running pod whose init container has ended while the plugin has not registered.
+        """
+        now_s, intervals = self._clock.monotonic_s(), self._intervals
+        pauses = [tries.not_before_s - now_s for tries in self._attempts.values() if tries.not_before_s > now_s]
+        was_left = any(
+            self._attempts[resource].kubelet is not None
+            and not plugin.streams
+            and now_s < plugin.streamless_since_s + intervals.kubelet_return_most_s
+            for resource, plugin in self._plugins.items()
+        )
+        every_s = intervals.kubelet_return_s if was_left else intervals.kubelet_s
+        return min([until_tick_s(now_s, every_s), *pauses])
 
     def _is_due(self, plugin: PluginServer, kubelet: sockets.FileIdentity | None) -> bool:
         """Return whether a resource needs a socket or a registration now."""

@@ -75,9 +75,12 @@ class SimKubelet:
         self.has_pods = True
         """Whether the kubelet has its pods from the API server; until then it lists no pod, and frees no device."""
         self.allocatable_fails: grpc.StatusCode | None = None
+        """The error with which GetAllocatableResources fails; None if it answers."""
         self.rejects_lists = 0
         """So many of the next calls of List are rejected, as beside a client that calls all the time."""
-        """The error with which GetAllocatableResources fails; None if it answers."""
+        self.overtakes_writes = False
+        """Whether an earlier write of the checkpoint ends last: `writeCheckpoint` copies the allocations under a lock,
+        and writes the copy without one."""
         self._clock = clock
         self._group = group
         self._clients: dict[str, PluginClient] = {}
@@ -258,6 +261,8 @@ class SimKubelet:
         )
 
     def _write_checkpoint(self) -> None:
+        if self.overtakes_writes:
+            return
         replace_file(self.paths.checkpoint, self.manager.checkpoint(), durable=False)
 
     def _write_claims(self) -> None:

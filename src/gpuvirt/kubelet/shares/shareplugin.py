@@ -65,7 +65,7 @@ class SharePlugin(PluginServer):
         try:
             await self._allocator.pre_start(ids)
         except ShareRefusedError as error:
-            await self._refuse(call, error)
+            await self.refuse_start(call, error.reason)
         return pb.PreStartContainerResponse()
 
     async def _refuse(self, call: Call, error: ShareRefusedError) -> NoReturn:
