@@ -114,40 +114,40 @@ async def settled(node: SimNode) -> None:
 @given(
     name=st.sampled_from(sorted(HOSTS)),
     begun=st.sampled_from(DesiredDriver),
-    desired_counts=st.sampled_from(DesiredDriver),
+    desired=st.sampled_from(DesiredDriver),
     after=st.integers(0, MOST_WRITES),
     again=st.integers(0, MOST_WRITES),
 )
 @settings(max_examples=examples(150), deadline=None)
 def test_the_next_process_completes_any_number_of_killed_changes(
-    name: str, begun: DesiredDriver, desired_counts: DesiredDriver, after: int, again: int
+    name: str, begun: DesiredDriver, desired: DesiredDriver, after: int, again: int
 ) -> None:
     with TemporaryDirectory() as folder:
         host = Host(name, Path(folder))
         host.move(DesiredDriver.NATIVE if begun is DesiredDriver.PASSTHROUGH else DesiredDriver.PASSTHROUGH)
         host.killed_move(begun, after)
-        host.killed_move(desired_counts, again)
-        host.move(desired_counts)
-        host.expect(desired_counts)
+        host.killed_move(desired, again)
+        host.move(desired)
+        host.expect(desired)
         assert host.kernel.vfio.requests == []
 
 
 @pytest.mark.parametrize("begun", DesiredDriver)
-@pytest.mark.parametrize("desired_counts", DesiredDriver)
+@pytest.mark.parametrize("desired", DesiredDriver)
 @pytest.mark.parametrize("name", ["4xT4", "4xRTX2060"])
 async def test_a_new_agent_binds_the_desired_drivers_after_a_kill_at_any_write(
-    name: str, begun: DesiredDriver, desired_counts: DesiredDriver, tmp_path: Path
+    name: str, begun: DesiredDriver, desired: DesiredDriver, tmp_path: Path
 ) -> None:
     for after in range(MOST_WRITES):
         folder = tmp_path / str(after)
         host = Host(name, folder)
         host.move(DesiredDriver.NATIVE if begun is DesiredDriver.PASSTHROUGH else DesiredDriver.PASSTHROUGH)
         was_killed = host.killed_move(begun, after)
-        modes: dict[str, DesiredMode] = dict.fromkeys(host.gpus, MODES[desired_counts])
+        modes: dict[str, DesiredMode] = dict.fromkeys(host.gpus, MODES[desired])
         async with running_node(host.kernel, folder, Settings(modes=modes), tools=host.tools) as node:
             await settled(node)
             assert [note.text for note in node.view.problems] == []
-        host.expect(desired_counts)
+        host.expect(desired)
         if not was_killed:
             return
     raise AssertionError("a move has more writes than were tried")

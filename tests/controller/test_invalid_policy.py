@@ -18,7 +18,7 @@ from gpuvirt.cluster.resources import Metadata, config_maps
 from gpuvirt.plain import Plain
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import text_of
-from tests.controller.scene import AT, SETTINGS, Scene, node, policy
+from tests.controller.observedcluster import AT, SETTINGS, ObservedCluster, node, policy
 
 DEPLOYS = replace(SETTINGS, image="gpuvirt:1")
 POLICY = "ClusterPolicy cluster-policy"
@@ -111,9 +111,9 @@ OUTLETS: Mapping[str, Callable[[Decisions, Case], str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_outlet_reports_an_invalid_policy(name: str, caplog: pytest.LogCaptureFixture) -> None:
     case = CASES[name]
-    decided = Scene(nodes=[node(case.workload)], policies=[policy(case.fields or {})], existing=EXISTING).decided(
-        DEPLOYS
-    )
+    decided = ObservedCluster(
+        nodes=[node(case.workload)], policies=[policy(case.fields or {})], existing=EXISTING
+    ).decided(DEPLOYS)
     reported = {outlet: say(decided, case) for outlet, say in OUTLETS.items()}
     log_invalid((), decided.progress.invalid)
     reported["the log"] = caplog.text
@@ -125,18 +125,20 @@ def test_every_outlet_reports_an_invalid_policy(name: str, caplog: pytest.LogCap
 
 def test_an_unreadable_policy_changes_nothing_and_hides_no_node() -> None:
     """Reports of agents count whether or not the policy can be parsed."""
-    broken = Scene(nodes=[node("vm-vgpu")], policies=[policy({"vfioManager": {"enabled": "on"}})], existing=EXISTING)
+    broken = ObservedCluster(
+        nodes=[node("vm-vgpu")], policies=[policy({"vfioManager": {"enabled": "on"}})], existing=EXISTING
+    )
     decided = broken.decided(DEPLOYS)
     assert {type(one) for one in decided.writes} == {PatchPolicyStatus}
 
 
 def test_an_invalid_workload_label_leaves_its_node_alone() -> None:
-    decided = Scene(nodes=[node("vm-vgpus", "bad"), node("vm-passthrough", "good")]).decided()
+    decided = ObservedCluster(nodes=[node("vm-vgpus", "bad"), node("vm-passthrough", "good")]).decided()
     assert {one.target.name for one in decided.writes if isinstance(one, PatchNode)} <= {"good", "bad"}
     assert [one.node for one in decided.progress.invalid] == ["bad"]
 
 
 def test_an_existing_config_map_and_the_default_config_map_are_valid() -> None:
     for fields in (configs("my-configs"), configs("default-vgpu-devices-config"), configs("")):
-        scene = Scene(nodes=[node("vm-vgpu")], policies=[policy(fields)], existing=EXISTING)
-        assert scene.decided(DEPLOYS).progress.invalid == ()
+        observed_cluster = ObservedCluster(nodes=[node("vm-vgpu")], policies=[policy(fields)], existing=EXISTING)
+        assert observed_cluster.decided(DEPLOYS).progress.invalid == ()

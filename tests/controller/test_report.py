@@ -7,7 +7,7 @@ from gpuvirt.cluster.labels import DEPLOY, SETS
 from gpuvirt.cluster.operator.report import rows
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import Workload
-from tests.controller.scene import NFD
+from tests.controller.observedcluster import NFD
 
 RESOURCE = "nvidia.com/NVIDIA_A10-4Q"
 

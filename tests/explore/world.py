@@ -42,7 +42,7 @@ class World:
         self.scheduler = Scheduler(strategy, self.possible_events, traced=traced)
         self.disk = Disk(folder, self.scheduler, may_lose_power=scenario.loses_power)
         self.spec = scenario.spec
-        self.desired_by_gpu = 0
+        self.desired_generation = 0
         """How often the cluster's desired state has changed."""
         self.boots = 1
         self.horizon_s = self.patience_s = 0.0
@@ -179,7 +179,7 @@ class World:
         soon: list[Option] = []
         running, kubelet = self.agents.running, self.kubelet
         for agent in self.agents.all:
-            if agent.observed != self.desired_by_gpu:
+            if agent.observed != self.desired_generation:
                 observe = partial(self._observe, agent)
                 soon.append(
                     Option(f"{agent.process.name} observes the desired state", observe, ("desired", agent.process))
@@ -220,7 +220,7 @@ class World:
         self.patience_s = self.clock.monotonic_s() + WAIT_S if any(self.actors) else 0.0
 
     def _observe(self, running: Running) -> None:
-        running.observed = self.desired_by_gpu
+        running.observed = self.desired_generation
         running.loop.call_soon(self._deliver, running)
 
     def _deliver(self, running: Running) -> None:

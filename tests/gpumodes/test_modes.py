@@ -321,11 +321,11 @@ def test_a_scheduler_stays_while_vms_run_and_until_the_driver_is_unloaded(a100: 
     assert host is not None
     group = host.live[0].group
     assert isinstance(group, int)
-    simulated = a100.kernel.start_vm(group)
+    vm = a100.kernel.start_vm(group)
     with pytest.raises(ToolError) as failed:
         set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
     assert failed.value.exit_code == 19
-    a100.kernel.end_vm(simulated)
+    a100.kernel.end_vm(vm)
     set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
     a100.empty(A100)
     disable_vfs(a100.kernel, a100.tools, A100)

@@ -17,12 +17,12 @@ from tests.keptstates import CONFIGS, KEPT, REQUEST
 from tests.simnode import running_node
 from tests.simulated import Simulated
 
-heards = st.none() | st.builds(Observed, st.none() | st.text(max_size=5))
+observed_labels = st.none() | st.builds(Observed, st.none() | st.text(max_size=5))
 texts = st.builds(ConfigText, st.text(max_size=20), st.text(max_size=5))
-desired_by_gpu = st.builds(NodeRequest, heards, st.none() | st.builds(Observed, st.none() | texts))
+requests = st.builds(NodeRequest, observed_labels, st.none() | st.builds(Observed, st.none() | texts))
 
 
-@given(st.builds(Kept, st.just(NodeName("node01")), desired_by_gpu, st.none() | texts))
+@given(st.builds(Kept, st.just(NodeName("node01")), requests, st.none() | texts))
 def test_a_written_desired_state_is_read_back(kept: Kept) -> None:
     """Unknown, absent and a value stay three different states."""
     assert desiredstatestore.decode(desiredstatestore.encode(kept)).value == kept

@@ -40,7 +40,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web import controllermetrics
-from tests.controller.scene import AT, SETTINGS, Scene, node
+from tests.controller.observedcluster import AT, SETTINGS, ObservedCluster, node
 from tests.sickhost import around
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
@@ -312,7 +312,7 @@ async def observed(agent: SimNode, request: NodeRequest) -> None:
 def policy_of(status: Status) -> Decisions:
     """Return a controller's decisions for a cluster whose only node has this status."""
     owned = OwnedGpuNode(metadata=OwnedMetadata(name="node01"), status=status)
-    return Scene(nodes=[node("vm-vgpu")], gpu_nodes=[owned]).decided(SETTINGS)
+    return ObservedCluster(nodes=[node("vm-vgpu")], gpu_nodes=[owned]).decided(SETTINGS)
 
 
 def incomplete_outlets(reports: NodeReports, outlets: Iterable[str]) -> dict[str, str]:

@@ -164,7 +164,7 @@ def test_victims_are_enough_and_none_is_in_vain(pods: Sequence[_Pod], desired: i
     assert found is not None, "an empty node has room for it"
     assert helps(books, desired, found)
     for kept in found:
-        assert not helps(books, desired, [one for one in found if one is not kept]), "evicted in vain"
+        assert not helps(books, desired, [one for one in found if one is not kept]), "an eviction that is not needed"
 
 
 @given(PODS, DESIRED)

@@ -59,21 +59,21 @@ def apply_vgpus(site: Site, desired_vgpus: DesiredVgpus) -> list[str]:
 def test_every_type_of_every_card_is_created_by_its_name_and_removed(
     asked: tuple[Card, CardType], framework: Framework
 ) -> None:
-    card, desired_counts = asked
+    card, desired_type = asked
     kernel = build_host(host_with(card, framework))
     with TemporaryDirectory() as folder:
         site = site_in(Path(folder), kernel, SimTools(kernel))
         seen = observe(site, NOBODY, None)
         board = seen.gpu_state(GPU)
         assert board is not None
-        config = ConfigName(desired_counts.profile.text, Source(Origin.SETTINGS, "settings"))
+        config = ConfigName(desired_type.profile.text, Source(Origin.SETTINGS, "settings"))
         desired_vgpus = resolve(config, ConfigSet(), config_gpus(seen.inventory, {GPU: board})).desired_by_gpu[GPU]
-        if framework is Framework.VENDOR_VFIO and desired_counts.most > 32:
+        if framework is Framework.VENDOR_VFIO and desired_type.most > 32:
             return  # the simulated card has no more VFs
         assert apply_vgpus(site, desired_vgpus) == []
         after = observe(site, NOBODY, None)
         live = Counter(str(vgpu.live.type) for vgpu in after.inventory.vgpus.values())
-        assert live == {f"NVIDIA {desired_counts.profile.text}": desired_counts.most}
+        assert live == {f"NVIDIA {desired_type.profile.text}": desired_type.most}
         assert plan_vgpus(after, GPU, desired_vgpus).met
         assert apply_vgpus(site, DesiredVgpus()) == []
         assert scan(kernel).vgpu_hosts[GPU].live == ()

@@ -2,9 +2,9 @@
 
 kube-scheduler chooses victims by the sum of a node's units, and evicts too few or the wrong ones where the units that
 it frees lie on several GPUs. So the victims with units are chosen again among all pods of a lower priority, by its own
-order: the fewest violations of PodDisruptionBudgets, then the lowest priorities, then the fewest pods. A victim that
-the sum of units does not need is kept, since kube-scheduler evicts none in vain: the pod needs its processors or
-memory, or something else that is not known here.
+order: the fewest violations of PodDisruptionBudgets, then the lowest priorities, then the fewest pods. A victim whose
+units are not needed stays a victim: kube-scheduler chose it for its processors, its memory or another resource, which
+the extender does not know.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

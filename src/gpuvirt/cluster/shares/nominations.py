@@ -33,7 +33,7 @@ class Nominations:
             self._by_node.setdefault(name, {})[pod.uid] = nomination
 
     def drop(self, pod: PodUid) -> None:
-        """Take that a pod is gone or no longer nominated."""
+        """Remove a pod that is gone or no longer nominated."""
         if (name := self._nodes.pop(pod, None)) is not None:
             nominations = self._by_node[name]
             del nominations[pod]

@@ -66,7 +66,7 @@ def victims(
     """Return the pods of a node whose eviction makes a pod fit, none where it fits already.
 
     None where no eviction helps. Of a share that lies on one GPU, the GPU is the one that costs least; pods on other
-    GPUs stay. The cheapest set is found unless the search for it would be long; no pod is evicted in vain in any case.
+    GPUs stay. The cheapest set is found unless the search for it would be long; each pod of the result is needed.
     """
     search = _Search(books, demand, whole)
     if search.fits_without(()):
@@ -125,7 +125,7 @@ class _Search:
         self._extend((), ordered, dict(self._free))
 
     def _extend(self, chosen: tuple[Candidate, ...], scope: Sequence[Candidate], free: dict[GpuId, int]) -> None:
-        """Try the chosen pods with others; a set costs more than each of its parts, so that dear ones are skipped."""
+        """Try the chosen pods with others. Costs grow with the set, so a branch above the best cost is skipped."""
         for number, one in enumerate(scope):
             if self._tries <= 0:
                 return

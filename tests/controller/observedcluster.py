@@ -46,7 +46,7 @@ def node(workload: str | None = None, name: str = "node01", **labels: str) -> No
 
 
 @dataclass(frozen=True)
-class Scene:
+class ObservedCluster:
     """All observed objects."""
 
     nodes: Sequence[Node] = ()
