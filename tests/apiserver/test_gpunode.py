@@ -42,7 +42,7 @@ def picture(*against: Reason, allocated_to: str | None = None) -> NodeView:
 
 
 def condition(status: Status, kind: str) -> Condition:
-    (found,) = (one for one in status.conditions if one.type == kind)
+    (found,) = (condition for condition in status.conditions if condition.type == kind)
     return found
 
 

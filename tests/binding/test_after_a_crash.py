@@ -54,8 +54,12 @@ class Host:
         self.tools = SimTools(self.kernel, ("vfio-pci", "nvidia", "snd_hda_intel", "xhci_hcd", "nvidia-gpu"))
         self.site = site_in(folder, self.kernel, self.tools)
         only = HOSTS.get(name, [])
-        gpus = [one for one in scan(self.kernel).functions.values() if one.kind is FunctionKind.GPU and not one.physfn]
-        self.gpus = [one.address for one in gpus if not only or one.address in only]
+        gpus = [
+            function
+            for function in scan(self.kernel).functions.values()
+            if function.kind is FunctionKind.GPU and not function.physfn
+        ]
+        self.gpus = [gpu.address for gpu in gpus if not only or gpu.address in only]
 
     def move(self, desired_driver: DesiredDriver, site: Site | None = None) -> None:
         site = site or self.site
@@ -79,16 +83,19 @@ class Host:
         return False
 
     def functions(self) -> list[PciAddress]:
-        slots = {one.rpartition(".")[0] for one in self.gpus}
-        return [one for one in self.kernel.pci.functions if one.rpartition(".")[0] in slots]
+        slots = {gpu.rpartition(".")[0] for gpu in self.gpus}
+        return [function for function in self.kernel.pci.functions if function.rpartition(".")[0] in slots]
 
     def drivers(self) -> set[tuple[str | None, str | None]]:
         """Return the driver and the driver_override of each function."""
-        functions = [self.kernel.pci.functions[one] for one in self.functions()]
-        return {(None if one.driver == one.native_driver else one.driver, one.override) for one in functions}
+        functions = [self.kernel.pci.functions[function] for function in self.functions()]
+        return {
+            (None if function.driver == function.native_driver else function.driver, function.override)
+            for function in functions
+        }
 
     def locked(self) -> list[PciAddress]:
-        locks = {one: HostPath(f"/proc/driver/nvidia/gpus/{one}/unbindLock") for one in self.gpus}
+        locks = {gpu: HostPath(f"/proc/driver/nvidia/gpus/{gpu}/unbindLock") for gpu in self.gpus}
         return [
             one for one, lock in locks.items() if self.kernel.tree.exists(lock) and self.kernel.read(lock) == b"1\n"
         ]
@@ -172,7 +179,8 @@ def moved(host: Host, desired_driver: DesiredDriver, *, tools: SimTools | None =
     site = Site(host.kernel, tools or host.tools, host.site.original_drivers, host.site.locks, host.site.device_plugins)
     unit = driver_state(site, NOBODY).inventory.gpus[host.gpus[0]].unit
     return [
-        one.code for one in change_drivers(site, unit, dict.fromkeys(host.gpus, desired_driver), NOBODY, lambda _: None)
+        driver.code
+        for driver in change_drivers(site, unit, dict.fromkeys(host.gpus, desired_driver), NOBODY, lambda _: None)
     ]
 
 

@@ -81,7 +81,7 @@ class Install:
         repository, _, tag = IMAGE.rpartition(":")
         image = (f"image.repository={repository}", f"image.tag={tag}", "image.pullPolicy=Never")
         options = ["--wait", "--timeout=120s", "--generate-name", "-n", NAMESPACE, "--create-namespace"]
-        return self.run("install", *options, str(CHART), *(f"--set={one}" for one in (*image, *values)))
+        return self.run("install", *options, str(CHART), *(f"--set={value}" for value in (*image, *values)))
 
     def installed(self, *values: str) -> str:
         """Install, and return the release's name."""

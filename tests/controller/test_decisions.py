@@ -30,20 +30,22 @@ NO_OWNERS: Mapping[str, str] = {}
 
 
 def spec(decisions: Decisions) -> AppliedSpec:
-    (found,) = (one.content.spec for one in decisions.writes if isinstance(one, ApplyGpuNode))
+    (found,) = (write.content.spec for write in decisions.writes if isinstance(write, ApplyGpuNode))
     return found
 
 
 def ready(decisions: Decisions, policy_name: str = "cluster-policy") -> Condition:
     (status,) = (
-        one.status for one in decisions.writes if isinstance(one, PatchPolicyStatus) and one.target.name == policy_name
+        write.status
+        for write in decisions.writes
+        if isinstance(write, PatchPolicyStatus) and write.target.name == policy_name
     )
-    (found,) = (one for one in status.conditions if one.type == "Ready")
+    (found,) = (condition for condition in status.conditions if condition.type == "Ready")
     return found
 
 
 def states(decisions: Decisions) -> dict[str, State | None]:
-    return {one.target.name: one.status.state for one in decisions.writes if isinstance(one, PatchPolicyStatus)}
+    return {write.target.name: write.status.state for write in decisions.writes if isinstance(write, PatchPolicyStatus)}
 
 
 def gpu_node(
@@ -98,9 +100,9 @@ def test_a_node_on_demand_creates_vgpus_without_the_vgpu_device_manager() -> Non
     by_default = policy({"sandboxWorkloads": {"enabled": True, "defaultWorkload": "on-demand"}})
     assert spec(ObservedCluster([node()], [by_default]).decided()).mode is DesiredMode.ON_DEMAND
     (status,) = (
-        one.status
-        for one in ObservedCluster([node("on-demand")]).decided().writes
-        if isinstance(one, PatchPolicyStatus)
+        write.status
+        for write in ObservedCluster([node("on-demand")]).decided().writes
+        if isinstance(write, PatchPolicyStatus)
     )
     assert status.nodes is not None
     assert (status.nodes.total, status.nodes.on_demand, status.nodes.vm_vgpu) == (1, 1, 0)
@@ -123,7 +125,7 @@ def test_a_gpunode_is_deleted_with_its_node_unless_another_field_owner_set_field
 
     def deleted(observed: OwnedGpuNode, *nodes: Node) -> list[DeleteObject]:
         decided = ObservedCluster([other, *nodes], gpu_nodes=[observed]).decided()
-        return [one for one in decided.writes if isinstance(one, DeleteObject)]
+        return [write for write in decided.writes if isinstance(write, DeleteObject)]
 
     assert deleted(ours) == [gone]
     assert deleted(ours, node("vm-vgpu")) == []
@@ -134,14 +136,14 @@ def test_a_gpunode_is_deleted_with_its_node_unless_another_field_owner_set_field
 
 def test_a_second_pass_writes_nothing() -> None:
     first = ObservedCluster([node("vm-vgpu")]).decided()
-    labels = next(one.patch for one in first.writes if isinstance(one, PatchNode)).metadata.labels
+    labels = next(write.patch for write in first.writes if isinstance(write, PatchNode)).metadata.labels
     labelled = NFD | {"nvidia.com/gpu.workload.config": "vm-vgpu"} | {k: v for k, v in labels.items() if v is not None}
     applied = spec(first)
     assert applied.mode is not None
     observed = with_(gpu_node(), spec=Spec(mode=applied.mode, vgpu_config="default", origins=applied.origins))
     observed_cluster = ObservedCluster([Node(Metadata(name="node01", labels=labelled))], gpu_nodes=[observed])
     second = observed_cluster.decided()
-    (status,) = (one for one in second.writes if isinstance(one, PatchPolicyStatus))
+    (status,) = (write for write in second.writes if isinstance(write, PatchPolicyStatus))
     assert len(second.writes) == 1
     reported = [with_(observed_cluster.policies[0], status=status.status)]
     assert replace(observed_cluster, policies=reported).decided().writes == ()
@@ -164,7 +166,7 @@ def test_a_cluster_without_gpus_is_ready_and_the_policy_reports_it() -> None:
     bare = Node(Metadata(name="node01"))
     found = ObservedCluster([bare]).decided()
     assert (ready(found).status, ready(found).reason) == ("True", "NoGPUNodes")
-    assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in found.writes)
+    assert not any(isinstance(write, ApplyGpuNode | PatchNode) for write in found.writes)
 
 
 def test_the_oldest_policy_counts_and_a_younger_policy_is_reported_as_ignored() -> None:
@@ -189,8 +191,8 @@ def test_an_unreadable_kubevirt_sets_a_condition() -> None:
 
 def test_an_unsupported_field_sets_a_condition() -> None:
     found = ObservedCluster([node("vm-vgpu")], [policy({"gds": {"enabled": True}})]).decided()
-    (status,) = (one.status for one in found.writes if isinstance(one, PatchPolicyStatus))
-    (condition,) = (one for one in status.conditions if one.type == "UnsupportedField")
+    (status,) = (write.status for write in found.writes if isinstance(write, PatchPolicyStatus))
+    (condition,) = (condition for condition in status.conditions if condition.type == "UnsupportedField")
     assert condition.status == "True"
     assert "$.spec.gds" in condition.message
 
@@ -212,7 +214,7 @@ def test_without_a_policy_nothing_is_written() -> None:
 def test_an_unfeasible_policy_changes_nothing(spec_fields: dict[str, object], says: str) -> None:
     found = ObservedCluster([node("vm-vgpu")], [policy(spec_fields)]).decided()
     assert says in ready(found).message
-    assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in found.writes)
+    assert not any(isinstance(write, ApplyGpuNode | PatchNode) for write in found.writes)
 
 
 def test_beside_nvidias_operator_nothing_is_written_without_coexist() -> None:
@@ -222,10 +224,10 @@ def test_beside_nvidias_operator_nothing_is_written_without_coexist() -> None:
     refused = observed_cluster.decided()
     assert ready(refused).reason == "OtherOperator"
     assert "--coexist" in ready(refused).message
-    assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in refused.writes)
+    assert not any(isinstance(write, ApplyGpuNode | PatchNode) for write in refused.writes)
     beside = observed_cluster.decided(replace(SETTINGS, coexists=True))
-    assert [one.target.name for one in beside.writes] == ["node01", "node01"]
-    (patch,) = (one.patch for one in beside.writes if isinstance(one, PatchNode))
+    assert [write.target.name for write in beside.writes] == ["node01", "node01"]
+    (patch,) = (write.patch for write in beside.writes if isinstance(write, PatchNode))
     ours = {NODE_LABEL: "true", VGPU_DRIVER_LABEL: "true", "nvidia.com/gpu.deploy.operands": "false"}
     assert patch.metadata.labels == ours
 
@@ -265,7 +267,7 @@ def test_programs_that_pause_operands_are_found_by_their_pods() -> None:
 
 def test_an_invalid_label_is_reported_once_and_leaves_the_spec_alone() -> None:
     found = ObservedCluster([node("kata")], gpu_nodes=[gpu_node()]).decided()
-    assert not any(isinstance(one, ApplyGpuNode) for one in found.writes)
-    reported = [one for one in found.announcements if one.about.kind == "Node"]
-    assert [one.event.reason for one in reported] == ["ConfigInvalid"]
+    assert not any(isinstance(write, ApplyGpuNode) for write in found.writes)
+    reported = [announcement for announcement in found.announcements if announcement.about.kind == "Node"]
+    assert [announcement.event.reason for announcement in reported] == ["ConfigInvalid"]
     assert found.nodes[0].against is not None

@@ -30,14 +30,14 @@ VM_NODES = [node("vm-passthrough")]
 
 def applied(decisions: Decisions) -> dict[str, ApplyObject]:
     return {
-        f"{one.target.resource.plural}/{one.target.name}": one
-        for one in decisions.writes
-        if isinstance(one, ApplyObject)
+        f"{write.target.resource.plural}/{write.target.name}": write
+        for write in decisions.writes
+        if isinstance(write, ApplyObject)
     }
 
 
 def deleted(decisions: Decisions) -> list[str]:
-    return [one.target.name for one in decisions.writes if isinstance(one, DeleteObject)]
+    return [write.target.name for write in decisions.writes if isinstance(write, DeleteObject)]
 
 
 def stored(write: ApplyObject, *, edited: str = "", status: DaemonSetStatus | None = None) -> StoredObject:
@@ -70,8 +70,8 @@ def complete_decisions(observed_cluster: ObservedCluster, settings: ControllerSe
     writes = list[Write]()
     while True:
         decisions = observed_cluster.decided(settings)
-        fresh = [one for one in decisions.writes if isinstance(one, ApplyObject)]
-        assert not {one.target for one in fresh} & {one.target for one in writes}
+        fresh = [write for write in decisions.writes if isinstance(write, ApplyObject)]
+        assert not {write.target for write in fresh} & {write.target for write in writes}
         writes += fresh
         if not fresh:
             return replace(decisions, writes=tuple(writes))
@@ -105,7 +105,7 @@ def test_a_missing_object_is_applied_once() -> None:
     second = again(deployed_objects(first, agent_pod(first), status=WELL))
     assert not applied(second)
     assert not deleted(second)
-    assert [(one.name, one.against) for one in second.operands] == [("gpuvirt-node", None)]
+    assert [(operand.name, operand.against) for operand in second.operands] == [("gpuvirt-node", None)]
 
 
 def test_objects_are_applied_after_the_objects_they_need() -> None:
@@ -194,7 +194,7 @@ def test_the_vgpu_manager_of_running_vms_stays_and_is_reported() -> None:
     used = vgpu_node(users=("pod default/vm-a",))
     kept = ObservedCluster(nodes, gpu_nodes=[used], existing=before).decided(DEPLOYS)
     assert driver not in deleted(kept)
-    (against,) = (one.against for one in kept.operands if one.name == driver)
+    (against,) = (operand.against for operand in kept.operands if operand.name == driver)
     assert against is not None
     assert "VMs have vGPUs on node01" in against
     assert driver in deleted(ObservedCluster(nodes, gpu_nodes=[vgpu_node(users=())], existing=before).decided(DEPLOYS))
@@ -217,7 +217,7 @@ def test_the_agent_stays_until_vms_end_after_vms_are_disabled() -> None:
     assert "daemonsets/gpuvirt-node" in applied(complete_decisions(observed_cluster)), (
         "only the agent can return the GPUs"
     )
-    (patch,) = (one.patch for one in found.writes if isinstance(one, PatchNode))
+    (patch,) = (write.patch for write in found.writes if isinstance(write, PatchNode))
     assert patch.metadata.labels[NODE_LABEL] == "true"
     done = complete_decisions(ObservedCluster([node("vm-vgpu")], [off]))
     assert "daemonsets/gpuvirt-node" not in applied(done)
@@ -233,7 +233,7 @@ def test_a_missing_image_stops_only_its_own_operand() -> None:
     odd = policy({"vgpuManager": {"enabled": True, "version": "1"}})
     found = complete_decisions(ObservedCluster(VM_NODES, [odd]))
     assert "daemonsets/gpuvirt-node" in applied(found)
-    assert any("$.spec.vgpuManager" in one for one in found.progress.operands)
+    assert any("$.spec.vgpuManager" in operand for operand in found.progress.operands)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_nodes_without_a_reported_container_runtime_do_not_count(runtimes: tuple
     ]
     found = complete_decisions(ObservedCluster(nodes, [policy({"toolkit": toolkit})]))
     assert ("daemonsets/nvidia-container-toolkit-daemonset" in applied(found)) is served
-    assert any("nodes run the container runtime docker" in one for one in found.progress.operands) is not served
+    assert any("nodes run the container runtime docker" in operand for operand in found.progress.operands) is not served
 
 
 def test_outdated_agent_pods_are_replaced_and_unready_pods_are_named() -> None:

@@ -64,16 +64,16 @@ def kept_by(decisions: Decisions) -> StoredObject | None:
 
 
 def patches(decisions: Decisions) -> list[PatchKubeVirt]:
-    return [one for one in decisions.writes if isinstance(one, PatchKubeVirt)]
+    return [write for write in decisions.writes if isinstance(write, PatchKubeVirt)]
 
 
 def condition(decisions: Decisions) -> Condition | None:
-    (status,) = (one.status for one in decisions.writes if isinstance(one, PatchPolicyStatus))
-    return next((one for one in status.conditions if one.type == "KubeVirtConfigured"), None)
+    (status,) = (write.status for write in decisions.writes if isinstance(write, PatchPolicyStatus))
+    return next((condition for condition in status.conditions if condition.type == "KubeVirtConfigured"), None)
 
 
 def spec_of(decisions: Decisions) -> Spec | None:
-    found = [one.content.spec for one in decisions.writes if isinstance(one, ApplyGpuNode)]
+    found = [write.content.spec for write in decisions.writes if isinstance(write, ApplyGpuNode)]
     if not found:
         return None
     (first,) = found
@@ -113,7 +113,7 @@ def test_kubevirt_permits_the_types_of_a_node_on_demand_and_leaves_its_vgpus_alo
             '"resourceName":"tencent.com/vgpu-231","externalResourceProvider":true}'
         ),
         "add /spec/configuration/mediatedDevicesConfiguration/enabled false",
-    } <= {one.text for one in patch.plan.writes}
+    } <= {write.text for write in patch.plan.writes}
 
 
 def test_a_type_has_an_entry_for_each_name_by_which_nodes_offer_it() -> None:
@@ -124,7 +124,7 @@ def test_a_type_has_an_entry_for_each_name_by_which_nodes_offer_it() -> None:
         return ObservedCluster(nodes, gpu_nodes=[on_demand_node(), other], kubevirt=observed(LACKING, kept)).decided()
 
     (patch,) = patches(decided(kept_by(decided())))
-    added = [one.text for one in patch.plan.writes if '{"mdevNameSelector":"GRID T4-8Q"' in one.text]
+    added = [write.text for write in patch.plan.writes if '{"mdevNameSelector":"GRID T4-8Q"' in write.text]
     assert len(added) == 2
     assert all(f'"resourceName":"{name}"' in " ".join(added) for name in (T4_8Q, "tencent.com/vgpu-231"))
 
@@ -145,7 +145,7 @@ def test_the_previous_kubevirt_values_are_stored_before_the_patch() -> None:
     assert kept_by(second) is None
     (patch,) = patches(second)
     assert patch.target.name == "kubevirt"
-    assert any(T4_8Q in one.text for one in patch.plan.writes)
+    assert any(T4_8Q in write.text for write in patch.plan.writes)
 
 
 @pytest.mark.parametrize(("capacity", "creates"), [({}, True), ({"amd.com/mi210": "0"}, False)])
@@ -158,7 +158,7 @@ def test_a_list_is_created_by_the_names_that_nodes_have(capacity: dict[str, str]
     history = kept_by(observed_cluster(LACKING).decided())
     found = replace(observed(LACKING, history), requesting=asked)
     (patch,) = patches(ObservedCluster([first], gpu_nodes=[vgpu_node()], kubevirt=found).decided())
-    assert any("permittedHostDevices" in one.text for one in patch.plan.writes) is creates
+    assert any("permittedHostDevices" in write.text for write in patch.plan.writes) is creates
     assert [reason.code for reason in patch.plan.reasons] == [ReasonCode.RESOURCE_NOT_PERMITTED]
 
 
@@ -176,7 +176,7 @@ def test_a_resource_that_kubevirt_provides_is_withheld_on_its_nodes() -> None:
     found = observed_cluster(FOREIGN).decided()
     spec = spec_of(found)
     assert spec is not None
-    assert [(one.resource, one.code) for one in spec.withheld] == [(T4_8Q, "ForeignProvider")]
+    assert [(withheld.resource, withheld.code) for withheld in spec.withheld] == [(T4_8Q, "ForeignProvider")]
     reported = condition(found)
     assert reported is not None
     assert reported.reason == "ForeignProvider"
@@ -275,7 +275,9 @@ def test_a_resource_of_kubevirts_own_plugin_is_withheld_in_mode_kata() -> None:
     decisions = for_kata("vm-vgpu", [vgpu_node()], observed(FOREIGN))
     found = spec_of(decisions)
     assert found is not None
-    assert [(one.resource, one.code) for one in found.withheld] == [(T4_8Q, str(ReasonCode.FOREIGN_PROVIDER))]
+    assert [(withheld.resource, withheld.code) for withheld in found.withheld] == [
+        (T4_8Q, str(ReasonCode.FOREIGN_PROVIDER))
+    ]
 
 
 def test_an_unreadable_kubevirt_is_reported_in_mode_kata() -> None:

@@ -73,7 +73,7 @@ def shown(observed_cluster: ObservedCluster, settings: ControllerSettings = DEPL
     deployer = Deployer(choice.policy, has_image=has_image, has_daemon_sets=has_image)
     return rows(
         observed_cluster.nodes,
-        {one.metadata.name: whole(one) for one in observed_cluster.gpu_nodes},
+        {node.metadata.name: whole(node) for node in observed_cluster.gpu_nodes},
         observed_cluster.pods,
         deployer,
     )
@@ -126,7 +126,9 @@ def test_a_disabled_node_does_not_count(workload: Workload, settings: Controller
     assert status.nodes is not None
     assert (status.nodes.total, status.nodes.ready) == (0, 0)
     assert not [write for write in found.writes if isinstance(write, ApplyObject) and "driver" in write.target.name]
-    assert not [one for one in found.announcements if one.about.kind == "Node"], "no program drains the node"
+    assert not [announcement for announcement in found.announcements if announcement.about.kind == "Node"], (
+        "no program drains the node"
+    )
     (row,) = shown(observed_cluster, settings)
     assert (row.component, row.ready, row.state) == ("operands", True, "Off")
     assert row.detail == f"label {OPERANDS_LABEL}=false"
@@ -242,7 +244,13 @@ def test_a_container_node_without_a_pod_of_the_device_plugin_is_reported() -> No
 
 LABELS = st.dictionaries(
     st.sampled_from(
-        [LABEL, OPERANDS_LABEL, NODE_LABEL, "gpuvirt.io/os", *(f"{DEPLOY}{one}" for one in SETS[Workload.CONTAINER])]
+        [
+            LABEL,
+            OPERANDS_LABEL,
+            NODE_LABEL,
+            "gpuvirt.io/os",
+            *(f"{DEPLOY}{label}" for label in SETS[Workload.CONTAINER]),
+        ]
     ),
     st.sampled_from(["true", "false", "container", "vm-passthrough", "vm-vgpu", "paused-for-driver-upgrade"]),
 )

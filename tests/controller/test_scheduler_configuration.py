@@ -33,7 +33,11 @@ def service(address: str = "10.96.7.8", *, port: int = 8888, name: str = "http",
 
 def written(decisions: Decisions) -> ConfigMap | None:
     """Return the ConfigMap that was applied."""
-    found = (one.content for one in decisions.writes if isinstance(one, ApplyObject) and one.target.name == CONFIG_MAP)
+    found = (
+        write.content
+        for write in decisions.writes
+        if isinstance(write, ApplyObject) and write.target.name == CONFIG_MAP
+    )
     manifest = next(found, None)
     assert manifest is None or isinstance(manifest, ConfigMap)
     return manifest
@@ -154,11 +158,11 @@ def test_no_configuration_is_written_without_a_shared_resource() -> None:
 def test_the_controllers_configuration_is_deleted_once_nothing_is_shared() -> None:
     manifest = written(ObservedCluster(services=[service()]).decided(SHARES))
     assert manifest is not None
-    (deletion,) = [one for one in as_stored(manifest).decided(SETTINGS).writes if isinstance(one, DeleteObject)]
+    (deletion,) = [write for write in as_stored(manifest).decided(SETTINGS).writes if isinstance(write, DeleteObject)]
     assert deletion.target.name == CONFIG_MAP
     own = msgspec.structs.replace(manifest, metadata=msgspec.structs.replace(manifest.metadata, annotations={}))
     kept = as_stored(own).decided(SETTINGS).writes
-    assert not [one for one in kept if isinstance(one, DeleteObject)], "an admin's own ConfigMap stays"
+    assert not [write for write in kept if isinstance(write, DeleteObject)], "an admin's own ConfigMap stays"
 
 
 @pytest.mark.parametrize(
@@ -174,5 +178,5 @@ def test_a_service_without_an_address_is_reported_and_what_exists_stays(services
     assert manifest is not None
     decided = replace(as_stored(manifest), services=services).decided(SHARES)
     assert written(decided) is None
-    assert not [one for one in decided.writes if isinstance(one, DeleteObject)]
+    assert not [write for write in decided.writes if isinstance(write, DeleteObject)]
     assert any(says in operand for operand in decided.progress.operands)

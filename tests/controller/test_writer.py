@@ -80,7 +80,9 @@ async def test_only_successful_writes_are_logged(caplog: pytest.LogCaptureFixtur
         async with writing(Server(refuses={"bad"})) as (writer, clock):
             writer.offer([label("good"), label("bad")])
             await clock.settle()
-    assert [one.getMessage() for one in caplog.records if one.levelno == logging.INFO] == ["patched node good: label=x"]
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.INFO] == [
+        "patched node good: label=x"
+    ]
 
 
 async def test_a_failing_write_is_retried_alone_and_reported_until_it_succeeds() -> None:

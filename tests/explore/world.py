@@ -243,7 +243,9 @@ class World:
     def _devices(self, view: NodeView) -> Lists:
         if self._listed is None or self._listed[0] is not view:
             lists = {
-                one.name: {device.id: device.healthy for device in one.devices} for one in view.resources if one.devices
+                resource.name: {device.id: device.healthy for device in resource.devices}
+                for resource in view.resources
+                if resource.devices
             }
             self._listed = view, lists
         return self._listed[1]
@@ -261,7 +263,7 @@ class World:
         if running is None:
             return
         lists = self._lists()
-        for name in [one for one in lists if one not in self.kubelet.lists]:
+        for name in [device_list for device_list in lists if device_list not in self.kubelet.lists]:
             running.loop.call_soon(running.agent.reports.registration, name, Registration(registered=True))
         self.agents.serving = running
         self.kubelet.take_lists(lists)

@@ -27,7 +27,7 @@ def victims(
     chosen = dict(preempted(asked, found.index, budgets or budgets_of(), Sharing())).get("n")
     if chosen is None:
         return None
-    return [one.uid.removeprefix("uid-") for one in chosen.pods], chosen.violations
+    return [pod.uid.removeprefix("uid-") for pod in chosen.pods], chosen.violations
 
 
 @pytest.fixture

@@ -258,7 +258,7 @@ def test_a_gpu_in_mig_mode_offers_the_types_of_its_free_instances(a30: HostWithP
     modes = nvidiasmi.read_modes(a30.tools, A30[0])
     assert (modes.mig, modes.mig_pending) == (True, True)
     assert not isinstance(modes.gpu_instances, Unread)
-    assert [one.profile for one in modes.gpu_instances] == ["2g.12gb", "1g.6gb", "1g.6gb"]
+    assert [instance.profile for instance in modes.gpu_instances] == ["2g.12gb", "1g.6gb", "1g.6gb"]
     assert a30.offered(A30[0]) == {"NVIDIA A30-1-6C"}, "the vGPUs of the other two instances exist"
     assert "NVIDIA A30-4C" in a30.offered(A30[1])
 

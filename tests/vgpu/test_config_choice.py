@@ -23,8 +23,8 @@ A10, T4, A2_A16, UNKNOWN = (parse_pci_id(f"10de:{one}") for one in ("2236", "1eb
 def gpus(*devices: PciId | ConfigGpu) -> list[ConfigGpu]:
     """Return GPUs of a node in the order of their addresses."""
     return [
-        one if isinstance(one, ConfigGpu) else ConfigGpu(address(index), one, PciId(0x10DE, 1), index)
-        for index, one in enumerate(devices)
+        device if isinstance(device, ConfigGpu) else ConfigGpu(address(index), device, PciId(0x10DE, 1), index)
+        for index, device in enumerate(devices)
     ]
 
 
@@ -40,10 +40,10 @@ def desired_types(text: str, *devices: PciId | ConfigGpu) -> tuple[Mapping[int, 
     """Return the desired types of each GPU by its index, and the codes of the notes."""
     chosen = configchoice.desired(entries(text), gpus(*devices))
     types = {
-        int(gpu[5:7], 16): " ".join(f"{one}:{n}" for one, n in desired_vgpus.types.items())
+        int(gpu[5:7], 16): " ".join(f"{vgpu_type}:{n}" for vgpu_type, n in desired_vgpus.types.items())
         for gpu, desired_vgpus in chosen.gpus.items()
     }
-    return types, [one.code for one in chosen.notes]
+    return types, [note.code for note in chosen.notes]
 
 
 A10_4Q = "{devices: all, vgpu-devices: {A10-4Q: 6}}"
@@ -150,7 +150,7 @@ BOTH = ", ".join(
 def test_cards_of_one_device_id_are_distinguished_by_subsystem_or_type_names(
     subsystem: PciId | None, types: tuple[str, ...], desired_type: str | None
 ) -> None:
-    gpu = ConfigGpu(address(0), A2_A16, subsystem, 0, frozenset(VgpuType(one) for one in types))
+    gpu = ConfigGpu(address(0), A2_A16, subsystem, 0, frozenset(VgpuType(vgpu_type) for vgpu_type in types))
     found, notes = desired_types(BOTH, gpu)
     assert found == ({0: desired_type} if desired_type else {})
     assert notes == ([] if desired_type else [NoteCode.CARD_UNDECIDED])
@@ -182,7 +182,7 @@ def test_a_board_that_no_filter_matches_is_reported() -> None:
     gpu = ConfigGpu(address(0), A2_A16, PciId(0x1028, 7), 0)
     chosen = configchoice.desired(entries(text), [gpu, *gpus(gpu, A10)[1:]])
     assert list(chosen.gpus) == [address(1)]
-    assert [one.code for one in chosen.notes] == [NoteCode.OTHER_BOARD]
+    assert [note.code for note in chosen.notes] == [NoteCode.OTHER_BOARD]
     message = chosen.notes[0].message
     assert "the filters for its device id name other subsystems than its own, 1028:0007" in message
 
@@ -201,17 +201,17 @@ def test_the_last_matching_entry_decides_the_types_of_a_gpu(several: list[Entry]
     chosen = configchoice.desired(several, node)
     for gpu in node:
         mine = [
-            one
-            for one in several
-            if (one.indices is None or gpu.index in one.indices)
-            and (one.filters is None or any(f.device == gpu.device for f in one.filters))
+            entry
+            for entry in several
+            if (entry.indices is None or gpu.index in entry.indices)
+            and (entry.filters is None or any(f.device == gpu.device for f in entry.filters))
         ]
         desired_vgpus = chosen.gpus.get(gpu.address)
         if desired_vgpus is None:
             assert not mine or chosen.notes
             continue
         last = mine[-1]
-        assert desired_vgpus.types in [one.types for one in mine if one.picks_as(last)]
+        assert desired_vgpus.types in [entry.types for entry in mine if entry.picks_as(last)]
         if all(not one.picks_as(last) for one in mine[:-1]):
             assert desired_vgpus.types == last.types
 
@@ -234,7 +234,7 @@ def test_a_card_whose_types_are_unknown_is_undecided_and_not_invalid() -> None:
         ConfigName("mine", Source(Origin.LABEL, "label nvidia.com/vgpu.config")),
     )
     later = resolve(config, config_set, gpus(UNKNOWN))
-    assert (later.problem, [one.code for one in later.undecided]) == (None, [NoteCode.CARD_UNDECIDED])
+    assert (later.problem, [gpu.code for gpu in later.undecided]) == (None, [NoteCode.CARD_UNDECIDED])
     decided = resolve(config, config_set, gpus(A2_A16))
     assert decided.problem is not None
     assert decided.problem.where == "label nvidia.com/vgpu.config"

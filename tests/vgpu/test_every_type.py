@@ -25,15 +25,20 @@ from tests.changes import NOBODY, change_vgpus, plan_vgpus, site_in
 from tests.thoroughness import examples
 
 GPU = PciAddress("0000:65:00.0")
-EVERY = [(card, one) for card in catalog.cards() for one in card.types() if not one.profile.is_mig]
+EVERY = [(card, vgpu_type) for card in catalog.cards() for vgpu_type in card.types() if not vgpu_type.profile.is_mig]
 
 
 def host_with(card: Card, framework: Framework) -> HostSpec:
     """Return a host with one such card, whose driver offers the types of the catalog."""
     types = tuple(
-        VgpuTypeSpec(id=number, name=VgpuType(f"NVIDIA {one.profile.text}"), size=f"{one.profile.gb}G", most=one.most)
-        for number, one in enumerate(card.types(), 1)
-        if not one.profile.is_mig
+        VgpuTypeSpec(
+            id=number,
+            name=VgpuType(f"NVIDIA {vgpu_type.profile.text}"),
+            size=f"{vgpu_type.profile.gb}G",
+            most=vgpu_type.most,
+        )
+        for number, vgpu_type in enumerate(card.types(), 1)
+        if not vgpu_type.profile.is_mig
     )
     ids = card.ids[0]
     function = FunctionSpec(

@@ -260,7 +260,7 @@ def test_a_gpu_that_a_process_uses_keeps_its_sizes(a10: VgpuHost) -> None:
 def test_compute_instances_of_another_program_are_destroyed_with_their_gpu_instance(a30: VgpuHost) -> None:
     """As `nvidia-smi mig -cgi ... -C` creates them; the driver refuses to destroy one that a process uses."""
     vgpu_host = a30.kernel.vfs.carriers[CUT].vgpu_host
-    vgpu_host.computing.update(one.id for one in vgpu_host.instances)
+    vgpu_host.computing.update(instance.id for instance in vgpu_host.instances)
     assert a30.apply_types(CUT, {"A30-4-24C": 1}) == ()
     assert a30.carries(CUT) == {"A30-4-24C": 1}
 
@@ -280,7 +280,7 @@ def test_a_vgpu_that_another_program_creates_meanwhile_keeps_the_gpu_instances(a
     assert "other vGPUs have just been created" in reasons[0].text
     assert FOREIGN in a30.types(CUT)
     assert not isinstance(found := a30.modes(CUT).gpu_instances, Unread)
-    assert "2g.12gb" in {one.profile for one in found}
+    assert "2g.12gb" in {instance.profile for instance in found}
 
 
 def test_mig_backed_vgpus_are_created_by_the_vendor_vfio_framework(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_mig_backed_vgpus_are_created_by_the_vendor_vfio_framework(tmp_path: Pat
         assert host.desired_vgpus(gpu, desired_vgpus) == ()
         board = observe(host.site, host.given, None).asked_state(gpu, DesiredVgpus())
         assert board is not None
-        assert Counter(profile_name(str(one.type)) for one in board.host.live) == desired_vgpus.types
+        assert Counter(profile_name(str(vgpu.type)) for vgpu in board.host.live) == desired_vgpus.types
         assert host.desired_vgpus(gpu, desired_vgpus) == ()
         assert host.steps == []
 
