@@ -130,8 +130,8 @@ def send_from(url: str, clients: Sequence[Sequence[Request]], within_s: float) -
     """Send the requests of each client from a process of its own, none after `within_s`."""
     with multiprocessing.Pool(len(clients)) as pool:
         found = pool.starmap(_sent, [(url, requests, within_s) for requests in clients], chunksize=1)
-    took_ms = [one for client in found for one in client.took_ms]
-    verdicts = [one for client in found for one in client.verdicts]
+    took_ms = [milliseconds for client in found for milliseconds in client.took_ms]
+    verdicts = [verdict for client in found for verdict in client.verdicts]
     return Sent(took_ms, verdicts, max(client.seconds for client in found))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 from tests.certificates import Authority
-from tests.controller.scene import ALL_ON, SETTINGS, node
+from tests.controller.observedcluster import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import ServedCluster, serving
 from tests.kubeletnode import CLOCK
 from tests.scriptedapi import ScriptedApi

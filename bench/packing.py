@@ -46,12 +46,12 @@ def _by_scores(trace: Sequence[int], sharing: Sharing) -> int:
         if not fitting:
             break
         scores = prioritized(NodeArguments(asked, fitting), books.rows, sharing)
-        name = NodeName(max(scores, key=lambda one: one.score).host)
+        name = NodeName(max(scores, key=lambda score: score.score).host)
         placed = books.nodes[name].place(demand, sharing.policy)
         if placed is None:
             raise SystemExit(f"{units} units do not fit on {name}, although they fit into a piece")
         books.put(name, PodUid(str(number)), placed.used, demand.total)
-    return sum(sum(one.free.values()) for one in books.nodes.values())
+    return sum(sum(node.free.values()) for node in books.nodes.values())
 
 
 def best_fit(trace: Sequence[int], gpus: int) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from tests.certificates import Authority, Pair
-from tests.controller.scene import SETTINGS
+from tests.controller.observedcluster import SETTINGS
 from tests.controller.servedcluster import ServedCluster, serving
 from tests.hypervisors.proxy import proxy
 from tests.kubeletnode import CLOCK

@@ -54,7 +54,10 @@ def main() -> None:
                 asyncio.run(prepare(lab, before, count - before))
                 before = count
                 took_s = sorted(serves_after(lab) for _ in range(ROUNDS))
-                table.add(f"a new leader serves, {count:,} pods wait", ", ".join(f"{one:.1f}" for one in took_s) + " s")
+                table.add(
+                    f"a new leader serves, {count:,} pods wait",
+                    ", ".join(f"{seconds:.1f}" for seconds in took_s) + " s",
+                )
         finally:
             lab.down()
     print(table.text())

@@ -72,7 +72,7 @@ def at_rate(body: bytes, tls: ClientTls) -> Sequence[float]:
     every_s = CLIENTS / RATE
     clients = [Paced(body, 0.5 + number / RATE, every_s, int(SECONDS / every_s), tls) for number in range(CLIENTS)]
     with multiprocessing.Pool(CLIENTS) as pool:
-        return [one for took_ms in pool.map(paced, clients, chunksize=1) for one in took_ms]
+        return [milliseconds for took_ms in pool.map(paced, clients, chunksize=1) for milliseconds in took_ms]
 
 
 def large_pod() -> Mapping[str, object]:

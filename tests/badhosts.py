@@ -142,7 +142,7 @@ BAD = {
     ),
     "a companion on the host's driver": Bad(
         lambda: acted(
-            host(simulated="4xRTX2060"), lambda one: one.rebind(PciAddress("0000:04:00.1"), "snd_hda_intel")
+            host(simulated="4xRTX2060"), lambda kernel: kernel.rebind(PciAddress("0000:04:00.1"), "snd_hda_intel")
         ),
         ReasonCode.GROUP_NOT_VIABLE, Level.ERROR, "0000:04:00.1/driver: snd_hda_intel",
         "gpuvirt vfio bind 0000:04:00.0",
@@ -175,11 +175,11 @@ BAD = {
         ReasonCode.NO_RESET, Level.WARNING, f"{FOLDER}/reset_method: not there", "card's firmware",
     ),
     "fell off the bus": Bad(
-        lambda: acted(host(), lambda one: one.fall_off_bus(PciAddress(GPU))),
+        lambda: acted(host(), lambda kernel: kernel.fall_off_bus(PciAddress(GPU))),
         ReasonCode.FELL_OFF_BUS, Level.ERROR, f"{FOLDER}/config", "power-cycle",
     ),
     "no node": Bad(
-        lambda: acted(host(), lambda one: one.delete_node(IommuGroup(12))),
+        lambda: acted(host(), lambda kernel: kernel.delete_node(IommuGroup(12))),
         ReasonCode.NODE_MISSING, Level.ERROR, "/dev/vfio/12", "udev",
     ),
     "no driver": Bad(

@@ -40,7 +40,7 @@ async def kubevirt_offers(
     folder: Path, resource: ResourceName, ids: Sequence[str] = GROUPS
 ) -> AsyncIterator[GroupAllocator]:
     """Let a plugin offer `ids` as a resource, as soon as the kubelet in `folder` accepts registrations."""
-    devices = tuple(DeviceView(DeviceId(one), True, None, None, PciAddress("0000:65:00.0")) for one in ids)
+    devices = tuple(DeviceView(DeviceId(device_id), True, None, None, PciAddress("0000:65:00.0")) for device_id in ids)
     allocator, paths, clock = GroupAllocator(), KubeletPaths(folder), RealClock()
     answers = Answers(lambda *_: (), allocator.allocate, start)
     path = paths.device_plugins / f"kubevirt-{resource.replace('/', '-')}.sock"

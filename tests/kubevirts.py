@@ -11,8 +11,8 @@ from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt, OwnedMetada
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
+from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
-from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.undoing import Undoing, undo
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors
@@ -86,7 +86,7 @@ class Cluster:
     now: datetime = BEGINNING
 
     @property
-    def scene(self) -> KubeVirtPicture:
+    def picture(self) -> KubeVirtPicture:
         return KubeVirtPicture(
             msgspec.convert(self.document, KubeVirt),
             self.offered,
@@ -98,11 +98,11 @@ class Cluster:
 
     @property
     def plan(self) -> Plan:
-        return plan(self.scene, self.manner, self.history, self.now)
+        return plan(self.picture, self.manner, self.history, self.now)
 
     @property
     def undoing(self) -> Undoing:
-        return undo(self.scene)
+        return undo(self.picture)
 
     @property
     def subject(self) -> Fields:

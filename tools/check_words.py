@@ -50,7 +50,7 @@ def found(words: Words, path: str) -> Iterator[tuple[int, str, str]]:
         yield from _in_names(words, path)
     texts = {**words.public, **words.text}
     phrases, listed = ("|".join(map(re.escape, strings)) for strings in (words.phrases, texts))
-    pattern = re.compile(rf"\b(?:(?i:{phrases})|({listed}))\b(?!\.json)")
+    pattern = re.compile(rf"\b(?:(?i:{phrases})|({listed}))\b")
     for number, line in enumerate(text.splitlines(), 1):
         yield from ((number, word, texts[word]) for word in pattern.findall(line) if word)
 

@@ -42,7 +42,7 @@ def main() -> int:
         if not PYTHON.exists():
             venv.create(VENV, with_pip=False, symlinks=True)
         extras = project["optional-dependencies"]
-        others = (one for one in simulator["dependencies"] if not one.startswith("gpuvirt["))
+        others = (dependency for dependency in simulator["dependencies"] if not dependency.startswith("gpuvirt["))
         code = _install([*project["dependencies"], *extras["schedules"], *others])
         if code:
             return code

@@ -79,7 +79,7 @@ def steps(manifests: Path) -> Iterator[Step]:
 def text(exports: str, manifests: Path) -> str:
     """Return what to type, each command on a line of its own behind four blanks."""
     blocks = [("In a shell:", (exports,)), *((step.about, step.commands) for step in steps(manifests))]
-    lines = (line for about, commands in blocks for line in (about, *(f"    {one}" for one in commands), ""))
+    lines = (line for about, commands in blocks for line in (about, *(f"    {command}" for command in commands), ""))
     return "\n".join((*lines, "`make lab-down` ends the cluster and removes all that it has left."))
 
 

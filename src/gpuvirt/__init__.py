@@ -1,3 +1,3 @@
-"""GPU virtualization for Kubernetes: turns the physical GPUs of nodes into devices of VMs."""
+"""GPU virtualization for Kubernetes: whole GPUs and vGPUs for VMs, and shares of GPUs for containers."""
 
 __version__ = "0.1.0"

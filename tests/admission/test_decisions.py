@@ -21,7 +21,7 @@ EXTENDED = {"PATH", "LD_LIBRARY_PATH"}
 
 
 def named(content: Plain) -> list[Plain]:
-    return [at(one, "name") for one in items(content)]
+    return [at(item, "name") for item in items(content)]
 
 
 def without(content: Plain, *fields: str) -> Plain:
@@ -59,7 +59,7 @@ def test_nothing_of_the_user_is_changed_but_what_is_documented(pod: Pod, config:
     assert without(before, *lists) == without(after, *lists)
     assert items(at(after, "volumes"))[: len(items(at(before, "volumes")))] == items(at(before, "volumes"))
     for group in ("containers", "initContainers"):
-        users = [one for one in items(at(after, group)) if at(one, "name") not in OWN]
+        users = [item for item in items(at(after, group)) if at(item, "name") not in OWN]
         for old, new in zip(items(at(before, group)), users, strict=True):
             assert without(old, "env", "volumeMounts") == without(new, "env", "volumeMounts")
             mounts, env = items(at(old, "volumeMounts")), items(at(old, "env"))
@@ -78,7 +78,7 @@ def test_parts_that_were_removed_are_added_again(pod: Pod, config: InjectionConf
     spec = at(whole, "spec")
     assert isinstance(spec, dict)
     removed = data.draw(st.sets(st.sampled_from(["nvidia", "gridd", "dev", "nvidia-driver"])))
-    parts = {group: [one for one in items(spec.get(group)) if at(one, "name") not in removed] for group in
+    parts = {group: [item for item in items(spec.get(group)) if at(item, "name") not in removed] for group in
              ("initContainers", "volumes")}  # fmt: skip
     partial: Plain = {**pod, "spec": {**spec, **parts}}
     again = at(admitted(partial, config), "spec")

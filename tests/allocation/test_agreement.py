@@ -130,7 +130,9 @@ def check(kernel: SimKernel, fault: Fault, pick: int) -> None:
     """Break the host, allocate a device of the last snapshot, and compare the refusal with its health in the next."""
     rig = Conclusions(kernel)
     rig.report_account({})
-    offered = [(one.name, device.id) for one in rig.view.resources for device in one.devices if device.healthy]
+    offered = [
+        (resource.name, device.id) for resource in rig.view.resources for device in resource.devices if device.healthy
+    ]
     resource, device = offered[pick % len(offered)]
     fault(kernel)
     refused: ReasonCode | None = None
@@ -146,12 +148,12 @@ def check(kernel: SimKernel, fault: Fault, pick: int) -> None:
 
 
 def compare(rig: Conclusions, resource: ResourceName, device: DeviceId, refused: ReasonCode | None) -> None:
-    listed = {one.name: {found.id: found for found in one.devices} for one in rig.view.resources}
+    listed = {resource.name: {found.id: found for found in resource.devices} for resource in rig.view.resources}
     found = listed[resource].get(device)
     if found is not None:
         assert refused == (found.reasons[0].code if found.reasons else None)
         return
-    why = {str(one.address): one.reasons for one in (*rig.view.gpus, *rig.view.functions)}
+    why = {str(gpu.address): gpu.reasons for gpu in (*rig.view.gpus, *rig.view.functions)}
     why |= {str(vgpu.id): vgpu.reasons for gpu in rig.view.gpus for vgpu in gpu.vgpus}
     elsewhere = any(device in devices for devices in listed.values())
     codes: set[ReasonCode | None] = {reason.code for reason in why.get(device, ()) if not elsewhere}
@@ -169,7 +171,7 @@ def test_allocate_refuses_a_device_if_and_only_if_it_is_unhealthy(fault: Fault, 
 def test_allocate_refuses_exactly_the_unhealthy_vgpus_on_vfs(fault: Fault) -> None:
     kernel = build_host(load_host("4xL40S"))
     names = Conclusions(kernel).view.resources
-    devices = [device.id for one in names for device in one.devices]
+    devices = [device.id for name in names for device in name.devices]
     check(kernel, fault, devices.index(DeviceId(VF)))
 
 
@@ -181,7 +183,9 @@ def test_allocate_refuses_a_faulty_device_without_debouncing(seconds: float) -> 
     kernel.fall_off_bus(A10)
     rig.pass_time(seconds)
     rig.look()
-    resource = next(one for one in rig.view.resources if DeviceId(A10) in {device.id for device in one.devices})
+    resource = next(
+        resource for resource in rig.view.resources if DeviceId(A10) in {device.id for device in resource.devices}
+    )
     assert all(device.healthy for device in resource.devices), "a device under reset reads the same for a moment"
     with pytest.raises(AllocationRefusedError, match="FellOffBus"):
         rig.allocate(resource.name, [DeviceId(A10)])

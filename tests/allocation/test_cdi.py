@@ -31,7 +31,7 @@ FILE = "gpuvirt-nvidia.com_GA102GL_A10.json"
 
 def nodes(spec: bytes) -> Mapping[str, list[str]]:
     devices = json.loads(spec)["devices"]
-    return {one["name"]: [node["path"] for node in one["containerEdits"]["deviceNodes"]] for one in devices}
+    return {device["name"]: [node["path"] for node in device["containerEdits"]["deviceNodes"]] for device in devices}
 
 
 def files(folder: Path) -> list[str]:
@@ -72,7 +72,9 @@ def test_specs_name_only_device_nodes_where_the_host_has_iommufd(simulated: Simu
 def test_every_offered_device_with_nodes_is_in_one_spec(simulated: Simulated, name: str) -> None:
     view = snapshot.take(simulated(name), Settings(), IDS, SimClock())
     found = {f"{json.loads(spec)['kind']}={device}" for spec in cdi.specs(view).values() for device in nodes(spec)}
-    offered = {cdi_name(resource.name, one.id) for resource in view.resources for one in resource.devices if one.nodes}
+    offered = {
+        cdi_name(resource.name, device.id) for resource in view.resources for device in resource.devices if device.nodes
+    }
     assert found == offered
 
 

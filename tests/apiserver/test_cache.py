@@ -65,7 +65,7 @@ def test_an_empty_list_is_a_delta_once() -> None:
     """An observed empty list differs from no observation."""
     cache, delta = after(Listed((), "5"), Ended(LONG_S), Failed(), Listed((), "9"))
     assert known(cache) == {}
-    assert [dict(one.objects) for one in delta] == [{}]
+    assert [dict(change.objects) for change in delta] == [{}]
 
 
 def test_the_cache_is_unknown_until_a_complete_list() -> None:
@@ -93,7 +93,7 @@ def test_a_kind_that_reappears_is_reported_again_even_if_unchanged() -> None:
     cache, _ = after(listed, Failed(missing=True))
     assert (known(cache), cache.version) == ({key("a"): node("a", 1)}, None)
     cache, delta = after(Failed(), listed, Failed(expired=True), listed, cache=cache)
-    assert [dict(one.objects) for one in delta] == [known(cache)]
+    assert [dict(change.objects) for change in delta] == [known(cache)]
 
 
 def test_a_bookmark_yields_no_delta_and_advances_the_version() -> None:
@@ -103,7 +103,7 @@ def test_a_bookmark_yields_no_delta_and_advances_the_version() -> None:
 
 def test_an_event_that_is_delivered_twice_yields_a_delta_once() -> None:
     _, delta = after(Listed((node("a", 1),), "5"), modified("a", 8), modified("a", 8), deleted("b", 9))
-    assert [one.changed for one in delta] == [{key("a")}, {key("a")}]
+    assert [change.changed for change in delta] == [{key("a")}, {key("a")}]
 
 
 def test_a_server_restored_from_a_backup_is_listed_again() -> None:

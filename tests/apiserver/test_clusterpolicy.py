@@ -44,7 +44,7 @@ def test_a_spec_is_decoded_by_the_field_names_of_nvidias_operator() -> None:
     assert spec.driver.use_nvidia_driver_crd is True
     assert spec.driver.rdma is not None
     assert spec.driver.rdma.use_host_mofed is True
-    assert [(one.name, one.value) for one in spec.validator.vfio_pci.env] == [("A", "b")]
+    assert [(variable.name, variable.value) for variable in spec.validator.vfio_pci.env] == [("A", "b")]
     assert spec.vgpu_device_manager.config is not None
     assert spec.vgpu_device_manager.config.default == "A10-4Q"
     assert spec.dcgm_exporter.host_pid is True

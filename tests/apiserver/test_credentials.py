@@ -198,7 +198,7 @@ def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
 
 
 def test_inline_certificates_are_used_and_servers_are_checked(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
-    certificate, key = (base64.b64encode(one).decode() for one in pair)
+    certificate, key = (base64.b64encode(item).decode() for item in pair)
     found = from_kubeconfig(
         kubeconfig(
             tmp_path,
@@ -208,7 +208,7 @@ def test_inline_certificates_are_used_and_servers_are_checked(tmp_path: Path, pa
     )
     context = found.identity().context()
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
-    assert [dict(one)["subject"] for one in context.get_ca_certs()] == [((("commonName", "api.example"),),)]
+    assert [dict(cert)["subject"] for cert in context.get_ca_certs()] == [((("commonName", "api.example"),),)]
     assert found.authorization() is None
 
 

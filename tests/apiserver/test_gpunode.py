@@ -42,7 +42,7 @@ def picture(*against: Reason, allocated_to: str | None = None) -> NodeView:
 
 
 def condition(status: Status, kind: str) -> Condition:
-    (found,) = (one for one in status.conditions if one.type == kind)
+    (found,) = (condition for condition in status.conditions if condition.type == kind)
     return found
 
 
@@ -66,7 +66,7 @@ def test_an_unhealthy_gpu_sets_ready_false_with_its_reason() -> None:
 
 def test_ready_is_unknown_before_the_first_scan() -> None:
     ready = condition(status_of(NodeView(AT, host_observed=False), EMPTY, AT), "Ready")
-    assert (ready.status, ready.reason) == ("Unknown", "NotLooked")
+    assert (ready.status, ready.reason) == ("Unknown", "NotObserved")
 
 
 def test_an_unchanged_condition_keeps_its_transition_time_and_is_not_written() -> None:

@@ -123,4 +123,4 @@ def test_events_of_the_same_moment_have_distinct_names(count: int) -> None:
         events.EventDraft(events.Kind.NORMAL, "ModeChanged", "x"),
     )
     made = events.events_of([(about, delta)] * count, events.Reporter("gpuvirt.io/node", "node01"), BEGINNING)
-    assert len({one.metadata.name for one in made}) == count
+    assert len({event.metadata.name for event in made}) == count

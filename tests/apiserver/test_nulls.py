@@ -87,8 +87,8 @@ NULL: st.SearchStrategy[Pair] = st.just((None, None))
 def takes_null(of: inspect.Type) -> bool:
     alternatives = of.types if isinstance(of, inspect.UnionType) else (of,)
     return any(
-        isinstance(one, inspect.NoneType | inspect.AnyType | inspect.RawType | inspect.CustomType)
-        for one in alternatives
+        isinstance(alternative, inspect.NoneType | inspect.AnyType | inspect.RawType | inspect.CustomType)
+        for alternative in alternatives
     )
 
 
@@ -140,7 +140,7 @@ def test_null_in_any_optional_field_reads_as_absent(shape: type[msgspec.Struct],
 @settings(deadline=None)
 @given(pairs(inspect.type_info(ClusterPolicy)))
 def test_nulls_anywhere_in_a_policy_spec_read_as_absent(pair: Pair) -> None:
-    policies = [read_policy(nulls.decode(msgspec.json.encode(one), StoredPolicy)) for one in pair]
+    policies = [read_policy(nulls.decode(msgspec.json.encode(item), StoredPolicy)) for item in pair]
     assert isinstance(policies[0], ClusterPolicy)
     assert policies[0] == policies[1]
 
@@ -148,7 +148,7 @@ def test_nulls_anywhere_in_a_policy_spec_read_as_absent(pair: Pair) -> None:
 @settings(deadline=None)
 @given(pairs(inspect.type_info(KubeVirt)))
 def test_nulls_anywhere_in_a_printed_kubevirt_read_as_absent(pair: Pair) -> None:
-    written = [{**one, "kind": "KubeVirt"} for one in pair if isinstance(one, dict)]
+    written = [{**item, "kind": "KubeVirt"} for item in pair if isinstance(item, dict)]
     found = [kubevirt.parse(msgspec.json.encode(one).decode(), where="-") for one in written]
     assert found[0] == found[1]
 

@@ -36,7 +36,7 @@ def test_an_object_map_behaves_as_a_dict_and_never_changes_earlier_maps(
         assert len(objects) == len(expected)
         assert set(objects) == expected.keys()
         assert dict(objects.items()) == expected
-        assert sorted(one.metadata.resource_version for one in objects.values()) == sorted(
+        assert sorted(stored.metadata.resource_version for stored in objects.values()) == sorted(
             one.metadata.resource_version for one in expected.values()
         )
         assert all(objects.get(key) == expected.get(key) for key, _ in changes)

@@ -54,8 +54,12 @@ class Host:
         self.tools = SimTools(self.kernel, ("vfio-pci", "nvidia", "snd_hda_intel", "xhci_hcd", "nvidia-gpu"))
         self.site = site_in(folder, self.kernel, self.tools)
         only = HOSTS.get(name, [])
-        gpus = [one for one in scan(self.kernel).functions.values() if one.kind is FunctionKind.GPU and not one.physfn]
-        self.gpus = [one.address for one in gpus if not only or one.address in only]
+        gpus = [
+            function
+            for function in scan(self.kernel).functions.values()
+            if function.kind is FunctionKind.GPU and not function.physfn
+        ]
+        self.gpus = [gpu.address for gpu in gpus if not only or gpu.address in only]
 
     def move(self, desired_driver: DesiredDriver, site: Site | None = None) -> None:
         site = site or self.site
@@ -79,16 +83,19 @@ class Host:
         return False
 
     def functions(self) -> list[PciAddress]:
-        slots = {one.rpartition(".")[0] for one in self.gpus}
-        return [one for one in self.kernel.pci.functions if one.rpartition(".")[0] in slots]
+        slots = {gpu.rpartition(".")[0] for gpu in self.gpus}
+        return [function for function in self.kernel.pci.functions if function.rpartition(".")[0] in slots]
 
     def drivers(self) -> set[tuple[str | None, str | None]]:
         """Return the driver and the driver_override of each function."""
-        functions = [self.kernel.pci.functions[one] for one in self.functions()]
-        return {(None if one.driver == one.native_driver else one.driver, one.override) for one in functions}
+        functions = [self.kernel.pci.functions[function] for function in self.functions()]
+        return {
+            (None if function.driver == function.native_driver else function.driver, function.override)
+            for function in functions
+        }
 
     def locked(self) -> list[PciAddress]:
-        locks = {one: HostPath(f"/proc/driver/nvidia/gpus/{one}/unbindLock") for one in self.gpus}
+        locks = {gpu: HostPath(f"/proc/driver/nvidia/gpus/{gpu}/unbindLock") for gpu in self.gpus}
         return [
             one for one, lock in locks.items() if self.kernel.tree.exists(lock) and self.kernel.read(lock) == b"1\n"
         ]
@@ -114,40 +121,40 @@ async def settled(node: SimNode) -> None:
 @given(
     name=st.sampled_from(sorted(HOSTS)),
     begun=st.sampled_from(DesiredDriver),
-    desired_counts=st.sampled_from(DesiredDriver),
+    desired=st.sampled_from(DesiredDriver),
     after=st.integers(0, MOST_WRITES),
     again=st.integers(0, MOST_WRITES),
 )
 @settings(max_examples=examples(150), deadline=None)
 def test_the_next_process_completes_any_number_of_killed_changes(
-    name: str, begun: DesiredDriver, desired_counts: DesiredDriver, after: int, again: int
+    name: str, begun: DesiredDriver, desired: DesiredDriver, after: int, again: int
 ) -> None:
     with TemporaryDirectory() as folder:
         host = Host(name, Path(folder))
         host.move(DesiredDriver.NATIVE if begun is DesiredDriver.PASSTHROUGH else DesiredDriver.PASSTHROUGH)
         host.killed_move(begun, after)
-        host.killed_move(desired_counts, again)
-        host.move(desired_counts)
-        host.expect(desired_counts)
+        host.killed_move(desired, again)
+        host.move(desired)
+        host.expect(desired)
         assert host.kernel.vfio.requests == []
 
 
 @pytest.mark.parametrize("begun", DesiredDriver)
-@pytest.mark.parametrize("desired_counts", DesiredDriver)
+@pytest.mark.parametrize("desired", DesiredDriver)
 @pytest.mark.parametrize("name", ["4xT4", "4xRTX2060"])
 async def test_a_new_agent_binds_the_desired_drivers_after_a_kill_at_any_write(
-    name: str, begun: DesiredDriver, desired_counts: DesiredDriver, tmp_path: Path
+    name: str, begun: DesiredDriver, desired: DesiredDriver, tmp_path: Path
 ) -> None:
     for after in range(MOST_WRITES):
         folder = tmp_path / str(after)
         host = Host(name, folder)
         host.move(DesiredDriver.NATIVE if begun is DesiredDriver.PASSTHROUGH else DesiredDriver.PASSTHROUGH)
         was_killed = host.killed_move(begun, after)
-        modes: dict[str, DesiredMode] = dict.fromkeys(host.gpus, MODES[desired_counts])
+        modes: dict[str, DesiredMode] = dict.fromkeys(host.gpus, MODES[desired])
         async with running_node(host.kernel, folder, Settings(modes=modes), tools=host.tools) as node:
             await settled(node)
             assert [note.text for note in node.view.problems] == []
-        host.expect(desired_counts)
+        host.expect(desired)
         if not was_killed:
             return
     raise AssertionError("a move has more writes than were tried")
@@ -172,7 +179,8 @@ def moved(host: Host, desired_driver: DesiredDriver, *, tools: SimTools | None =
     site = Site(host.kernel, tools or host.tools, host.site.original_drivers, host.site.locks, host.site.device_plugins)
     unit = driver_state(site, NOBODY).inventory.gpus[host.gpus[0]].unit
     return [
-        one.code for one in change_drivers(site, unit, dict.fromkeys(host.gpus, desired_driver), NOBODY, lambda _: None)
+        driver.code
+        for driver in change_drivers(site, unit, dict.fromkeys(host.gpus, desired_driver), NOBODY, lambda _: None)
     ]
 
 

@@ -69,7 +69,7 @@ class HostUnit:
     @property
     def types(self) -> list[str]:
         host = scan(self.kernel).vgpu_hosts.get(self.gpu)
-        return sorted(str(one.type).rpartition(" ")[2] for one in host.live) if host is not None else []
+        return sorted(str(vgpu.type).rpartition(" ")[2] for vgpu in host.live) if host is not None else []
 
 
 def kinds(steps: tuple[Step, ...] | list[Step | RollBack]) -> list[type[object]]:

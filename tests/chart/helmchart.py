@@ -48,7 +48,9 @@ class Rendered:
 
     def named(self, kind: str) -> Mapping[str, Manifest]:
         """Return the objects of a kind by their names."""
-        return {str(at(one, "metadata", "name")): one for one in self.manifests if one["kind"] == kind}
+        return {
+            str(at(manifest, "metadata", "name")): manifest for manifest in self.manifests if manifest["kind"] == kind
+        }
 
     def one(self, kind: str, name: str) -> Manifest:
         """Return the object of a kind and name."""
@@ -63,13 +65,13 @@ class Rendered:
 
     def hooks(self) -> Sequence[Manifest]:
         """Return the hook objects."""
-        return [one for one in self.manifests if at(one, "metadata", "annotations", "helm.sh/hook")]
+        return [manifest for manifest in self.manifests if at(manifest, "metadata", "annotations", "helm.sh/hook")]
 
     def pods(self) -> Mapping[str, Plain]:
         """Return the specs of all pods by the names of their workloads."""
         makers = {"Deployment", "DaemonSet", "Job"}
-        found = (one for one in self.manifests if one["kind"] in makers)
-        return {str(at(one, "metadata", "name")): at(one, "spec", "template", "spec") for one in found}
+        found = (manifest for manifest in self.manifests if manifest["kind"] in makers)
+        return {str(at(manifest, "metadata", "name")): at(manifest, "spec", "template", "spec") for manifest in found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Helm:
         sets = [f"--set={value}" for value in values]
         done = self.run("template", "x", str(chart), f"--namespace={NAMESPACE}", *sets, *options)
         assert done.returncode == 0, done.stderr
-        return Rendered([one for one in yaml.safe_load_all(done.stdout) if one])
+        return Rendered([document for document in yaml.safe_load_all(done.stdout) if document])
 
     def refusal(self, *values: str) -> str:
         """Return helm's error message about values."""

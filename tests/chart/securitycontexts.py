@@ -37,7 +37,7 @@ def _of_pod(scc: Manifest, pod: Plain) -> Iterator[str]:
     for requested, permitted in OF_THE_HOST.items():
         if at(pod, requested) is True and scc[permitted] is not True:
             yield permitted
-    kinds = {key for one in items(at(pod, "volumes")) if isinstance(one, dict) for key in one if key != "name"}
+    kinds = {key for item in items(at(pod, "volumes")) if isinstance(item, dict) for key in item if key != "name"}
     # The token of the pod's account is a projected volume.
     if not kinds | {"projected"} <= set(map(str, items(at(scc, "volumes")))):
         yield "volumes"

@@ -50,8 +50,8 @@ def by_account(found: Rendered) -> dict[str, Manifest]:
 
 def operands(policy: ClusterPolicy) -> dict[str, Plain]:
     """Return the specs of the pods that the controller deploys, by DaemonSet."""
-    sets = [one for one in render(policy, SITE).manifests if isinstance(one, DaemonSet)]
-    return {one.metadata.name: at(yaml.safe_load(encoded(one)), "spec", "template", "spec") for one in sets}
+    sets = [manifest for manifest in render(policy, SITE).manifests if isinstance(manifest, DaemonSet)]
+    return {label.metadata.name: at(yaml.safe_load(encoded(label)), "spec", "template", "spec") for label in sets}
 
 
 def user_of(pod: Plain) -> str:
@@ -150,6 +150,8 @@ def test_the_controller_sets_no_uid_either(helm: Helm) -> None:
     arguments = items(at(rendered(helm).pods()["gpuvirt-controller"], "containers", 0, "args"))
     assert "--namespace-sets-uid" in arguments
     plain = replace(SITE, settings=replace(SITE.settings, namespace_sets_uid=False))
-    (labels,) = (one for one in render(full(), plain).manifests if one.metadata.name == "gpuvirt-node-labels")
+    (labels,) = (
+        manifest for manifest in render(full(), plain).manifests if manifest.metadata.name == "gpuvirt-node-labels"
+    )
     pod = at(yaml.safe_load(encoded(labels)), "spec", "template", "spec")
     assert refusals(RESTRICTED, pod) == {"runAsUser"}

@@ -56,7 +56,9 @@ def arguments(rendered: Rendered) -> list[Plain]:
 def test_without_schedules_the_controller_gets_no_further_right(helm: Helm) -> None:
     rendered = helm.template()
     assert "--schedules" not in arguments(rendered)
-    assert not [one for one in rendered.manifests if at(one, "metadata", "name") in {NAME, "gpuvirt-hypervisors"}]
+    assert not [
+        manifest for manifest in rendered.manifests if at(manifest, "metadata", "name") in {NAME, "gpuvirt-hypervisors"}
+    ]
 
 
 def test_with_schedules_the_controller_gets_these_rights_and_no_others(helm: Helm) -> None:
@@ -99,11 +101,11 @@ def test_rights_to_kubevirts_vms_are_given_in_named_namespaces_alone(helm: Helm)
 def test_each_role_for_schedules_is_bound_to_the_controller_alone(helm: Helm) -> None:
     rendered = helm.template(ON, "fullnameOverride=mine")
     bindings = [
-        one
-        for one in rendered.manifests
-        if str(one["kind"]).endswith("RoleBinding") and at(one, "metadata", "name") == "mine-schedules"
+        manifest
+        for manifest in rendered.manifests
+        if str(manifest["kind"]).endswith("RoleBinding") and at(manifest, "metadata", "name") == "mine-schedules"
     ]
-    assert sorted(str(at(one, "metadata", "namespace")) for one in bindings) == [
+    assert sorted(str(at(binding, "metadata", "namespace")) for binding in bindings) == [
         "None",
         NAMESPACE,
         "kube-node-lease",

@@ -38,7 +38,9 @@ def test_common_labels_are_on_all_objects_and_pods_and_select_none(helm: Helm) -
     rendered = helm.template(*ALL, "commonLabels.team=ml", "operator.labels.team=own", options=OPENSHIFT)
     plain = helm.template(*ALL, options=OPENSHIFT)
     assert len(rendered.manifests) == len(plain.manifests)
-    without = [one for one in rendered.manifests if any(at(labels, "team") is None for labels in labels_of(one))]
+    without = [
+        manifest for manifest in rendered.manifests if any(at(labels, "team") is None for labels in labels_of(manifest))
+    ]
     assert [(one["kind"], at(one, "metadata", "name")) for one in without] == []
     for one, before in zip(rendered.manifests, plain.manifests, strict=True):
         assert at(one, "spec", "selector") == at(before, "spec", "selector")
@@ -60,13 +62,15 @@ def test_common_labels_replace_none_by_which_programs_select(helm: Helm, key: st
 @pytest.mark.parametrize("key", ["fullnameOverride", "nameOverride"])
 def test_names_begin_with_the_override(helm: Helm, key: str) -> None:
     found = helm.template(*ALL, f"{key}=team-gpu")
-    names = {(str(one["kind"]), str(at(one, "metadata", "name"))) for one in found.manifests}
-    plain = {(str(one["kind"]), str(at(one, "metadata", "name"))) for one in helm.template(*ALL).manifests}
+    names = {(str(manifest["kind"]), str(at(manifest, "metadata", "name"))) for manifest in found.manifests}
+    plain = {
+        (str(manifest["kind"]), str(at(manifest, "metadata", "name"))) for manifest in helm.template(*ALL).manifests
+    }
     assert {("Deployment", "team-gpu-controller"), ("DaemonSet", "team-gpu-discover"), ("Job", "team-gpu-crds")} < names
     renamed = {(kind, name.replace("team-gpu-", "gpuvirt-")) for kind, name in names}
     assert renamed == plain, "nothing else changes"
     accounts = set(found.named("ServiceAccount"))
-    assert {name for one in found.manifests for name in references(one)} <= accounts
+    assert {name for manifest in found.manifests for name in references(manifest)} <= accounts
     policy = found.one("ValidatingAdmissionPolicy", "team-gpu-discover")
     user = f'"system:serviceaccount:{NAMESPACE}:team-gpu-discover"'
     assert user in str(at(policy, "spec", "matchConditions", 0, "expression"))
@@ -74,7 +78,7 @@ def test_names_begin_with_the_override(helm: Helm, key: str) -> None:
     assert at(binding, "spec", "policyName") == "team-gpu-discover"
     volumes = items(at(found.pods()["team-gpu-crds"], "volumes"))
     assert at(volumes, 0) is not None
-    assert {at(one, "configMap", "name") for one in volumes} <= set(found.named("ConfigMap"))
+    assert {at(volume, "configMap", "name") for volume in volumes} <= set(found.named("ConfigMap"))
     assert "gpuvirt-node" in accounts, "the controller's DaemonSet has this account"
     lease = [rule for rule in items(at(found.one("Role", "team-gpu-controller"), "rules")) if "leases" in str(rule)]
     assert "gpuvirt-controller" in str(lease), "controllers elect their leader by this name"

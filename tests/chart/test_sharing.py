@@ -14,7 +14,7 @@ NAMES = {"gpuvirt-extender", "gpuvirt-scheduler"}
 
 def named(rendered: Rendered) -> set[str]:
     """Return the names of all objects for shares."""
-    found = {str(at(one, "metadata", "name")) for one in rendered.manifests}
+    found = {str(at(manifest, "metadata", "name")) for manifest in rendered.manifests}
     return {name for name in found if name.startswith(tuple(NAMES))}
 
 
@@ -25,14 +25,14 @@ def container(rendered: Rendered, name: str) -> Plain:
 def rights(rendered: Rendered, kind: str, name: str) -> dict[str, list[Plain]]:
     """Return the verbs of a role by resource."""
     rules = items(at(rendered.one(kind, name), "rules"))
-    return {str(one): items(at(rule, "verbs")) for rule in rules for one in items(at(rule, "resources"))}
+    return {str(item): items(at(rule, "verbs")) for rule in rules for item in items(at(rule, "resources"))}
 
 
 def test_nothing_is_shared_by_default(helm: Helm) -> None:
     rendered = helm.template()
     assert named(rendered) == set()
     assert not any(
-        "--shared-resource" in str(one) for one in items(at(container(rendered, "gpuvirt-controller"), "args"))
+        "--shared-resource" in str(item) for item in items(at(container(rendered, "gpuvirt-controller"), "args"))
     )
 
 
@@ -100,7 +100,7 @@ def test_the_extenders_service_leads_where_the_leader_says(helm: Helm) -> None:
     assert at(service, "clusterIP") is None, "a headless Service has no address that a static pod can use"
     extender = container(rendered, "gpuvirt-extender")
     assert "--service=gpuvirt-extender" in items(at(extender, "args"))
-    fields = {at(one, "name"): at(one, "valueFrom", "fieldRef", "fieldPath") for one in items(at(extender, "env"))}
+    fields = {at(item, "name"): at(item, "valueFrom", "fieldRef", "fieldPath") for item in items(at(extender, "env"))}
     assert fields == {"GPUVIRT_NAMESPACE": "metadata.namespace", "GPUVIRT_POD_IPS": "status.podIPs"}
 
 
@@ -293,7 +293,7 @@ def test_schedulers_show_certificates_to_the_extender(helm: Helm, mode: str) -> 
     names = ("extender.tls.clients.names={kube-scheduler,second}", f"extender.tls.clients.certificates={mode}")
     rendered = helm.template(*BOTH, *MUTUAL, *names)
     extender, scheduler = (rendered.pods()[name] for name in ("gpuvirt-extender", "gpuvirt-scheduler"))
-    options = [str(one) for one in items(at(extender, "containers", 0, "args")) if str(one).startswith("--client")]
+    options = [str(item) for item in items(at(extender, "containers", 0, "args")) if str(item).startswith("--client")]
     ca = "--client-ca=/etc/gpuvirt-extender-clients/ca.crt"
     assert options == [ca, f"--client-certs={mode}", "--client-name=kube-scheduler", "--client-name=second"]
     for pod, secret, folder, files in (

@@ -69,7 +69,7 @@ def test_the_guides_first_install_command_renders(helm: Helm) -> None:
         "nvcr.io/nvidia/k8s-device-plugin:v0.20.0",
         "nvcr.io/nvidia/cloud-native/k8s-driver-manager:v0.12.0",
     ]
-    assert [one.key for one in spec.daemonsets.tolerations] == ["nvidia.com/gpu"]
+    assert [toleration.key for toleration in spec.daemonsets.tolerations] == ["nvidia.com/gpu"]
 
 
 def test_the_guides_second_install_command_renders(helm: Helm) -> None:
@@ -120,8 +120,8 @@ def test_nvidias_registry_enables_all_container_components(helm: Helm) -> None:
     spec = policy(rendered).spec
     parts: list[ImageParts] = [spec.driver, spec.toolkit, spec.device_plugin, spec.dcgm, spec.dcgm_exporter, spec.gfd]
     parts.append(spec.driver.manager)
-    assert all(one.repository.startswith("registry.example:5000/mirror/nvidia") for one in parts)
-    assert all(one.image and one.version for one in parts)
+    assert all(part.repository.startswith("registry.example:5000/mirror/nvidia") for part in parts)
+    assert all(part.image and part.version for part in parts)
     assert [at(rendered.policy, "spec", name, "enabled") for name in CONTAINER_PARTS] == [True] * len(CONTAINER_PARTS)
     assert spec.toolkit.repository == "registry.example:5000/mirror/nvidia/k8s"
 
@@ -269,8 +269,8 @@ def test_secrets_pull_the_images_of_all_our_pods(helm: Helm) -> None:
     rendered = helm.template(*GUIDE, "image.pullSecrets={mine}")
     found = rendered.named("ServiceAccount")
     assert {"gpuvirt-controller", "gpuvirt-node"} <= found.keys()
-    ours = {name: one for name, one in found.items() if name.startswith("gpuvirt-")}
-    assert all(at(one, "imagePullSecrets") == [{"name": "mine"}] for one in ours.values())
+    ours = {name: manifest for name, manifest in found.items() if name.startswith("gpuvirt-")}
+    assert all(at(resource, "imagePullSecrets") == [{"name": "mine"}] for resource in ours.values())
     reported = {"name": "GPUVIRT_IMAGE_PULL_SECRETS", "value": "mine"}
     assert reported in items(at(rendered.pods()["gpuvirt-controller"], "containers", 0, "env"))
     assert {at(pod, "serviceAccountName") for pod in rendered.pods().values()} <= found.keys()
@@ -281,10 +281,12 @@ def test_the_agents_roles_equal_those_of_the_plain_manifests(helm: Helm, name: s
     rendered = helm.template(*GUIDE)
     manifests = yaml.safe_load_all((ROOT / "deploy" / name).read_text().replace(":gpuvirt:", f":{NAMESPACE}:"))
     kinds = {"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
-    chosen = [one for one in manifests if one["kind"] in kinds | {"Role", "RoleBinding"}]
-    assert kinds <= {one["kind"] for one in chosen}
+    chosen = [manifest for manifest in manifests if manifest["kind"] in kinds | {"Role", "RoleBinding"}]
+    assert kinds <= {manifest["kind"] for manifest in chosen}
     # The policy names the ConfigMap, so the controller creates this role.
-    chosen = [one for one in chosen if one["kind"] in kinds or one["metadata"]["name"] != "gpuvirt-node"]
+    chosen = [
+        manifest for manifest in chosen if manifest["kind"] in kinds or manifest["metadata"]["name"] != "gpuvirt-node"
+    ]
     for desired in chosen:
         found = rendered.one(desired["kind"], desired["metadata"]["name"])
         for subject in desired.get("subjects", ()):
@@ -317,7 +319,7 @@ def test_the_discoverer_is_rendered_if_no_other_program_discovers_nodes(helm: He
 
 def test_the_discoverer_equals_the_plain_manifest_with_the_charts_image(helm: Helm) -> None:
     manifests = yaml.safe_load_all((ROOT / "deploy/discover.yaml").read_text())
-    (desired,) = (one["spec"] for one in manifests if one["kind"] == "DaemonSet")
+    (desired,) = (manifest["spec"] for manifest in manifests if manifest["kind"] == "DaemonSet")
     (container,) = desired["template"]["spec"]["containers"]
     container |= {"image": "registry.example/gpuvirt:v1", "imagePullPolicy": "Always"}
     image = ("image.repository=registry.example/gpuvirt", "image.tag=v1", "image.pullPolicy=Always")
@@ -365,7 +367,7 @@ def test_the_charts_crds_equal_those_of_the_manifests(helm: Helm) -> None:
             if at(rule, "resources") == ["customresourcedefinitions"]
         ]
         assert kinds
-        assert all(sorted(map(str, items(one))) == names for one in kinds)
+        assert all(sorted(map(str, items(kind))) == names for kind in kinds)
 
 
 def test_existing_crds_can_be_kept(helm: Helm) -> None:
@@ -378,13 +380,13 @@ def test_existing_crds_can_be_kept(helm: Helm) -> None:
 
 def test_hook_jobs_run_in_order_and_are_deleted(helm: Helm) -> None:
     rendered = helm.template(*GUIDE)
-    hooks = {str(at(one, "metadata", "name")): at(one, "metadata", "annotations") for one in rendered.hooks()}
+    hooks = {str(at(hook, "metadata", "name")): at(hook, "metadata", "annotations") for hook in rendered.hooks()}
     assert {name.removeprefix("gpuvirt-") for name in hooks} == {"install", "crds", "policy", "uninstall", "test"}
     assert at(hooks["gpuvirt-crds"], "helm.sh/hook") == "pre-install,pre-upgrade"
     assert at(hooks["gpuvirt-policy"], "helm.sh/hook") == "post-install,post-upgrade,post-rollback"
     assert at(hooks["gpuvirt-uninstall"], "helm.sh/hook") == "pre-delete"
     assert at(hooks["gpuvirt-test"], "helm.sh/hook") == "test"
-    assert all("hook-succeeded" in str(at(one, "helm.sh/hook-delete-policy")) for one in hooks.values())
+    assert all("hook-succeeded" in str(at(hook, "helm.sh/hook-delete-policy")) for hook in hooks.values())
 
 
 def test_network_policies_allow_metrics_in_and_the_api_server_out(helm: Helm) -> None:
@@ -394,11 +396,13 @@ def test_network_policies_allow_metrics_in_and_the_api_server_out(helm: Helm) ->
     assert (at(everywhere, "policyTypes"), at(everywhere, "ingress")) == (["Ingress", "Egress"], None)
     assert at(everywhere, "egress", 0, "ports") == [{"protocol": "TCP", "port": 16443}]
     ports = {
-        name: at(one, "spec", "ingress", 0, "ports", 0, "port") for name, one in found.items() if name != "gpuvirt"
+        name: at(manifest, "spec", "ingress", 0, "ports", 0, "port")
+        for name, manifest in found.items()
+        if name != "gpuvirt"
     }
     assert ports == {"gpuvirt-controller-metrics": 8080, "gpuvirt-discover-metrics": 9410, "gpuvirt-node-metrics": 9410}
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    readers = [at(one, "spec", "ingress", 0, "from") for name, one in found.items() if name != "gpuvirt"]
+    readers = [at(manifest, "spec", "ingress", 0, "from") for name, manifest in found.items() if name != "gpuvirt"]
     assert readers == [[monitoring]] * 3
     assert list(helm.template(*GUIDE, "networkPolicy.metricsFrom=null").named("NetworkPolicy")) == ["gpuvirt"]
     assert not helm.template("networkPolicy.enabled=false").named("NetworkPolicy")

@@ -30,7 +30,7 @@ def config(rendered: Rendered) -> str:
 
 
 def test_there_is_no_webhook_by_default(helm: Helm) -> None:
-    assert not [one for one in helm.template().manifests if at(one, "metadata", "name") == NAME]
+    assert not [manifest for manifest in helm.template().manifests if at(manifest, "metadata", "name") == NAME]
 
 
 def test_only_new_pods_of_its_runtime_classes_need_the_webhook(helm: Helm) -> None:

@@ -139,7 +139,7 @@ def test_devices_shows_the_view_of_the_running_agent(place: Place) -> None:
         seen = devices()
         assert seen.agent is not None
         assert seen.agent.pid == agent.pid
-        assert [one.not_registered_because is not None for one in seen.resources] == [True]
+        assert [resource.not_registered_because is not None for resource in seen.resources] == [True]
         agent.send_signal(signal.SIGTERM)
         agent.wait(100)
     assert devices().agent is None

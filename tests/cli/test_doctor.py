@@ -62,9 +62,11 @@ def test_doctor_as_json(on: On) -> None:
     done = on("2xA10-no-iommu", "doctor", "-o", "json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["version"], report["level"]) == (1, 1, "error")
-    assert [one["check"] for one in report["results"]] == [one.name for one in CHECKS]
-    assert {one["area"] for one in report["results"]} == set(Area)
-    off = next(one for result in report["results"] for one in result["findings"] if one["code"] == "IommuOff")
+    assert [result["check"] for result in report["results"]] == [check.name for check in CHECKS]
+    assert {result["area"] for result in report["results"]} == set(Area)
+    off = next(
+        finding for result in report["results"] for finding in result["findings"] if finding["code"] == "IommuOff"
+    )
     assert off.keys() == {"level", "subject", "message", "code", "seen", "why", "fix"}
     assert off["seen"][0] == {"path": "/sys/kernel/iommu_groups", "value": "empty"}
 
@@ -91,7 +93,7 @@ def test_kubevirt_from_standard_input() -> None:
     command = " ".join([*GPUVIRT, "doctor", "--kubevirt", "-", "-o", "json", "<", str(example)])
     done = gpuvirt("sim", "run", "-H", "2xA10", "--", "sh", "-c", command)
     results = json.loads(done.stdout)["results"]
-    reported = next(one["findings"] for one in results if one["check"] == "permitted_names")
+    reported = next(result["findings"] for result in results if result["check"] == "permitted_names")
     assert [one["subject"] for one in reported] == ["nvidia.com/GA102GL_A10"]
 
 
@@ -107,7 +109,7 @@ def test_why_as_json(on: On) -> None:
     done = on("2xA10", "why", "GA102GL_A10", "-o", "json")
     explanation = json.loads(done.stdout)
     assert (done.returncode, explanation["version"], explanation["resource"]) == (1, 1, "nvidia.com/GA102GL_A10")
-    assert [one["step"] for one in explanation["stages"]] == list(Step)
+    assert [stage["step"] for stage in explanation["stages"]] == list(Step)
     assert explanation["blocker"]["code"] == "KubeletAway"
 
 

@@ -63,7 +63,7 @@ async def test_json_has_the_same(tmp_path: Path) -> None:
     async with called(tmp_path, cluster(), "shares", "-o", "json") as process:
         out, _ = await process.communicate()
     found = json.loads(out)
-    assert [(one["node"], one["largest"]) for one in found["nodes"]] == [("node01", 1000), ("worker01", 400)]
+    assert [(node["node"], node["largest"]) for node in found["nodes"]] == [("node01", 1000), ("worker01", 400)]
     assert found["nodes"][1]["unplaced"] == [{"pod": "default/by-hand", "units": 100, "enforcement": "none"}]
     assert (found["units"], found["used"], found["free"]) == (2500, 1000, 1400)
 

@@ -44,7 +44,9 @@ async def test_pods_that_wait_for_the_node_are_explained(tmp_path: Path) -> None
     done = await run(tmp_path, "why", "node/node01", "-o", "json", cluster=cluster(*pods))
     found = json.loads(done.stdout)
     assert done.returncode == 1
-    assert [(one["name"], one["allocatable"], one["free"]) for one in found["resources"]] == [(A10, 1, 0)]
+    assert [(resource["name"], resource["allocatable"], resource["free"]) for resource in found["resources"]] == [
+        (A10, 1, 0)
+    ]
     assert found["reasons"] == ["0000:ca:00.0 GroupShared: shares its group"]
     shares, waits = found["pending"]
     assert (waits["name"], waits["code"]) == ("waits", "AllAllocated")
@@ -89,5 +91,5 @@ async def test_pods_that_may_not_be_listed_are_unknown_and_not_absent(tmp_path: 
 
     found = json.loads((await run(tmp_path, "why", "node/node01", "-o", "json", cluster=forbids)).stdout)
     assert found["pending"] is None
-    assert [one["free"] for one in found["resources"]] == [None]
+    assert [resource["free"] for resource in found["resources"]] == [None]
     assert "not known" in (await run(tmp_path, "why", "node/node01", cluster=forbids)).stdout

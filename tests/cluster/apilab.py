@@ -61,7 +61,7 @@ class ApiLab:
     def apply_roles(self, file: str = "node.yaml") -> None:
         """Apply what a manifest of deploy/ lets its pods do, and their namespace; no DaemonSet."""
         manifests = list(yaml.safe_load_all((ROOT / "deploy" / file).read_text()))
-        chosen = [one for one in manifests if one["kind"] not in {"DaemonSet", "ConfigMap"}]
+        chosen = [manifest for manifest in manifests if manifest["kind"] not in {"DaemonSet", "ConfigMap"}]
         self.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(chosen))
 
     def token_of(self, account: str = ACCOUNT, node: str = NODE) -> str:

@@ -26,7 +26,7 @@ CHART = ROOT / "deploy/chart"
 NAMESPACE = AUDITED
 IMAGE = f"{PREFIX}/{NAME}"
 KINDS = {"clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io", "vgpuschedules.gpuvirt.io"}
-NOT_LOOKED_AT = ("apiservices", "certificatesigningrequests", "componentstatuses")
+OTHERS_OBJECTS = ("apiservices", "certificatesigningrequests", "componentstatuses")
 """Kinds whose objects others make: one APIService a group of kinds, for instance."""
 OURS = ("nvidia.com/", "gpuvirt.io/", "feature.")
 """How labels begin that tests, or what they install, set on nodes."""
@@ -81,7 +81,7 @@ class Install:
         repository, _, tag = IMAGE.rpartition(":")
         image = (f"image.repository={repository}", f"image.tag={tag}", "image.pullPolicy=Never")
         options = ["--wait", "--timeout=120s", "--generate-name", "-n", NAMESPACE, "--create-namespace"]
-        return self.run("install", *options, str(CHART), *(f"--set={one}" for one in (*image, *values)))
+        return self.run("install", *options, str(CHART), *(f"--set={value}" for value in (*image, *values)))
 
     def installed(self, *values: str) -> str:
         """Install, and return the release's name."""
@@ -116,7 +116,7 @@ class Install:
     def cluster_wide(self) -> set[str]:
         """Return the names of all cluster-scoped objects."""
         kinds = self.kubectl("api-resources", "--namespaced=false", "--verbs=list", "-o", "name").split()
-        chosen = [kind for kind in kinds if not kind.startswith(NOT_LOOKED_AT)]
+        chosen = [kind for kind in kinds if not kind.startswith(OTHERS_OBJECTS)]
         return set(self.kubectl("get", ",".join(chosen), "-o", "name").split())
 
     def crd(self, name: str, path: str) -> str:

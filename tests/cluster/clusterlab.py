@@ -186,9 +186,15 @@ class LabNode:
         """Create a pod."""
         self.apply(self._pod(name, desired))
 
-    def start_all(self, desired_by_gpu: Mapping[str, PodRequest]) -> None:
+    def start_all(self, requests: Mapping[str, PodRequest]) -> None:
         """Create many pods at once."""
-        self.apply({"apiVersion": "v1", "kind": "List", "items": [self._pod(*one) for one in desired_by_gpu.items()]})
+        self.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "List",
+                "items": [self._pod(name, request) for name, request in requests.items()],
+            }
+        )
 
     def _pod(self, name: str, desired: PodRequest) -> Mapping[str, object]:
         init = [_container("first", desired.init, SHOW)] if desired.init else []

@@ -87,9 +87,9 @@ class ControlledNode:
     def apply_agent_access(self) -> None:
         """Create the agent's account and rights in the controller's namespace, as an install does."""
         kept = [
-            one
-            for one in yaml.safe_load_all((ROOT / "deploy/node.yaml").read_text())
-            if one["kind"] not in {"DaemonSet", "ConfigMap", "Namespace"}
+            document
+            for document in yaml.safe_load_all((ROOT / "deploy/node.yaml").read_text())
+            if document["kind"] not in {"DaemonSet", "ConfigMap", "Namespace"}
         ]
         text = yaml.safe_dump_all(kept).replace("namespace: gpuvirt", f"namespace: {NAMESPACE}")
         text = text.replace("serviceaccount:gpuvirt:", f"serviceaccount:{NAMESPACE}:")
@@ -97,7 +97,7 @@ class ControlledNode:
 
     def apply_operand_access(self) -> None:
         """Create the accounts and rights of NVIDIA's operands, as an install does."""
-        self._apply("\n---\n".join(encoded(one).decode() for one in accounts(NAMESPACE)))
+        self._apply("\n---\n".join(encoded(account).decode() for account in accounts(NAMESPACE)))
 
     def _apply(self, text: str) -> None:
         done = self.node.cluster.kubectl("apply", "-f", "-", given=text)
@@ -129,7 +129,10 @@ class ControlledNode:
     def components(self) -> list[list[str]]:
         """Return the JSON of `gpuvirt status`: each component, whether it is ready, and its state."""
         found = json.loads(self._run("status", "-o", "json").stdout)
-        return [[one["component"], "yes" if one["ready"] else "no", one["state"]] for one in found["components"]]
+        return [
+            [component["component"], "yes" if component["ready"] else "no", component["state"]]
+            for component in found["components"]
+        ]
 
     def report(self, *, vfs: int, mode: str) -> None:
         """Write a GpuNode's status as an agent that observes such a GPU."""

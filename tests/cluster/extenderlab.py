@@ -149,8 +149,8 @@ class ExtenderLab(ShareNodes):
 
     def leader(self) -> Replica:
         """Wait until a replica serves and the Service leads to it, and return the replica."""
-        until(lambda: any(one.serves and one.is_ready for one in self.replicas), self.logs)
-        return next(one for one in self.replicas if one.serves)
+        until(lambda: any(replica.serves and replica.is_ready for replica in self.replicas), self.logs)
+        return next(replica for replica in self.replicas if replica.serves)
 
     def logs(self) -> str:
         """Return the ends of all logs."""

@@ -36,7 +36,7 @@ class HeldBack:
     @property
     def is_delivered(self) -> bool:
         """Whether the API server has answered all that was held back."""
-        return all(one.is_answered and not one.held for one in tuple(self._connections))
+        return all(connection.is_answered and not connection.held for connection in tuple(self._connections))
 
     @property
     def refused(self) -> int:

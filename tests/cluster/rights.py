@@ -109,7 +109,9 @@ class _Event(msgspec.Struct, rename="camel"):
 
 def rights_in(documents: Iterable[Plain]) -> frozenset[Right]:
     """Return the rights that the bindings and roles among manifests grant, one for each verb, kind and name."""
-    found = [msgspec.convert(one, _Object) for one in documents if one is not None and _is_of_rbac(one)]
+    found = [
+        msgspec.convert(document, _Object) for document in documents if document is not None and _is_of_rbac(document)
+    ]
     roles = {(one.kind, one.metadata.name): one.rules or [] for one in found if one.kind.endswith("Role")}
     return frozenset(
         replace(right, account=subject.name, namespace=binding.metadata.namespace)
@@ -130,7 +132,7 @@ def asked_in(lines: Iterable[str]) -> frozenset[Asked]:
 def unused(granted: Iterable[Right], asked: Iterable[Asked]) -> list[Right]:
     """Return the rights that no request used."""
     requests = list(asked)
-    return sorted(one for one in granted if not any(one.permits(request) for request in requests))
+    return sorted(right for right in granted if not any(right.permits(request) for request in requests))
 
 
 def outside(granted: Iterable[Right], asked: Iterable[Asked]) -> list[Asked]:
@@ -140,7 +142,7 @@ def outside(granted: Iterable[Right], asked: Iterable[Asked]) -> list[Asked]:
     their roles exist (seen with a controller that requested its lease).
     """
     rights = list(granted)
-    return sorted(one for one in asked if not any(right.permits(one) for right in rights))
+    return sorted(request for request in asked if not any(right.permits(request) for right in rights))
 
 
 def _is_of_rbac(document: Plain) -> bool:

@@ -103,7 +103,7 @@ class Shared:
     def recorded(self, name: str, container: str) -> str | None:
         """Return the GPU of a container by the agent's records."""
         found = {str(uid): pod for uid, pod in self.records.pods.items()}.get(self.metadata(name).uid)
-        shares = {str(one): share for one, share in found.containers.items()} if found is not None else {}
+        shares = {str(container): share for container, share in found.containers.items()} if found is not None else {}
         return next(iter(shares[container].gpus)) if shares else None
 
     def seen(self, name: str, container: str = "main") -> str:

@@ -140,7 +140,9 @@ class SharingLab:
     def unscheduled(self, name: str) -> str:
         """Return why a pod has no node, empty if it has one."""
         found = (
-            one for one in self.pods()[name].status.conditions if (one.type, one.status) == ("PodScheduled", "False")
+            condition
+            for condition in self.pods()[name].status.conditions
+            if (condition.type, condition.status) == ("PodScheduled", "False")
         )
         return next((condition.message for condition in found), "")
 

@@ -47,7 +47,7 @@ MADE = """{"user": {"username": "system:serviceaccount:n:x"}, "verb": "patch", "
 def test_granted_rights_are_compared_with_requests() -> None:
     documents: list[Plain] = yaml.safe_load(ROLES)
     granted = rights_in(documents)
-    assert {(one.resource, one.verb, one.name, one.namespace) for one in granted} == {
+    assert {(right.resource, right.verb, right.name, right.namespace) for right in granted} == {
         ("nodes", "list", "", ""),
         ("nodes/status", "list", "", ""),
         *(("r", verb, name, "n") for verb in ("create", "patch") for name in ("one", "two")),
@@ -55,7 +55,7 @@ def test_granted_rights_are_compared_with_requests() -> None:
     asked = asked_in([LISTED, MADE])
     assert outside(granted, asked) == []
     left = unused(granted, asked)
-    assert [(one.resource, one.name) for one in left] == [("nodes/status", ""), ("r", "two"), ("r", "two")]
+    assert [(right.resource, right.name) for right in left] == [("nodes/status", ""), ("r", "two"), ("r", "two")]
     more = [MADE.replace('"n"', '"m"'), LISTED.replace('"nodes"', '"pods"').replace("200", "403")]
     assert len(outside(granted, asked_in(more))) == 3
     assert outside(granted, asked_in([LISTED.replace("200", "403")])) == []
@@ -225,7 +225,7 @@ def test_every_granted_right_is_used_and_no_other_right_is_needed(user: Install,
         asked = asked_in(file)
     assert outside(walk.granted, asked) == []
     idle = unused(walk.granted, asked)
-    assert [one for one in idle if one.account not in NOT_HERE] == []
-    assert {one.account for one in idle} == NOT_HERE.keys(), (
+    assert [right for right in idle if right.account not in NOT_HERE] == []
+    assert {right.account for right in idle} == NOT_HERE.keys(), (
         "an account of the exceptions uses all its rights: remove it from them"
     )

@@ -49,7 +49,7 @@ def test_labelling_a_node_deploys_the_agent_and_creates_vgpus(node: LabNode, ima
         node.until(lambda: node.kubectl(*vgpus) == "12", lambda: node.kubectl(*vgpus))
         cluster.until_reported("True Reconciled")
         components = ("sandbox-device-plugin", "sandbox-validator", "vgpu-device-manager")
-        running = [[one, "yes", "Running"] for one in components]
+        running = [[component, "yes", "Running"] for component in components]
         node.until(lambda: rows(cluster.status()) == running, cluster.status)
         assert f"12 {SMALL}" in cluster.status()
         node.start("keeps", PodRequest({SMALL: 1}, "sleep 1000"))

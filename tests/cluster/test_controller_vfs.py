@@ -18,7 +18,7 @@ TRIES = 40
 
 def vgpus(node: LabNode) -> dict[str, int]:
     """Return the existing vGPUs, each with an identity that differs for a later vGPU of the same id."""
-    return {one.name: one.stat().st_ino for one in (node.host / "sys/bus/mdev/devices").iterdir()}
+    return {path.name: path.stat().st_ino for path in (node.host / "sys/bus/mdev/devices").iterdir()}
 
 
 def gpus(node: LabNode, field: str) -> set[str]:

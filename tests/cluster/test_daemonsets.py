@@ -29,8 +29,8 @@ class DaemonSet:
     def __init__(self, node: LabNode, file: str) -> None:
         self.node = node
         manifests = list(yaml.safe_load_all((ROOT / "deploy" / file).read_text()))
-        self.manifests: list[Manifest] = [_adapted(one, node.host) for one in manifests]
-        found = next(one["metadata"] for one in manifests if one["kind"] == "DaemonSet")
+        self.manifests: list[Manifest] = [_adapted(manifest, node.host) for manifest in manifests]
+        found = next(manifest["metadata"] for manifest in manifests if manifest["kind"] == "DaemonSet")
         self.namespace, self.name = found["namespace"], found["name"]
 
     def kubectl(self, *arguments: str) -> str:

@@ -45,7 +45,7 @@ def found(node: LabNode) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in {0, 1}, done.stderr
     results = json.loads(done.stdout)["results"]
-    return [one["code"] for result in results if result["area"] == "kubevirt" for one in result["findings"]]
+    return [finding["code"] for result in results if result["area"] == "kubevirt" for finding in result["findings"]]
 
 
 def test_doctor_reads_the_permitted_devices_of_the_cluster(node: LabNode) -> None:

@@ -66,7 +66,7 @@ def test_another_replica_takes_over(extenders: ExtenderLab, end: signal.Signals)
     for port in PORTS:
         extenders.start_replica(port)
     leader = extenders.leader()
-    (other,) = (one for one in extenders.replicas if one is not leader)
+    (other,) = (replica for replica in extenders.replicas if replica is not leader)
     until(lambda: other.is_ready, extenders.logs)
     assert extenders.leads_to(leader)
     extenders.deploy("app", 60, 400)
@@ -127,7 +127,7 @@ def test_the_nodes_proxy_leads_to_the_leader(extenders: ExtenderLab) -> None:
     for port in PORTS:
         extenders.start_replica(port)
     leader = extenders.leader()
-    (other,) = (one for one in extenders.replicas if one is not leader)
+    (other,) = (replica for replica in extenders.replicas if replica is not leader)
     until(lambda: other.is_ready, extenders.logs)
 
     def serves() -> bool:

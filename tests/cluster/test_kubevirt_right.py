@@ -21,8 +21,8 @@ from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.names import Names, names_of
+from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
-from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.desired.observed import Observed
@@ -57,14 +57,14 @@ class Dependencies:
         self.names = Names()
         self.history = History()
 
-    async def scene(self) -> KubeVirtPicture:
+    async def picture(self) -> KubeVirtPicture:
         """The objects at this moment."""
         kubevirt = await self.client.get(self._of(KUBEVIRTS), "kubevirt", KubeVirt)
         found = await self.client.list(Collection(self._of(HYPER_CONVERGEDS), HyperConverged))
         return KubeVirtPicture(kubevirt, OFFERED, self.names, Observed(found.items), mdevs=True)
 
     async def plan(self) -> Plan:
-        done = plan(await self.scene(), Manner(), self.history, AT)
+        done = plan(await self.picture(), Manner(), self.history, AT)
         self.history = done.history
         return done
 
@@ -121,7 +121,7 @@ async def test_a_kubevirt_is_patched_and_restored(dependencies: Dependencies) ->
         "mediatedDevices": [entry("GRID T4-8Q", T4_8Q, key="mdevNameSelector")],
     }
     assert dependencies.found("kubevirt", "spec", "configuration", "mediatedDevicesConfiguration") == {"enabled": False}
-    undoing = undo(await dependencies.scene())
+    undoing = undo(await dependencies.picture())
     assert undoing.resource is not None
     await dependencies.client.patch(undoing.resource, undoing.name, undoing.patch, PatchType.JSON, KubeVirt)
     assert dependencies.found("kubevirt", "spec") == before
@@ -181,7 +181,7 @@ async def test_hyperconverged_lists_accept_gpuvirts_entries(dependencies: Depend
             "mediatedDevices": [entry("GRID T4-8Q", T4_8Q, key="mdevNameSelector")],
         },
     }
-    undoing = undo(await dependencies.scene())
+    undoing = undo(await dependencies.picture())
     assert undoing.resource is not None
     await dependencies.client.patch(undoing.resource, undoing.name, undoing.patch, PatchType.JSON, HyperConverged)
     assert dependencies.found("hyperconverged", "spec") == before

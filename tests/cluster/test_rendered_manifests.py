@@ -44,7 +44,7 @@ def test_the_api_server_accepts_all_rendered_manifests(
     rendered = render(policy, site)
     assert rendered.faults == ()
     manifests = (*accounts(NAMESPACE), *rendered.manifests)
-    given = "\n---\n".join(encoded(one).decode() for one in manifests)
+    given = "\n---\n".join(encoded(manifest).decode() for manifest in manifests)
     how = ("--server-side", "--dry-run=server", "--validate=strict", "--field-manager=gpuvirt")
     reported = api.kubectl("apply", *how, "-f", "-", given=given)
     assert len(reported.splitlines()) == len(manifests)

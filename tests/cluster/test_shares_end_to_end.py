@@ -188,9 +188,11 @@ def an_unknown_pod_is_not_bound(sharing: SharingLab) -> None:
 def accounts_use_their_rights(granted: frozenset[Right], log: list[str]) -> None:
     """Each right of the extender, and those that agents have for shares, were used, and the extender needs no other."""
     asked = [one for one in asked_in(log) if one.account in {EXTENDER, AGENT}]
-    assert outside(granted, (one for one in asked if one.account == EXTENDER)) == []
+    assert outside(granted, (request for request in asked if request.account == EXTENDER)) == []
     own = (
-        one for one in granted if one.account == EXTENDER or (one.account == AGENT and one.resource in SHARES_RIGHTS)
+        right
+        for right in granted
+        if right.account == EXTENDER or (right.account == AGENT and right.resource in SHARES_RIGHTS)
     )
     assert [right for right in unused(own, asked) if right.resource != NOT_HERE] == []
 

@@ -37,8 +37,8 @@ def pod(name: str, *, containers: Mapping[str, int], init: Mapping[str, int] | N
 
     def listed(units: Mapping[str, int]) -> list[object]:
         return [
-            {"name": one, "image": BOX, "resources": {"limits": {SHARES: str(number)} if number else {}}}
-            for one, number in units.items()
+            {"name": unit, "image": BOX, "resources": {"limits": {SHARES: str(number)} if number else {}}}
+            for unit, number in units.items()
         ]
 
     spec = {"schedulerName": "none", "containers": listed(containers), "initContainers": listed(init or {})}

@@ -74,7 +74,7 @@ class Admin:
 
     def permits(self, *names: str) -> None:
         """Wait until KubeVirt permits these vGPU types with an external provider."""
-        desired = [entry(f"NVIDIA {one}", f"nvidia.com/NVIDIA_{one}", key="mdevNameSelector") for one in names]
+        desired = [entry(f"NVIDIA {name}", f"nvidia.com/NVIDIA_{name}", key="mdevNameSelector") for name in names]
 
         def found() -> Plain:
             return at(self.configuration(), "permittedHostDevices", "mediatedDevices")
@@ -132,7 +132,9 @@ def test_the_gpu_operators_kubevirt_guide_works_from_install_to_uninstall(admin:
         each_node_has_what_it_is_for(admin)
         devices = len(list((admin.node.host / "sys/bus/mdev/devices").iterdir()))
         admin.user.uninstall(release)
-        assert {key for one in NODES for key in admin.user.labels(one) if "deploy" in key or "gpuvirt" in key} == set()
+        assert {
+            key for node in NODES for key in admin.user.labels(node) if "deploy" in key or "gpuvirt" in key
+        } == set()
     assert len(list((admin.node.host / "sys/bus/mdev/devices").iterdir())) == devices
     gates: Plain = ["DisableMDEVConfiguration"] * 4
     assert admin.configuration() == {"developerConfiguration": {"featureGates": gates}}
@@ -189,7 +191,7 @@ def changes_vgpus_again(admin: Admin) -> None:
     assert admin.types(PATCH) == "kubevirt.kubevirt.io/kubevirt patched"
     admin.permits("A10-12Q", "A10-8Q", "A10-4Q")
     components = ("sandbox-device-plugin", "sandbox-validator", "vgpu-device-manager", "vgpu-manager")
-    running = [[one, "yes", "Running"] for one in components]
+    running = [[component, "yes", "Running"] for component in components]
     admin.node.until(lambda: admin.status() == running, lambda: f"{admin.status()}\n{admin.user.pods()}")
     # The status is written at most once a second, so the pods may be running before it says so.
     admin.node.until(
@@ -202,9 +204,9 @@ def vms_are_taken(admin: Admin) -> None:
     """The API server accepts each VM of the guides and of our examples, except of a removed API version."""
     create = ("create", "--dry-run=server", "--validate=strict", "-f")
     texts = (Path(__file__).with_name("vms.yaml"), *sorted((ROOT / "examples").glob("vm-*.yaml")))
-    manifests = (one for text in texts for one in yaml.safe_load_all(text.read_text()))
-    vms = [one for one in manifests if one["kind"].startswith("VirtualMachine")]
-    assert {one["apiVersion"].partition("/")[2] for one in vms} == {"v1", "v1alpha3", "v1alpha1"}
+    manifests = (document for text in texts for document in yaml.safe_load_all(text.read_text()))
+    vms = [manifest for manifest in manifests if manifest["kind"].startswith("VirtualMachine")]
+    assert {vm["apiVersion"].partition("/")[2] for vm in vms} == {"v1", "v1alpha3", "v1alpha1"}
     for vm in vms:
         done = admin.user.cluster.kubectl(*create, "-", given=yaml.safe_dump(vm))
         if vm["apiVersion"] == "kubevirt.io/v1alpha1":
@@ -243,7 +245,7 @@ def each_node_has_what_it_is_for(admin: Admin) -> None:
 
     def found_modes() -> dict[str, str]:
         spec = "jsonpath={range .items[*]}{.metadata.name}={.spec.mode} {end}"
-        return dict(one.split("=") for one in user.kubectl("get", "gpunodes", "-o", spec).split())
+        return dict(word.split("=") for word in user.kubectl("get", "gpunodes", "-o", spec).split())
 
     admin.node.until(lambda: found_modes() == modes, lambda: str(found_modes()))
 

@@ -39,7 +39,7 @@ def test_a_release_serves_pods_of_kata_and_leaves_no_secret(user: Install, tmp_p
     user.apply(CLASS)
     try:
         release = user.installed(*VALUES)
-        names = [at(one, "name") for one in items(at(admitted(user), "spec", "initContainers"))]
+        names = [at(item, "name") for item in items(at(admitted(user), "spec", "initContainers"))]
         assert names == ["nvidia", "gridd"]
         secret = json.loads(user.kubectl("get", "secret", f"{NAME}-cert", "-n", NAMESPACE, "-o", "json"))
         assert set(secret["data"]) == {"tls.crt", "tls.key", "ca.crt"}

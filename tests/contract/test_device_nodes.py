@@ -229,7 +229,7 @@ def test_an_mdev_has_no_group_node(host: CdevHost, mdev: str) -> None:
     assert not exists(host, f"/sys/bus/mdev/devices/{UUID}/iommu_group")
     assert exists(host, f"{NODES}/{mdev}")
     found = scan(host.kernel)
-    assert [(one.id, one.group) for owner in found.vgpu_hosts.values() for one in owner.live] == [(UUID, None)]
+    assert [(vgpu.id, vgpu.group) for owner in found.vgpu_hosts.values() for vgpu in owner.live] == [(UUID, None)]
     assert not found.unread
 
 

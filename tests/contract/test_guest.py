@@ -53,7 +53,10 @@ def listed(host: GuestHost) -> Iterator[tuple[str, str, str, str | None]]:
 def test_the_scan_finds_the_functions_that_lspci_prints(guest: GuestHost) -> None:
     bind(guest, GPU, "vfio-pci")
     found = scan(guest.kernel)
-    ours = [(one.address, f"{one.class_code >> 8:04x}", str(one.id), one.driver) for one in found.functions.values()]
+    ours = [
+        (function.address, f"{function.class_code >> 8:04x}", str(function.id), function.driver)
+        for function in found.functions.values()
+    ]
     assert ours == list(listed(guest))
     assert not found.unread
     assert not found.malformed_entries
@@ -61,14 +64,14 @@ def test_the_scan_finds_the_functions_that_lspci_prints(guest: GuestHost) -> Non
 
 def cards(facts: Facts) -> Mapping[PciAddress, PciFunction]:
     """Return the functions behind the root ports: the others are of QEMU's board, which the simulated host lacks."""
-    return {address: one for address, one in facts.functions.items() if not address.startswith("0000:00:")}
+    return {address: function for address, function in facts.functions.items() if not address.startswith("0000:00:")}
 
 
 def shared(functions: Mapping[PciAddress, PciFunction]) -> set[frozenset[PciAddress]]:
     """Return the functions of each group; group numbers depend on the scan order, so they are not compared."""
     groups: defaultdict[object, set[PciAddress]] = defaultdict(set)
-    for address, one in functions.items():
-        groups[one.iommu_group].add(address)
+    for address, function in functions.items():
+        groups[function.iommu_group].add(address)
     return {frozenset(group) for group in groups.values()}
 
 
@@ -77,11 +80,20 @@ def test_the_simulated_host_equals_the_guest(guest: GuestHost) -> None:
     real, simulated = scan(guest.kernel), scan(MemoryHost().kernel)
     ours, theirs = cards(simulated), cards(real)
     assert list(ours) == list(theirs)
-    for address, one in theirs.items():
+    for address, resource in theirs.items():
         other = ours[address]
-        assert (one.kind, one.id, one.class_code, one.driver) == (other.kind, other.id, other.class_code, other.driver)
-        assert (one.subsystem, one.revision, one.numa_node) == (other.subsystem, other.revision, other.numa_node)
-        assert one.sriov_total_vfs == other.sriov_total_vfs
+        assert (resource.kind, resource.id, resource.class_code, resource.driver) == (
+            other.kind,
+            other.id,
+            other.class_code,
+            other.driver,
+        )
+        assert (resource.subsystem, resource.revision, resource.numa_node) == (
+            other.subsystem,
+            other.revision,
+            other.numa_node,
+        )
+        assert resource.sriov_total_vfs == other.sriov_total_vfs
     assert shared(ours) == shared(theirs)
     assert real.vgpu_hosts == simulated.vgpu_hosts
     assert real.group_nodes == simulated.group_nodes == frozenset()
@@ -193,12 +205,14 @@ def test_doctor_findings_match_the_guest(guest: GuestHost, tmp_path: Path) -> No
     )
     results = diagnose(guest.kernel, around).results
     found = {(result.check, finding.level, finding.code) for result in results for finding in result.findings}
-    assert {one for one in found if one[1] is Level.ERROR} == {
+    assert {finding for finding in found if finding[1] is Level.ERROR} == {
         ("kvm", Level.ERROR, FindingCode.KVM_MISSING),
         ("group_viability", Level.ERROR, ReasonCode.GROUP_NOT_VIABLE),
     }
     for check in ("virtualization", "bars", "iommu", "interrupt_remapping", "vfio_modules", "reset_methods"):
-        assert (check, Level.OK, None) in found, [one for one in found if one[0] == check]
-    shared = [one.subject for result in results for one in result.findings if one.code is FindingCode.SHARED_GROUP]
+        assert (check, Level.OK, None) in found, [finding for finding in found if finding[0] == check]
+    shared = [
+        finding.subject for result in results for finding in result.findings if finding.code is FindingCode.SHARED_GROUP
+    ]
     assert shared == [T4]
-    assert not [one for one in found if one[1] is Level.UNKNOWN]
+    assert not [finding for finding in found if finding[1] is Level.UNKNOWN]

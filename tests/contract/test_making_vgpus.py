@@ -98,14 +98,14 @@ def test_vfs_are_enabled_and_disabled_by_sysfs_without_sriov_manage(host: Host) 
     enable_vfs(host.kernel, NO_TOOLS, SRIOV)
     functions, found = scan(host.kernel).functions, vfs(host)
     assert (len(found), sriov.count_vfs(host.kernel, SRIOV)) == (4, 4)
-    links = [host.kernel.readlink(HostPath(f"/sys/bus/pci/devices/{one}/physfn")) for one in found]
+    links = [host.kernel.readlink(HostPath(f"/sys/bus/pci/devices/{vf}/physfn")) for vf in found]
     assert {link.rpartition("/")[2] for link in links} == {SRIOV}
-    assert len({functions[one].iommu_group for one in (SRIOV, *found)}) == 5, (
+    assert len({functions[vf].iommu_group for vf in (SRIOV, *found)}) == 5, (
         "each function has an IOMMU group of its own"
     )
     disable_vfs(host.kernel, NO_TOOLS, SRIOV)
     assert (vfs(host), sriov.count_vfs(host.kernel, SRIOV)) == ((), 0)
-    assert not any(exists(host, f"/sys/bus/pci/devices/{one}") for one in found)
+    assert not any(exists(host, f"/sys/bus/pci/devices/{vf}") for vf in found)
     enable_vfs(host.kernel, NO_TOOLS, SRIOV, 2)
     assert vfs(host) == found[:2]
 

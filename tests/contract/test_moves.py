@@ -68,9 +68,9 @@ class Mover:
         units = {seen.inventory.gpus[gpu].unit for gpu in gpus}
         desired_by_gpu = dict.fromkeys(gpus, desired_driver)
         return [
-            one
+            driver
             for unit in sorted(units)
-            for one in change_drivers(self.site, unit, desired_by_gpu, orders, self._report)
+            for driver in change_drivers(self.site, unit, desired_by_gpu, orders, self._report)
         ]
 
     def drivers(self, *addresses: PciAddress) -> list[object]:

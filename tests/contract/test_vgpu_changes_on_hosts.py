@@ -54,7 +54,7 @@ class VgpuHost:
 
     def types(self, gpu: PciAddress) -> Mapping[VgpuId, object]:
         """The types of a GPU's vGPUs."""
-        return {one.id: one.type for one in scan(self.site.kernel).vgpu_hosts[gpu].live}
+        return {vgpu.id: vgpu.type for vgpu in scan(self.site.kernel).vgpu_hosts[gpu].live}
 
     def ids(self, gpu: PciAddress) -> list[VgpuId]:
         return sorted(self.types(gpu))
@@ -72,7 +72,9 @@ def codes(reasons: tuple[Reason, ...]) -> list[ReasonCode]:
 def failed_to_make(reasons: tuple[Reason, ...], type_id: str, number: int) -> bool:
     """Return whether the only reason is a failed write to this type, with this errno."""
     path = f"/sys/class/mdev_bus/{RTX}/mdev_supported_types/{type_id}/create"
-    return [(one.code, one.places) for one in reasons] == [(ReasonCode.STEP_FAILED, (Seen(path, os.strerror(number)),))]
+    return [(reason.code, reason.places) for reason in reasons] == [
+        (ReasonCode.STEP_FAILED, (Seen(path, os.strerror(number)),))
+    ]
 
 
 def left(host: Host, gpu: PciAddress) -> dict[str, int]:
@@ -295,7 +297,7 @@ def test_commands_do_not_remove_a_vgpu_allocated_to_a_pod(
         assert any("pod default/cuda" in one.message for one in remove(mine))
         assert makes_vgpus.steps == []
         makes_vgpus.given = Inputs(account.account)
-        assert any("pod default/cuda" in one.message for one in makes_vgpus.apply_vgpus(RTX))
+        assert any("pod default/cuda" in reason.message for reason in makes_vgpus.apply_vgpus(RTX))
         assert makes_vgpus.ids(RTX) == [mine], "the free vGPU was removed"
     account = replace(account, kubelet=KubeletPaths(short_path / "other"))
     with kubelet_with_pod(short_path / "other", "nvidia.com/GRID_T4-2B", other):

@@ -25,7 +25,7 @@ from gpuvirt.cluster.operator.otheroperator import its_leases
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.resources import NODES, Resource, pods
 from tests.certificates import Authority, Pair
-from tests.controller.scene import SETTINGS
+from tests.controller.observedcluster import SETTINGS
 from tests.kubeletnode import CLOCK
 from tests.nodeapi import merged_of
 from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted

@@ -24,26 +24,28 @@ from gpuvirt.cluster.operator.picture import NodePods, pods_by_node
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from tests.controller.scene import NFD, SETTINGS, Scene, node, policy
+from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, node, policy
 
 NO_OWNERS: Mapping[str, str] = {}
 
 
 def spec(decisions: Decisions) -> AppliedSpec:
-    (found,) = (one.content.spec for one in decisions.writes if isinstance(one, ApplyGpuNode))
+    (found,) = (write.content.spec for write in decisions.writes if isinstance(write, ApplyGpuNode))
     return found
 
 
 def ready(decisions: Decisions, policy_name: str = "cluster-policy") -> Condition:
     (status,) = (
-        one.status for one in decisions.writes if isinstance(one, PatchPolicyStatus) and one.target.name == policy_name
+        write.status
+        for write in decisions.writes
+        if isinstance(write, PatchPolicyStatus) and write.target.name == policy_name
     )
-    (found,) = (one for one in status.conditions if one.type == "Ready")
+    (found,) = (condition for condition in status.conditions if condition.type == "Ready")
     return found
 
 
 def states(decisions: Decisions) -> dict[str, State | None]:
-    return {one.target.name: one.status.state for one in decisions.writes if isinstance(one, PatchPolicyStatus)}
+    return {write.target.name: write.status.state for write in decisions.writes if isinstance(write, PatchPolicyStatus)}
 
 
 def gpu_node(
@@ -69,7 +71,7 @@ def gpu_node(
 
 
 def test_a_spec_from_labels_and_policy_names_the_origin_of_each_field() -> None:
-    found = spec(Scene([node("vm-vgpu", vgpu_config="A10-4Q")]).decided())
+    found = spec(ObservedCluster([node("vm-vgpu", vgpu_config="A10-4Q")]).decided())
     assert (found.mode, found.vgpu_config) == (DesiredMode.VGPU, "A10-4Q")
     assert found.origins is not None
     assert found.origins.mode == "label nvidia.com/gpu.workload.config"
@@ -77,7 +79,7 @@ def test_a_spec_from_labels_and_policy_names_the_origin_of_each_field() -> None:
     sandbox = {"enabled": True, "defaultWorkload": "vm-passthrough"}
     named = {"enabled": True, "config": {"default": "A10-8Q"}}
     by_policy = policy({"vgpuDeviceManager": named, "sandboxWorkloads": sandbox})
-    found = spec(Scene([node()], [by_policy]).decided())
+    found = spec(ObservedCluster([node()], [by_policy]).decided())
     assert (found.mode, found.vgpu_config) == (DesiredMode.PASSTHROUGH, "A10-8Q")
     assert found.origins is not None
     assert "$.spec.sandboxWorkloads.defaultWorkload" in found.origins.mode
@@ -86,7 +88,7 @@ def test_a_spec_from_labels_and_policy_names_the_origin_of_each_field() -> None:
 
 @pytest.mark.parametrize(("workload", "off"), [("vm-passthrough", "vfioManager"), ("vm-vgpu", "vgpuDeviceManager")])
 def test_a_disabled_component_leaves_the_node_unmanaged(workload: str, off: str) -> None:
-    found = spec(Scene([node(workload)], [policy({off: {"enabled": False}})]).decided())
+    found = spec(ObservedCluster([node(workload)], [policy({off: {"enabled": False}})]).decided())
     assert found.mode is DesiredMode.UNMANAGED
     assert found.origins is not None
     assert f"$.spec.{off}.enabled" in found.origins.mode
@@ -94,11 +96,13 @@ def test_a_disabled_component_leaves_the_node_unmanaged(workload: str, off: str)
 
 def test_a_node_on_demand_creates_vgpus_without_the_vgpu_device_manager() -> None:
     off = policy({"vgpuDeviceManager": {"enabled": False}})
-    assert spec(Scene([node("on-demand")], [off]).decided()).mode is DesiredMode.ON_DEMAND
+    assert spec(ObservedCluster([node("on-demand")], [off]).decided()).mode is DesiredMode.ON_DEMAND
     by_default = policy({"sandboxWorkloads": {"enabled": True, "defaultWorkload": "on-demand"}})
-    assert spec(Scene([node()], [by_default]).decided()).mode is DesiredMode.ON_DEMAND
+    assert spec(ObservedCluster([node()], [by_default]).decided()).mode is DesiredMode.ON_DEMAND
     (status,) = (
-        one.status for one in Scene([node("on-demand")]).decided().writes if isinstance(one, PatchPolicyStatus)
+        write.status
+        for write in ObservedCluster([node("on-demand")]).decided().writes
+        if isinstance(write, PatchPolicyStatus)
     )
     assert status.nodes is not None
     assert (status.nodes.total, status.nodes.on_demand, status.nodes.vm_vgpu) == (1, 1, 0)
@@ -106,7 +110,7 @@ def test_a_node_on_demand_creates_vgpus_without_the_vgpu_device_manager() -> Non
 
 def test_a_gpunode_field_that_an_admin_set_is_not_overwritten() -> None:
     observed = gpu_node(owners={"mode": "kubectl-patch", "vgpuConfig": "gpuvirt"})
-    found = spec(Scene([node("vm-passthrough")], gpu_nodes=[observed]).decided())
+    found = spec(ObservedCluster([node("vm-passthrough")], gpu_nodes=[observed]).decided())
     assert found.mode is None
     assert found.vgpu_config == "default"
     assert found.origins is not None
@@ -120,8 +124,8 @@ def test_a_gpunode_is_deleted_with_its_node_unless_another_field_owner_set_field
     other = node("vm-vgpu", "node02")
 
     def deleted(observed: OwnedGpuNode, *nodes: Node) -> list[DeleteObject]:
-        decided = Scene([other, *nodes], gpu_nodes=[observed]).decided()
-        return [one for one in decided.writes if isinstance(one, DeleteObject)]
+        decided = ObservedCluster([other, *nodes], gpu_nodes=[observed]).decided()
+        return [write for write in decided.writes if isinstance(write, DeleteObject)]
 
     assert deleted(ours) == [gone]
     assert deleted(ours, node("vm-vgpu")) == []
@@ -131,43 +135,43 @@ def test_a_gpunode_is_deleted_with_its_node_unless_another_field_owner_set_field
 
 
 def test_a_second_pass_writes_nothing() -> None:
-    first = Scene([node("vm-vgpu")]).decided()
-    labels = next(one.patch for one in first.writes if isinstance(one, PatchNode)).metadata.labels
+    first = ObservedCluster([node("vm-vgpu")]).decided()
+    labels = next(write.patch for write in first.writes if isinstance(write, PatchNode)).metadata.labels
     labelled = NFD | {"nvidia.com/gpu.workload.config": "vm-vgpu"} | {k: v for k, v in labels.items() if v is not None}
     applied = spec(first)
     assert applied.mode is not None
     observed = with_(gpu_node(), spec=Spec(mode=applied.mode, vgpu_config="default", origins=applied.origins))
-    scene = Scene([Node(Metadata(name="node01", labels=labelled))], gpu_nodes=[observed])
-    second = scene.decided()
-    (status,) = (one for one in second.writes if isinstance(one, PatchPolicyStatus))
+    observed_cluster = ObservedCluster([Node(Metadata(name="node01", labels=labelled))], gpu_nodes=[observed])
+    second = observed_cluster.decided()
+    (status,) = (write for write in second.writes if isinstance(write, PatchPolicyStatus))
     assert len(second.writes) == 1
-    reported = [with_(scene.policies[0], status=status.status)]
-    assert replace(scene, policies=reported).decided().writes == ()
+    reported = [with_(observed_cluster.policies[0], status=status.status)]
+    assert replace(observed_cluster, policies=reported).decided().writes == ()
 
 
 def test_the_policy_names_the_nodes_that_are_not_ready_and_why() -> None:
-    unseen = ready(Scene([node("vm-vgpu")], gpu_nodes=[gpu_node(seen=1)]).decided())
+    unseen = ready(ObservedCluster([node("vm-vgpu")], gpu_nodes=[gpu_node(seen=1)]).decided())
     assert (unseen.status, unseen.reason, unseen.observed_generation) == ("False", "NodesNotReady", 3)
     assert unseen.message == "node node01: the node agent has not read the newest spec of its GpuNode yet"
-    ill = ready(Scene([node("vm-vgpu")], gpu_nodes=[gpu_node(against="VgpuInUse: pod vm-a")]).decided())
+    ill = ready(ObservedCluster([node("vm-vgpu")], gpu_nodes=[gpu_node(against="VgpuInUse: pod vm-a")]).decided())
     assert ill.message == "node node01: VgpuInUse: pod vm-a"
-    well = Scene([node("vm-vgpu")], gpu_nodes=[gpu_node()]).decided()
+    well = ObservedCluster([node("vm-vgpu")], gpu_nodes=[gpu_node()]).decided()
     assert (ready(well).status, ready(well).reason) == ("True", "Reconciled")
     assert states(well) == {"cluster-policy": State.READY}
-    leaving = ready(Scene([node("container")], gpu_nodes=[gpu_node()]).decided())
+    leaving = ready(ObservedCluster([node("container")], gpu_nodes=[gpu_node()]).decided())
     assert leaving.message == "node node01: the node becomes container once these GPUs are free: 0000:65:00.0 (vgpu)"
 
 
 def test_a_cluster_without_gpus_is_ready_and_the_policy_reports_it() -> None:
     bare = Node(Metadata(name="node01"))
-    found = Scene([bare]).decided()
+    found = ObservedCluster([bare]).decided()
     assert (ready(found).status, ready(found).reason) == ("True", "NoGPUNodes")
-    assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in found.writes)
+    assert not any(isinstance(write, ApplyGpuNode | PatchNode) for write in found.writes)
 
 
 def test_the_oldest_policy_counts_and_a_younger_policy_is_reported_as_ignored() -> None:
     younger = policy({"sandboxWorkloads": {"enabled": False}}, "a", "2026-02-01T00:00:00Z")
-    found = Scene([node("vm-vgpu")], [younger, policy()]).decided()
+    found = ObservedCluster([node("vm-vgpu")], [younger, policy()]).decided()
     assert states(found) == {"cluster-policy": State.NOT_READY, "a": State.IGNORED}
     assert spec(found).mode is DesiredMode.VGPU
     assert "ClusterPolicy cluster-policy is older" in ready(found, "a").message
@@ -175,26 +179,26 @@ def test_the_oldest_policy_counts_and_a_younger_policy_is_reported_as_ignored() 
 
 def test_an_unreadable_kubevirt_sets_a_condition() -> None:
     forbidden = "list kubevirts: the API server answers 403: no"
-    found = Scene([node()], kubevirt=KubeVirtObserved(problems=(forbidden,))).decided().progress.kubevirt
+    found = ObservedCluster([node()], kubevirt=KubeVirtObserved(problems=(forbidden,))).decided().progress.kubevirt
     assert found is not None
     assert (found.ready, found.reason) == (False, "KubeVirtStateUnknown")
     assert forbidden in found.message
-    assert Scene([node()], kubevirt=KubeVirtObserved()).decided().progress.kubevirt is None
+    assert ObservedCluster([node()], kubevirt=KubeVirtObserved()).decided().progress.kubevirt is None
     # Without KubeVirt, unreadable VM kinds do not matter.
     without = KubeVirtObserved(kubevirts={}, problems=(forbidden,))
-    assert Scene([node()], kubevirt=without).decided().progress.kubevirt is None
+    assert ObservedCluster([node()], kubevirt=without).decided().progress.kubevirt is None
 
 
 def test_an_unsupported_field_sets_a_condition() -> None:
-    found = Scene([node("vm-vgpu")], [policy({"gds": {"enabled": True}})]).decided()
-    (status,) = (one.status for one in found.writes if isinstance(one, PatchPolicyStatus))
-    (condition,) = (one for one in status.conditions if one.type == "UnsupportedField")
+    found = ObservedCluster([node("vm-vgpu")], [policy({"gds": {"enabled": True}})]).decided()
+    (status,) = (write.status for write in found.writes if isinstance(write, PatchPolicyStatus))
+    (condition,) = (condition for condition in status.conditions if condition.type == "UnsupportedField")
     assert condition.status == "True"
     assert "$.spec.gds" in condition.message
 
 
 def test_without_a_policy_nothing_is_written() -> None:
-    assert Scene([node("vm-vgpu")], []).decided() == Decisions()
+    assert ObservedCluster([node("vm-vgpu")], []).decided() == Decisions()
 
 
 @pytest.mark.parametrize(
@@ -208,20 +212,22 @@ def test_without_a_policy_nothing_is_written() -> None:
     ],
 )
 def test_an_unfeasible_policy_changes_nothing(spec_fields: dict[str, object], says: str) -> None:
-    found = Scene([node("vm-vgpu")], [policy(spec_fields)]).decided()
+    found = ObservedCluster([node("vm-vgpu")], [policy(spec_fields)]).decided()
     assert says in ready(found).message
-    assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in found.writes)
+    assert not any(isinstance(write, ApplyGpuNode | PatchNode) for write in found.writes)
 
 
 def test_beside_nvidias_operator_nothing_is_written_without_coexist() -> None:
-    scene = Scene([node("vm-vgpu"), node("container", "node02")], other_operator="lease gpu-operator/x, held by y")
-    refused = scene.decided()
+    observed_cluster = ObservedCluster(
+        [node("vm-vgpu"), node("container", "node02")], other_operator="lease gpu-operator/x, held by y"
+    )
+    refused = observed_cluster.decided()
     assert ready(refused).reason == "OtherOperator"
     assert "--coexist" in ready(refused).message
-    assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in refused.writes)
-    beside = scene.decided(replace(SETTINGS, coexists=True))
-    assert [one.target.name for one in beside.writes] == ["node01", "node01"]
-    (patch,) = (one.patch for one in beside.writes if isinstance(one, PatchNode))
+    assert not any(isinstance(write, ApplyGpuNode | PatchNode) for write in refused.writes)
+    beside = observed_cluster.decided(replace(SETTINGS, coexists=True))
+    assert [write.target.name for write in beside.writes] == ["node01", "node01"]
+    (patch,) = (write.patch for write in beside.writes if isinstance(write, PatchNode))
     ours = {NODE_LABEL: "true", VGPU_DRIVER_LABEL: "true", "nvidia.com/gpu.deploy.operands": "false"}
     assert patch.metadata.labels == ours
 
@@ -260,8 +266,8 @@ def test_programs_that_pause_operands_are_found_by_their_pods() -> None:
 
 
 def test_an_invalid_label_is_reported_once_and_leaves_the_spec_alone() -> None:
-    found = Scene([node("kata")], gpu_nodes=[gpu_node()]).decided()
-    assert not any(isinstance(one, ApplyGpuNode) for one in found.writes)
-    reported = [one for one in found.announcements if one.about.kind == "Node"]
-    assert [one.event.reason for one in reported] == ["ConfigInvalid"]
+    found = ObservedCluster([node("kata")], gpu_nodes=[gpu_node()]).decided()
+    assert not any(isinstance(write, ApplyGpuNode) for write in found.writes)
+    reported = [announcement for announcement in found.announcements if announcement.about.kind == "Node"]
+    assert [announcement.event.reason for announcement in reported] == ["ConfigInvalid"]
     assert found.nodes[0].against is not None

@@ -22,7 +22,7 @@ from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.plain import Plain
-from tests.controller.scene import SETTINGS, Scene, node, policy
+from tests.controller.observedcluster import SETTINGS, ObservedCluster, node, policy
 
 DEPLOYS = replace(SETTINGS, image="gpuvirt:1")
 VM_NODES = [node("vm-passthrough")]
@@ -30,14 +30,14 @@ VM_NODES = [node("vm-passthrough")]
 
 def applied(decisions: Decisions) -> dict[str, ApplyObject]:
     return {
-        f"{one.target.resource.plural}/{one.target.name}": one
-        for one in decisions.writes
-        if isinstance(one, ApplyObject)
+        f"{write.target.resource.plural}/{write.target.name}": write
+        for write in decisions.writes
+        if isinstance(write, ApplyObject)
     }
 
 
 def deleted(decisions: Decisions) -> list[str]:
-    return [one.target.name for one in decisions.writes if isinstance(one, DeleteObject)]
+    return [write.target.name for write in decisions.writes if isinstance(write, DeleteObject)]
 
 
 def stored(write: ApplyObject, *, edited: str = "", status: DaemonSetStatus | None = None) -> StoredObject:
@@ -65,21 +65,23 @@ def deployed_objects(
     return Existing(found, {key_of(pod): pod for pod in pods})
 
 
-def complete_decisions(scene: Scene, settings: ControllerSettings = DEPLOYS) -> Decisions:
+def complete_decisions(observed_cluster: ObservedCluster, settings: ControllerSettings = DEPLOYS) -> Decisions:
     """Return all decisions until no object is missing, as one decision."""
     writes = list[Write]()
     while True:
-        decisions = scene.decided(settings)
-        fresh = [one for one in decisions.writes if isinstance(one, ApplyObject)]
-        assert not {one.target for one in fresh} & {one.target for one in writes}
+        decisions = observed_cluster.decided(settings)
+        fresh = [write for write in decisions.writes if isinstance(write, ApplyObject)]
+        assert not {write.target for write in fresh} & {write.target for write in writes}
         writes += fresh
         if not fresh:
             return replace(decisions, writes=tuple(writes))
-        scene = replace(scene, existing=deployed_objects(replace(decisions, writes=tuple(writes))))
+        observed_cluster = replace(
+            observed_cluster, existing=deployed_objects(replace(decisions, writes=tuple(writes)))
+        )
 
 
 def again(before: Existing) -> Decisions:
-    return Scene(VM_NODES, existing=before).decided(DEPLOYS)
+    return ObservedCluster(VM_NODES, existing=before).decided(DEPLOYS)
 
 
 def agent_pod(decisions: Decisions, *, ready: bool = True, template: str | None = None) -> Pod:
@@ -98,21 +100,21 @@ WELL = DaemonSetStatus(observed_generation=1, desired_number_scheduled=1, number
 
 
 def test_a_missing_object_is_applied_once() -> None:
-    first = complete_decisions(Scene(VM_NODES))
+    first = complete_decisions(ObservedCluster(VM_NODES))
     assert {"daemonsets/gpuvirt-node", "configmaps/gpuvirt-node"} <= applied(first).keys()
     second = again(deployed_objects(first, agent_pod(first), status=WELL))
     assert not applied(second)
     assert not deleted(second)
-    assert [(one.name, one.against) for one in second.operands] == [("gpuvirt-node", None)]
+    assert [(operand.name, operand.against) for operand in second.operands] == [("gpuvirt-node", None)]
 
 
 def test_objects_are_applied_after_the_objects_they_need() -> None:
-    steps, scene = list[set[str]](), Scene(VM_NODES)
-    first = complete_decisions(scene)
-    while fresh := applied(scene.decided(DEPLOYS)).keys():
+    steps, observed_cluster = list[set[str]](), ObservedCluster(VM_NODES)
+    first = complete_decisions(observed_cluster)
+    while fresh := applied(observed_cluster.decided(DEPLOYS)).keys():
         steps.append(set(fresh))
         kept = [one for name, one in applied(first).items() if name in set[str]().union(*steps)]
-        scene = replace(scene, existing=deployed_objects(replace(first, writes=tuple(kept))))
+        observed_cluster = replace(observed_cluster, existing=deployed_objects(replace(first, writes=tuple(kept))))
     assert steps == [
         {"configmaps/gpuvirt-node", "roles/gpuvirt-node-configs"},
         {"rolebindings/gpuvirt-node-configs"},
@@ -121,27 +123,29 @@ def test_objects_are_applied_after_the_objects_they_need() -> None:
 
 
 def test_a_daemonset_upgrade_waits_for_its_config_map() -> None:
-    first = complete_decisions(Scene(VM_NODES))
+    first = complete_decisions(ObservedCluster(VM_NODES))
     before = deployed_objects(first, agent_pod(first), status=WELL)
     other = policy({"vgpuDeviceManager": {"enabled": True, "config": {"default": "A10-4Q"}}})
-    assert applied(Scene(VM_NODES, [other], existing=before).decided(DEPLOYS)).keys() == {"configmaps/gpuvirt-node"}
+    assert applied(ObservedCluster(VM_NODES, [other], existing=before).decided(DEPLOYS)).keys() == {
+        "configmaps/gpuvirt-node"
+    }
 
 
 def test_without_our_image_nothing_is_deployed_or_deleted() -> None:
-    first = complete_decisions(Scene(VM_NODES))
-    found = Scene(VM_NODES, existing=deployed_objects(first)).decided(SETTINGS)
+    first = complete_decisions(ObservedCluster(VM_NODES))
+    found = ObservedCluster(VM_NODES, existing=deployed_objects(first)).decided(SETTINGS)
     assert not applied(found)
     assert not deleted(found)
 
 
 def test_an_object_edited_by_hand_is_restored() -> None:
-    first = complete_decisions(Scene(VM_NODES))
+    first = complete_decisions(ObservedCluster(VM_NODES))
     edited = deployed_objects(first, agent_pod(first), status=WELL, edited='"image":"gpuvirt:1"->"image":"bad:1"')
     assert applied(again(edited)).keys() == {"daemonsets/gpuvirt-node"}
 
 
 def test_a_value_that_the_api_server_normalizes_is_not_applied_again() -> None:
-    first = complete_decisions(Scene(VM_NODES))
+    first = complete_decisions(ObservedCluster(VM_NODES))
     differs = deployed_objects(first, agent_pod(first), status=WELL, edited='"memory":"48Mi"->"memory":"50331648"')
     (write,) = applied(again(differs)).values()
     marked = replace(differs, marks={write.target: Mark(digest_of(unsigned(write)), "1")})
@@ -157,20 +161,20 @@ def unsigned(write: ApplyObject) -> Manifest:
 
 
 def test_an_operand_that_the_policy_disables_is_deleted() -> None:
-    first = complete_decisions(Scene(VM_NODES))
+    first = complete_decisions(ObservedCluster(VM_NODES))
     before = deployed_objects(first, agent_pod(first), status=WELL)
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
-    found = Scene(VM_NODES, [off], existing=before).decided(DEPLOYS)
+    found = ObservedCluster(VM_NODES, [off], existing=before).decided(DEPLOYS)
     assert "gpuvirt-node" in deleted(found)
 
 
 def test_accounts_and_settings_are_deleted_after_the_pods() -> None:
-    first = complete_decisions(Scene(VM_NODES))
+    first = complete_decisions(ObservedCluster(VM_NODES))
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
     before = deployed_objects(first, agent_pod(first), status=WELL)
 
     def gone(found: Existing) -> list[str]:
-        return sorted(deleted(Scene(VM_NODES, [off], existing=found).decided(DEPLOYS)))
+        return sorted(deleted(ObservedCluster(VM_NODES, [off], existing=found).decided(DEPLOYS)))
 
     assert gone(before) == ["gpuvirt-node"], "the DaemonSet"
     left = {resource: objects for resource, objects in before.stored.items() if resource.plural != "daemonsets"}
@@ -183,24 +187,24 @@ def test_the_vgpu_manager_of_running_vms_stays_and_is_reported() -> None:
     system = {"gpuvirt.io/os-release.id": "ubuntu", "gpuvirt.io/os-release.version-id": "22.04"}
     labels = {**node("vm-vgpu").metadata.labels, **system, "gpuvirt.io/os": "ubuntu22.04"}
     nodes = [Node(Metadata(name="node01", labels=labels))]
-    first = complete_decisions(Scene(nodes, [policy({"vgpuManager": manager})]))
+    first = complete_decisions(ObservedCluster(nodes, [policy({"vgpuManager": manager})]))
     driver = "nvidia-vgpu-manager-daemonset-ubuntu22.04"
     assert f"daemonsets/{driver}" in applied(first)
     before = deployed_objects(first, status=WELL)
     used = vgpu_node(users=("pod default/vm-a",))
-    kept = Scene(nodes, gpu_nodes=[used], existing=before).decided(DEPLOYS)
+    kept = ObservedCluster(nodes, gpu_nodes=[used], existing=before).decided(DEPLOYS)
     assert driver not in deleted(kept)
-    (against,) = (one.against for one in kept.operands if one.name == driver)
+    (against,) = (operand.against for operand in kept.operands if operand.name == driver)
     assert against is not None
     assert "VMs have vGPUs on node01" in against
-    assert driver in deleted(Scene(nodes, gpu_nodes=[vgpu_node(users=())], existing=before).decided(DEPLOYS))
+    assert driver in deleted(ObservedCluster(nodes, gpu_nodes=[vgpu_node(users=())], existing=before).decided(DEPLOYS))
 
 
 def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_vms() -> None:
     theirs = policy(
         {"sandboxWorkloads": {"enabled": False}, "driver": {"repository": "r", "image": "i", "version": "1"}}
     )
-    found = complete_decisions(Scene(VM_NODES, [theirs]), replace(DEPLOYS, coexists=True))
+    found = complete_decisions(ObservedCluster(VM_NODES, [theirs]), replace(DEPLOYS, coexists=True))
     assert "daemonsets/gpuvirt-node" in applied(found)
     assert not any("driver" in name for name in applied(found))
 
@@ -208,12 +212,14 @@ def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_vms() -> No
 def test_the_agent_stays_until_vms_end_after_vms_are_disabled() -> None:
     off = policy({"sandboxWorkloads": {"enabled": False}})
     used = vgpu_node(users=("pod default/vm-a",))
-    scene = Scene([node("vm-vgpu")], [off], gpu_nodes=[used])
-    found = scene.decided(DEPLOYS)
-    assert "daemonsets/gpuvirt-node" in applied(complete_decisions(scene)), "only the agent can return the GPUs"
-    (patch,) = (one.patch for one in found.writes if isinstance(one, PatchNode))
+    observed_cluster = ObservedCluster([node("vm-vgpu")], [off], gpu_nodes=[used])
+    found = observed_cluster.decided(DEPLOYS)
+    assert "daemonsets/gpuvirt-node" in applied(complete_decisions(observed_cluster)), (
+        "only the agent can return the GPUs"
+    )
+    (patch,) = (write.patch for write in found.writes if isinstance(write, PatchNode))
     assert patch.metadata.labels[NODE_LABEL] == "true"
-    done = complete_decisions(Scene([node("vm-vgpu")], [off]))
+    done = complete_decisions(ObservedCluster([node("vm-vgpu")], [off]))
     assert "daemonsets/gpuvirt-node" not in applied(done)
 
 
@@ -225,9 +231,9 @@ def vgpu_node(users: tuple[str, ...]) -> OwnedGpuNode:
 
 def test_a_missing_image_stops_only_its_own_operand() -> None:
     odd = policy({"vgpuManager": {"enabled": True, "version": "1"}})
-    found = complete_decisions(Scene(VM_NODES, [odd]))
+    found = complete_decisions(ObservedCluster(VM_NODES, [odd]))
     assert "daemonsets/gpuvirt-node" in applied(found)
-    assert any("$.spec.vgpuManager" in one for one in found.progress.operands)
+    assert any("$.spec.vgpuManager" in operand for operand in found.progress.operands)
 
 
 @pytest.mark.parametrize(
@@ -243,13 +249,13 @@ def test_nodes_without_a_reported_container_runtime_do_not_count(runtimes: tuple
         )
         for number, runtime in enumerate(runtimes)
     ]
-    found = complete_decisions(Scene(nodes, [policy({"toolkit": toolkit})]))
+    found = complete_decisions(ObservedCluster(nodes, [policy({"toolkit": toolkit})]))
     assert ("daemonsets/nvidia-container-toolkit-daemonset" in applied(found)) is served
-    assert any("nodes run the container runtime docker" in one for one in found.progress.operands) is not served
+    assert any("nodes run the container runtime docker" in operand for operand in found.progress.operands) is not served
 
 
 def test_outdated_agent_pods_are_replaced_and_unready_pods_are_named() -> None:
-    first = complete_decisions(Scene(VM_NODES))
+    first = complete_decisions(ObservedCluster(VM_NODES))
     old = again(deployed_objects(first, agent_pod(first, template="old"), status=WELL))
     assert deleted(old) == ["gpuvirt-node-x"]
     late = DaemonSetStatus(observed_generation=1, desired_number_scheduled=1, number_available=0)

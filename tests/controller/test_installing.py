@@ -29,18 +29,18 @@ def test_a_kind_belongs_to_gpuvirt_by_its_group_or_its_label(group: str, labels:
 @pytest.mark.parametrize(("status", "served"), [("True", True), ("False", False), (None, False)])
 def test_a_kind_is_served_once_it_is_established(status: str | None, served: bool) -> None:
     conditions = [("NamesAccepted", "True"), *([("Established", status)] if status else [])]
-    found = tuple(Condition(kind, one) for kind, one in conditions)
+    found = tuple(Condition(kind, condition) for kind, condition in conditions)
     assert is_served(Definition(Metadata(), Spec("gpuvirt.io"), Status(found))) is served
 
 
 def test_gpuvirts_kinds_carry_the_part_of_label() -> None:
     kinds = read_kinds(DEPLOY / "chart/files/crds")
-    assert [one.metadata.name for one in kinds] == [
+    assert [kind.metadata.name for kind in kinds] == [
         "clusterpolicies.nvidia.com",
         "gpunodes.gpuvirt.io",
         "vgpuschedules.gpuvirt.io",
     ]
-    assert all(one.metadata.labels == {PART_OF: OURS} for one in kinds)
+    assert all(kind.metadata.labels == {PART_OF: OURS} for kind in kinds)
 
 
 def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from gpuvirt.cluster.resources import Metadata, config_maps
 from gpuvirt.plain import Plain
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import text_of
-from tests.controller.scene import AT, SETTINGS, Scene, node, policy
+from tests.controller.observedcluster import AT, SETTINGS, ObservedCluster, node, policy
 
 DEPLOYS = replace(SETTINGS, image="gpuvirt:1")
 POLICY = "ClusterPolicy cluster-policy"
@@ -33,7 +33,7 @@ def configs(name: str, default: str = "default") -> Mapping[str, Plain]:
 
 
 MAPS = [stored_map("my-configs", **{"config.yaml": "version: v1"}), stored_map("my-keys", **{"config.yml": ""})]
-EXISTING = Existing({config_maps(SETTINGS.namespace): {key_of(one): one for one in MAPS}})
+EXISTING = Existing({config_maps(SETTINGS.namespace): {key_of(config_map): config_map for config_map in MAPS}})
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,10 @@ CASES = {
 def condition(decided: Decisions, kind: str, status: str) -> str:
     found = status_of(decided.progress, Metadata(name="cluster-policy"), None, SETTINGS.namespace, AT)
     assert found.state is State.NOT_READY
-    return next((one.message for one in found.conditions if (one.type, one.status) == (kind, status)), "not there")
+    return next(
+        (condition.message for condition in found.conditions if (condition.type, condition.status) == (kind, status)),
+        "not there",
+    )
 
 
 def metric(decided: Decisions, case: Case) -> str:
@@ -98,12 +101,14 @@ OUTLETS: Mapping[str, Callable[[Decisions, Case], str]] = {
     "DesiredStateInvalid": lambda decided, _: condition(decided, INVALID, "True"),
     "the metric": metric,
     "an event of the policy": lambda decided, _: " ".join(
-        one.event.note
-        for one in decided.announcements
-        if one.about.kind == "ClusterPolicy" and one.event.kind == "Warning"
+        announcement.event.note
+        for announcement in decided.announcements
+        if announcement.about.kind == "ClusterPolicy" and announcement.event.kind == "Warning"
     ),
     "an event of the node": lambda decided, case: " ".join(
-        [one.event.note for one in decided.announcements if one.about.kind == "Node"] if case.node else case.says
+        [announcement.event.note for announcement in decided.announcements if announcement.about.kind == "Node"]
+        if case.node
+        else case.says
     ),
 }
 
@@ -111,9 +116,9 @@ OUTLETS: Mapping[str, Callable[[Decisions, Case], str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_outlet_reports_an_invalid_policy(name: str, caplog: pytest.LogCaptureFixture) -> None:
     case = CASES[name]
-    decided = Scene(nodes=[node(case.workload)], policies=[policy(case.fields or {})], existing=EXISTING).decided(
-        DEPLOYS
-    )
+    decided = ObservedCluster(
+        nodes=[node(case.workload)], policies=[policy(case.fields or {})], existing=EXISTING
+    ).decided(DEPLOYS)
     reported = {outlet: say(decided, case) for outlet, say in OUTLETS.items()}
     log_invalid((), decided.progress.invalid)
     reported["the log"] = caplog.text
@@ -125,18 +130,20 @@ def test_every_outlet_reports_an_invalid_policy(name: str, caplog: pytest.LogCap
 
 def test_an_unreadable_policy_changes_nothing_and_hides_no_node() -> None:
     """Reports of agents count whether or not the policy can be parsed."""
-    broken = Scene(nodes=[node("vm-vgpu")], policies=[policy({"vfioManager": {"enabled": "on"}})], existing=EXISTING)
+    broken = ObservedCluster(
+        nodes=[node("vm-vgpu")], policies=[policy({"vfioManager": {"enabled": "on"}})], existing=EXISTING
+    )
     decided = broken.decided(DEPLOYS)
-    assert {type(one) for one in decided.writes} == {PatchPolicyStatus}
+    assert {type(write) for write in decided.writes} == {PatchPolicyStatus}
 
 
 def test_an_invalid_workload_label_leaves_its_node_alone() -> None:
-    decided = Scene(nodes=[node("vm-vgpus", "bad"), node("vm-passthrough", "good")]).decided()
-    assert {one.target.name for one in decided.writes if isinstance(one, PatchNode)} <= {"good", "bad"}
-    assert [one.node for one in decided.progress.invalid] == ["bad"]
+    decided = ObservedCluster(nodes=[node("vm-vgpus", "bad"), node("vm-passthrough", "good")]).decided()
+    assert {write.target.name for write in decided.writes if isinstance(write, PatchNode)} <= {"good", "bad"}
+    assert [value.node for value in decided.progress.invalid] == ["bad"]
 
 
 def test_an_existing_config_map_and_the_default_config_map_are_valid() -> None:
     for fields in (configs("my-configs"), configs("default-vgpu-devices-config"), configs("")):
-        scene = Scene(nodes=[node("vm-vgpu")], policies=[policy(fields)], existing=EXISTING)
-        assert scene.decided(DEPLOYS).progress.invalid == ()
+        observed_cluster = ObservedCluster(nodes=[node("vm-vgpu")], policies=[policy(fields)], existing=EXISTING)
+        assert observed_cluster.decided(DEPLOYS).progress.invalid == ()

@@ -28,7 +28,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind
 from gpuvirt.model.reasons import ReasonCode
-from tests.controller.scene import SETTINGS, Scene, node, policy
+from tests.controller.observedcluster import SETTINGS, ObservedCluster, node, policy
 from tests.kubevirts import T4_8Q, Fields, kubevirt
 
 NOTHING_ASKED: Requesting = {kind.name: Observed(()) for kind in DEVICE_KINDS}
@@ -50,8 +50,8 @@ def observed(document: Fields, kept: StoredObject | None = None) -> KubeVirtObse
     return KubeVirtObserved({key: found}, Observed(None), NOTHING_ASKED, kept_histories(kept), kept=kept_text(kept))
 
 
-def scene(document: Fields, kept: StoredObject | None = None) -> Scene:
-    return Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=observed(document, kept))
+def observed_cluster(document: Fields, kept: StoredObject | None = None) -> ObservedCluster:
+    return ObservedCluster([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=observed(document, kept))
 
 
 def kept_by(decisions: Decisions) -> StoredObject | None:
@@ -64,16 +64,16 @@ def kept_by(decisions: Decisions) -> StoredObject | None:
 
 
 def patches(decisions: Decisions) -> list[PatchKubeVirt]:
-    return [one for one in decisions.writes if isinstance(one, PatchKubeVirt)]
+    return [write for write in decisions.writes if isinstance(write, PatchKubeVirt)]
 
 
 def condition(decisions: Decisions) -> Condition | None:
-    (status,) = (one.status for one in decisions.writes if isinstance(one, PatchPolicyStatus))
-    return next((one for one in status.conditions if one.type == "KubeVirtConfigured"), None)
+    (status,) = (write.status for write in decisions.writes if isinstance(write, PatchPolicyStatus))
+    return next((condition for condition in status.conditions if condition.type == "KubeVirtConfigured"), None)
 
 
 def spec_of(decisions: Decisions) -> Spec | None:
-    found = [one.content.spec for one in decisions.writes if isinstance(one, ApplyGpuNode)]
+    found = [write.content.spec for write in decisions.writes if isinstance(write, ApplyGpuNode)]
     if not found:
         return None
     (first,) = found
@@ -104,7 +104,7 @@ def on_demand_node() -> OwnedGpuNode:
 def test_kubevirt_permits_the_types_of_a_node_on_demand_and_leaves_its_vgpus_alone() -> None:
     def on_demand(kept: StoredObject | None = None) -> Decisions:
         found = observed(LACKING, kept)
-        return Scene([node("on-demand")], gpu_nodes=[on_demand_node()], kubevirt=found).decided()
+        return ObservedCluster([node("on-demand")], gpu_nodes=[on_demand_node()], kubevirt=found).decided()
 
     (patch,) = patches(on_demand(kept_by(on_demand())))
     assert {
@@ -113,7 +113,7 @@ def test_kubevirt_permits_the_types_of_a_node_on_demand_and_leaves_its_vgpus_alo
             '"resourceName":"tencent.com/vgpu-231","externalResourceProvider":true}'
         ),
         "add /spec/configuration/mediatedDevicesConfiguration/enabled false",
-    } <= {one.text for one in patch.plan.writes}
+    } <= {write.text for write in patch.plan.writes}
 
 
 def test_a_type_has_an_entry_for_each_name_by_which_nodes_offer_it() -> None:
@@ -121,31 +121,31 @@ def test_a_type_has_an_entry_for_each_name_by_which_nodes_offer_it() -> None:
 
     def decided(kept: StoredObject | None = None) -> Decisions:
         nodes = [node("on-demand"), node("vm-vgpu", "node02")]
-        return Scene(nodes, gpu_nodes=[on_demand_node(), other], kubevirt=observed(LACKING, kept)).decided()
+        return ObservedCluster(nodes, gpu_nodes=[on_demand_node(), other], kubevirt=observed(LACKING, kept)).decided()
 
     (patch,) = patches(decided(kept_by(decided())))
-    added = [one.text for one in patch.plan.writes if '{"mdevNameSelector":"GRID T4-8Q"' in one.text]
+    added = [write.text for write in patch.plan.writes if '{"mdevNameSelector":"GRID T4-8Q"' in write.text]
     assert len(added) == 2
     assert all(f'"resourceName":"{name}"' in " ".join(added) for name in (T4_8Q, "tencent.com/vgpu-231"))
 
 
 def test_no_vgpu_is_created_on_demand_while_kubevirt_would_delete_it() -> None:
-    found = Scene([node("on-demand")], gpu_nodes=[on_demand_node()], kubevirt=observed(LACKING))
+    found = ObservedCluster([node("on-demand")], gpu_nodes=[on_demand_node()], kubevirt=observed(LACKING))
     spec = spec_of(found.decided(replace(SETTINGS, manages_kubevirt=False)))
     assert spec is not None
     assert spec.mode is DesiredMode.UNMANAGED
 
 
 def test_the_previous_kubevirt_values_are_stored_before_the_patch() -> None:
-    first = scene(LACKING).decided()
+    first = observed_cluster(LACKING).decided()
     assert patches(first) == []
     kept = kept_by(first)
     assert kept is not None
-    second = scene(LACKING, kept).decided()
+    second = observed_cluster(LACKING, kept).decided()
     assert kept_by(second) is None
     (patch,) = patches(second)
     assert patch.target.name == "kubevirt"
-    assert any(T4_8Q in one.text for one in patch.plan.writes)
+    assert any(T4_8Q in write.text for write in patch.plan.writes)
 
 
 @pytest.mark.parametrize(("capacity", "creates"), [({}, True), ({"amd.com/mi210": "0"}, False)])
@@ -155,15 +155,15 @@ def test_a_list_is_created_by_the_names_that_nodes_have(capacity: dict[str, str]
     vm = msgspec.json.decode(text % '{"gpus": [{"deviceName": "amd.com/mi210"}]}', type=VirtualMachine)
     asked: Requesting = {**NOTHING_ASKED, VIRTUAL_MACHINES.name: Observed((vm,))}
     first = with_(node("vm-vgpu"), status=NodeStatus(capacity=capacity))
-    history = kept_by(scene(LACKING).decided())
+    history = kept_by(observed_cluster(LACKING).decided())
     found = replace(observed(LACKING, history), requesting=asked)
-    (patch,) = patches(Scene([first], gpu_nodes=[vgpu_node()], kubevirt=found).decided())
-    assert any("permittedHostDevices" in one.text for one in patch.plan.writes) is creates
+    (patch,) = patches(ObservedCluster([first], gpu_nodes=[vgpu_node()], kubevirt=found).decided())
+    assert any("permittedHostDevices" in write.text for write in patch.plan.writes) is creates
     assert [reason.code for reason in patch.plan.reasons] == [ReasonCode.RESOURCE_NOT_PERMITTED]
 
 
 def test_an_unmanaged_kubevirt_is_reported_with_the_patch_and_not_patched() -> None:
-    found = scene(LACKING).decided(replace(SETTINGS, manages_kubevirt=False))
+    found = observed_cluster(LACKING).decided(replace(SETTINGS, manages_kubevirt=False))
     assert patches(found) == []
     reported = condition(found)
     assert reported is not None
@@ -173,10 +173,10 @@ def test_an_unmanaged_kubevirt_is_reported_with_the_patch_and_not_patched() -> N
 
 
 def test_a_resource_that_kubevirt_provides_is_withheld_on_its_nodes() -> None:
-    found = scene(FOREIGN).decided()
+    found = observed_cluster(FOREIGN).decided()
     spec = spec_of(found)
     assert spec is not None
-    assert [(one.resource, one.code) for one in spec.withheld] == [(T4_8Q, "ForeignProvider")]
+    assert [(withheld.resource, withheld.code) for withheld in spec.withheld] == [(T4_8Q, "ForeignProvider")]
     reported = condition(found)
     assert reported is not None
     assert reported.reason == "ForeignProvider"
@@ -185,13 +185,15 @@ def test_a_resource_that_kubevirt_provides_is_withheld_on_its_nodes() -> None:
 def test_resources_are_reviewed_after_the_agent_reports_their_selectors() -> None:
     none = KubeVirtObserved({}, Observed(None), NOTHING_ASKED)
     for document in (observed(FOREIGN), observed(LACKING), none):
-        spec = spec_of(Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=document).decided())
+        spec = spec_of(ObservedCluster([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=document).decided())
         assert spec is not None
         assert spec.reviewed == (T4_8Q,)
     status = vgpu_node().status
     assert status is not None
     bare = with_(status, resources=(with_(status.resources[0], mdev_name_selectors=()),))
-    spec = spec_of(Scene([node("vm-vgpu")], gpu_nodes=[with_(vgpu_node(), status=bare)], kubevirt=none).decided())
+    spec = spec_of(
+        ObservedCluster([node("vm-vgpu")], gpu_nodes=[with_(vgpu_node(), status=bare)], kubevirt=none).decided()
+    )
     assert spec is not None
     assert spec.reviewed == (), "a resource without selectors is not reviewed"
 
@@ -201,7 +203,7 @@ def test_withheld_resources_stay_withheld_while_kubevirt_is_unknown() -> None:
     for reviewed in (None, (), (T4_8Q,)):
         spec = Spec(mode=DesiredMode.VGPU, vgpu_config="default", withheld=withheld, reviewed=reviewed)
         before = with_(vgpu_node(), spec=spec)
-        found = Scene([node("vm-vgpu")], gpu_nodes=[before], kubevirt=KubeVirtObserved()).decided()
+        found = ObservedCluster([node("vm-vgpu")], gpu_nodes=[before], kubevirt=KubeVirtObserved()).decided()
         then = spec_of(found)
         assert then is not None
         assert (then.withheld, then.reviewed) == (withheld, reviewed), (
@@ -212,7 +214,7 @@ def test_withheld_resources_stay_withheld_while_kubevirt_is_unknown() -> None:
 
 def test_without_a_kubevirt_no_condition_is_reported() -> None:
     none = KubeVirtObserved({}, Observed(None), NOTHING_ASKED)
-    found = Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=none).decided()
+    found = ObservedCluster([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=none).decided()
     assert condition(found) is None
     assert patches(found) == []
     assert kept_by(found) is None
@@ -223,7 +225,7 @@ MDEVS_SAFE: Fields = {"mediatedDevicesConfiguration": {"enabled": False}}
 
 
 def for_kata(workload: str, gpu_nodes: list[OwnedGpuNode], found: KubeVirtObserved) -> Decisions:
-    return Scene([node(workload)], [KATA], gpu_nodes=gpu_nodes, kubevirt=found).decided()
+    return ObservedCluster([node(workload)], [KATA], gpu_nodes=gpu_nodes, kubevirt=found).decided()
 
 
 @pytest.mark.parametrize("kubevirts", [None, {}])
@@ -273,7 +275,9 @@ def test_a_resource_of_kubevirts_own_plugin_is_withheld_in_mode_kata() -> None:
     decisions = for_kata("vm-vgpu", [vgpu_node()], observed(FOREIGN))
     found = spec_of(decisions)
     assert found is not None
-    assert [(one.resource, one.code) for one in found.withheld] == [(T4_8Q, str(ReasonCode.FOREIGN_PROVIDER))]
+    assert [(withheld.resource, withheld.code) for withheld in found.withheld] == [
+        (T4_8Q, str(ReasonCode.FOREIGN_PROVIDER))
+    ]
 
 
 def test_an_unreadable_kubevirt_is_reported_in_mode_kata() -> None:
@@ -283,8 +287,10 @@ def test_an_unreadable_kubevirt_is_reported_in_mode_kata() -> None:
 
 
 def test_a_history_of_patches_survives_mode_kata() -> None:
-    first = scene(LACKING).decided()
+    first = observed_cluster(LACKING).decided()
     kept = kept_by(first)
     assert kept is not None
-    back = Scene([node("vm-vgpu")], [KATA], gpu_nodes=[vgpu_node()], kubevirt=observed(LACKING, kept)).decided()
+    back = ObservedCluster(
+        [node("vm-vgpu")], [KATA], gpu_nodes=[vgpu_node()], kubevirt=observed(LACKING, kept)
+    ).decided()
     assert back.histories == kept_histories(kept)

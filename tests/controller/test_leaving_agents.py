@@ -16,8 +16,8 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION
 from gpuvirt.model.desired.workload import LABEL
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
-from tests.controller.scene import NFD, SETTINGS, Scene
-from tests.controller.scene import node as gpu_node_of
+from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster
+from tests.controller.observedcluster import node as gpu_node_of
 
 TYPE = "vgpu.type"
 WRITTEN = {SHARED_GPUS_ANNOTATION: '{"GPU-a":1000}', OWNED_ANNOTATION: '{"vgpu.type":"v100-8q-8GB"}'}
@@ -38,11 +38,11 @@ def agent_pod(name: str = "node01") -> Pod:
     return msgspec.convert(value, Pod)
 
 
-def written(scene: Scene) -> tuple[dict[str, str], dict[str, str]]:
+def written(observed_cluster: ObservedCluster) -> tuple[dict[str, str], dict[str, str]]:
     """Return the labels and annotations of the node after the controller's writes."""
-    (node,) = scene.nodes
+    (node,) = observed_cluster.nodes
     labels, annotations = dict[str, str | None](node.metadata.labels), dict[str, str | None](node.metadata.annotations)
-    for write in scene.decided(DEPLOYED).writes:
+    for write in observed_cluster.decided(DEPLOYED).writes:
         if isinstance(write, PatchNode):
             labels |= write.patch.metadata.labels
             annotations |= write.patch.metadata.annotations
@@ -53,53 +53,53 @@ def _present(found: dict[str, str | None]) -> dict[str, str]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def after(scene: Scene) -> Scene:
-    """Return the scene after the controller's writes to its node."""
-    labels, annotations = written(scene)
-    return replace(scene, nodes=[Node(Metadata(name="node01", labels=labels, annotations=annotations))])
+def after(observed_cluster: ObservedCluster) -> ObservedCluster:
+    """Return the observed_cluster after the controller's writes to its node."""
+    labels, annotations = written(observed_cluster)
+    return replace(observed_cluster, nodes=[Node(Metadata(name="node01", labels=labels, annotations=annotations))])
 
 
 @pytest.mark.parametrize("workload", ["container", "shared"])
 def test_an_agent_that_runs_keeps_its_keys(workload: str) -> None:
     if workload == "container":
-        scene = Scene([gpu_node_of("shared")], pods=[agent_pod()])
+        observed_cluster = ObservedCluster([gpu_node_of("shared")], pods=[agent_pod()])
     else:
-        scene = Scene([left("true", "shared")], pods=[agent_pod()])
-    (node,) = scene.nodes
-    labels, annotations = written(scene)
+        observed_cluster = ObservedCluster([left("true", "shared")], pods=[agent_pod()])
+    (node,) = observed_cluster.nodes
+    labels, annotations = written(observed_cluster)
     assert annotations.items() >= node.metadata.annotations.items()
     assert labels[NODE_LABEL] == "true"
 
 
 def test_the_keys_of_an_agent_are_removed_once_its_pod_is_gone() -> None:
-    scene = Scene([left("true")], pods=[agent_pod()])
+    observed_cluster = ObservedCluster([left("true")], pods=[agent_pod()])
     for _ in range(2):
-        scene = after(scene)
-        labels, annotations = scene.nodes[0].metadata.labels, scene.nodes[0].metadata.annotations
+        observed_cluster = after(observed_cluster)
+        labels, annotations = observed_cluster.nodes[0].metadata.labels, observed_cluster.nodes[0].metadata.annotations
         assert (labels[NODE_LABEL], labels[TYPE]) == ("false", "v100-8q-8GB"), "the agent's pod still exists"
         assert annotations.items() >= WRITTEN.items()
-    scene = after(replace(scene, pods=[agent_pod("elsewhere")]))
-    labels, annotations = scene.nodes[0].metadata.labels, scene.nodes[0].metadata.annotations
+    observed_cluster = after(replace(observed_cluster, pods=[agent_pod("elsewhere")]))
+    labels, annotations = observed_cluster.nodes[0].metadata.labels, observed_cluster.nodes[0].metadata.annotations
     assert not {NODE_LABEL, TYPE} & labels.keys()
     assert annotations == {"kept": "yes"}
-    assert after(scene) == scene
+    assert after(observed_cluster) == observed_cluster
 
 
 def test_a_label_that_an_admin_has_changed_stays() -> None:
-    labels, annotations = written(Scene([left("false", kind="mine")]))
+    labels, annotations = written(ObservedCluster([left("false", kind="mine")]))
     assert labels[TYPE] == "mine"
     assert annotations == {"kept": "yes"}
 
 
 def test_an_agent_that_the_controller_did_not_deploy_keeps_its_keys() -> None:
-    labels, annotations = written(Scene([left(None)]))
+    labels, annotations = written(ObservedCluster([left(None)]))
     assert labels[TYPE] == "v100-8q-8GB"
     assert annotations.items() >= WRITTEN.items()
 
 
 def test_beside_nvidias_operator_the_keys_go_too() -> None:
-    scene = Scene([left("true")], other_operator="NVIDIA's operator")
-    decided = scene.decided(replace(DEPLOYED, coexists=True))
+    observed_cluster = ObservedCluster([left("true")], other_operator="NVIDIA's operator")
+    decided = observed_cluster.decided(replace(DEPLOYED, coexists=True))
     (patch,) = [write.patch for write in decided.writes if isinstance(write, PatchNode)]
     assert patch.metadata.labels[NODE_LABEL] == "false"
 

@@ -15,7 +15,7 @@ from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
 from gpuvirt.cluster.resources import NODES, pods
 from gpuvirt_sim.clock import SimClock
 from tests.certificates import Authority, Pair
-from tests.controller.scene import ALL_ON, SETTINGS, node
+from tests.controller.observedcluster import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import OF_KUBEVIRT, OPTIONAL, ServedCluster, leading, serving
 from tests.kubeletnode import CLOCK, until
 

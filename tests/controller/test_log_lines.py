@@ -11,20 +11,20 @@ from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus
 from gpuvirt_sim.clock import SimClock
-from tests.controller.scene import Scene, node, policy
+from tests.controller.observedcluster import ObservedCluster, node, policy
 from tests.controller.test_writer import Server, label, writing
 
 NODES = [node("vm-vgpus", f"node{number:03}.example.org") for number in range(40)]
 FIELDS = {"sandboxWorkloads": {"enabled": True, "defaultWorkload": "vm-vgpus"}}
 
 
-def status_write(scene: Scene) -> PatchPolicyStatus:
-    (found,) = (write for write in scene.decided().writes if isinstance(write, PatchPolicyStatus))
+def status_write(observed_cluster: ObservedCluster) -> PatchPolicyStatus:
+    (found,) = (write for write in observed_cluster.decided().writes if isinstance(write, PatchPolicyStatus))
     return found
 
 
 def test_the_line_of_a_policy_has_its_reason_once() -> None:
-    line = status_write(Scene(policies=[policy(FIELDS)])).text
+    line = status_write(ObservedCluster(policies=[policy(FIELDS)])).text
     assert line.startswith("ClusterPolicy cluster-policy is notReady: ConfigInvalid: ")
     assert line.count("vm-vgpus") == 1
     assert "ConfigInvalid: ConfigInvalid" not in line
@@ -33,7 +33,7 @@ def test_the_line_of_a_policy_has_its_reason_once() -> None:
 async def test_a_write_is_one_short_line_and_an_error_one_line_for_all_retries(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    write = status_write(Scene(nodes=NODES))
+    write = status_write(ObservedCluster(nodes=NODES))
     assert len(write.text) > 500
 
     class Policies(Server):

@@ -203,8 +203,8 @@ def test_the_vgpu_driver_stays_while_the_agent_has_not_reported() -> None:
     before = labelled(NFD | {LABEL: "vm-vgpu"})
     unknown = GpuNode(metadata=Metadata(name="n"))
     at = "2026-01-01T00:00:00Z"
-    unlooked = Condition(type="Ready", status="Unknown", reason="NotLooked", last_transition_time=at)
-    for gpu_node in (None, unknown, replace(unknown, status=Status(conditions=(unlooked,)))):
+    unobserved = Condition(type="Ready", status="Unknown", reason="NotObserved", last_transition_time=at)
+    for gpu_node in (None, unknown, replace(unknown, status=Status(conditions=(unobserved,)))):
         assert deployed(labelled(before | {LABEL: "container"}, gpu_node=gpu_node)) == set(SETS[Workload.VGPU])
     alone = {key: value for key, value in before.items() if key != NODE_LABEL} | {LABEL: "container"}
     off = Around(runs_agent=False)

@@ -27,7 +27,7 @@ from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPoli
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL, Workload
 from gpuvirt.web import controllermetrics
-from tests.controller.scene import NFD, SETTINGS, Scene, node, policy
+from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, node, policy
 from tests.controller.test_decisions import gpu_node, ready
 
 DEPLOYS = replace(SETTINGS, image="gpuvirt:1")
@@ -52,9 +52,9 @@ def pod(app: str, name: str = "node01", *, is_ready: bool = True) -> Pod:
     return Pod(metadata, PodSpec(name), PodStatus("Running", conditions=conditions))
 
 
-def problem_text(scene: Scene, settings: ControllerSettings = DEPLOYS) -> str:
-    """Return the problem of the only node of a scene."""
-    (verdict,) = scene.decided(settings).nodes
+def problem_text(observed_cluster: ObservedCluster, settings: ControllerSettings = DEPLOYS) -> str:
+    """Return the problem of the only node of a observed_cluster."""
+    (verdict,) = observed_cluster.decided(settings).nodes
     return verdict.against or ""
 
 
@@ -64,19 +64,26 @@ def whole(kept: OwnedGpuNode) -> GpuNode:
     return GpuNode(metadata=kept.metadata, spec=kept.spec, status=kept.status)
 
 
-def shown(scene: Scene, settings: ControllerSettings = DEPLOYS) -> Sequence[Row]:
-    """Return the rows of `gpuvirt status` for a scene."""
-    choice = choose(scene.policies)
+def shown(observed_cluster: ObservedCluster, settings: ControllerSettings = DEPLOYS) -> Sequence[Row]:
+    """Return the rows of `gpuvirt status` for a observed_cluster."""
+    choice = choose(observed_cluster.policies)
     assert choice is not None
     assert isinstance(choice.policy, ClusterPolicy)
     has_image = settings.image is not None
     deployer = Deployer(choice.policy, has_image=has_image, has_daemon_sets=has_image)
-    return rows(scene.nodes, {one.metadata.name: whole(one) for one in scene.gpu_nodes}, scene.pods, deployer)
+    return rows(
+        observed_cluster.nodes,
+        {node.metadata.name: whole(node) for node in observed_cluster.gpu_nodes},
+        observed_cluster.pods,
+        deployer,
+    )
 
 
-def unready_components(scene: Scene, settings: ControllerSettings = DEPLOYS) -> set[tuple[str, str]]:
+def unready_components(
+    observed_cluster: ObservedCluster, settings: ControllerSettings = DEPLOYS
+) -> set[tuple[str, str]]:
     """Return the component and state of all unready rows of `gpuvirt status`."""
-    return {(row.component, row.state) for row in shown(scene, settings) if not row.ready}
+    return {(row.component, row.state) for row in shown(observed_cluster, settings) if not row.ready}
 
 
 # A controller without an image
@@ -84,21 +91,21 @@ def unready_components(scene: Scene, settings: ControllerSettings = DEPLOYS) -> 
 
 @pytest.mark.parametrize("workload", list(Workload))
 def test_a_controller_without_an_image_is_reported_for_every_waiting_node(workload: Workload) -> None:
-    scene = Scene([labelled(workload, **OS)])
-    condition = ready(scene.decided(SETTINGS))
+    observed_cluster = ObservedCluster([labelled(workload, **OS)])
+    condition = ready(observed_cluster.decided(SETTINGS))
     assert (condition.status, condition.reason) == ("False", "ImageUnknown")
     assert "the controller was started without the image to deploy" in condition.message
     assert "--image or GPUVIRT_IMAGE" in condition.message
-    assert {state for _, state in unready_components(scene, SETTINGS)} == {"ImageUnknown"}
-    assert all("GPUVIRT_IMAGE" in row.detail for row in shown(scene, SETTINGS))
+    assert {state for _, state in unready_components(observed_cluster, SETTINGS)} == {"ImageUnknown"}
+    assert all("GPUVIRT_IMAGE" in row.detail for row in shown(observed_cluster, SETTINGS))
 
 
 def test_agents_deployed_by_other_means_need_no_image() -> None:
-    scene = Scene([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
-    assert ready(scene.decided(SETTINGS)).reason == "Reconciled"
-    assert unready_components(scene, SETTINGS) == set()
+    observed_cluster = ObservedCluster([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
+    assert ready(observed_cluster.decided(SETTINGS)).reason == "Reconciled"
+    assert unready_components(observed_cluster, SETTINGS) == set()
     offers = with_(labelled(Workload.CONTAINER, **OS), status=NodeStatus(allocatable={"nvidia.com/gpu": "8"}))
-    assert problem_text(Scene([offers]), SETTINGS) == ""
+    assert problem_text(ObservedCluster([offers]), SETTINGS) == ""
 
 
 # Disabled nodes
@@ -109,8 +116,8 @@ def test_agents_deployed_by_other_means_need_no_image() -> None:
 def test_a_disabled_node_does_not_count(workload: Workload, settings: ControllerSettings) -> None:
     off = node(workload.value, gpu_deploy_operands="false")
     ill = gpu_node(against="VgpuInUse: pod vm-a")
-    scene = Scene([with_labels(off, {"nvidia.com/gpu.present": "true"})], gpu_nodes=[ill])
-    found = scene.decided(settings)
+    observed_cluster = ObservedCluster([with_labels(off, {"nvidia.com/gpu.present": "true"})], gpu_nodes=[ill])
+    found = observed_cluster.decided(settings)
     assert found.nodes == ()
     assert (ready(found).status, ready(found).reason) == ("True", "NoGPUNodes")
     assert ready(found).message == f"every node with GPUs is labelled {OPERANDS_LABEL}=false: node01"
@@ -119,8 +126,10 @@ def test_a_disabled_node_does_not_count(workload: Workload, settings: Controller
     assert status.nodes is not None
     assert (status.nodes.total, status.nodes.ready) == (0, 0)
     assert not [write for write in found.writes if isinstance(write, ApplyObject) and "driver" in write.target.name]
-    assert not [one for one in found.announcements if one.about.kind == "Node"], "no program drains the node"
-    (row,) = shown(scene, settings)
+    assert not [announcement for announcement in found.announcements if announcement.about.kind == "Node"], (
+        "no program drains the node"
+    )
+    (row,) = shown(observed_cluster, settings)
     assert (row.component, row.ready, row.state) == ("operands", True, "Off")
     assert row.detail == f"label {OPERANDS_LABEL}=false"
 
@@ -128,7 +137,7 @@ def test_a_disabled_node_does_not_count(workload: Workload, settings: Controller
 def test_beside_nvidias_operator_the_disabling_label_is_gpuvirts_own() -> None:
     ours = node("vm-vgpu", gpu_deploy_operands="false")
     ours = with_labels(ours, {NODE_LABEL: "true", "nvidia.com/gpu.present": "true"})
-    found = Scene([ours], gpu_nodes=[gpu_node()]).decided(replace(SETTINGS, coexists=True))
+    found = ObservedCluster([ours], gpu_nodes=[gpu_node()]).decided(replace(SETTINGS, coexists=True))
     assert [verdict.name for verdict in found.nodes] == ["node01"]
 
 
@@ -152,50 +161,54 @@ def test_a_container_node_whose_components_are_off_is_never_ready(
     fields: Mapping[str, object], labels: Mapping[str, str], where: str, settings: ControllerSettings
 ) -> None:
     off = with_labels(labelled(Workload.CONTAINER), {**OS, **labels})
-    scene = Scene([off], [policy(fields)])
-    assert "ComponentsOff" in problem_text(scene, settings)
-    assert where in problem_text(scene, settings)
-    assert not verdict_of(scene.decided(settings).progress).ready
-    assert unready_components(scene, settings) == {("device-plugin", "ComponentsOff")}
+    observed_cluster = ObservedCluster([off], [policy(fields)])
+    assert "ComponentsOff" in problem_text(observed_cluster, settings)
+    assert where in problem_text(observed_cluster, settings)
+    assert not verdict_of(observed_cluster.decided(settings).progress).ready
+    assert unready_components(observed_cluster, settings) == {("device-plugin", "ComponentsOff")}
     served = with_(off, status=NodeStatus(allocatable={"nvidia.com/mig-1g.10gb": "7", "cpu": "8"}))
-    assert problem_text(replace(scene, nodes=[served]), settings) == "", "another device plugin offers the GPUs"
+    assert problem_text(replace(observed_cluster, nodes=[served]), settings) == "", (
+        "another device plugin offers the GPUs"
+    )
 
 
 @pytest.mark.parametrize("workload", [Workload.PASSTHROUGH, Workload.VGPU])
 def test_a_node_for_vms_without_an_agent_by_policy_does_not_repeat_the_last_report(workload: Workload) -> None:
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
-    scene = Scene([labelled(workload)], [off], gpu_nodes=[gpu_node(mode="passthrough")])
-    assert "ComponentsOff" in problem_text(scene)
-    assert "$.spec.sandboxDevicePlugin.enabled is false" in problem_text(scene)
-    assert {state for _, state in unready_components(scene)} == {"ComponentsOff"}
+    observed_cluster = ObservedCluster([labelled(workload)], [off], gpu_nodes=[gpu_node(mode="passthrough")])
+    assert "ComponentsOff" in problem_text(observed_cluster)
+    assert "$.spec.sandboxDevicePlugin.enabled is false" in problem_text(observed_cluster)
+    assert {state for _, state in unready_components(observed_cluster)} == {"ComponentsOff"}
 
 
 @pytest.mark.parametrize("workload", [Workload.VGPU, Workload.ON_DEMAND])
 def test_a_vgpu_manager_that_can_not_be_rendered_is_reported(workload: Workload) -> None:
-    scene = Scene([labelled(workload)], [policy({"vgpuManager": MANAGER})], [gpu_node()], [pod("gpuvirt-node")])
-    assert "OsUnknown: the vGPU manager can't be deployed" in problem_text(scene)
-    assert "gpuvirt.io/os=ubuntu22.04" in problem_text(scene)
-    assert unready_components(scene) == {("vgpu-manager", "OsUnknown")}
-    known = [with_labels(scene.nodes[0], OS)]
-    assert problem_text(replace(scene, nodes=known)) == ""
+    observed_cluster = ObservedCluster(
+        [labelled(workload)], [policy({"vgpuManager": MANAGER})], [gpu_node()], [pod("gpuvirt-node")]
+    )
+    assert "OsUnknown: the vGPU manager can't be deployed" in problem_text(observed_cluster)
+    assert "gpuvirt.io/os=ubuntu22.04" in problem_text(observed_cluster)
+    assert unready_components(observed_cluster) == {("vgpu-manager", "OsUnknown")}
+    known = [with_labels(observed_cluster.nodes[0], OS)]
+    assert problem_text(replace(observed_cluster, nodes=known)) == ""
     discovered = {"gpuvirt.io/os-release.id": "ubuntu", "gpuvirt.io/os-release.version-id": "22.04"}
-    assert problem_text(replace(scene, nodes=[with_labels(scene.nodes[0], discovered)])) == ""
-    preinstalled = with_labels(scene.nodes[0], {f"{DEPLOY}vgpu-manager": "false"})
-    assert problem_text(replace(scene, nodes=[preinstalled])) == ""
-    assert problem_text(replace(scene, policies=[policy()])) == ""
+    assert problem_text(replace(observed_cluster, nodes=[with_labels(observed_cluster.nodes[0], discovered)])) == ""
+    preinstalled = with_labels(observed_cluster.nodes[0], {f"{DEPLOY}vgpu-manager": "false"})
+    assert problem_text(replace(observed_cluster, nodes=[preinstalled])) == ""
+    assert problem_text(replace(observed_cluster, policies=[policy()])) == ""
 
 
 def test_a_driver_that_can_not_be_rendered_is_reported_and_the_other_components_are_deployed() -> None:
     parts = {name: {"repository": "r", "image": name.lower(), "version": "1"} for name in ("toolkit", "devicePlugin")}
     manager = {"repository": "r", "image": "manager", "version": "1"}
     driver = {"driver": {"repository": "r", "image": "driver", "version": "1", "manager": manager}}
-    scene = Scene([labelled(Workload.CONTAINER)], [policy({**parts, **driver})])
-    found = scene.decided(DEPLOYS)
+    observed_cluster = ObservedCluster([labelled(Workload.CONTAINER)], [policy({**parts, **driver})])
+    found = observed_cluster.decided(DEPLOYS)
     assert "OsUnknown: NVIDIA's driver can't be deployed" in (found.nodes[0].against or "")
-    assert ("driver", "OsUnknown") in unready_components(scene)
+    assert ("driver", "OsUnknown") in unready_components(observed_cluster)
     deployed = {write.target.name for write in found.writes if isinstance(write, ApplyObject)}
     assert {"nvidia-container-toolkit-daemonset", "nvidia-device-plugin-daemonset"} <= deployed
-    by_host = replace(scene, policies=[policy({**parts, "driver": {"enabled": False}})])
+    by_host = replace(observed_cluster, policies=[policy({**parts, "driver": {"enabled": False}})])
     assert "OsUnknown" not in problem_text(by_host)
 
 
@@ -203,35 +216,41 @@ def test_a_driver_that_can_not_be_rendered_is_reported_and_the_other_components_
 
 
 def test_the_report_of_an_agent_without_a_pod_does_not_count() -> None:
-    scene = Scene([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
+    observed_cluster = ObservedCluster([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
     lost = "PodMissing: DaemonSet gpuvirt-node has no pod on this node; the agent's last report may be outdated"
-    assert lost in problem_text(scene)
-    assert {state for _, state in unready_components(scene)} == {"PodMissing"}
-    assert problem_text(replace(scene, pods=[pod("gpuvirt-node")])) == ""
-    elsewhere = replace(scene, pods=[pod("gpuvirt-node", "node02")])
+    assert lost in problem_text(observed_cluster)
+    assert {state for _, state in unready_components(observed_cluster)} == {"PodMissing"}
+    assert problem_text(replace(observed_cluster, pods=[pod("gpuvirt-node")])) == ""
+    elsewhere = replace(observed_cluster, pods=[pod("gpuvirt-node", "node02")])
     assert "PodMissing" in problem_text(elsewhere)
-    waits = replace(scene, pods=[pod("gpuvirt-node", is_ready=False)])
+    waits = replace(observed_cluster, pods=[pod("gpuvirt-node", is_ready=False)])
     assert unready_components(waits) == {("gpuvirt-node", "Running")}
 
 
 def test_a_leaving_node_without_an_agent_reports_both_problems() -> None:
     leaving = with_labels(labelled(Workload.VGPU), {LABEL: "container"})
-    found = problem_text(Scene([leaving], gpu_nodes=[gpu_node()]))
+    found = problem_text(ObservedCluster([leaving], gpu_nodes=[gpu_node()]))
     assert "the node becomes container once these GPUs are free: 0000:65:00.0" in found
     assert "PodMissing" in found
 
 
 def test_a_container_node_without_a_pod_of_the_device_plugin_is_reported() -> None:
-    scene = Scene([labelled(Workload.CONTAINER, **OS)])
-    assert "PodMissing: DaemonSet nvidia-device-plugin-daemonset has no pod" in problem_text(scene)
-    assert problem_text(replace(scene, pods=[pod("nvidia-device-plugin-daemonset")])) == ""
-    paused = with_labels(scene.nodes[0], {f"{DEPLOY}device-plugin": "paused-for-driver-upgrade"})
-    assert problem_text(replace(scene, nodes=[paused])) == ""
+    observed_cluster = ObservedCluster([labelled(Workload.CONTAINER, **OS)])
+    assert "PodMissing: DaemonSet nvidia-device-plugin-daemonset has no pod" in problem_text(observed_cluster)
+    assert problem_text(replace(observed_cluster, pods=[pod("nvidia-device-plugin-daemonset")])) == ""
+    paused = with_labels(observed_cluster.nodes[0], {f"{DEPLOY}device-plugin": "paused-for-driver-upgrade"})
+    assert problem_text(replace(observed_cluster, nodes=[paused])) == ""
 
 
 LABELS = st.dictionaries(
     st.sampled_from(
-        [LABEL, OPERANDS_LABEL, NODE_LABEL, "gpuvirt.io/os", *(f"{DEPLOY}{one}" for one in SETS[Workload.CONTAINER])]
+        [
+            LABEL,
+            OPERANDS_LABEL,
+            NODE_LABEL,
+            "gpuvirt.io/os",
+            *(f"{DEPLOY}{label}" for label in SETS[Workload.CONTAINER]),
+        ]
     ),
     st.sampled_from(["true", "false", "container", "vm-passthrough", "vm-vgpu", "paused-for-driver-upgrade"]),
 )
@@ -252,11 +271,11 @@ def test_the_policy_and_status_agree(
     one = with_labels(node(), {**labels, "nvidia.com/gpu.present": "true"})
     pods = [pod("gpuvirt-node"), pod("nvidia-device-plugin-daemonset")] if has_pod else []
     observed: list[OwnedGpuNode] = [gpu_node(mode="passthrough")] if reports else []
-    scene = Scene([one], [policy(fields)], observed, pods)
+    observed_cluster = ObservedCluster([one], [policy(fields)], observed, pods)
     settings = DEPLOYS if has_image else SETTINGS
-    found: Decisions = scene.decided(settings)
+    found: Decisions = observed_cluster.decided(settings)
     codes = {str(code) for verdict in found.nodes for code in verdict.codes}
-    states = {row.state for row in shown(scene, settings)}
+    states = {row.state for row in shown(observed_cluster, settings)}
     assert codes <= states
     assert ("Off" in states) == (not found.nodes)
     if codes:
@@ -266,12 +285,12 @@ def test_the_policy_and_status_agree(
 
 def test_metrics_count_the_nodes_that_count_with_their_codes() -> None:
     off = with_labels(node("vm-vgpu", "node02"), {OPERANDS_LABEL: "false"})
-    scene = Scene([labelled(Workload.CONTAINER), off])
+    observed_cluster = ObservedCluster([labelled(Workload.CONTAINER), off])
     dependencies = ControllerDependencies(
         Client(Credentials("127.0.0.1", 1, "gpu-operator", token=b"x")), RealClock(), SystemRandom()
     )
     term = Controller(dependencies, SETTINGS)
-    term.decisions = scene.decided(SETTINGS)
+    term.decisions = observed_cluster.decided(SETTINGS)
     page = controllermetrics.page(term).splitlines()
     assert "gpu_operator_gpu_nodes_total 1" in page
     assert 'gpuvirt_nodes{workload="container",ready="false"} 1' in page

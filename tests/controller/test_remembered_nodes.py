@@ -30,7 +30,7 @@ from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt_sim.clock import SimClock
-from tests.controller.scene import AT, NFD, SETTINGS, Scene, node, policy
+from tests.controller.observedcluster import AT, NFD, SETTINGS, ObservedCluster, node, policy
 
 T = TypeVar("T", bound=KubernetesObject)
 
@@ -138,8 +138,12 @@ class Changing:
     def picture(self) -> Picture:
         """The objects of the cluster."""
         fields = {"sandboxWorkloads": {"enabled": self.vms}, "vgpuDeviceManager": {"enabled": self.vgpus}}
-        scene = Scene((), (policy(fields),), kubevirt=KubeVirtObserved(kubevirts={key_of(KUBEVIRT): KUBEVIRT}))
-        return replace(scene.picture, nodes=self.nodes, gpu_nodes=self.gpu_nodes, existing=Existing(pods=self.pods))
+        observed_cluster = ObservedCluster(
+            (), (policy(fields),), kubevirt=KubeVirtObserved(kubevirts={key_of(KUBEVIRT): KUBEVIRT})
+        )
+        return replace(
+            observed_cluster.picture, nodes=self.nodes, gpu_nodes=self.gpu_nodes, existing=Existing(pods=self.pods)
+        )
 
     @property
     def listed_again(self) -> Picture:
@@ -167,7 +171,10 @@ def test_decisions_with_a_memory_equal_those_from_scratch(data: st.DataObject, c
 
 
 def test_a_slice_decides_some_nodes_and_the_decision_those_that_are_left() -> None:
-    picture, memory = Scene([node(name=f"node{number:02}") for number in range(50)]).picture, NodeMemory(slice_nodes=20)
+    picture, memory = (
+        ObservedCluster([node(name=f"node{number:02}") for number in range(50)]).picture,
+        NodeMemory(slice_nodes=20),
+    )
     picture = replace(picture, nodes=ObjectMap.of(picture.nodes), gpu_nodes=ObjectMap.of(picture.gpu_nodes))
     decided = [memory.decided for _ in deciding(picture, SETTINGS, (), AT, memory)]
     assert [before <= most for before, most in zip(decided, (25, 50), strict=True)] == [True, True]
@@ -182,18 +189,30 @@ def test_a_slice_decides_some_nodes_and_the_decision_those_that_are_left() -> No
 
 def test_only_the_nodes_that_changed_are_decided() -> None:
     nodes, memory = [node("vm-vgpu", name=f"node{number:02}") for number in range(50)], NodeMemory()
-    scene = Scene(nodes)
-    decide(scene.picture, SETTINGS, (), AT, memory)
+    observed_cluster = ObservedCluster(nodes)
+    decide(observed_cluster.picture, SETTINGS, (), AT, memory)
     assert memory.decided == 50
-    decide(scene.picture, SETTINGS, ("a write failed",), AT, memory)
-    decide(replace(scene, nodes=[beating(item, 2) for item in nodes]).picture, SETTINGS, (), AT, memory)
+    decide(observed_cluster.picture, SETTINGS, ("a write failed",), AT, memory)
+    decide(replace(observed_cluster, nodes=[beating(item, 2) for item in nodes]).picture, SETTINGS, (), AT, memory)
     assert memory.decided == 50, "heartbeats, and an equal policy, decide nothing"
-    decide(replace(scene, nodes=[*nodes[1:], node("container", name="node00")]).picture, SETTINGS, (), AT, memory)
+    decide(
+        replace(observed_cluster, nodes=[*nodes[1:], node("container", name="node00")]).picture,
+        SETTINGS,
+        (),
+        AT,
+        memory,
+    )
     assert memory.decided == 51
-    status = decide(scene.picture, SETTINGS, (), AT, memory)
+    status = decide(observed_cluster.picture, SETTINGS, (), AT, memory)
     assert memory.decided == 52
-    assert status == decide(scene.picture, SETTINGS, (), AT)
-    decide(replace(scene, policies=[policy({"vfioManager": {"enabled": False}})]).picture, SETTINGS, (), AT, memory)
+    assert status == decide(observed_cluster.picture, SETTINGS, (), AT)
+    decide(
+        replace(observed_cluster, policies=[policy({"vfioManager": {"enabled": False}})]).picture,
+        SETTINGS,
+        (),
+        AT,
+        memory,
+    )
     assert memory.decided == 102, "the policy counts for all nodes"
 
 

@@ -7,13 +7,13 @@ from gpuvirt.cluster.labels import DEPLOY, SETS
 from gpuvirt.cluster.operator.report import rows
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import Workload
-from tests.controller.scene import NFD
+from tests.controller.observedcluster import NFD
 
 RESOURCE = "nvidia.com/NVIDIA_A10-4Q"
 
 
 def node(workload: Workload, name: str = "node01") -> Node:
-    deploy = {f"{DEPLOY}{one}": "true" for one in SETS[workload]}
+    deploy = {f"{DEPLOY}{label}": "true" for label in SETS[workload]}
     return Node(Metadata(name=name, labels={**NFD, **deploy, "nvidia.com/gpu.present": "true"}))
 
 
@@ -32,7 +32,7 @@ def reported(*conditions: Condition, registered: bool = True) -> dict[str, GpuNo
 
 def test_a_node_for_vgpus_has_the_components_of_nvidias_operator() -> None:
     found = rows([node(Workload.VGPU)], reported(condition("Ready"), condition("VgpuDevicesReady")), [])
-    assert [(one.component, one.ready, one.state) for one in found] == [
+    assert [(row.component, row.ready, row.state) for row in found] == [
         ("sandbox-device-plugin", True, "Running"),
         ("sandbox-validator", True, "Running"),
         ("vgpu-device-manager", True, "Running"),
@@ -54,13 +54,13 @@ def test_an_unready_component_shows_its_reason() -> None:
         condition("Ready", "VgpuInUse", "pod vm-a"), condition("VfioPciReady", "NoDriver", "has none"), registered=False
     )
     found = rows([node(Workload.PASSTHROUGH)], ill, [])
-    assert [(one.component, one.state, one.detail) for one in found] == [
+    assert [(row.component, row.state, row.detail) for row in found] == [
         ("sandbox-device-plugin", "NotRegistered", f"not registered with the kubelet: {RESOURCE}"),
         ("sandbox-validator", "NoDriver", "has none"),
         ("vfio-manager", "VgpuInUse", "pod vm-a"),
     ]
     silent = rows([node(Workload.PASSTHROUGH)], {}, [])
-    assert {one.state for one in silent} == {"NotReported"}
+    assert {row.state for row in silent} == {"NotReported"}
 
 
 def test_a_node_that_shares_its_gpus_has_the_plugin_and_the_gpus_mode() -> None:
@@ -68,16 +68,16 @@ def test_a_node_that_shares_its_gpus_has_the_plugin_and_the_gpus_mode() -> None:
     status = Status(totals=Totals(gpus=2, modes="container"), resources=(offered,), conditions=(condition("Ready"),))
     gpu_node = GpuNode(metadata=Metadata(name="node01"), status=status)
     found = rows([node(Workload.SHARED)], {"node01": gpu_node}, [])
-    assert [(one.workload, one.component, one.ready, one.detail) for one in found] == [
+    assert [(row.workload, row.component, row.ready, row.detail) for row in found] == [
         ("shared", "sandbox-device-plugin", True, "1500 nvidia.com/vgpu (300 allocated)"),
         ("shared", "shared-gpus", True, "2 GPUs, container mode"),
     ]
-    assert {one.component for one in rows([node(Workload.SHARED)], {}, [])} == {"sandbox-device-plugin", "shared-gpus"}
+    assert {row.component for row in rows([node(Workload.SHARED)], {}, [])} == {"sandbox-device-plugin", "shared-gpus"}
 
 
 def test_a_node_on_demand_has_the_vgpus_of_pods() -> None:
     found = rows([node(Workload.ON_DEMAND)], reported(condition("Ready"), condition("VgpuManagerReady")), [])
-    assert [(one.workload, one.component, one.ready, one.detail) for one in found] == [
+    assert [(row.workload, row.component, row.ready, row.detail) for row in found] == [
         ("on-demand", "sandbox-device-plugin", True, f"12 {RESOURCE} (1 allocated)"),
         ("on-demand", "sandbox-validator", True, ""),
         ("on-demand", "on-demand-vgpus", True, "2 GPUs, 12 vGPUs of pods"),
@@ -95,7 +95,7 @@ def test_pods_of_operands_have_rows_and_the_agents_pod_has_none() -> None:
         for app in ("nvidia-driver-daemonset", "gpuvirt-node", "mine")
     ]
     found = rows([node(Workload.CONTAINER)], {}, pods)
-    assert [(one.workload, one.component, one.ready, one.state) for one in found] == [
+    assert [(row.workload, row.component, row.ready, row.state) for row in found] == [
         ("container", "driver", False, "Pending")
     ]
     assert found[0].detail == "ImagePullBackOff: no such image"

@@ -68,15 +68,15 @@ class Fleet:
         plan = rollout(self.pods.values(), NEW, desired=size, most_unavailable=most)
         for outdated in plan.delete:
             self.pods.pop(int(outdated.spec.node_name.removeprefix("node")))
-        ready = sum(one.status.ready for one in self.pods.values())
+        ready = sum(pod.status.ready for pod in self.pods.values())
         self.most_away = max(self.most_away, size - ready)
         missing = [n for n in range(size) if n not in self.pods]
-        late = [n for n, one in self.pods.items() if not one.status.ready]
+        late = [n for n, pod in self.pods.items() if not pod.status.ready]
         if missing and (not late or self.random.random() < 0.5):
             self.pods[missing[0]] = pod(missing[0], NEW, ready=False)
         elif late:
             self.pods[late[0]] = pod(late[0], NEW)
-        return all(one.metadata.labels[TEMPLATE_LABEL] == NEW and one.status.ready for one in self.pods.values())
+        return all(pod.metadata.labels[TEMPLATE_LABEL] == NEW and pod.status.ready for pod in self.pods.values())
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers())
@@ -85,5 +85,5 @@ def test_every_fleet_is_upgraded_within_max_unavailable(size: int, most: int, se
     for _ in range(20 * size):
         if fleet.step(size, most):
             break
-    assert {one.metadata.labels[TEMPLATE_LABEL] for one in fleet.pods.values()} == {NEW}
+    assert {pod.metadata.labels[TEMPLATE_LABEL] for pod in fleet.pods.values()} == {NEW}
     assert fleet.most_away <= most

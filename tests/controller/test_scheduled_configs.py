@@ -26,7 +26,7 @@ from gpuvirt.cluster.operator.nodes.scheduled import (
 from gpuvirt.cluster.operator.writes import ApplyGpuNode
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import Workload
-from tests.controller.scene import Scene, node
+from tests.controller.observedcluster import ObservedCluster, node
 
 VGPU = Placement(present=True, workload=Workload.VGPU, origin="label nvidia.com/gpu.workload.config")
 SWITCH = VgpuSwitch()
@@ -165,6 +165,6 @@ def test_the_controller_writes_the_vgpu_config_of_the_phase() -> None:
         selector = LabelSelector({"nvidia.com/pool": "vgpu"})
         of_pool = [replace(config, covers=(selector,), layout=replace(NIGHT, nodes=selector)) for config in configs]
         bare = node("vm-vgpu", pool="vgpu") if labelled else node("vm-vgpu")
-        decided = Scene([bare], scheduled=ScheduledConfigs(tuple(of_pool))).decided()
+        decided = ObservedCluster([bare], scheduled=ScheduledConfigs(tuple(of_pool))).decided()
         writes = [write.content.spec.vgpu_config for write in decided.writes if isinstance(write, ApplyGpuNode)]
         assert writes == ["A10-24Q" if configs and labelled else "default"]

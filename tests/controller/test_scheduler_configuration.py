@@ -19,7 +19,7 @@ from gpuvirt.cluster.resources import Metadata, config_maps
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.plain import Plain, read
 from tests.chart.helmchart import at, items
-from tests.controller.scene import SETTINGS, Scene, node, policy
+from tests.controller.observedcluster import SETTINGS, ObservedCluster, node, policy
 
 SHARES = replace(SETTINGS, shared=SharedResource(ResourceName("nvidia.com/vgpu")))
 
@@ -33,17 +33,21 @@ def service(address: str = "10.96.7.8", *, port: int = 8888, name: str = "http",
 
 def written(decisions: Decisions) -> ConfigMap | None:
     """Return the ConfigMap that was applied."""
-    found = (one.content for one in decisions.writes if isinstance(one, ApplyObject) and one.target.name == CONFIG_MAP)
+    found = (
+        write.content
+        for write in decisions.writes
+        if isinstance(write, ApplyObject) and write.target.name == CONFIG_MAP
+    )
     manifest = next(found, None)
     assert manifest is None or isinstance(manifest, ConfigMap)
     return manifest
 
 
-def as_stored(manifest: ConfigMap) -> Scene:
+def as_stored(manifest: ConfigMap) -> ObservedCluster:
     """Return a cluster that has the ConfigMap and the Service."""
     item = msgspec.json.decode(msgspec.json.encode(manifest), type=StoredObject)
     stored = {config_maps(SETTINGS.namespace): {key_of(item): item}}
-    return Scene(services=[service()], existing=Existing(stored))
+    return ObservedCluster(services=[service()], existing=Existing(stored))
 
 
 def content(manifest: ConfigMap | None, key: str) -> Plain:
@@ -52,7 +56,7 @@ def content(manifest: ConfigMap | None, key: str) -> Plain:
 
 
 def test_the_configuration_names_the_extender_by_its_address() -> None:
-    manifest = written(Scene(services=[service()]).decided(SHARES))
+    manifest = written(ObservedCluster(services=[service()]).decided(SHARES))
     entry = {
         "urlPrefix": "http://10.96.7.8:8888",
         "managedResources": [{"name": "nvidia.com/vgpu", "ignoredByScheduler": False}],
@@ -85,7 +89,7 @@ def test_an_ipv6_address_stands_in_brackets() -> None:
 
 def test_a_service_with_a_port_for_https_is_asked_with_a_certificate_that_is_checked() -> None:
     """By its name, since the URL has an address, and with a CA, without which kube-scheduler accepts any."""
-    manifest = written(Scene(services=[service(name="https")]).decided(SHARES))
+    manifest = written(ObservedCluster(services=[service(name="https")]).decided(SHARES))
     name = f"gpuvirt-extender.{SETTINGS.namespace}.svc"
     for key, ca_file in (
         (CONFIG_KEY, "/etc/gpuvirt-extender/ca.crt"),
@@ -100,7 +104,7 @@ def test_a_service_with_a_port_for_https_is_asked_with_a_certificate_that_is_che
 @pytest.mark.parametrize("mode", ["optional", "required"])
 def test_a_scheduler_shows_its_certificate_where_the_extender_asks_for_one(mode: str) -> None:
     """By files: a key in the ConfigMap could be read by all who may read ConfigMaps."""
-    manifest = written(Scene(services=[service(name="https", clients=mode)]).decided(SHARES))
+    manifest = written(ObservedCluster(services=[service(name="https", clients=mode)]).decided(SHARES))
     for key, files in (
         (CONFIG_KEY, ("/etc/gpuvirt-scheduler-cert/tls.crt", "/etc/gpuvirt-scheduler-cert/tls.key")),
         (
@@ -115,19 +119,19 @@ def test_a_scheduler_shows_its_certificate_where_the_extender_asks_for_one(mode:
 
 
 def test_without_tls_no_certificate_is_named() -> None:
-    manifest = written(Scene(services=[service(clients="required")]).decided(SHARES))
+    manifest = written(ObservedCluster(services=[service(clients="required")]).decided(SHARES))
     assert "tlsConfig" not in str(manifest)
 
 
 def test_the_extenders_service_owns_the_configuration() -> None:
-    manifest = written(Scene(services=[service()]).decided(SHARES))
+    manifest = written(ObservedCluster(services=[service()]).decided(SHARES))
     assert manifest is not None
     (owner,) = manifest.metadata.owner_references
     assert (owner.kind, owner.name, owner.uid) == ("Service", EXTENDER, "uid-of-the-service")
 
 
 def test_a_written_configuration_is_written_again_only_after_a_change() -> None:
-    manifest = written(Scene(services=[service()]).decided(SHARES))
+    manifest = written(ObservedCluster(services=[service()]).decided(SHARES))
     assert manifest is not None
     found = as_stored(manifest)
     assert written(found.decided(SHARES)) is None
@@ -139,26 +143,26 @@ def test_a_written_configuration_is_written_again_only_after_a_change() -> None:
 
 
 def test_the_configuration_needs_no_clusterpolicy() -> None:
-    assert written(Scene(policies=[], services=[service()]).decided(SHARES)) is not None
+    assert written(ObservedCluster(policies=[], services=[service()]).decided(SHARES)) is not None
 
 
 def test_an_invalid_clusterpolicy_does_not_stop_the_scheduler() -> None:
     bad = policy({"sandboxWorkloads": {"enabled": True, "mode": "xen"}})
-    assert written(Scene([node("vm-vgpu")], [bad], services=[service()]).decided(SHARES)) is not None
+    assert written(ObservedCluster([node("vm-vgpu")], [bad], services=[service()]).decided(SHARES)) is not None
 
 
 def test_no_configuration_is_written_without_a_shared_resource() -> None:
-    assert written(Scene(services=[service()]).decided(SETTINGS)) is None
+    assert written(ObservedCluster(services=[service()]).decided(SETTINGS)) is None
 
 
 def test_the_controllers_configuration_is_deleted_once_nothing_is_shared() -> None:
-    manifest = written(Scene(services=[service()]).decided(SHARES))
+    manifest = written(ObservedCluster(services=[service()]).decided(SHARES))
     assert manifest is not None
-    (deletion,) = [one for one in as_stored(manifest).decided(SETTINGS).writes if isinstance(one, DeleteObject)]
+    (deletion,) = [write for write in as_stored(manifest).decided(SETTINGS).writes if isinstance(write, DeleteObject)]
     assert deletion.target.name == CONFIG_MAP
     own = msgspec.structs.replace(manifest, metadata=msgspec.structs.replace(manifest.metadata, annotations={}))
     kept = as_stored(own).decided(SETTINGS).writes
-    assert not [one for one in kept if isinstance(one, DeleteObject)], "an admin's own ConfigMap stays"
+    assert not [write for write in kept if isinstance(write, DeleteObject)], "an admin's own ConfigMap stays"
 
 
 @pytest.mark.parametrize(
@@ -170,9 +174,9 @@ def test_the_controllers_configuration_is_deleted_once_nothing_is_shared() -> No
     ],
 )
 def test_a_service_without_an_address_is_reported_and_what_exists_stays(services: list[Service], says: str) -> None:
-    manifest = written(Scene(services=[service()]).decided(SHARES))
+    manifest = written(ObservedCluster(services=[service()]).decided(SHARES))
     assert manifest is not None
     decided = replace(as_stored(manifest), services=services).decided(SHARES)
     assert written(decided) is None
-    assert not [one for one in decided.writes if isinstance(one, DeleteObject)]
+    assert not [write for write in decided.writes if isinstance(write, DeleteObject)]
     assert any(says in operand for operand in decided.progress.operands)

@@ -80,7 +80,9 @@ async def test_only_successful_writes_are_logged(caplog: pytest.LogCaptureFixtur
         async with writing(Server(refuses={"bad"})) as (writer, clock):
             writer.offer([label("good"), label("bad")])
             await clock.settle()
-    assert [one.getMessage() for one in caplog.records if one.levelno == logging.INFO] == ["patched node good: label=x"]
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.INFO] == [
+        "patched node good: label=x"
+    ]
 
 
 async def test_a_failing_write_is_retried_alone_and_reported_until_it_succeeds() -> None:
@@ -128,11 +130,11 @@ async def test_a_write_in_progress_is_not_started_twice() -> None:
 class CountedTarget(Target):
     """A target that counts how often a collection looks it up."""
 
-    looked_up = 0
+    read = 0
 
     @override
     def __hash__(self) -> int:
-        CountedTarget.looked_up += 1
+        CountedTarget.read += 1
         return hash(self.name)
 
 
@@ -141,11 +143,11 @@ async def test_the_cost_of_a_write_does_not_grow_with_the_pending_writes() -> No
         server = Server()
         async with writing(server) as (writer, clock):
             patch = LabelPatch(DesiredLabels({"label": "x"}))
-            before = CountedTarget.looked_up
+            before = CountedTarget.read
             writer.offer([PatchNode(CountedTarget(NODES, f"n{number}"), patch) for number in range(nodes)])
             await clock.settle()
             assert len(server.done) == nodes
-        return (CountedTarget.looked_up - before) / nodes
+        return (CountedTarget.read - before) / nodes
 
     assert await lookups_of(400) <= 1.2 * await lookups_of(50)
 

@@ -11,7 +11,7 @@ from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, applied
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from tests.controller.scene import Scene, node
+from tests.controller.observedcluster import ObservedCluster, node
 
 
 def test_a_nodes_labels_and_annotations() -> None:
@@ -46,7 +46,7 @@ def test_the_log_line_of_a_kubevirt_patch_omits_test_operations() -> None:
 
 
 def test_every_write_has_a_log_line() -> None:
-    texts = [one.text for one in Scene([node("vm-vgpu")]).decided().writes]
+    texts = [write.text for write in ObservedCluster([node("vm-vgpu")]).decided().writes]
     assert texts[0].startswith("patched node node01: nvidia.com/gpu.present=true, nvidia.com/gpu.deploy.")
     assert texts[1] == (
         "applied GpuNode node01: mode vgpu (label nvidia.com/gpu.workload.config),"

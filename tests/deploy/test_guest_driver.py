@@ -212,13 +212,13 @@ def test_a_folder_of_others_is_not_replaced(bench: Bench) -> None:
 )
 def test_a_failed_build_leaves_the_former_tree(bench: Bench, modules: tuple[str, ...], status: int, why: str) -> None:
     bench.builds()
-    before = sorted(str(one) for one in bench.tree.rglob("*"))
+    before = sorted(str(path) for path in bench.tree.rglob("*"))
     bench.installs(modules, status)
     done = bench.run()
     assert done.returncode == 1
     assert why in done.stderr
-    assert sorted(str(one) for one in bench.tree.rglob("*")) == before
-    assert sorted(one.name for one in bench.tree.parent.iterdir()) == ["tree"], "nothing is left behind"
+    assert sorted(str(path) for path in bench.tree.rglob("*")) == before
+    assert sorted(path.name for path in bench.tree.parent.iterdir()) == ["tree"], "nothing is left behind"
 
 
 def test_a_former_tree_is_replaced(bench: Bench) -> None:

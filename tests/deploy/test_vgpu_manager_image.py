@@ -99,7 +99,7 @@ class Bench:
         return [msgspec.json.decode(line, type=Call) for line in lines]
 
     def snapshot(self) -> dict[str, bytes]:
-        return {str(one): one.read_bytes() for one in sorted(self.tree.rglob("*")) if one.is_file()}
+        return {str(path): path.read_bytes() for path in sorted(self.tree.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture(name="bench")

@@ -181,5 +181,5 @@ current-context: x
         lines = [json.loads(process.stderr.readline())["message"] for _ in range(2)]
         process.send_signal(signal.SIGTERM)
         assert process.wait(100) == 0
-    assert any(f"{PRESENT_LABEL}=true" in one for one in lines)
-    assert any("gpuvirt repeats it" in one for one in lines)
+    assert any(f"{PRESENT_LABEL}=true" in line for line in lines)
+    assert any("gpuvirt repeats it" in line for line in lines)

@@ -122,7 +122,7 @@ def test_the_system_labels_stay_while_os_release_cannot_be_read(simulated: Simul
         kernel.faults.fail(OS_RELEASE, number)
     seen = discover(kernel)
     assert labels_of(seen, None) == {PRESENT_LABEL: "true"}
-    assert [one.path for one in seen.unread] == [OS_RELEASE]
+    assert [entry.path for entry in seen.unread] == [OS_RELEASE]
 
 
 @given(st.text(max_size=100))

@@ -147,15 +147,15 @@ def test_the_discoverer_has_no_rights_on_the_host() -> None:
 def test_the_discoverers_labels_are_permitted_and_explained() -> None:
     labels = {discovery.PRESENT_LABEL, discovery.OS_ID_LABEL, discovery.OS_VERSION_LABEL}
     manifests = list(yaml.safe_load_all((ROOT / "deploy/discover.yaml").read_text()))
-    policy = next(one for one in manifests if one["kind"] == "ValidatingAdmissionPolicy")
-    own = next(one["expression"] for one in policy["spec"]["variables"] if one["name"] == "own")
+    policy = next(manifest for manifest in manifests if manifest["kind"] == "ValidatingAdmissionPolicy")
+    own = next(variable["expression"] for variable in policy["spec"]["variables"] if variable["name"] == "own")
     assert set(msgspec.json.decode(own, type=tuple[str, ...])) == labels
     assert all(f"`{label}`" in REFERENCE for label in labels)
 
 
 def test_the_settings_in_the_manifest_are_the_defaults() -> None:
     manifests = list(yaml.safe_load_all((ROOT / "deploy/node.yaml").read_text()))
-    text = next(one["data"]["node.yaml"] for one in manifests if one["kind"] == "ConfigMap")
+    text = next(manifest["data"]["node.yaml"] for manifest in manifests if manifest["kind"] == "ConfigMap")
     assert check(documents.parse(text, Settings, where="node.yaml"), where="node.yaml") == Settings()
 
 

@@ -46,7 +46,7 @@ def test_a_healthy_host_has_no_findings(name: str) -> None:
 @pytest.mark.parametrize("name", host_names())
 def test_every_simulated_host_gets_a_complete_report(name: str) -> None:
     report = examine(host(simulated=name), settings=SHARED if name.startswith("vm-") else None)
-    assert [one for one in findings(report) if one.level is Level.UNKNOWN] == []
+    assert [finding for finding in findings(report) if finding.level is Level.UNKNOWN] == []
     assert (report.level is Level.ERROR) == (name == "2xA10-no-iommu")
 
 
@@ -57,7 +57,7 @@ def test_gpus_for_containers_need_no_iommu(name: str, mode: DesiredMode) -> None
     report = examine(kernel, settings=Settings(mode=mode))
     found = codes(report)
     assert not found & {FindingCode.IOMMU_OFF, FindingCode.HOST_IS_VM, FindingCode.KVM_MISSING}
-    assert [one.message for one in findings(report) if one.subject == "the IOMMU"] == [
+    assert [finding.message for finding in findings(report) if finding.subject == "the IOMMU"] == [
         "is not needed: all GPUs are for containers"
     ]
     one_for_a_vm = Settings(mode=mode, modes={next(iter(scan(kernel).functions)): DesiredMode.PASSTHROUGH})
@@ -133,12 +133,12 @@ def test_every_check_has_a_host_with_a_finding() -> None:
         result.check
         for bad in BAD.values()
         for result in examine(bad.build()).results
-        if any(one.level is not Level.OK for one in result.findings)
+        if any(finding.level is not Level.OK for finding in result.findings)
     }
     reported |= {"container_cdi", "listening", "registration", "exclusion", "counted", "policies"}
     reported |= {"kata_cdi_specs", "kata_devices"}
     reported |= {"permitted_names", "near_misses", "mediated_devices", "feature_gates", "iommufd"}
-    assert {one.name for one in CHECKS} == reported
+    assert {check.name for check in CHECKS} == reported
     tested = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     bad_hosts = {bad.code for bad in BAD.values()}
     assert [code for code in FindingCode if f"FindingCode.{code.name}" not in tested and code not in bad_hosts] == []
@@ -183,7 +183,7 @@ def test_doctor_reports_the_reasons_of_gpuvirt_devices() -> None:
     for bad in BAD.values():
         kernel = bad.build()
         report = examine(kernel)
-        shown = {one.code for one in findings(report)}
+        shown = {finding.code for finding in findings(report)}
         from_view = {reason.code for gpu in evidence(kernel).view.gpus for reason in gpu.reasons}
         assert from_view <= shown | {ReasonCode.NO_IOMMU_GROUP}
         assert (ReasonCode.NO_IOMMU_GROUP in from_view) <= (FindingCode.IOMMU_OFF in shown)

@@ -54,11 +54,11 @@ def kata_host(files: dict[str, str], simulated: str = "2xA10") -> SimKernel:
 
 
 def kata_findings(kernel: SimKernel) -> list[Finding]:
-    return [one for result in examine(kernel).results if "kata" in result.check for one in result.findings]
+    return [finding for result in examine(kernel).results if "kata" in result.check for finding in result.findings]
 
 
 def problems(kernel: SimKernel) -> list[Finding]:
-    return [one for one in kata_findings(kernel) if one.level is not Level.OK]
+    return [finding for finding in kata_findings(kernel) if finding.level is not Level.OK]
 
 
 def report_of(files: dict[str, str]) -> Report:
@@ -106,7 +106,7 @@ def test_a_spec_that_a_runtime_cannot_use_is_named_with_its_file(text: str, plac
 def test_each_runtime_has_its_own_newest_version() -> None:
     def behind(version: str) -> list[str]:
         found = problems(kata_host({"/etc/cdi/a.json": spec("a", version=version)}))
-        return [one.message.partition("and ")[2].partition(" reads")[0] for one in found]
+        return [finding.message.partition("and ")[2].partition(" reads")[0] for finding in found]
 
     assert behind("0.6.0") == []
     assert behind("1.1.0") == ["kata-qemu"]
@@ -136,7 +136,7 @@ def test_a_runtime_that_does_not_ask_the_kubelet_is_named_with_its_file() -> Non
 
 def test_mediated_devices_are_not_plugged_before_the_vm_starts() -> None:
     found = problems(kata_host({}, "4xT4"))
-    assert {one.code for one in found} == {FindingCode.KATA_PLUGS_NO_MDEV}
+    assert {finding.code for finding in found} == {FindingCode.KATA_PLUGS_NO_MDEV}
     go, rust = sorted(found, key=lambda one: one.subject)
     assert "gives the VM the whole GPU" in go.message
     assert "fails" in rust.message
@@ -193,7 +193,7 @@ def test_our_settings_for_kata_are_those_that_doctor_asks_for() -> None:
     off = '[hypervisor.qemu]\ncold_plug_vfio = "no-port"\n[runtime]\npod_resource_api_sock = ""\n'
     folder = RUST.rpartition("/")[0]
     files = {GO: off, RUST: off, f"{folder}/config.d/50-gpus.toml": ours}
-    assert [one.message for one in kata_findings(kata_host(files))] == [
+    assert [finding.message for finding in kata_findings(kata_host(files))] == [
         "reads all CDI specs: 0, the newest of version none",
         "asks the kubelet for a pod's devices",
     ]

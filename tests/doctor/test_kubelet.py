@@ -45,7 +45,8 @@ def with_agent(folder: Path, because: Reason | None = None) -> Evidence:
     """Return the evidence of a node whose agent has registered its resources, or has not, for a reason."""
     seen = evidence(host(), folder)
     resources = tuple(
-        replace(one, registered=because is None, not_registered_because=because) for one in seen.view.resources
+        replace(resource, registered=because is None, not_registered_because=because)
+        for resource in seen.view.resources
     )
     agent = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
     return replace(seen, view=replace(seen.view, agent=agent, resources=resources))
@@ -75,7 +76,7 @@ def test_a_host_whose_devices_another_plugin_offers_needs_no_agent(folder: Path)
     count(folder, *GPUS)
     report = examine(host(), folder)
     assert FindingCode.AGENT_AWAY not in codes(report)
-    one = next(one for one in findings(report) if one.subject == "another device plugin")
+    one = next(finding for finding in findings(report) if finding.subject == "another device plugin")
     assert (one.level, one.fix) == (Level.OK, ())
     assert A10 in one.message
 
@@ -92,7 +93,9 @@ def test_registered_and_counted_resources_are_healthy(folder: Path) -> None:
     count(folder, *GPUS)
     report = diagnosis.report(with_agent(folder))
     assert report.level is Level.OK
-    assert any(one.message == "has 2 healthy devices, and the kubelet counts the same" for one in findings(report))
+    assert any(
+        finding.message == "has 2 healthy devices, and the kubelet counts the same" for finding in findings(report)
+    )
 
 
 def test_an_unregistered_resource_is_reported_with_the_agents_reason(folder: Path) -> None:

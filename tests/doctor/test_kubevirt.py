@@ -50,13 +50,13 @@ def report(
 
 
 def of_kubevirt(reported: Report) -> Sequence[Finding]:
-    return [one for result in reported.results if result.area == "kubevirt" for one in result.findings]
+    return [finding for result in reported.results if result.area == "kubevirt" for finding in result.findings]
 
 
 def test_the_example_permits_the_offered_resources() -> None:
     reported = diagnosis.report(evidence(host(), NOWHERE, parse(EXAMPLE, where="example")))
     assert reported.level is Level.OK
-    assert [one.subject for one in of_kubevirt(reported)] == [A10]
+    assert [finding.subject for finding in of_kubevirt(reported)] == [A10]
 
 
 def test_without_a_list_all_devices_are_permitted() -> None:
@@ -148,7 +148,7 @@ def test_missing_feature_gates_are_reported() -> None:
     assert not any("iommufd" in line for line in one.fix), "that gate is on"
     reported = report(gates(*GRACE_GATES, more=f", {GRACE_LIST}"), "2xGH200")
     assert FindingCode.FEATURE_GATE_MISSING not in codes(reported)
-    assert any("v1.9.0 has the gates" in one.message for one in findings(reported))
+    assert any("v1.9.0 has the gates" in finding.message for finding in findings(reported))
 
 
 @pytest.mark.parametrize(("enabled", "missing"), [(GRACE_GATES, False), (GRACE_GATES[1:], True)])

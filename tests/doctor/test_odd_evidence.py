@@ -74,8 +74,8 @@ def test_an_unreadable_path_is_no_error(path: str) -> None:
     before = examine(kernel)
     kernel.faults.fail(HostPath(path), errno.EIO)
     report = examine(kernel)
-    errors = {one.code for one in findings(report) if one.level is Level.ERROR}
-    assert errors <= {one.code for one in findings(before) if one.level is Level.ERROR}
+    errors = {finding.code for finding in findings(report) if finding.level is Level.ERROR}
+    assert errors <= {finding.code for finding in findings(before) if finding.level is Level.ERROR}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_an_unreadable_path_is_no_error(path: str) -> None:
 def test_an_unreadable_path_is_reported_with_its_errno(path: str) -> None:
     kernel = full_host()
     kernel.faults.fail(HostPath(path), errno.EACCES)
-    reported = [one for one in findings(examine(kernel)) if one.code is FindingCode.NOT_READ]
+    reported = [finding for finding in findings(examine(kernel)) if finding.code is FindingCode.NOT_READ]
     assert any(thing.path == path and thing.value == "EACCES" for one in reported for thing in one.seen)
 
 

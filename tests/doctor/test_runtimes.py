@@ -35,7 +35,7 @@ def runtimes(files: dict[str, str]) -> list[Runtime]:
 
 def cdi_findings(kernel: SimKernel) -> list[Finding]:
     report = examine(kernel, settings=Settings(cdi=CdiUse.ANSWERS))
-    return [one for result in report.results if result.check == "container_cdi" for one in result.findings]
+    return [finding for result in report.results if result.check == "container_cdi" for finding in result.findings]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_too_many_imports_are_reported() -> None:
     files |= {f"/etc/containerd/n/{number}.toml": "" for number in range(MOST_FILES + 10)}
     (found,) = runtimes(files)
     assert len(found.files) == MOST_FILES + 1
-    assert {one.code for one in cdi_findings(with_files(files))} == {FindingCode.NOT_READ}
+    assert {finding.code for finding in cdi_findings(with_files(files))} == {FindingCode.NOT_READ}
 
 
 @pytest.mark.parametrize("path", [f"{FOLDER}/x.toml", FOLDER])
@@ -109,17 +109,17 @@ def test_imported_values_override_the_importing_file(own: str, imported: str, le
     kernel = with_files({OWN: IMPORTS + own, f"{FOLDER}/x.toml": "version = 2\n" + imported})
     (reported,) = cdi_findings(kernel)
     assert reported.level is level
-    assert seen in "\n".join(f"{one.path}: {one.value}" for one in reported.seen)
+    assert seen in "\n".join(f"{place.path}: {place.value}" for place in reported.seen)
 
 
 @pytest.mark.parametrize("version", [3, 4])
 def test_cdi_is_enabled_by_default_since_config_version_3(version: int) -> None:
-    assert [one.level for one in cdi_findings(with_files({OWN: f"version = {version}\n{V2}"}))] == [Level.OK]
+    assert [finding.level for finding in cdi_findings(with_files({OWN: f"version = {version}\n{V2}"}))] == [Level.OK]
 
 
 def test_each_cri_o_file_is_reported() -> None:
     files = {"/etc/crio/crio.conf": "", "/etc/crio/crio.conf.d/10.conf": "[crio.runtime]\ncdi_spec_dirs = []\n"}
-    assert [one.code for one in cdi_findings(with_files(files))] == [None, FindingCode.CDI_FOLDER_NOT_READ]
+    assert [finding.code for finding in cdi_findings(with_files(files))] == [None, FindingCode.CDI_FOLDER_NOT_READ]
 
 
 TOML = st.sampled_from(

@@ -29,7 +29,7 @@ VGPU = "0000:02:00.0"
 
 
 def blocked_at(explanation: DeviceExplanation) -> Step | None:
-    return next((one.step for one in explanation.stages if one.standing is Standing.BLOCKED), None)
+    return next((stage.step for stage in explanation.stages if stage.standing is Standing.BLOCKED), None)
 
 
 def rebound(kernel: SimKernel, address: str, driver: str | None) -> SimKernel:
@@ -38,15 +38,15 @@ def rebound(kernel: SimKernel, address: str, driver: str | None) -> SimKernel:
 
 
 def gpu_lost(kernel: SimKernel) -> SimKernel:
-    return after(kernel, lambda one: one.unplug(PciAddress(GPU)))
+    return after(kernel, lambda kernel: kernel.unplug(PciAddress(GPU)))
 
 
 def gpu_fallen(kernel: SimKernel) -> SimKernel:
-    return after(kernel, lambda one: one.fall_off_bus(PciAddress(GPU)))
+    return after(kernel, lambda kernel: kernel.fall_off_bus(PciAddress(GPU)))
 
 
 def node_lost(kernel: SimKernel) -> SimKernel:
-    return after(kernel, lambda one: one.delete_node(IommuGroup(12)))
+    return after(kernel, lambda kernel: kernel.delete_node(IommuGroup(12)))
 
 
 def after(kernel: SimKernel, act: Callable[[SimKernel], object]) -> SimKernel:
@@ -94,8 +94,8 @@ def test_the_blocker_of_a_gpu_is_named_at_its_step(
     assert explanation.blocker is not None
     assert (blocked_at(explanation), explanation.blocker.code) == (step, code)
     assert fix in "\n".join(explanation.blocker.fix)
-    assert [one.step for one in explanation.stages] == list(Step)
-    assert {one.standing for one in explanation.stages[: list(Step).index(step)]} <= {Standing.OK}
+    assert [stage.step for stage in explanation.stages] == list(Step)
+    assert {stage.standing for stage in explanation.stages[: list(Step).index(step)]} <= {Standing.OK}
 
 
 def test_a_refused_driver_change_is_the_blocker() -> None:
@@ -162,10 +162,10 @@ def test_a_gpu_with_vgpus_is_explained_by_its_vgpus() -> None:
 def test_every_gpu_and_resource_without_a_kubelet_has_a_single_blocker(name: str) -> None:
     seen = evidence(host(simulated=name))
     view: NodeView = seen.view
-    for target in (*(gpu.address for gpu in view.gpus), *(one.name for one in view.resources)):
+    for target in (*(gpu.address for gpu in view.gpus), *(resource.name for resource in view.resources)):
         explanation = explain_device(seen, target)
         assert explanation.blocker is not None, "the host has no kubelet"
-        assert [one.standing for one in explanation.stages].count(Standing.BLOCKED) == 1
+        assert [stage.standing for stage in explanation.stages].count(Standing.BLOCKED) == 1
 
 
 @pytest.mark.parametrize("text", ["", "a b", "nvidia.com/", "x/y/z", "\x1b", "-", "é"])
@@ -214,7 +214,9 @@ class TestWithAgent:
             await node.kubelet.run_pod("vm-a", Container("compute", {A10: 2}))
 
             async def held() -> bool:
-                return any("vm-a" in one.message for one in (await self.explain_device(node, short_path, A10)).stages)
+                return any(
+                    "vm-a" in stage.message for stage in (await self.explain_device(node, short_path, A10)).stages
+                )
 
             await until_so(held)
             explanation = await self.explain_device(node, short_path, A10)

@@ -362,7 +362,7 @@ CASES = {
 
 
 def blocked_at(found: Explanation) -> VmStep | None:
-    return next((one.step for one in found.stages if one.standing is Standing.BLOCKED), None)
+    return next((stage.step for stage in found.stages if stage.standing is Standing.BLOCKED), None)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -373,7 +373,7 @@ def test_the_blocker_of_a_vm_is_named_at_its_step(case: str) -> None:
     assert (blocked_at(found), found.blocker.code) == (step, code)
     assert fix in "\n".join(found.blocker.fix)
     assert found.blocker.seen
-    assert [one.step for one in found.stages] == list(VmStep)
+    assert [stage.step for stage in found.stages] == list(VmStep)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -396,7 +396,7 @@ def test_each_node_has_its_obstacle_and_the_nearest_fit_is_first() -> None:
     foreign = NodeSeen("foreign", gpu_node=GpuNodeSeen((replace(OFFER, name=QUARTER),)))
     takes = replace(allocated_to("a", 2), node="full", vm="big")
     found = explain(replace(STARTED, nodes=(PLAIN, foreign, full, cordoned), pods=(WAITS, takes)))
-    assert [(one.node, one.free, one.obstacle and one.obstacle.code) for one in found.nodes] == [
+    assert [(node.node, node.free, node.obstacle and node.obstacle.code) for node in found.nodes] == [
         ("cordoned", {A10: 2}, FindingCode.NODE_CORDONED),
         ("full", {A10: 0}, FindingCode.ALL_ALLOCATED),
         ("foreign", {A10: 0}, FindingCode.NO_SUCH_RESOURCE),
@@ -411,14 +411,14 @@ def test_each_node_has_its_obstacle_and_the_nearest_fit_is_first() -> None:
 
 def test_nodes_that_could_run_a_stopped_vm_are_listed() -> None:
     found = explain(stopped(VmSeen("Halted", "Stopped", requests=ONE_GPU)))
-    assert [(one.node, one.obstacle) for one in found.nodes] == [("node01", None)]
+    assert [(node.node, node.obstacle) for node in found.nodes] == [("node01", None)]
 
 
 def test_a_running_vm_lists_its_devices() -> None:
     mine = (replace(GPUS[0], users=(OWNER,)), replace(GPUS[1], users=("pod team/other",)))
     found = explain(replace(RUNNING, nodes=(reporting(OFFER, devices=mine, counted=2),)))
     assert (found.blocker, found.nodes, blocked_at(found)) == (None, (), None)
-    assert [(one.id, one.node, one.resource) for one in found.devices] == [(GPU, "node01", A10)]
+    assert [(device.id, device.node, device.resource) for device in found.devices] == [(GPU, "node01", A10)]
     assert found.stages[-1].message == f"it runs with {GPU} (GA102GL [A10])"
 
 
@@ -426,7 +426,7 @@ def test_a_running_vm_lists_its_devices() -> None:
 def test_a_pod_needs_no_kubevirt(pod: PodSeen) -> None:
     target = ObjectRef(ObjectKind.POD, LAUNCHER, "team")
     found = explain(VmEvidence(target=target, pod=pod, nodes=(replace(NODE, unschedulable=True),)))
-    skipped = {one.step for one in found.stages if one.standing is Standing.SKIPPED}
+    skipped = {stage.step for stage in found.stages if stage.standing is Standing.SKIPPED}
     assert {VmStep.STARTED, VmStep.PERMITTED} <= skipped
     assert (found.blocker is None) == (pod is RUNS)
 
@@ -438,9 +438,9 @@ def test_forbidden_objects_are_unknown_and_not_absent() -> None:
     assert (found.blocker.code, found.blocker.message) == (FindingCode.UNSCHEDULABLE, "has no node yet")
     assert found.unread == (unread,)
     alone = explain(replace(STARTED, pods=None))
-    assert [(one.node, one.free, one.obstacle) for one in alone.nodes] == [("node01", None, None)]
+    assert [(node.node, node.free, node.obstacle) for node in alone.nodes] == [("node01", None, None)]
     waits = explain(replace(without_pod("{}"), kubevirts=None))
-    assert [one.standing for one in waits.stages if one.step is VmStep.PERMITTED] == [Standing.SKIPPED]
+    assert [stage.standing for stage in waits.stages if stage.step is VmStep.PERMITTED] == [Standing.SKIPPED]
 
 
 @pytest.mark.parametrize("code", ReasonCode)

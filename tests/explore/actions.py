@@ -31,7 +31,7 @@ class Want(Action):
     @override
     def act(self, world: World) -> None:
         world.spec = NodeSpec(self.mode, vgpu_config=self.vgpu_config)
-        world.desired_by_gpu += 1
+        world.desired_generation += 1
 
 
 @dataclass(frozen=True)

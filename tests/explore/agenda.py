@@ -50,8 +50,8 @@ class Agenda:
 
     def options(self, strands: Sequence[Option], others: PossibleEvents, *, exploring: bool) -> Sequence[Option]:
         """Return the possible events, the default first; the others are departures from it."""
-        free = [one for one in (*strands, *others.soon) if one.key not in self._held]
-        last = [one for one in (*strands, *others.soon) if one.key in self._held]
+        free = [strand for strand in (*strands, *others.soon) if strand.key not in self._held]
+        last = [strand for strand in (*strands, *others.soon) if strand.key in self._held]
         time = [others.echo] if others.echo is not None else []
         patience = [others.patience] if others.patience is not None and not others.actions else []
         in_order = [*free, *time, *others.actions, *patience, *last]
@@ -62,7 +62,7 @@ class Agenda:
         if default.key is not None and default.key not in self._held and len(in_order) > 1:
             found.append(Option(f"hold {default.name}", lambda: self._held.append(default.key)))
         found += [one for one in free[1:] if one.goes_on and one.key is default.key]
-        found += [one for one in others.actions if one is not default]
+        found += [action for action in others.actions if action is not default]
         found += [one for one in last if one is not default]
         found += [one for one in time if one is not default]
         return found

@@ -86,7 +86,7 @@ class DeleteVgpu(Action):
     def act(self, world: World) -> None:
         def change(site: Site, inputs: Inputs, unit: UnitId, first: Inventory) -> tuple[Reason, ...]:
             del unit
-            live = sorted(one.id for one in first.facts.vgpu_hosts[self.gpu].live)
+            live = sorted(vgpu.id for vgpu in first.facts.vgpu_hosts[self.gpu].live)
             return byhand.remove(site, self.gpu, live[0], inputs, lambda _: None, first) if live else ()
 
         _run(world, Process("gpuvirt vgpu delete"), self.gpu, {self.gpu: DesiredGpu(vgpus=DesiredVgpus())}, change)
@@ -132,6 +132,6 @@ def _why_listed(world: World, unit: UnitId) -> Reason | None:
     if running is None:
         return None
     view = running.agent.views.get()
-    listed = {str(device.id) for one in view.resources for device in one.devices if device.healthy}
+    listed = {str(device.id) for resource in view.resources for device in resource.devices if device.healthy}
     members = set(scan(world.kernel).functions) & listed
     return refusals.still_listed(unit, "its socket", min(members)) if members else None

@@ -106,7 +106,7 @@ class Explorer:
         """Return the node of a schedule; only immediate departures follow a redundant schedule."""
         steps = counts[: chosen[-1][0] + 2] if is_redundant else counts
         found = frozenset(redundant(outcome.choices)) if self.reduces else frozenset()
-        return _Node(chosen, array("B", (min(one, 255) for one in steps)), found)
+        return _Node(chosen, array("B", (min(step, 255) for step in steps)), found)
 
     def _in_order(self, level: "list[_Node]") -> "Iterator[tuple[Departures, bool]]":
         if self.spread is None:

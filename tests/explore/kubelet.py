@@ -242,7 +242,10 @@ class Kubelet:
             for container in pod.containers[: pod.recorded]
             for resource in dict.fromkeys(resource for resource, _ in pod.keys)
         ]
-        data = {"PodDeviceEntries": entries, "RegisteredDevices": {one: sorted(two) for one, two in self.lists.items()}}
+        data = {
+            "PodDeviceEntries": entries,
+            "RegisteredDevices": {device_list: sorted(two) for device_list, two in self.lists.items()},
+        }
         beside = self.paths.checkpoint.with_name(".checkpoint")
         beside.write_bytes(msgspec.json.encode({"Data": data, "Checksum": 0}))
         beside.replace(self.paths.checkpoint)

@@ -35,12 +35,12 @@ def find_missing(guard: Guard, folder: Path, stop: Callable[[], bool]) -> tuple[
         for explorer in explorers:
             for found in explorer.explore(bound, stop):
                 if _shows(explorer, found):
-                    return found, sum(one.tally.schedules for one in explorers)
+                    return found, sum(explorer.tally.schedules for explorer in explorers)
     for explorer in explorers:
         for found in explorer.sample(Random(0), 1_000_000, stop):
             if _shows(explorer, found):
-                return found, sum(one.tally.schedules for one in explorers)
-    return None, sum(one.tally.schedules for one in explorers)
+                return found, sum(explorer.tally.schedules for explorer in explorers)
+    return None, sum(explorer.tally.schedules for explorer in explorers)
 
 
 def _shows(explorer: Explorer, found: Found) -> bool:

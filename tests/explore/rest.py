@@ -51,7 +51,7 @@ def _of_gpu(world: World, address: PciAddress, function: SimFunction) -> Iterato
 
 def _may_have_none(world: World, blockers: list[str], mode: str, function: SimFunction) -> bool:
     """Return whether a GPU may have no driver at rest: it is in use, or its last driver refuses to bind."""
-    if world.kernel.faults.refusals or [one for one in blockers if one != "StepFailed"]:
+    if world.kernel.faults.refusals or [blocker for blocker in blockers if blocker != "StepFailed"]:
         return True
     return mode != "passthrough" and world.refusing == function.native_driver
 
@@ -73,8 +73,8 @@ def _is_offered(world: World, address: PciAddress) -> bool:
     view = world.agents.view
     return view is not None and any(
         str(device.id) == address and device.healthy and device.allocated_to is None
-        for one in view.resources
-        for device in one.devices
+        for resource in view.resources
+        for device in resource.devices
     )
 
 

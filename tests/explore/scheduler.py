@@ -159,7 +159,7 @@ class Scheduler:
         """Kill a process: each of its strands stops at its present operation, and the kernel closes its files."""
         process.dead = True
         me, before = self._current, self._reaper
-        for strand in [one for one in self._strands if one.process is process and one is not me]:
+        for strand in [strand for strand in self._strands if strand.process is process and strand is not me]:
             if not strand.unkillable:
                 self._reaper = me
                 self._switch(strand)
@@ -217,7 +217,9 @@ class Scheduler:
                 raise KilledError
 
     def _choose_from(self, options: Sequence[Option]) -> int:
-        movable = tuple((index, one.name, one.touches) for index, one in enumerate(options) if ALL not in one.touches)
+        movable = tuple(
+            (index, option.name, option.touches) for index, option in enumerate(options) if ALL not in option.touches
+        )
         self.choices.append(Choice(movable))
         if any(strand.unkillable for strand in self._strands):
             self.touch(KERNEL)  # a change of the kernel may wake a strand

@@ -48,7 +48,7 @@ class Sharing:
         """Return the units that the agent lists, all healthy."""
         capacity = self.shares.state.get().node.capacity
         recorded = self.accounts.recorded()
-        taken = [one.ids for one in recorded] if not isinstance(recorded, Unknown) else []
+        taken = [allocation.ids for allocation in recorded] if not isinstance(recorded, Unknown) else []
         count = sum(capacity.values()) + self.shares.records.used_beside(capacity)
         return dict.fromkeys(unit_ids(count, frozenset().union(*taken)), True)
 

@@ -44,7 +44,9 @@ def _smaller(explorer: Explorer, seed: Seed) -> Iterator[Seed]:
                 kept = [step for number, step in enumerate(steps) if not begin <= number < begin + size]
                 yield replace(seed, departures={step: seed.departures[step] for step in kept})
     for step in reversed(steps):
-        yield replace(seed, departures={one: option for one, option in seed.departures.items() if one != step})
+        yield replace(
+            seed, departures={departure: option for departure, option in seed.departures.items() if departure != step}
+        )
     for actor, actions in enumerate(explorer.scenario.actors):
         for action in reversed(range(len(actions))):
             if (actor, action) not in seed.left_out:

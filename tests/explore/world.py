@@ -42,7 +42,7 @@ class World:
         self.scheduler = Scheduler(strategy, self.possible_events, traced=traced)
         self.disk = Disk(folder, self.scheduler, may_lose_power=scenario.loses_power)
         self.spec = scenario.spec
-        self.desired_by_gpu = 0
+        self.desired_generation = 0
         """How often the cluster's desired state has changed."""
         self.boots = 1
         self.horizon_s = self.patience_s = 0.0
@@ -179,7 +179,7 @@ class World:
         soon: list[Option] = []
         running, kubelet = self.agents.running, self.kubelet
         for agent in self.agents.all:
-            if agent.observed != self.desired_by_gpu:
+            if agent.observed != self.desired_generation:
                 observe = partial(self._observe, agent)
                 soon.append(
                     Option(f"{agent.process.name} observes the desired state", observe, ("desired", agent.process))
@@ -220,7 +220,7 @@ class World:
         self.patience_s = self.clock.monotonic_s() + WAIT_S if any(self.actors) else 0.0
 
     def _observe(self, running: Running) -> None:
-        running.observed = self.desired_by_gpu
+        running.observed = self.desired_generation
         running.loop.call_soon(self._deliver, running)
 
     def _deliver(self, running: Running) -> None:
@@ -243,7 +243,9 @@ class World:
     def _devices(self, view: NodeView) -> Lists:
         if self._listed is None or self._listed[0] is not view:
             lists = {
-                one.name: {device.id: device.healthy for device in one.devices} for one in view.resources if one.devices
+                resource.name: {device.id: device.healthy for device in resource.devices}
+                for resource in view.resources
+                if resource.devices
             }
             self._listed = view, lists
         return self._listed[1]
@@ -261,7 +263,7 @@ class World:
         if running is None:
             return
         lists = self._lists()
-        for name in [one for one in lists if one not in self.kubelet.lists]:
+        for name in [device_list for device_list in lists if device_list not in self.kubelet.lists]:
             running.loop.call_soon(running.agent.reports.registration, name, Registration(registered=True))
         self.agents.serving = running
         self.kubelet.take_lists(lists)

@@ -200,7 +200,7 @@ class PodApi:
         self._changed = asyncio.Event()
 
     def _list(self, kind: str) -> object:
-        items = [one for one in self._objects(kind).values() if _is_listed(one)]
+        items = [stored for stored in self._objects(kind).values() if _is_listed(stored)]
         return {"metadata": {"resourceVersion": str(self._version)}, "items": copy.deepcopy(items)}
 
     async def _watch(self, kind: str, call: Call) -> AsyncIterator[object]:

@@ -40,7 +40,9 @@ def pod(
     """Return a pod whose containers request units; with `gpus`, its annotation gives each container those."""
     annotations: dict[str, str] = {"example.com/own": "kept"}
     if gpus is not None:
-        shares = {f"c{index}": {f"GPU-{gpu}": number for gpu, number in one.items()} for index, one in enumerate(gpus)}
+        shares = {
+            f"c{index}": {f"GPU-{gpu}": number for gpu, number in gpus_of.items()} for index, gpus_of in enumerate(gpus)
+        }
         annotations["gpuvirt.io/shares"] = msgspec.json.encode({"containers": shares, "enforcement": "none"}).decode()
     if enforcement:
         annotations["gpuvirt.io/enforcement"] = enforcement
@@ -52,7 +54,7 @@ def pod(
         "spec": {
             "nodeName": on,
             "priority": priority,
-            "containers": [_container(f"c{index}", one) for index, one in enumerate(units)],
+            "containers": [_container(f"c{index}", unit) for index, unit in enumerate(units)],
             "initContainers": [_container(f"i{index}", one) for index, one in enumerate(init)] or None,
         },
         "status": {"phase": "Pending"} | ({"nominatedNodeName": nominated} if nominated else {}),
@@ -109,7 +111,7 @@ class IndexUnderTest:
 
     def gone(self, *contents: Object) -> None:
         """Report pods that were deleted or have ended."""
-        self.index.observe_pods(Delta({}, removed=frozenset(key_of(decoded_pod(one)) for one in contents)))
+        self.index.observe_pods(Delta({}, removed=frozenset(key_of(decoded_pod(content)) for content in contents)))
 
     def node_gone(self, name: str) -> None:
         """Report a node that was deleted."""

@@ -378,7 +378,7 @@ class Bindings(RuleBasedStateMachine):
 
     def exists(self, content: Object) -> bool:
         known = decoded_pod(content)
-        return any(decoded_pod(one).uid == known.uid for one in self.api.pods.values())
+        return any(decoded_pod(pod).uid == known.uid for pod in self.api.pods.values())
 
     @invariant()
     def no_gpu_is_given_twice(self) -> None:

@@ -178,5 +178,5 @@ def test_many_nodes_are_read_from_their_full_form() -> None:
     body = msgspec.json.encode({"Pod": pod("p", 300), "Nodes": {"items": [node("n1", a=1000), node("n2", a=100)]}})
     answer = filtered(node_arguments("filter", body), found.index.books.rows, Sharing(), ())
     sent = msgspec.json.decode(msgspec.json.encode(answer))
-    assert [one["metadata"]["name"] for one in sent["Nodes"]["items"]] == ["n1"]
+    assert [item["metadata"]["name"] for item in sent["Nodes"]["items"]] == ["n1"]
     assert "NodeNames" not in sent

@@ -131,7 +131,7 @@ def test_preemption_leaves_a_nominated_pod_its_gpu() -> None:
     asked = PreemptionArguments(decoded_pod(pod("p", 1000, priority=3)), {N: Victims([PodUid("uid-mid")])})
     chosen = dict(preempted(asked, found.index, budgets_of(), Sharing()))["n"]
     assert chosen is not None
-    assert [one.uid for one in chosen.pods] == ["uid-mid"]
+    assert [pod.uid for pod in chosen.pods] == ["uid-mid"]
 
 
 PODS = st.lists(
@@ -170,7 +170,7 @@ def test_only_nominated_pods_of_no_lower_priority_take_room(
             assert fits(found, content) == fits(alone, content)
         elif fits(found, content):
             assert fits(alone, content), "a nomination makes no room"
-    best = max(pods, key=lambda one: one[1])[1]
+    best = max(pods, key=lambda pod: pod[1])[1]
     first = [one for one, (_, priority, where) in zip(pending, pods, strict=True) if where == "n" and priority == best]
     fitting = [one for one in first if fits(index_of(nodes, [*on_node, one]), one)]
     if fitting and len(fitting) == len(first):

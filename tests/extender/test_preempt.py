@@ -27,7 +27,7 @@ def victims(
     chosen = dict(preempted(asked, found.index, budgets or budgets_of(), Sharing())).get("n")
     if chosen is None:
         return None
-    return [one.uid.removeprefix("uid-") for one in chosen.pods], chosen.violations
+    return [pod.uid.removeprefix("uid-") for pod in chosen.pods], chosen.violations
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_one_large_pod_goes_in_place_of_two_small_ones(cluster: IndexUnderTest) 
 
 
 def test_victims_that_the_sum_of_units_does_not_need_are_kept(cluster: IndexUnderTest) -> None:
-    """kube-scheduler evicts none in vain, so that the pod needs their processors or their memory."""
+    """kube-scheduler evicts no pod that it does not need, so the pod needs their processors or their memory."""
     found = victims(cluster, pod("p", 500, priority=9), "half", "whole")
     assert found == (["whole", "half"], 0)
 

@@ -34,7 +34,7 @@ def test_names_come_in_any_case(keys: tuple[str, str]) -> None:
     assert asked.names == ["n1", "n2"]
     assert asked.nodes is None
     assert asked.pod.where == "default/p"
-    assert [one.name for one in asked.pod.spec.containers] == ["c0"]
+    assert [container.name for container in asked.pod.spec.containers] == ["c0"]
 
 
 @pytest.mark.parametrize("items", ["items", "Items"])

@@ -74,7 +74,7 @@ def test_a_stale_vgpu_is_not_removed_from_a_vf_with_another_type(l40s: SimKernel
     VENDOR.create(l40s, VF, OTHER, VgpuId(VF))
     with pytest.raises(VgpuUnavailableError, match="contains 1159; expected 1156"):
         remove(VENDOR, l40s, live)
-    assert [one.type_id for one in host(l40s).live] == ["1159"]
+    assert [vgpu.type_id for vgpu in host(l40s).live] == ["1159"]
 
 
 def test_a_vgpu_in_use_is_not_removed(l40s: SimKernel) -> None:

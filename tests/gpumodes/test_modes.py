@@ -258,7 +258,7 @@ def test_a_gpu_in_mig_mode_offers_the_types_of_its_free_instances(a30: HostWithP
     modes = nvidiasmi.read_modes(a30.tools, A30[0])
     assert (modes.mig, modes.mig_pending) == (True, True)
     assert not isinstance(modes.gpu_instances, Unread)
-    assert [one.profile for one in modes.gpu_instances] == ["2g.12gb", "1g.6gb", "1g.6gb"]
+    assert [instance.profile for instance in modes.gpu_instances] == ["2g.12gb", "1g.6gb", "1g.6gb"]
     assert a30.offered(A30[0]) == {"NVIDIA A30-1-6C"}, "the vGPUs of the other two instances exist"
     assert "NVIDIA A30-4C" in a30.offered(A30[1])
 
@@ -321,11 +321,11 @@ def test_a_scheduler_stays_while_vms_run_and_until_the_driver_is_unloaded(a100: 
     assert host is not None
     group = host.live[0].group
     assert isinstance(group, int)
-    simulated = a100.kernel.start_vm(group)
+    vm = a100.kernel.start_vm(group)
     with pytest.raises(ToolError) as failed:
         set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
     assert failed.value.exit_code == 19
-    a100.kernel.end_vm(simulated)
+    a100.kernel.end_vm(vm)
     set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
     a100.empty(A100)
     disable_vfs(a100.kernel, a100.tools, A100)

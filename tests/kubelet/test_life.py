@@ -157,7 +157,7 @@ async def test_the_view_names_the_pod_of_an_allocated_device(short_path: Path) -
         await node.kubelet.run_pod("virt-launcher-vm-a", Container("compute", {A10: 1}))
 
         def consumers() -> list[str | None]:
-            return [device.allocated_to for one in node.view.resources for device in one.devices]
+            return [device.allocated_to for resource in node.view.resources for device in resource.devices]
 
         await until(lambda: "pod default/virt-launcher-vm-a" in consumers())
         node.kubelet.end_pod("virt-launcher-vm-a")
@@ -170,7 +170,9 @@ async def test_the_checkpoint_names_the_pod_without_the_pod_resources_api(short_
         pod = await node.kubelet.run_pod("vm-a", Container("compute", {A10: 1}))
         await until(
             lambda: any(
-                device.allocated_to == f"pod {pod.uid}" for one in node.view.resources for device in one.devices
+                device.allocated_to == f"pod {pod.uid}"
+                for resource in node.view.resources
+                for device in resource.devices
             )
         )
 
@@ -229,21 +231,26 @@ async def test_two_containers_of_one_request_get_only_their_own_devices(short_pa
     async with cluster_on("2xA10", short_path):
         client = PluginClient(short_path / "device-plugins/kubevirt-GA102GL_A10.sock")
         answer = await client.allocate([[FIRST], [SECOND]])
-        assert [dict(one.envs) for one in answer.container_responses] == [
+        assert [dict(response.envs) for response in answer.container_responses] == [
             {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": FIRST},
             {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": SECOND},
         ]
-        assert [[device.host_path for device in one.devices] for one in answer.container_responses] == [
+        assert [[device.host_path for device in response.devices] for response in answer.container_responses] == [
             ["/dev/vfio/vfio", "/dev/vfio/12"],
             ["/dev/vfio/vfio", "/dev/vfio/22"],
         ]
-        assert all(device.permissions == "mrw" for one in answer.container_responses for device in one.devices)
+        assert all(
+            device.permissions == "mrw" for response in answer.container_responses for device in response.devices
+        )
         await client.close()
 
 
 def held_by(node: Cluster) -> dict[str, str]:
     return {
-        device.id: device.allocated_to for one in node.view.resources for device in one.devices if device.allocated_to
+        device.id: device.allocated_to
+        for resource in node.view.resources
+        for device in resource.devices
+        if device.allocated_to
     }
 
 

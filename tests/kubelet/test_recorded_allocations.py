@@ -25,7 +25,7 @@ def content(*pods: str) -> bytes:
 
 def pods_of(found: Recorded | Unknown) -> set[str | None]:
     assert not isinstance(found, Unknown)
-    return {one.pod_uid for containers in found.values() for one in containers}
+    return {container.pod_uid for containers in found.values() for container in containers}
 
 
 def paths_in(folder: Path) -> KubeletPaths:

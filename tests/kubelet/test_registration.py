@@ -25,7 +25,11 @@ SOCKET = "device-plugins/kubevirt-GA102GL_A10.sock"
 
 
 def unregistered_codes(agent: Agent) -> list[ReasonCode]:
-    return [one.not_registered_because.code for one in agent.views.get().resources if one.not_registered_because]
+    return [
+        resource.not_registered_because.code
+        for resource in agent.views.get().resources
+        if resource.not_registered_because
+    ]
 
 
 async def test_the_agent_registers_with_a_kubelet_that_starts_later(short_path: Path) -> None:

@@ -33,7 +33,7 @@ ANOTHER = Withheld(A10, "ForeignProvider", "is offered by KubeVirt itself", OTHE
 
 
 def is_withheld(node: Cluster) -> bool:
-    return any(one.withheld for one in node.view.resources)
+    return any(resource.withheld for resource in node.view.resources)
 
 
 def registrations(node: Cluster) -> int:
@@ -59,7 +59,7 @@ async def test_the_agent_does_not_replace_kubevirts_list_of_the_same_name(short_
             await until(lambda: node.kubelet.manager.resources[A10].healthy == {"12", "22"})
             before = registrations(node)
             node.kernel.delete_node(IommuGroup(12))
-            await until(lambda: any(not one.healthy for shown in node.view.resources for one in shown.devices))
+            await until(lambda: any(not device.healthy for shown in node.view.resources for device in shown.devices))
             await node.kubelet.run_pod("vm-b", Container("compute", {A10: 1}))
             assert kubevirts.allocated == [["12"]]
             assert node.kubelet.manager.resources[A10].healthy == {"12", "22"}, (
@@ -118,13 +118,13 @@ async def test_a_resource_that_kubevirt_offers_under_another_name_lists_only_all
 
 async def test_a_withheld_resource_is_not_registered_with_a_restarted_kubelet(short_path: Path) -> None:
     async with cluster_on("4xT4", short_path) as node:
-        (name,) = (one.name for one in node.view.resources if one.name.endswith("8Q"))
+        (name,) = (resource.name for resource in node.view.resources if resource.name.endswith("8Q"))
         withhold(node, Withheld(name, "ForeignProvider", "is offered by KubeVirt itself"))
         await until(lambda: is_withheld(node))
         before = node.kubelet.registrations.count(name)
         await node.kubelet.restart()
-        others = [one.name for one in node.view.resources if one.name != name]
-        await until(lambda: all(node.kubelet.allocatable().get(one) for one in others))
+        others = [resource.name for resource in node.view.resources if resource.name != name]
+        await until(lambda: all(node.kubelet.allocatable().get(other_pod) for other_pod in others))
         assert node.kubelet.registrations.count(name) == before
         withhold(node)
         await until(lambda: bool(node.kubelet.allocatable().get(name)))
@@ -154,7 +154,7 @@ def reviewing(*withheld: Withheld) -> Callable[[Agent], NodeRequest]:
     """Return a controller that has reviewed all names that the agent reports."""
 
     def answer(agent: Agent) -> NodeRequest:
-        names = tuple(one.name for one in agent.views.get().resources)
+        names = tuple(resource.name for resource in agent.views.get().resources)
         return NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld, reviewed=names)))
 
     return answer
@@ -193,7 +193,11 @@ async def test_a_registered_resource_needs_no_review_after_a_restart(short_path:
 
 
 def unregistered_codes(agent: Agent) -> list[ReasonCode]:
-    return [one.not_registered_because.code for one in agent.views.get().resources if one.not_registered_because]
+    return [
+        resource.not_registered_because.code
+        for resource in agent.views.get().resources
+        if resource.not_registered_because
+    ]
 
 
 async def test_an_agent_started_while_a_resource_is_withheld_does_not_register_it(short_path: Path) -> None:

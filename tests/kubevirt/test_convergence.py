@@ -96,7 +96,7 @@ SELECTORS = st.builds(
     st.sampled_from(ResourceKind),
     st.lists(st.sampled_from(PCI_IDS[::2]), max_size=2, unique=True).map(tuple),
     st.lists(st.sampled_from(TYPES[::2]), max_size=1).map(tuple),
-).filter(lambda one: bool(one.pci or one.mdev))
+).filter(lambda kernel: bool(kernel.pci or kernel.mdev))
 OFFERS = st.dictionaries(st.sampled_from(RESOURCES[:3]), SELECTORS, max_size=3)
 SOME = st.frozensets(st.sampled_from([*RESOURCES, "amd.com/mi210"]), max_size=2)
 NAMES = st.builds(Names, SOME, SOME, SOME, st.sampled_from([(), (), (), ("pools",)]), SOME, SOME)
@@ -125,7 +125,7 @@ def entries(cluster: Cluster) -> list[Plain]:
 
 
 def permits(cluster: Cluster, name: str) -> bool:
-    return lists(cluster) is None or any(at(one, "resourceName") == name for one in entries(cluster))
+    return lists(cluster) is None or any(at(entry, "resourceName") == name for entry in entries(cluster))
 
 
 def without_empty(document: Plain) -> Plain:

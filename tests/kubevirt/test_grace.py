@@ -94,4 +94,4 @@ def test_the_gates_of_hcos_kubevirt_count() -> None:
         found.step()
         lists = at(found.hco, "spec", "permittedHostDevices", "pciHostDevices")
         assert isinstance(lists, list)
-        assert [at(one, "resourceName") for one in lists] == listed
+        assert [at(device_list, "resourceName") for device_list in lists] == listed

@@ -341,8 +341,8 @@ def test_hco_gets_several_resources_of_an_id_by_different_spellings() -> None:
     cluster = Cluster(kubevirt(labels=OWNED_BY_HCO), hco=hyper_converged(), offered=types, mdevs=False)
     lists = at(converged(cluster), "spec", "permittedHostDevices", "pciHostDevices")
     assert isinstance(lists, list)
-    assert {str(at(one, "resourceName")) for one in lists} == types.keys()
-    spelt = [str(at(one, "pciDeviceSelector")) for one in lists]
+    assert {str(at(device_list, "resourceName")) for device_list in lists} == types.keys()
+    spelt = [str(at(device_list, "pciDeviceSelector")) for device_list in lists]
     assert len(set(spelt)) == 3
     assert {one.upper() for one in spelt} == {"10DE:26B9"}
     assert cluster.plan.reasons == ()

@@ -335,16 +335,18 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def every_device_is_in_one_list_and_the_unhealthy_say_why(self) -> None:
         if hasattr(self, "rig"):
-            listed = Counter(device.id for one in self.rig.view.resources for device in one.devices)
+            listed = Counter(device.id for resource in self.rig.view.resources for device in resource.devices)
             assert not [device for device, count in listed.items() if count > 1]
             assert all(
-                device.healthy == (not device.reasons) for one in self.rig.view.resources for device in one.devices
+                device.healthy == (not device.reasons)
+                for resource in self.rig.view.resources
+                for device in resource.devices
             )
 
     @invariant()
     def of_what_is_withheld_pods_keep_what_they_have(self) -> None:
         if hasattr(self, "rig"):
-            withheld = [one for one in self.rig.view.resources if one.withheld]
+            withheld = [resource for resource in self.rig.view.resources if resource.withheld]
             assert {one.name for one in withheld} <= self.withheld
             assert all(device.allocated_to is not None for one in withheld for device in one.devices)
             assert not any(one.registered for one in withheld)
@@ -372,7 +374,10 @@ class Life(RuleBasedStateMachine):
             self.rig.pass_time(15)
             self.account_is_reported()
         self.rig.look()
-        offered = {one.name: {device.id: device.healthy for device in one.devices} for one in self.rig.view.resources}
+        offered = {
+            resource.name: {device.id: device.healthy for device in resource.devices}
+            for resource in self.rig.view.resources
+        }
         mdevs = dict.fromkeys(sorted(self.kernel.mdev.devices), True)
         assert {name: devices for name, devices in offered.items() if devices} == {
             "nvidia.com/TU104GL_TESLA_T4": {LEFT: True, RIGHT: True},
@@ -380,4 +385,6 @@ class Life(RuleBasedStateMachine):
             "nvidia.com/GA102GL_A10": {A10: True},
             **({"nvidia.com/GRID_T4-8Q": mdevs} if mdevs else {}),
         }
-        assert not [device for one in self.rig.view.resources for device in one.devices if device.allocated_to]
+        assert not [
+            device for resource in self.rig.view.resources for device in resource.devices if device.allocated_to
+        ]

@@ -37,7 +37,7 @@ WHO = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
 
 
 def spec_of(resources: Iterable[ResourceName]) -> NodeSpec:
-    withheld = (Withheld(one, "ForeignProvider", "is offered by KubeVirt itself") for one in resources)
+    withheld = (Withheld(resource, "ForeignProvider", "is offered by KubeVirt itself") for resource in resources)
     return NodeSpec("unmanaged", withheld=tuple(withheld))
 
 

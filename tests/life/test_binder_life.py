@@ -58,7 +58,9 @@ class Moving(RuleBasedStateMachine):
             self.kernel, SimTools(self.kernel), folder / "drivers.json", folder / "locks", folder / "device-plugins"
         )
         functions = self.kernel.pci.functions.items()
-        self.gpus = [one for one, what in functions if kind_of(what.class_code, what.id.vendor) is FunctionKind.GPU]
+        self.gpus = [
+            function for function, what in functions if kind_of(what.class_code, what.id.vendor) is FunctionKind.GPU
+        ]
 
     @rule(number=NUMBERS, desired_vgpus=st.sampled_from(DesiredDriver), forced=st.booleans())
     def move(self, number: int, desired_vgpus: DesiredDriver, *, forced: bool) -> None:

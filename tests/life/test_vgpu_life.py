@@ -81,7 +81,7 @@ class VgpuLife(RuleBasedStateMachine):
 
     def live(self) -> list[tuple[VgpuId, str, PciAddress]]:
         hosts = scan(self.kernel).vgpu_hosts.values()
-        return [(one.id, str(one.type), host.gpu) for host in hosts for one in host.live]
+        return [(vgpu.id, str(vgpu.type), host.gpu) for host in hosts for vgpu in host.live]
 
     def desired_vgpus(self, size: int, number: int) -> DesiredVgpus:
         """Return one or two vGPUs of a size, or one of each size; on an A10 sometimes with a desired size mode.
@@ -91,7 +91,7 @@ class VgpuLife(RuleBasedStateMachine):
         sizes = self.sizes[size % len(self.sizes)]
         if not sizes and number % 2:
             return DesiredVgpus(whole=True)
-        desired_counts = {f"{self.card}-{one}": 1 if sizes[1:] else 1 + number % 2 for one in sizes}
+        desired_counts = {f"{self.card}-{size}": 1 if sizes[1:] else 1 + number % 2 for size in sizes}
         if self.card != "A10" or number % 3 == 0:
             return DesiredVgpus(desired_counts)
         return DesiredVgpus(desired_counts, Sizes.MIXED if sizes[1:] or number % 3 == 1 else Sizes.EQUAL)
@@ -155,7 +155,7 @@ class VgpuLife(RuleBasedStateMachine):
         free = [vgpu for vgpu, _, _ in self.live() if vgpu not in had]
         if free:
             vgpu = free[number % len(free)]
-            group = next(number for number, one in self.kernel.vfio.groups.items() if vgpu in one.vfio_devices)
+            group = next(number for number, group in self.kernel.vfio.groups.items() if vgpu in group.vfio_devices)
             self.vms.append((self.kernel.start_vm(group), vgpu))
 
     @rule(number=NUMBERS)

@@ -36,7 +36,7 @@ def driver(folder: Path, address: str) -> str:
 
 
 def mdevs(folder: Path) -> list[str]:
-    return sorted(one.name for one in (folder / "host/sys/bus/mdev/devices").iterdir())
+    return sorted(path.name for path in (folder / "host/sys/bus/mdev/devices").iterdir())
 
 
 @pytest.mark.parametrize("command", [f"{COMMAND} vfio unbind {RTX}", f"{VFIO_MANAGE} unbind -d {RTX}"])

@@ -187,7 +187,7 @@ async def test_a_mode_reverted_during_a_change_takes_no_gpu_from_a_pod(simulated
             await mode(node, "vm-passthrough")
             await node.report_account()
             await node.advance(30)
-            assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
+            assert [driver(kernel, gpu) for gpu in (FIRST, SECOND)] == ["vfio-pci"] * 2
             kernel.writes.clear()
             await mode(node, "container")
             await node.report_account()
@@ -223,7 +223,7 @@ A10_4Q = "nvidia.com/NVIDIA_A10-4Q"
 
 def placed(kernel: SimKernel) -> dict[str, str]:
     """The slots of the other GPU's vGPUs, by their ids."""
-    return {one: mdev.slot for one, mdev in kernel.mdev.devices.items() if mdev.slot.startswith("0000:4b:")}
+    return {device: mdev.slot for device, mdev in kernel.mdev.devices.items() if mdev.slot.startswith("0000:4b:")}
 
 
 async def test_an_allocated_vgpu_keeps_its_slot_while_allocations_are_unknown(

@@ -1,11 +1,15 @@
 """The desired state on disk: across restarts, truncated, not writable, of another node."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuvirt.cluster.agent import gpunode
+from gpuvirt.cluster.kinds.gpunode import GpuNode
+from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
@@ -13,16 +17,18 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.store import desiredstatestore
 from gpuvirt.node.store.desiredstatestore import Kept
 from gpuvirt.node.store.files import replace_file
+from gpuvirt.web import agentmetrics
 from tests.keptstates import CONFIGS, KEPT, REQUEST
 from tests.simnode import running_node
 from tests.simulated import Simulated
 
-heards = st.none() | st.builds(Observed, st.none() | st.text(max_size=5))
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+observed_labels = st.none() | st.builds(Observed, st.none() | st.text(max_size=5))
 texts = st.builds(ConfigText, st.text(max_size=20), st.text(max_size=5))
-desired_by_gpu = st.builds(NodeRequest, heards, st.none() | st.builds(Observed, st.none() | texts))
+requests = st.builds(NodeRequest, observed_labels, st.none() | st.builds(Observed, st.none() | texts))
 
 
-@given(st.builds(Kept, st.just(NodeName("node01")), desired_by_gpu, st.none() | texts))
+@given(st.builds(Kept, st.just(NodeName("node01")), requests, st.none() | texts))
 def test_a_written_desired_state_is_read_back(kept: Kept) -> None:
     """Unknown, absent and a value stay three different states."""
     assert desiredstatestore.decode(desiredstatestore.encode(kept)).value == kept
@@ -94,6 +100,28 @@ async def test_a_file_of_an_earlier_version_does_not_replace_a_newer_one(simulat
     replace_file(tmp_path / desiredstatestore.FORMER_FILE, desiredstatestore.encode(Kept(NodeName("node01"))))
     async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.agent.observations.desired == KEPT.vgpu
+
+
+async def test_a_file_of_an_earlier_version_that_cannot_be_renamed_is_a_problem(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    """A folder can't be renamed over a link, even by root."""
+    (tmp_path / desiredstatestore.FORMER_FILE).mkdir()
+    (tmp_path / desiredstatestore.FILE).symlink_to("missing")
+    async with running_node(simulated("2xA10"), tmp_path) as node:
+        assert node.agent.observations.desired == NodeRequest()
+        (problem,) = node.view.problems
+        assert (problem.code, problem.subject) == (
+            ReasonCode.DESIRED_STATE_LOST,
+            str(tmp_path / desiredstatestore.FORMER_FILE),
+        )
+        assert "can't be renamed to desired.json: Not a directory" in problem.text
+        assert 'gpuvirt_problems{reason="DesiredStateLost"} 1' in agentmetrics.page(node.view, node.agent.telemetry)
+        status = gpunode.status_of(node.view, GpuNode(metadata=Metadata(name="node01")), AT)
+        assert problem.text in " ".join(condition.message for condition in status.conditions)
+        node.agent.observations.take_request(REQUEST)
+        await node.settle()
+        assert node.view.problems == (), "the next start reads desired.json"
 
 
 async def test_a_damaged_file_is_moved_aside_and_the_desired_state_is_unknown(

@@ -41,7 +41,7 @@ async def hours(node: SimNode, count: float) -> None:
 
 
 def vgpus(kernel: SimKernel) -> set[str]:
-    return {one.id for host in scan(kernel).vgpu_hosts.values() for one in host.live}
+    return {vgpu.id for host in scan(kernel).vgpu_hosts.values() for vgpu in host.live}
 
 
 def on_vfio(kernel: SimKernel, *gpus: PciAddress) -> bool:
@@ -121,7 +121,7 @@ async def test_vgpus_stay_while_a_program_of_the_host_keeps_the_gpu_open(simulat
     async with running_node(kernel, tmp_path, VGPU, watches_gpu_node=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 2)
-        stay = {one for one in vgpus_before if one in vgpus(kernel)}
+        stay = {vgpu for vgpu in vgpus_before if vgpu in vgpus(kernel)}
         assert len(stay) == 2, "the vGPUs of one GPU"
         assert writes(kernel)["remove"] == 2, "the vGPUs of the other GPU are removed"
         assert writes(kernel)["create"] == 0

@@ -40,7 +40,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web import controllermetrics
-from tests.controller.scene import AT, SETTINGS, Scene, node
+from tests.controller.observedcluster import AT, SETTINGS, ObservedCluster, node
 from tests.sickhost import around
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
@@ -238,7 +238,7 @@ def state_label(reports: NodeReports) -> str:
 
 
 def ready(reports: NodeReports) -> str:
-    (found,) = (one for one in reports.after.conditions if one.type == READY)
+    (found,) = (condition for condition in reports.after.conditions if condition.type == READY)
     return found.message if (found.status, found.reason) == ("False", reports.case.code) else str(found)
 
 
@@ -248,17 +248,17 @@ def of_policy(reports: NodeReports, kind: str) -> str:
     assert (status.state, status.nodes and status.nodes.invalid, status.nodes and status.nodes.ready) == (
         "notReady", 1, 0,
     )  # fmt: skip
-    return next((one.message for one in status.conditions if one.type == kind), "no such condition")
+    return next((condition.message for condition in status.conditions if condition.type == kind), "no such condition")
 
 
 def status_rows(reports: NodeReports) -> str:
-    deploy = {f"{DEPLOY}{one}": "true" for one in SETS[Workload.VGPU]}
+    deploy = {f"{DEPLOY}{label}": "true" for label in SETS[Workload.VGPU]}
     labelled = node("vm-vgpu", gpu_present="true")
     found = msgspec.structs.replace(
         labelled, metadata=msgspec.structs.replace(labelled.metadata, labels={**labelled.metadata.labels, **deploy})
     )
     rows = report.rows([found], {"node01": GpuNode(metadata=Metadata(name="node01"), status=reports.after)}, ())
-    return " ".join(one.detail for one in rows if not one.ready and one.state == reports.case.code)
+    return " ".join(row.detail for row in rows if not row.ready and row.state == reports.case.code)
 
 
 OUTLETS: Mapping[str, Callable[[NodeReports], str]] = {
@@ -274,19 +274,21 @@ OUTLETS: Mapping[str, Callable[[NodeReports], str]] = {
     "the state label": state_label,
     "the GpuNode's Ready": ready,
     "the GpuNode's status.invalid": lambda reports: " ".join(
-        f"{one.where} {one.message}" for one in reports.after.invalid if one.origin == reports.case.origin
+        f"{value.where} {value.message}" for value in reports.after.invalid if value.origin == reports.case.origin
     ),
     "an event of the GpuNode": lambda reports: " ".join(
-        one.note for one in events_between(reports.before, reports.after) if one.reason == reports.case.code
+        event.note for event in events_between(reports.before, reports.after) if event.reason == reports.case.code
     ),
     "an event of a GpuNode that is new": lambda reports: " ".join(
-        one.note for one in events_between(None, reports.after) if one.reason == reports.case.code
+        event.note for event in events_between(None, reports.after) if event.reason == reports.case.code
     ),
     "an event of the Node": lambda reports: " ".join(
-        one.event.note for one in reports.decided.announcements if one.about.kind == "Node"
+        announcement.event.note for announcement in reports.decided.announcements if announcement.about.kind == "Node"
     ),
     "an event of the ClusterPolicy": lambda reports: " ".join(
-        one.event.note for one in reports.decided.announcements if one.about.kind == "ClusterPolicy"
+        announcement.event.note
+        for announcement in reports.decided.announcements
+        if announcement.about.kind == "ClusterPolicy"
     ),
     "the ClusterPolicy's Ready": lambda reports: of_policy(reports, "Ready"),
     "the ClusterPolicy's condition": lambda reports: of_policy(reports, INVALID),
@@ -312,7 +314,7 @@ async def observed(agent: SimNode, request: NodeRequest) -> None:
 def policy_of(status: Status) -> Decisions:
     """Return a controller's decisions for a cluster whose only node has this status."""
     owned = OwnedGpuNode(metadata=OwnedMetadata(name="node01"), status=status)
-    return Scene(nodes=[node("vm-vgpu")], gpu_nodes=[owned]).decided(SETTINGS)
+    return ObservedCluster(nodes=[node("vm-vgpu")], gpu_nodes=[owned]).decided(SETTINGS)
 
 
 def incomplete_outlets(reports: NodeReports, outlets: Iterable[str]) -> dict[str, str]:
@@ -338,7 +340,7 @@ async def test_every_outlet_reports_an_invalid_desired_state(
         assert kernel.writes == [], "an invalid desired state changes nothing"
         log = "" if since else caplog.text
         await agent.advance(30)
-        warned = [one for one in caplog.records if one.getMessage().startswith("desired state: ")]
+        warned = [record for record in caplog.records if record.getMessage().startswith("desired state: ")]
         assert len(warned) == (0 if since else 1), "it is logged once"
         after = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT + timedelta(minutes=1))
         decided = policy_of(after)
@@ -362,11 +364,12 @@ async def test_a_corrected_desired_state_is_no_longer_reported(simulated: Simula
         await observed(agent, labels("T4-4Q"))
         assert (agent.view.invalid, agent.view.problems) == ((), ())
         well = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
-        assert [(one.kind, one.reason) for one in events_between(ill, well)] == [("Normal", "Reconciled")]
+        assert [(event.kind, event.reason) for event in events_between(ill, well)] == [("Normal", "Reconciled")]
         decided = policy_of(well)
         assert decided.progress.invalid == ()
         assert INVALID not in {
-            one.type for one in policy_status_of(decided.progress, Metadata(name="p"), None, "gpuvirt", AT).conditions
+            condition.type
+            for condition in policy_status_of(decided.progress, Metadata(name="p"), None, "gpuvirt", AT).conditions
         }
 
 
@@ -385,4 +388,4 @@ async def test_the_last_good_state_is_kept_and_drift_is_corrected_while_a_label_
     async with running_node(kernel, tmp_path, VGPU) as agent:
         await observed(agent, labels("nonsense2"))
         assert (agent.offered, kernel.writes) == (offered, [])
-        assert [one.found for one in agent.view.invalid] == ["nonsense2"]
+        assert [value.found for value in agent.view.invalid] == ["nonsense2"]

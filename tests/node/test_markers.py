@@ -18,7 +18,9 @@ FIRST = PciAddress("0000:65:00.0")
 
 
 def unready(node: SimNode) -> dict[Check, ReasonCode]:
-    return {one.check: one.reason.code for one in node.view.conditions if one.reason is not None}
+    return {
+        condition.check: condition.reason.code for condition in node.view.conditions if condition.reason is not None
+    }
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ async def test_the_marker_files_of_each_workload(
         assert node.view.workload is workload
         assert unready(node) == {}
         Markers(folder, tmp_path).write(node.view)
-    assert sorted(one.name for one in folder.iterdir()) == files
+    assert sorted(path.name for path in folder.iterdir()) == files
     assert (folder / "workload-type").read_text() == f"{workload}\n"
 
 
@@ -51,7 +53,7 @@ async def test_markers_follow_the_host_and_leave_files_of_other_programs_alone(
     markers = Markers(folder, tmp_path)
     async with running_node(kernel, tmp_path) as node:
         markers.write(node.view)
-        assert sorted(one.name for one in folder.iterdir()) == ["driver-ready", "vfio-pci-ready", "workload-type"]
+        assert sorted(path.name for path in folder.iterdir()) == ["driver-ready", "vfio-pci-ready", "workload-type"]
         kernel.rebind(FIRST, "nvidia")
         await node.advance(2)
         assert unready(node) == {Check.VFIO_PCI: ReasonCode.NATIVE_DRIVER}

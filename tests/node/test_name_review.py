@@ -32,7 +32,7 @@ def notes(node: SimNode) -> list[Reason]:
 
 def registers(node: SimNode, name: ResourceName = A10) -> bool:
     """Return whether the plugins would register a resource."""
-    return any(one.name == name and one.devices and not one.withheld for one in node.view.resources)
+    return any(resource.name == name and resource.devices and not resource.withheld for resource in node.view.resources)
 
 
 def controlled(kernel: SimKernel, folder: Path) -> AbstractAsyncContextManager[SimNode]:
@@ -64,9 +64,9 @@ async def test_a_resource_that_kubevirt_offers_is_never_registered(simulated: Si
         node.agent.observations.take_request(reviewed(A10, withheld=(FOREIGN,)))
         await node.advance(600)
         assert not registers(node)
-        assert [one.not_registered_because.code for one in node.view.resources if one.not_registered_because] == [
-            ReasonCode.FOREIGN_PROVIDER
-        ]
+        assert [
+            resource.not_registered_because.code for resource in node.view.resources if resource.not_registered_because
+        ] == [ReasonCode.FOREIGN_PROVIDER]
     async with controlled(simulated("2xA10"), tmp_path) as node:
         await node.advance(600)
         assert not registers(node), "the review on disk counts while no controller answers"
@@ -106,13 +106,13 @@ async def test_a_resource_without_a_review_waits_again_after_a_restart(simulated
             node.hold(A10, "0000:65:00.0")
             await node.report_account()
             await node.advance(BOUND_S / 2)
-            assert not registers(node) or all(one.withheld for one in node.view.resources)
+            assert not registers(node) or all(resource.withheld for resource in node.view.resources)
 
 
 async def test_a_spec_with_reviews_on_disk_makes_new_resources_wait(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xT4"), tmp_path, watches_gpu_node=True) as node:
         node.agent.observations.take_request(reviewed("nvidia.com/other"))
-        names = {one.name for one in node.view.resources}
+        names = {resource.name for resource in node.view.resources}
         await node.settle()
     (tmp_path / "ledger.json").unlink()
     async with running_node(simulated("4xT4"), tmp_path, watches_gpu_node=True) as node:
@@ -134,7 +134,7 @@ NAMES = st.sets(st.sampled_from([ResourceName(f"nvidia.com/{letter}") for letter
 SPECS = st.none() | st.builds(
     lambda names, held: NodeSpec(
         "vgpu",
-        withheld=tuple(Withheld(one, "ForeignProvider", "") for one in held),
+        withheld=tuple(Withheld(name, "ForeignProvider", "") for name in held),
         reviewed=None if names is None else tuple(names),
     ),
     st.none() | NAMES,
@@ -153,12 +153,14 @@ def test_only_undecided_new_names_wait_and_never_longer_than_the_bound(
         review = review_names(review, names, before, spec, terms, now_s)
         waiting = review.waiting.keys()
         assert review_names(review, names, before, spec, terms, now_s) == review, "deciding twice is deciding once"
-        decided = {*(spec.reviewed or ()), *(one.resource for one in spec.withheld)} if spec is not None else set()
+        decided = (
+            {*(spec.reviewed or ()), *(withheld.resource for withheld in spec.withheld)} if spec is not None else set()
+        )
         controlled = expected or (spec is not None and spec.reviewed is not None)
         assert waiting <= names - decided
         assert controlled or not waiting
         since = {name: since.get(name, now_s) for name in waiting}
-        assert all(now_s - one < BOUND_S for one in since.values())
+        assert all(now_s - since_s < BOUND_S for since_s in since.values())
         assert review.problem is None or not waiting & set(review.problem.subject.split(", "))
         assert (review.again_at_s is None) is (not waiting)
         now_s += pause_s

@@ -68,7 +68,7 @@ async def native(node: SimNode) -> None:
     for _ in range(4):
         await node.report_account()
         await node.advance(30)
-    assert [driver(node.kernel, one) for one in (FIRST, SECOND)] == ["nvidia"] * 2
+    assert [driver(node.kernel, gpu) for gpu in (FIRST, SECOND)] == ["nvidia"] * 2
 
 
 def unbound(kernel: SimKernel) -> list[str]:
@@ -88,15 +88,15 @@ async def test_a_change_stops_while_the_checkpoint_cannot_be_read(
         await pass_operations(node, operation)
         node.recorded.unread = True
         await pass_operations(node, 60)
-        assert None not in {driver(kernel, one) for one in (FIRST, SECOND)}, "a GPU is left between two drivers"
-        waiting = [one for one in (FIRST, SECOND) if driver(kernel, one) == "nvidia"]
+        assert None not in {driver(kernel, gpu) for gpu in (FIRST, SECOND)}, "a GPU is left between two drivers"
+        waiting = [gpu for gpu in (FIRST, SECOND) if driver(kernel, gpu) == "nvidia"]
         codes = {note.code for note in node.view.problems}
         assert codes == ({ReasonCode.ALLOCATIONS_UNKNOWN} if waiting else set())
         node.recorded.unread = False
         for _ in range(20):
             await node.report_account()
             await node.advance(30)
-        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
+        assert [driver(kernel, gpu) for gpu in (FIRST, SECOND)] == ["vfio-pci"] * 2
 
 
 @pytest.mark.parametrize("removed", [0, 1, 3])
@@ -106,7 +106,7 @@ async def test_a_vgpu_that_another_plugin_allocates_during_a_change_is_not_remov
     kernel = simulated("2xA10-vgpu")
 
     def live() -> set[str]:
-        return {one for one, mdev in kernel.mdev.devices.items() if mdev.slot.startswith("0000:b1:")}
+        return {device for device, mdev in kernel.mdev.devices.items() if mdev.slot.startswith("0000:b1:")}
 
     async with running_node(kernel, tmp_path, VGPU) as node:
         node.agent.observations.take_request(NodeRequest(Observed("A10-4Q"), Observed(CONFIGS)))

@@ -150,7 +150,11 @@ async def test_the_plan_counts_what_a_node_on_demand_then_offers(
         planned = plan(node, DesiredMode.ON_DEMAND, None)
         await ask(node, DesiredMode.ON_DEMAND, None)
         offered = Counter(
-            {profile_name(one.on_demand): len(one.devices) for one in node.view.resources if one.on_demand is not None}
+            {
+                profile_name(resource.on_demand): len(resource.devices)
+                for resource in node.view.resources
+                if resource.on_demand is not None
+            }
         )
         total = sum((Counter(gpu.fits or {}) for gpu in planned.gpus), Counter[str]())
         assert all(gpu.one_of for gpu in planned.gpus)

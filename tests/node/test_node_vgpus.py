@@ -248,7 +248,7 @@ async def test_the_mode_of_a_gpu_is_switched_where_a_config_needs_it(
             await node.advance(10)
         assert state(node) is StateName.SUCCESS, node.agent.reports.vgpus.get()
         host = scan(kernel).vgpu_hosts[gpu]
-        assert Counter(str(one.type).rpartition(" ")[2] for one in host.live) == then
+        assert Counter(str(vgpu.type).rpartition(" ")[2] for vgpu in host.live) == then
         asked = len(tools.commands)
         await node.advance(120)
         assert len(tools.commands) == asked, "the agent does not set a mode that the GPU has already"

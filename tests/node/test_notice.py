@@ -51,7 +51,7 @@ def register_all(node: SimNode) -> None:
 def count_all(node: SimNode) -> None:
     """Have the kubelet count the devices of the newest lists."""
     node.counted = frozenset(
-        (one.name, device.id) for one in node.view.resources for device in one.devices if device.healthy
+        (resource.name, device.id) for resource in node.view.resources for device in resource.devices if device.healthy
     )
 
 

@@ -63,13 +63,13 @@ async def test_an_agent_for_vgpus_only_offers_no_resource_and_changes_no_driver(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("2xA10")
-    drivers = {one.address: one.driver for one in scan(kernel).functions.values()}
+    drivers = {function.address: function.driver for function in scan(kernel).functions.values()}
     async with running_node(kernel, tmp_path, VGPU, vgpus_only=True) as node:
         node.agent.observations.observe_operands(GONE)
         await want(node, "default")
         assert node.offered == {}
         assert {gpu.desired for gpu in node.view.gpus} == {None}
-    assert {one.address: one.driver for one in scan(kernel).functions.values()} == drivers
+    assert {function.address: function.driver for function in scan(kernel).functions.values()} == drivers
 
 
 async def test_no_vgpu_is_changed_before_the_plugin_has_stopped_and_the_kubelet_counts_no_vgpu(
@@ -202,7 +202,9 @@ class Operator:
             async with agent_on(self._options) as plugin:
                 self.vgpu_host.observations.observe_operands(RUNNING)
                 await until(
-                    lambda: plugin.host_observed and all(one.registered for one in plugin.views.get().resources)
+                    lambda: (
+                        plugin.host_observed and all(resource.registered for resource in plugin.views.get().resources)
+                    )
                 )
                 self.runs = True
                 await until(self.vgpu_host.observations.operands_away.get)
@@ -249,4 +251,4 @@ async def test_a_config_changes_the_nodes_resources_beside_a_plugin_and_a_kubele
 
 
 def types_by_id(kernel: SimKernel) -> dict[str, str]:
-    return {one.id: str(one.type) for host in scan(kernel).vgpu_hosts.values() for one in host.live}
+    return {vgpu.id: str(vgpu.type) for host in scan(kernel).vgpu_hosts.values() for vgpu in host.live}

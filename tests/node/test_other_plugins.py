@@ -136,7 +136,7 @@ async def test_the_agent_leaves_a_gpu_to_an_idle_container(
             await node.advance(60)
             await node.report_account()
         assert kernel.pci.functions[FREE_T4].driver == "nvidia", "an idle container keeps its GPU"
-        (note,) = {one for one in node.view.problems if one.code is code}
+        (note,) = {problem for problem in node.view.problems if problem.code is code}
         assert "pod default/cuda" in note.message
         node.free(device)
         await node.report_account()

@@ -256,7 +256,7 @@ async def test_the_agent_leaves_a_gpu_to_an_idle_pod_of_any_plugin(
             await node.advance(60)
         assert kernel.pci.functions[FIRST].driver == ("nvidia" if code else "vfio-pci")
         if code is not None:
-            (note,) = {one for one in node.view.problems if one.code is code}
+            (note,) = {problem for problem in node.view.problems if problem.code is code}
             assert "pod default/cuda" in note.message
 
 

@@ -64,12 +64,12 @@ async def test_free_gpus_are_bound_and_offered_and_gpus_in_use_are_reported(
         assert node.offered["nvidia.com/TU104GL_TESLA_T4"] == {T4[2]: True}
         assert notes(node) >= {ReasonCode.STILL_ALLOCATABLE}
         assert ReasonCode.VGPU_IN_USE not in notes(node), "another plugin's count is no user whom anybody could stop"
-        assert [driver(kernel, one) for one in (T4[0], T4[1], T4[3])] == ["nvidia"] * 3
+        assert [driver(kernel, gpu) for gpu in (T4[0], T4[1], T4[3])] == ["nvidia"] * 3
         assert node.gpu(T4[0]).desired == "passthrough"
         assert node.agent.telemetry.moves["passthrough", "done"] == 1
         node.count("nvidia.com/GRID_T4-8Q")
         await observed(node)
-        assert [driver(kernel, one) for one in T4] == ["vfio-pci"] * 4
+        assert [driver(kernel, gpu) for gpu in T4] == ["vfio-pci"] * 4
         assert notes(node) == set()
 
 
@@ -81,8 +81,8 @@ async def test_passthrough_waits_for_the_vms_that_use_vgpus_of_the_gpu(simulated
     guest = kernel.start_vm(mdev.group)
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await observed(node)
-        others = [one for one in T4 if one != carrier]
-        assert [driver(kernel, one) for one in others] == ["vfio-pci"] * 3
+        others = [gpu for gpu in T4 if gpu != carrier]
+        assert [driver(kernel, other_pod) for other_pod in others] == ["vfio-pci"] * 3
         assert driver(kernel, PciAddress(carrier)) == "nvidia"
         assert notes(node) == {ReasonCode.VGPU_IN_USE}
         assert set(kernel.mdev.devices) == {vgpu}, "the agent removes the free vGPUs of the GPU"
@@ -90,7 +90,7 @@ async def test_passthrough_waits_for_the_vms_that_use_vgpus_of_the_gpu(simulated
         kernel.end_vm(guest)
         await node.advance(70)
         await observed(node)
-        assert [driver(kernel, one) for one in T4] == ["vfio-pci"] * 4
+        assert [driver(kernel, gpu) for gpu in T4] == ["vfio-pci"] * 4
         assert notes(node) == set()
 
 
@@ -100,7 +100,11 @@ async def test_vfs_are_disabled_for_passthrough_and_enabled_for_vgpus(
 ) -> None:
     kernel = simulated(name)
     apply_vgpus = Settings(mode=DesiredMode.VGPU)
-    gpus = [one.address for one in kernel.pci.functions.values() if one.physfn is None and one.address.endswith("00.0")]
+    gpus = [
+        function.address
+        for function in kernel.pci.functions.values()
+        if function.physfn is None and function.address.endswith("00.0")
+    ]
 
     async def reconcile_with(settings: Settings) -> None:
         async with running_node(kernel, tmp_path, settings) as node:
@@ -189,7 +193,7 @@ async def test_a_gpu_is_withdrawn_before_it_returns_to_its_native_driver(simulat
         assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
         await node.report_account()
         await node.advance(10)
-        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia", "nvidia"]
+        assert [driver(kernel, gpu) for gpu in (FIRST, SECOND)] == ["nvidia", "nvidia"]
         assert notes(node) == set()
 
 
@@ -212,12 +216,12 @@ async def test_no_driver_is_changed_while_the_account_of_allocations_is_partial(
                 KubeletAccount(node.clock.now(), node.clock.monotonic_s(), {}, partial=half)
             )
             await node.advance(60)
-        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
+        assert [driver(kernel, gpu) for gpu in (FIRST, SECOND)] == ["vfio-pci"] * 2
         assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
         for _ in range(3):
             await node.report_account()
             await node.advance(60)
-        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia"] * 2
+        assert [driver(kernel, gpu) for gpu in (FIRST, SECOND)] == ["nvidia"] * 2
 
 
 GROUP_OF_SECOND = "22"
@@ -235,7 +239,7 @@ async def test_no_gpu_returns_to_its_native_driver_while_the_kubelet_counts_it(
         node.count(A10, SECOND)
         await node.report_account()
         await node.advance(60)
-        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia", "vfio-pci"]
+        assert [driver(kernel, gpu) for gpu in (FIRST, SECOND)] == ["nvidia", "vfio-pci"]
         assert notes(node) == {ReasonCode.STILL_ALLOCATABLE}
         for resource, device in (("nvidia.com/GA102GL_A10", SECOND), ("devices.kubevirt.io/a10", GROUP_OF_SECOND)):
             node.count(resource, device)
@@ -269,14 +273,14 @@ async def test_no_gpu_returns_to_its_native_driver_while_the_kubelet_does_not_sa
                 KubeletAccount(node.clock.now(), node.clock.monotonic_s(), {}, silent)
             )
             await node.advance(60)
-        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
+        assert [driver(kernel, gpu) for gpu in (FIRST, SECOND)] == ["vfio-pci"] * 2
         assert notes(node) == {ReasonCode.STILL_ALLOCATABLE}
         for note in node.view.problems:
             assert "RESOURCE_EXHAUSTED" in (note.seen or "")
             assert "GetAllocatableResources" in (note.fix or "")
         await node.report_account()
         await node.advance(10)
-        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia"] * 2
+        assert [driver(kernel, gpu) for gpu in (FIRST, SECOND)] == ["nvidia"] * 2
 
 
 async def test_no_gpu_of_a_pod_or_a_vm_returns_to_its_native_driver(simulated: Simulated, tmp_path: Path) -> None:
@@ -292,7 +296,7 @@ async def test_no_gpu_of_a_pod_or_a_vm_returns_to_its_native_driver(simulated: S
         await node.advance(2)
         await node.report_account()
         await node.advance(60)
-        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci", "vfio-pci"]
+        assert [driver(kernel, gpu) for gpu in (FIRST, SECOND)] == ["vfio-pci", "vfio-pci"]
         assert notes(node) == {ReasonCode.ALLOCATED_TO_POD, ReasonCode.IN_USE}
         assert node.offered[A10] == {FIRST: False}, "the GPU stays listed while it is allocated"
         assert kernel.writes == []

@@ -160,11 +160,11 @@ async def test_an_agent_offers_nothing_before_it_has_listed_the_devices(simulate
     async with running_node(kernel, tmp_path) as node:
         await node.report_account()
         await node.advance(30)
-        looked = node.agent.host_observed
+        before = node.agent.host_observed
         assert [note.code for note in node.view.problems] == [ReasonCode.SCAN_FAILED]
         kernel.faults.heal()
         await node.advance(61)
-        assert (looked, node.agent.host_observed) == (False, True)
+        assert (before, node.agent.host_observed) == (False, True)
         assert node.offered == {"nvidia.com/GA102GL_A10": {FIRST: True, "0000:ca:00.0": True}}
         kernel.faults.fail(HostPath("/sys/bus/pci/devices"), errno.EIO)
         await node.advance(61)

@@ -32,7 +32,7 @@ def foreign(resource: str = A10, offered_as: str | None = None, code: str = "For
 
 
 def resource(node: SimNode, name: str = A10) -> ResourceView:
-    (found,) = (one for one in node.view.resources if one.name == name)
+    (found,) = (resource for resource in node.view.resources if resource.name == name)
     return found
 
 
@@ -72,7 +72,7 @@ async def test_a_withheld_resource_is_reported_in_status_and_metrics_and_the_age
     await withhold(two_a10, foreign(offered_as="a10.com/x"))
     assert not resource(two_a10).silent
     status = status_of(two_a10.view, GpuNode(metadata=Metadata(name="node01")), BEGINNING)
-    (ready,) = (one for one in status.conditions if one.type == "Ready")
+    (ready,) = (condition for condition in status.conditions if condition.type == "Ready")
     assert (ready.status, ready.reason) == ("False", "ForeignProvider")
     page = metrics.page(two_a10.view, two_a10.agent.telemetry)
     assert f'gpuvirt_resource_registered{{resource="{A10}",reason="ForeignProvider"}} 0' in page
@@ -82,7 +82,7 @@ async def test_a_withheld_resource_is_reported_in_status_and_metrics_and_the_age
 async def test_withholding_an_unknown_resource_changes_nothing(two_a10: SimNode) -> None:
     await withhold(two_a10, foreign("nvidia.com/none"))
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
-    assert [one.name for one in two_a10.view.resources] == [A10]
+    assert [resource.name for resource in two_a10.view.resources] == [A10]
 
 
 async def test_an_unknown_code_of_a_newer_controller_means_foreign_provider(two_a10: SimNode) -> None:

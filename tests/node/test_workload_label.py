@@ -23,12 +23,12 @@ WHOLE, T4_8Q = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
 
 
 def drivers(kernel: SimKernel) -> list[str | None]:
-    return [kernel.pci.functions[one].driver for one in T4]
+    return [kernel.pci.functions[gpu].driver for gpu in T4]
 
 
 def vgpus(kernel: SimKernel) -> list[int]:
     hosts = scan(kernel).vgpu_hosts
-    return [len(hosts[one].live) if one in hosts else 0 for one in T4]
+    return [len(hosts[gpu].live) if gpu in hosts else 0 for gpu in T4]
 
 
 def state(node: SimNode) -> tuple[StateName, str]:
@@ -213,7 +213,7 @@ async def test_the_spec_takes_precedence_and_the_label_waits_until_the_spec_is_k
 
 def offered(node: SimNode) -> dict[ResourceName, list[str]]:
     found = node.offered.items()
-    return {ResourceName(name): [one for one, well in devices.items() if well] for name, devices in found}
+    return {ResourceName(name): [device for device, well in devices.items() if well] for name, devices in found}
 
 
 async def test_the_progress_of_a_spec_is_reported_without_a_workload_label(
@@ -249,7 +249,7 @@ async def test_a_change_from_passthrough_to_vgpus_is_never_reported_as_failed(
 async def test_a_node_for_containers_keeps_the_vfs_of_amd_and_intel(simulated: Simulated, tmp_path: Path) -> None:
     """AMD's and Intel's VFs are separate GPUs for containers, and an administrator creates them."""
     kernel = simulated("2xFlex170")
-    with_vfs = {gpu: one.virtfns for gpu, one in scan(kernel).functions.items() if one.virtfns}
+    with_vfs = {gpu: function.virtfns for gpu, function in scan(kernel).functions.items() if function.virtfns}
     assert with_vfs
     for vf in (vf for vfs in with_vfs.values() for vf in vfs):
         kernel.rebind(vf, None)

@@ -34,7 +34,7 @@ def pod(uid: str, phase: str = "Running", deleted: str = "", static: str = "") -
 
 
 def all_of(*pods: NodePod) -> Delta[NodePod]:
-    return Delta({ObjectKey("default", one.metadata.name): one for one in pods})
+    return Delta({ObjectKey("default", pod.metadata.name): pod for pod in pods})
 
 
 class Ending:

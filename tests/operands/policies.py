@@ -70,7 +70,7 @@ def _values(schema: Schema) -> st.SearchStrategy[object]:
     if schema.additional_properties is not None:
         return st.dictionaries(NAMES, _values(schema.additional_properties), max_size=2)
     if schema.properties:
-        values = {name: _values(one) for name, one in schema.properties.items()}
+        values = {name: _values(field) for name, field in schema.properties.items()}
         needed = {name: values.pop(name) for name in schema.required}
         return st.fixed_dictionaries(needed, optional=values)
     return {"string": NAMES, "integer": st.integers(0, 9), "boolean": st.booleans()}[schema.type]

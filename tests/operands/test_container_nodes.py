@@ -26,7 +26,9 @@ FOR_CONTAINERS = set(OperandName) - {OperandName.AGENT, OperandName.LABELLER, Op
 
 def daemon_set(name: str, policy: ClusterPolicy, site: Site = NODES) -> DaemonSet:
     found = render(policy, site)
-    (one,) = (one for one in found.manifests if isinstance(one, DaemonSet) and one.metadata.name == name)
+    (one,) = (
+        manifest for manifest in found.manifests if isinstance(manifest, DaemonSet) and manifest.metadata.name == name
+    )
     return one
 
 
@@ -35,13 +37,17 @@ def main_of(found: DaemonSet) -> Container:
 
 
 def variables(container: Container) -> dict[str, str | None]:
-    return {one.name: one.value for one in container.env}
+    return {variable.name: variable.value for variable in container.env}
 
 
 def places(found: DaemonSet) -> dict[str, str]:
     """Return the mount path of each host path in the main container."""
-    volumes = {one.name: one.host_path.path for one in found.spec.template.spec.volumes if one.host_path is not None}
-    return {one.mount_path: volumes[one.name] for one in main_of(found).volume_mounts if one.name in volumes}
+    volumes = {
+        volume.name: volume.host_path.path
+        for volume in found.spec.template.spec.volumes
+        if volume.host_path is not None
+    }
+    return {mount.mount_path: volumes[mount.name] for mount in main_of(found).volume_mounts if mount.name in volumes}
 
 
 def operands(found: Rendered) -> set[OperandName]:
@@ -65,7 +71,7 @@ def test_without_nodes_to_serve_no_operand_is_rendered_and_no_fault_reported(sit
 
 def test_each_missing_image_is_a_fault_of_its_own() -> None:
     found = render(policy_of({"gfd": {"image": "r/gfd:2"}, "dcgm": {"enabled": False}}), ALL_KINDS)
-    paths = {one.because.path for one in found.faults}
+    paths = {fault.because.path for fault in found.faults}
     expected = {"driver", "driver.manager", "toolkit", "devicePlugin", "dcgmExporter"}
     assert paths == {f"$.spec.{name}" for name in expected}
     assert OperandName.VALIDATOR in found.operands
@@ -80,7 +86,7 @@ def test_the_driver_runs_only_on_nodes_without_the_agent() -> None:
     (term,) = pod.affinity.node_affinity.required.node_selector_terms
     (needed,) = term.match_expressions
     assert (needed.key, needed.operator, needed.values) == ("gpuvirt.io/node", "NotIn", ("true",))
-    assert [one.name for one in pod.init_containers] == ["gpus-unused-validation", "k8s-driver-manager"]
+    assert [container.name for container in pod.init_containers] == ["gpus-unused-validation", "k8s-driver-manager"]
     check = pod.init_containers[0]
     assert (check.image, check.args) == (NODES.image, ("validate", "unused", "--wait"))
     assert pod.host_pid, "processes that have a device open are found in /proc"
@@ -97,7 +103,7 @@ def test_driver_settings_are_honoured() -> None:
     probe = container.startup_probe
     assert probe is not None
     assert (probe.failure_threshold, probe.timeout_seconds) == (120, 60)
-    assert "/drivers/nvidia.conf" in {one.mount_path for one in container.volume_mounts}
+    assert "/drivers/nvidia.conf" in {mount.mount_path for mount in container.volume_mounts}
     slower = policy_of({"driver": {"startupProbe": {"failureThreshold": 500}}})
     probe = main_of(daemon_set("nvidia-driver-daemonset-rhel9", slower)).startup_probe
     assert probe is not None
@@ -149,7 +155,7 @@ def test_pods_get_gpus_by_the_runtime_class_or_the_nri_annotation() -> None:
     plugin = daemon_set("nvidia-device-plugin-daemonset", policy_of({"operator": {"runtimeClass": "gpus"}}))
     assert plugin.spec.template.spec.runtime_class_name == "gpus"
     found = render(policy_of({}), NODES)
-    names = [one.metadata.name for one in found.manifests if isinstance(one, RuntimeClass)]
+    names = [manifest.metadata.name for manifest in found.manifests if isinstance(manifest, RuntimeClass)]
     assert names == ["nvidia", "nvidia-cdi", "nvidia-legacy"]
     nri = policy_of({"cdi": {"nriPluginEnabled": True}})
     plugin = daemon_set("nvidia-device-plugin-daemonset", nri)
@@ -180,8 +186,8 @@ def test_the_dcgm_exporter_connects_to_the_host_engine_of_its_node_if_enabled() 
     assert variables(exporter)["DCGM_REMOTE_HOSTENGINE_INFO"] == "nvidia-dcgm:5555"
     embedded = main_of(daemon_set("nvidia-dcgm-exporter", policy_of({"dcgm": {"enabled": False}})))
     assert "DCGM_REMOTE_HOSTENGINE_INFO" not in variables(embedded)
-    services = [one for one in render(policy_of({}), NODES).manifests if isinstance(one, Service)]
-    assert {one.metadata.name: one.spec.internal_traffic_policy for one in services} == {
+    services = [manifest for manifest in render(policy_of({}), NODES).manifests if isinstance(manifest, Service)]
+    assert {service.metadata.name: service.spec.internal_traffic_policy for service in services} == {
         "nvidia-dcgm": "Local",
         "nvidia-dcgm-exporter": "",
     }
@@ -197,7 +203,7 @@ def test_dcgm_exporter_settings_are_honoured() -> None:
 def test_the_validator_checks_components_in_dependency_order() -> None:
     validator = daemon_set("nvidia-operator-validator", full(), ALL_KINDS)
     pod = validator.spec.template.spec
-    checks = [(one.name, one.args) for one in pod.init_containers]
+    checks = [(container.name, container.args) for container in pod.init_containers]
     assert checks == [(f"{what}-validation", ("validate", what, "--wait")) for what in ("driver", "toolkit", "plugin")]
     assert variables(pod.init_containers[1])["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert main_of(validator).args == ("validate", "rest")

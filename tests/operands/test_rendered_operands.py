@@ -31,7 +31,7 @@ from tests.operands.policies import ALL_KINDS, SITE, full, policy_of, sandbox, s
 
 
 def daemon_sets(found: Rendered) -> dict[str, DaemonSet]:
-    return {one.metadata.name: one for one in found.manifests if isinstance(one, DaemonSet)}
+    return {manifest.metadata.name: manifest for manifest in found.manifests if isinstance(manifest, DaemonSet)}
 
 
 def agent_of(found: Rendered) -> DaemonSet:
@@ -43,7 +43,7 @@ def main_of(found: DaemonSet) -> Container:
 
 
 def value_of(container: Container, name: str) -> str | None:
-    (found,) = (one.value for one in container.env if one.name == name)
+    (found,) = (variable.value for variable in container.env if variable.name == name)
     return found
 
 
@@ -85,17 +85,21 @@ def test_kata_gets_the_operands_that_kubevirt_gets(parts: dict[str, object]) -> 
     manager = {"vgpuManager": {"enabled": True, "repository": "r", "image": "vgpu-manager", "version": "1"}}
     kata = sandbox(**manager, **parts, sandboxWorkloads={"enabled": True, "mode": "kata"})
     assert {OperandName.AGENT, OperandName.VGPU_MANAGER} <= render(kata, SITE).operands
-    for_kubevirt = [encoded(one) for one in render(sandbox(**manager), SITE).manifests]
-    assert [encoded(one) for one in render(kata, SITE).manifests] == for_kubevirt
+    for_kubevirt = [encoded(manifest) for manifest in render(sandbox(**manager), SITE).manifests]
+    assert [encoded(manifest) for manifest in render(kata, SITE).manifests] == for_kubevirt
 
 
 def test_agent_settings_follow_the_policy_and_the_agent_accepts_them() -> None:
     config = {"config": {"name": "custom-vgpu-config", "default": "A10-4Q"}}
     found = render(sandbox(vgpuDeviceManager=config), SITE)
-    (written,) = (one for one in found.manifests if isinstance(one, ConfigMap) and one.metadata.name == "gpuvirt-node")
+    (written,) = (
+        manifest
+        for manifest in found.manifests
+        if isinstance(manifest, ConfigMap) and manifest.metadata.name == "gpuvirt-node"
+    )
     read = documents.parse(written.data["node.yaml"], Settings, where="node.yaml")
     assert (read.vgpu_config_map, read.vgpu_config) == ("custom-vgpu-config", "A10-4Q")
-    (role,) = (one for one in found.manifests if isinstance(one, Role))
+    (role,) = (manifest for manifest in found.manifests if isinstance(manifest, Role))
     assert role.rules[0].resource_names == ("custom-vgpu-config",)
     plain = render(sandbox(), SITE)
     assert template_of(agent_of(found)) != template_of(agent_of(plain)), "the agent reads its settings at its start"
@@ -106,14 +110,22 @@ def test_agent_settings_follow_the_policy_and_the_agent_accepts_them() -> None:
 )
 def test_the_policy_sets_whether_a_gpu_must_be_reset_between_pods(setting: Plain, expected: bool) -> None:
     found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": setting}), SITE)
-    (written,) = (one for one in found.manifests if isinstance(one, ConfigMap) and one.metadata.name == "gpuvirt-node")
+    (written,) = (
+        manifest
+        for manifest in found.manifests
+        if isinstance(manifest, ConfigMap) and manifest.metadata.name == "gpuvirt-node"
+    )
     assert documents.parse(written.data["node.yaml"], Settings, where="node.yaml").require_reset is expected
 
 
 def test_the_policy_names_resources_without_gpus() -> None:
     setting: Plain = {"resourcesWithoutGpus": ["example.com/nic"]}
     found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": setting}), SITE)
-    (written,) = (one for one in found.manifests if isinstance(one, ConfigMap) and one.metadata.name == "gpuvirt-node")
+    (written,) = (
+        manifest
+        for manifest in found.manifests
+        if isinstance(manifest, ConfigMap) and manifest.metadata.name == "gpuvirt-node"
+    )
     read = documents.parse(written.data["node.yaml"], Settings, where="node.yaml")
     assert read.resources_without_gpus == ("example.com/nic",)
 
@@ -121,8 +133,8 @@ def test_the_policy_names_resources_without_gpus() -> None:
 def test_the_policy_sets_how_vgpus_on_demand_are_offered() -> None:
     def on_demand(part: Plain) -> OnDemandSettings:
         policy = policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": {"onDemand": part}})
-        found = (one for one in render(policy, SITE).manifests if isinstance(one, ConfigMap))
-        text = next(one for one in found if one.metadata.name == "gpuvirt-node").data["node.yaml"]
+        found = (manifest for manifest in render(policy, SITE).manifests if isinstance(manifest, ConfigMap))
+        text = next(manifest for manifest in found if manifest.metadata.name == "gpuvirt-node").data["node.yaml"]
         return documents.parse(text, Settings, where="node.yaml").on_demand
 
     part: Plain = {"names": "type", "prefix": "a.example/b-", "types": ["A10-4Q"], "idleCount": "max", "sizes": "mixed"}
@@ -148,8 +160,8 @@ def test_invalid_settings_of_vgpus_on_demand_keep_the_deployed_agent(field: str,
 def test_the_policy_sets_what_limits_shares() -> None:
     def shares(part: Plain) -> ShareSettings:
         policy = policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": {"shares": part}})
-        found = (one for one in render(policy, SITE).manifests if isinstance(one, ConfigMap))
-        text = next(one for one in found if one.metadata.name == "gpuvirt-node").data["node.yaml"]
+        found = (manifest for manifest in render(policy, SITE).manifests if isinstance(manifest, ConfigMap))
+        text = next(manifest for manifest in found if manifest.metadata.name == "gpuvirt-node").data["node.yaml"]
         assert ("shares" in text) == (documents.parse(text, Settings, where="node.yaml").shares != ShareSettings())
         return documents.parse(text, Settings, where="node.yaml").shares
 
@@ -181,8 +193,8 @@ def test_invalid_limits_of_shares_keep_the_deployed_agent(part: Plain, path: str
 
 def test_agents_offer_shared_gpus_as_the_resource_that_the_extender_places() -> None:
     def shares(site: Site) -> ShareSettings:
-        found = (one for one in render(sandbox(), site).manifests if isinstance(one, ConfigMap))
-        text = next(one for one in found if one.metadata.name == "gpuvirt-node").data["node.yaml"]
+        found = (manifest for manifest in render(sandbox(), site).manifests if isinstance(manifest, ConfigMap))
+        text = next(manifest for manifest in found if manifest.metadata.name == "gpuvirt-node").data["node.yaml"]
         return documents.parse(text, Settings, where="node.yaml").shares
 
     shared = SharedResource(ResourceName("nvidia.com/share"), Units(100))
@@ -203,11 +215,15 @@ def test_an_invalid_config_map_name_keeps_the_deployed_agent() -> None:
 def test_paths_of_the_host_are_honoured() -> None:
     paths = {"rootFS": "/host-root", "driverInstallDir": "/opt/driver", "kubeletRootDir": "/data/kubelet/"}
     agent = agent_of(render(sandbox(hostPaths=paths), SITE))
-    volumes = {one.name: one.host_path.path for one in agent.spec.template.spec.volumes if one.host_path is not None}
+    volumes = {
+        volume.name: volume.host_path.path
+        for volume in agent.spec.template.spec.volumes
+        if volume.host_path is not None
+    }
     assert volumes["host-root"] == "/host-root"
     assert volumes["driver-install-dir"] == "/opt/driver"
     assert volumes["device-plugins"] == "/data/kubelet/device-plugins"
-    mounts = {one.name: one.mount_path for one in main_of(agent).volume_mounts}
+    mounts = {mount.name: mount.mount_path for mount in main_of(agent).volume_mounts}
     assert mounts["device-plugins"] == "/data/kubelet/device-plugins"
     assert mounts["driver-install-dir"] == "/run/nvidia/driver"
     assert value_of(main_of(agent), "GPUVIRT_KUBELET_DIR") == "/data/kubelet"
@@ -219,8 +235,8 @@ def test_paths_of_the_host_are_honoured() -> None:
 def test_each_operating_system_has_its_own_vgpu_manager() -> None:
     site = replace(SITE, vgpu_os=frozenset({"ubuntu22.04", "rhel9"}))
     found = daemon_sets(render(sandbox(vgpuManager=VGPU), site))
-    ours = {name: one for name, one in found.items() if name.startswith("nvidia-vgpu-manager-daemonset-")}
-    assert {main_of(one).image for one in ours.values()} == {
+    ours = {name: manifest for name, manifest in found.items() if name.startswith("nvidia-vgpu-manager-daemonset-")}
+    assert {main_of(resource).image for resource in ours.values()} == {
         "registry.example/vgpu-manager:570.1-ubuntu22.04",
         "registry.example/vgpu-manager:570.1-rhel9",
     }
@@ -272,7 +288,7 @@ def test_an_image_comes_from_the_policy_or_from_the_controller(image: Plain, fou
 def test_an_incomplete_image_is_a_fault_and_other_operands_are_rendered(image: Plain, path: str, reported: str) -> None:
     assert isinstance(image, dict)
     found = render(sandbox(vgpuManager={"enabled": True, **image}), SITE)
-    (fault,) = (one for one in found.faults if one.operand is OperandName.VGPU_MANAGER)
+    (fault,) = (fault for fault in found.faults if fault.operand is OperandName.VGPU_MANAGER)
     assert (fault.because.path, reported in fault.because.message) == (path, True)
     assert "gpuvirt-node" in daemon_sets(found)
     assert OperandName.VGPU_MANAGER in found.operands
@@ -282,8 +298,8 @@ def test_module_parameter_files_are_mounted_singly_from_an_existing_config_map()
     policy = sandbox(vgpuManager={**VGPU, "kernelModuleConfig": {"name": "kernel-module-params"}})
     assert config_maps_of(policy) == {"kernel-module-params"}
     manager = daemon_sets(render(policy, SITE))["nvidia-vgpu-manager-daemonset-ubuntu22.04"]
-    mounts = [one for one in main_of(manager).volume_mounts if one.mount_path.startswith("/drivers")]
-    assert [(one.mount_path, one.sub_path) for one in mounts] == [
+    mounts = [mount for mount in main_of(manager).volume_mounts if mount.mount_path.startswith("/drivers")]
+    assert [(mount.mount_path, mount.sub_path) for mount in mounts] == [
         ("/drivers/b.conf", "b.conf"),
         ("/drivers/nvidia.conf", "nvidia.conf"),
     ]
@@ -348,8 +364,8 @@ def test_the_template_label_distinguishes_current_pods_from_outdated_pods() -> N
 def test_any_policy_renders(spec: object) -> None:
     found = render(policy_of(spec), ALL_KINDS)
     again = render(policy_of(spec), ALL_KINDS)
-    assert [encoded(one) for one in found.manifests] == [encoded(one) for one in again.manifests]
-    places = [(resource_of(one).path, one.metadata.name) for one in found.manifests]
+    assert [encoded(manifest) for manifest in found.manifests] == [encoded(manifest) for manifest in again.manifests]
+    places = [(resource_of(manifest).path, manifest.metadata.name) for manifest in found.manifests]
     assert len(places) == len(set(places)), "each object is rendered once"
     for manifest in found.manifests:
         assert msgspec.json.decode(encoded(manifest), type=Manifest) == manifest
@@ -365,15 +381,15 @@ def check(found: DaemonSet) -> None:
     """Check what the API server requires of each object."""
     template = found.spec.template
     assert found.spec.selector.match_labels.items() <= template.metadata.labels.items()
-    volumes = [one.name for one in template.spec.volumes]
+    volumes = [volume.name for volume in template.spec.volumes]
     assert len(volumes) == len(set(volumes))
     for container in (*template.spec.init_containers, *template.spec.containers):
         for keys in (
-            [one.name for one in container.env],
-            [one.mount_path for one in container.volume_mounts],
+            [variable.name for variable in container.env],
+            [mount.mount_path for mount in container.volume_mounts],
         ):
             assert len(keys) == len(set(keys)), keys
-        assert {one.name for one in container.volume_mounts} <= set(volumes)
+        assert {mount.name for mount in container.volume_mounts} <= set(volumes)
 
 
 def test_the_full_policy_renders_without_a_fault() -> None:

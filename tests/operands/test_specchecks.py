@@ -23,7 +23,7 @@ from tests.operands.policies import ALL_KINDS, full, policy_of
     ],
 )
 def test_an_invalid_spec_value_is_reported_with_its_path(spec: Plain, path: str) -> None:
-    assert [one.path for one in spec_faults(policy_of(spec).spec)] == [path]
+    assert [fault.path for fault in spec_faults(policy_of(spec).spec)] == [path]
 
 
 def test_a_valid_spec_has_no_faults() -> None:
@@ -34,7 +34,11 @@ def test_a_valid_spec_has_no_faults() -> None:
 @pytest.mark.parametrize("text", ["some", "0", "150%", "-1", "\u0661"])
 def test_an_invalid_max_unavailable_falls_back_to_a_single_pod(text: str) -> None:
     policy = policy_of({"daemonsets": {"rollingUpdate": {"maxUnavailable": text}}})
-    found = {one.metadata.name: one for one in render(policy, ALL_KINDS).manifests if isinstance(one, DaemonSet)}
+    found = {
+        manifest.metadata.name: manifest
+        for manifest in render(policy, ALL_KINDS).manifests
+        if isinstance(manifest, DaemonSet)
+    }
     rolling = found["nvidia-operator-validator"].spec.update_strategy.rolling_update
     assert rolling is not None
     assert rolling.max_unavailable == 1

@@ -74,7 +74,7 @@ def value_of(schema: Schema, name: str) -> Plain:
 
 def element(schema: Schema) -> Plain:
     if schema.properties:
-        return {name: value_of(one, name) for name, one in schema.properties.items() if name != "tolerationSeconds"}
+        return {name: value_of(field, name) for name, field in schema.properties.items() if name != "tolerationSeconds"}
     return value_of(schema, "")
 
 
@@ -101,7 +101,7 @@ def with_field(path: tuple[str, ...], value: Plain) -> dict[str, Plain]:
 
 def rendered(spec: Plain) -> list[bytes]:
     found = render(policy_of(spec), ALL_KINDS)
-    return [encoded(one) for one in found.manifests]
+    return [encoded(manifest) for manifest in found.manifests]
 
 
 def test_the_base_policy_has_no_unsupported_field() -> None:

@@ -18,7 +18,7 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, vgpu_schedules
 from gpuvirt.cluster.resources import NODES, Resource, config_maps
 from tests.certificates import Authority, Pair
-from tests.controller.scene import ALL_ON, SETTINGS, node
+from tests.controller.observedcluster import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import UNAVAILABLE, Json, ServedCluster, serving
 from tests.scriptedapi import Call, Reply
 

@@ -16,7 +16,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.schedules.noderows import NodeCheck
 from gpuvirt.model.schedules.reports import ScheduleCheck
 from tests.certificates import Authority, Pair
-from tests.controller.scene import ALL_ON
+from tests.controller.observedcluster import ALL_ON
 from tests.node.test_node_plans import give_first_vgpu, reported
 from tests.nodewithvgpus import FIRST
 from tests.schedules.servedschedule import NODES, Object

@@ -136,7 +136,7 @@ PENDING = ReasonCode.VGPU_CONFIG_PENDING
         ("metadata", {"generation": 4}, PENDING),
         ("status", {"conditions": []}, PENDING),
         ("status", {"conditions": [{**READY, "status": "False", "reason": "VgpuInUse"}]}, ReasonCode.VGPU_IN_USE),
-        ("status", {"conditions": [{**READY, "status": "Unknown", "reason": "NotLooked"}]}, PENDING),
+        ("status", {"conditions": [{**READY, "status": "Unknown", "reason": "NotObserved"}]}, PENDING),
         ("status", {"gpus": [{"address": "0000:65:00.0", "mode": "vgpu", "vgpuConfig": "A10-8Q"}]}, PENDING),
     ],
 )

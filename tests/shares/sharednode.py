@@ -145,21 +145,27 @@ class SharedNode:
 
     def bind(self, name: str, uid: str, containers: Sequence[tuple[str, ContainerKind, int]], gpu: str | None) -> None:
         """Let the API server report a pod, whose containers all have a GPU by its annotation."""
-        demand = demand_of([ContainerDemand(ContainerName(one), kind, Units(units)) for one, kind, units in containers])
-        chosen = {one.name: {GpuId(gpu): one.units} for one in demand.containers} if gpu is not None else None
+        demand = demand_of(
+            [ContainerDemand(ContainerName(container), kind, Units(units)) for container, kind, units in containers]
+        )
+        chosen = (
+            {container.name: {GpuId(gpu): container.units} for container in demand.containers}
+            if gpu is not None
+            else None
+        )
         desired = placement(demand, chosen) if chosen is not None else None
         self.api[PodUid(uid)] = PodOnNode(PodUid(uid), "default", name, demand, desired)
         self.pods.observe(dict(self.api))
 
     async def admit(self, name: str, *units: int, gpu: str | None = None, report: bool = True) -> Pod:
         """Admit a pod with an app container for each number of units."""
-        return await self.admit_all(name, [(f"c{number}", APP, one) for number, one in enumerate(units)], gpu, report)
+        return await self.admit_all(name, [(f"c{number}", APP, unit) for number, unit in enumerate(units)], gpu, report)
 
     async def admit_all(
         self, name: str, containers: Sequence[tuple[str, ContainerKind, int]], gpu: str | None = None,
         report: bool = True,
     ) -> Pod:  # fmt: skip
-        asked = [Container(one, {VGPU: units}, init=kind is not APP) for one, kind, units in containers]
+        asked = [Container(container, {VGPU: units}, init=kind is not APP) for container, kind, units in containers]
         pod = await self.kubelet.run_pod(name, *asked)
         if report:
             self.bind(name, pod.uid, containers, gpu)

@@ -20,7 +20,8 @@ A, B = GpuId("GPU-a"), GpuId("GPU-b")
 
 def pod(*units: int) -> Demand:
     containers = (
-        ContainerDemand(ContainerName(f"c{number}"), ContainerKind.APP, Units(one)) for number, one in enumerate(units)
+        ContainerDemand(ContainerName(f"c{number}"), ContainerKind.APP, Units(unit))
+        for number, unit in enumerate(units)
     )
     return Demand(tuple(containers))
 

@@ -36,7 +36,7 @@ def units(a: int = 0, b: int = 0) -> Shares:
 
 def evicted(books: NodeBooks, desired: int, *candidates: Candidate) -> list[str] | None:
     found = victims(books, demand(desired), candidates)
-    return None if found is None else [one.pod for one in found]
+    return None if found is None else [candidate.pod for candidate in found]
 
 
 def pod(name: str, priority: int = 0, **budgets: int) -> Candidate:
@@ -142,11 +142,11 @@ def full_node(pods: Sequence[_Pod]) -> tuple[NodeBooks, Sequence[Candidate]]:
     """Return a node with as many of the pods as there is room for."""
     books = node(FULL)
     candidates: list[Candidate] = []
-    for number, one in enumerate(pods):
-        if books.free[one.gpu] >= one.units:
-            allowed = {BudgetName(name): ALLOWED[name] for name in one.budgets}
-            candidate = Candidate(PodUid(f"p{number}"), one.priority, allowed, one.is_ending)
-            books.put(candidate.pod, {one.gpu: one.units}, one.units)
+    for number, pod in enumerate(pods):
+        if books.free[pod.gpu] >= pod.units:
+            allowed = {BudgetName(name): ALLOWED[name] for name in pod.budgets}
+            candidate = Candidate(PodUid(f"p{number}"), pod.priority, allowed, pod.is_ending)
+            books.put(candidate.pod, {pod.gpu: pod.units}, pod.units)
             candidates.append(candidate)
     return books, candidates
 
@@ -164,7 +164,9 @@ def test_victims_are_enough_and_none_is_in_vain(pods: Sequence[_Pod], desired: i
     assert found is not None, "an empty node has room for it"
     assert helps(books, desired, found)
     for kept in found:
-        assert not helps(books, desired, [one for one in found if one is not kept]), "evicted in vain"
+        assert not helps(books, desired, [candidate for candidate in found if candidate is not kept]), (
+            "an eviction that is not needed"
+        )
 
 
 @given(PODS, DESIRED)
@@ -177,4 +179,4 @@ def test_victims_are_the_cheapest_that_are_enough(pods: Sequence[_Pod], desired:
 
 
 def helps(books: NodeBooks, desired: int, gone: Sequence[Candidate]) -> bool:
-    return place(demand(desired), books.without([one.pod for one in gone]).free) is not None
+    return place(demand(desired), books.without([candidate.pod for candidate in gone]).free) is not None

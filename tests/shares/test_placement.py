@@ -90,7 +90,7 @@ def test_a_sidecar_runs_beside_all_that_follow() -> None:
         container("second", 700, INIT),
         container("m", 1),
     )
-    assert [sum(one.units for one in phase) for phase in demand.phases()] == [900, 200, 900, 201]
+    assert [sum(container.units for container in phase) for phase in demand.phases()] == [900, 200, 900, 201]
     assert demand.total == 900
 
 
@@ -115,18 +115,18 @@ FREE = st.lists(st.integers(0, 10).map(lambda tenths: tenths * 100), max_size=4)
 def arrangements(demand: Demand, free: Shares) -> Sequence[Mapping[ContainerName, Shares]]:
     """Return all ways to give each container GPUs, whether or not they have room."""
     choices: list[list[Shares]] = []
-    for one in demand.containers:
-        if number := one.gpus(WHOLE):
+    for container in demand.containers:
+        if number := container.gpus(WHOLE):
             choices.append([dict.fromkeys(some, WHOLE) for some in combinations(sorted(free), number)])
         else:
-            choices.append([{gpu: one.units} for gpu in free])
-    names = [one.name for one in demand.containers]
+            choices.append([{gpu: container.units} for gpu in free])
+    names = [container.name for container in demand.containers]
     return [dict(zip(names, chosen, strict=True)) for chosen in product(*choices)]
 
 
 def has_room(demand: Demand, free: Shares, arrangement: Mapping[ContainerName, Shares]) -> bool:
     return all(
-        sum(arrangement[one.name].get(gpu, 0) for one in phase) <= units
+        sum(arrangement[container.name].get(gpu, 0) for container in phase) <= units
         for phase in demand.phases()
         for gpu, units in free.items()
     )
@@ -137,7 +137,7 @@ def test_a_pod_is_placed_where_any_arrangement_has_room_and_only_there(
     demand: Demand, free: Shares, policy: Policy
 ) -> None:
     found = place(demand, free, policy)
-    assert (found is not None) == any(has_room(demand, free, one) for one in arrangements(demand, free))
+    assert (found is not None) == any(has_room(demand, free, arrangement) for arrangement in arrangements(demand, free))
     if found is not None:
         assert has_room(demand, free, found.containers)
         assert all(units <= free[gpu] for gpu, units in found.used.items())

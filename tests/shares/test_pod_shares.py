@@ -132,7 +132,9 @@ async def test_the_choice_of_the_extender_is_read(authority: Authority, server: 
         found = known(followed)
         assert found.desired is not None
         assert found.desired.used == {A: 300}
-        assert [(one.name, one.kind) for one in found.demand.containers] == [("main", ContainerKind.APP)]
+        assert [(container.name, container.kind) for container in found.demand.containers] == [
+            ("main", ContainerKind.APP)
+        ]
         assert found.policy is Policy.SPREAD
 
 

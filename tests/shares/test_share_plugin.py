@@ -285,7 +285,7 @@ async def test_the_same_units_in_two_pods_give_each_its_own_gpu(short_path: Path
         node.kubelet.manager.held = [*lost, *node.kubelet.manager.held]
         await node.admit("r", 1)  # the kubelet writes its checkpoint
         found: list[Started] = [await node.start(pod) for pod in (second, first)]
-        assert sorted(one.env["GPUVIRT_GPUS"] for one in found) == ["GPU-a", "GPU-b"]
+        assert sorted(response.env["GPUVIRT_GPUS"] for response in found) == ["GPU-a", "GPU-b"]
         assert node.used(A) == node.used(B) == 600
 
 

@@ -130,7 +130,7 @@ class Shares(RuleBasedStateMachine):
     def recorded(self) -> Sequence[UnitAllocation] | Unknown:
         if not self.known:
             return Unknown()
-        alive = (one for pod in self.pods.values() if not pod.forgotten for one in pod.allocations)
+        alive = (allocation for pod in self.pods.values() if not pod.forgotten for allocation in pod.allocations)
         return [*self.stale, *alive]
 
     def running(self, asked: Collection[PodUid]) -> frozenset[PodUid] | Unread:
@@ -149,14 +149,18 @@ class Shares(RuleBasedStateMachine):
         demand = Demand(tuple(ContainerDemand(*each) for each in zip(names, shape, map(Units, units), strict=False)))
         uid = PodUid(f"pod-{next(self.numbers)}")
         allocations = []
-        for one in demand.containers:
-            ids = [unit_id(number) for number in range(one.units)]  # the same in all pods, as if kubelets erred
+        for container in demand.containers:
+            ids = [unit_id(number) for number in range(container.units)]  # the same in all pods, as if kubelets erred
             try:
                 (answer,) = self.loop.run_until_complete(self.allocator.allocate([ids]))
             except ShareRefusedError:
                 return
-            allocations.append(UnitAllocation(uid, one.name, frozenset(ids), answer.cdi_devices[0]))
-        desired = placement(demand, {one.name: {gpu: one.units} for one in demand.containers}) if gpu else None
+            allocations.append(UnitAllocation(uid, container.name, frozenset(ids), answer.cdi_devices[0]))
+        desired = (
+            placement(demand, {container.name: {gpu: container.units} for container in demand.containers})
+            if gpu
+            else None
+        )
         self.pods[uid] = Pod(PodOnNode(uid, "default", uid, demand, desired), allocations, reported=reported)
         self.report()
 
@@ -228,7 +232,7 @@ class Shares(RuleBasedStateMachine):
         """A change begins, unless the agent's records or the kubelet's show that a pod has the GPU or may get it."""
         started = self.shares.records.pods
         recorded = self.recorded()
-        if isinstance(recorded, Unknown) or any(one.pod not in started for one in recorded):
+        if isinstance(recorded, Unknown) or any(allocation.pod not in started for allocation in recorded):
             return
         if not any(gpu in pod.placement.used for pod in started.values()):
             self.claims.changed.add(gpu)
@@ -277,7 +281,12 @@ class Shares(RuleBasedStateMachine):
         """Return the most units of a GPU that the started containers of a pod run at a time."""
         demand = pod.known.demand
         return most_at_a_time(
-            demand, {one.name: one.units for one in demand.containers if pod.running.get(one.name) == gpu}
+            demand,
+            {
+                container.name: container.units
+                for container in demand.containers
+                if pod.running.get(container.name) == gpu
+            },
         )
 
 

@@ -172,7 +172,7 @@ async def test_a_gpu_that_still_serves_a_vm_is_shared_when_the_vm_has_ended(
 async def test_a_gpu_with_a_vgpu_that_a_vm_uses_gives_no_units(simulated: Simulated, tmp_path: Path) -> None:
     """Pods would have it beside the VM, and would keep the vGPU from being removed when the VM has ended."""
     kernel = simulated("4xT4")
-    vgpu = next(one for one in kernel.mdev.devices.values() if one.vgpu_host.gpu == T4[0])
+    vgpu = next(device for device in kernel.mdev.devices.values() if device.vgpu_host.gpu == T4[0])
     guest = kernel.start_vm(vgpu.group)
     async with running_node(kernel, tmp_path, Settings(workload_label=True)) as node:
         await node.report_account()

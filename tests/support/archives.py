@@ -14,7 +14,7 @@ MANIFEST = Manifest(format=FORMAT, gpuvirt="0.1.0", at=BEGINNING, node="node-1",
 
 
 def packed(copy: HostCopy, more: Mapping[str, Entry] | None = None) -> bytes:
-    unread = tuple(NotRead(one.path, one.errno, one.detail) for one in copy.unread)
+    unread = tuple(NotRead(entry.path, entry.errno, entry.detail) for entry in copy.unread)
     members = {f"{HOST}{path}": entry for path, entry in copy.members.items()} | dict(more or {})
     return pack("gpuvirt-support-node-1", msgspec.structs.replace(MANIFEST, unread=unread), members)
 

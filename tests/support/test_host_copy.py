@@ -92,22 +92,22 @@ def test_unreadable_and_vanished_paths_are_reported(simulated: Simulated, number
     kernel = simulated("2xA10")
     path = HostPath(f"/sys/bus/pci/devices/{GPU}/numa_node")
     kernel.faults.fail(path, number)
-    assert [(one.path, one.errno) for one in copy_host(kernel).unread] == [(path, number)]
+    assert [(entry.path, entry.errno) for entry in copy_host(kernel).unread] == [(path, number)]
 
 
 def test_a_card_unplugged_during_the_copy_is_reported(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.faults.before_read(HostPath(f"/sys/bus/pci/devices/{GPU}/device"), lambda: kernel.unplug(GPU))
     copy = copy_host(kernel)
-    assert {one.errno for one in copy.unread} == {errno.ENOENT}
-    assert all(GPU in one.path for one in copy.unread)
+    assert {entry.errno for entry in copy.unread} == {errno.ENOENT}
+    assert all(GPU in entry.path for entry in copy.unread)
 
 
 @pytest.mark.parametrize("folder", ["/sys/bus/pci/devices", "/sys/kernel/iommu_groups", "/dev/vfio", "/dev"])
 def test_an_unreadable_folder_is_reported(simulated: Simulated, folder: str) -> None:
     kernel = simulated("2xA10")
     kernel.faults.fail(HostPath(folder), errno.EACCES)
-    assert [one.path for one in copy_host(kernel).unread] == [folder]
+    assert [entry.path for entry in copy_host(kernel).unread] == [folder]
 
 
 @pytest.mark.parametrize("name", ["..\udcff", "\x1b[2J", "a b"])
@@ -115,7 +115,7 @@ def test_an_invalid_name_is_reported_and_not_followed(simulated: Simulated, name
     kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"/sys/class/mdev_bus/{name}"), Link("../../devices/x"))
     copy = copy_host(kernel)
-    assert [one.detail for one in copy.unread] == ["found 'a name that no device has'"]
+    assert [entry.detail for entry in copy.unread] == ["found 'a name that no device has'"]
     assert all(path.isprintable() for path in copy.members)
 
 
@@ -125,7 +125,7 @@ def test_a_link_out_of_sys_is_reported_and_not_copied(simulated: Simulated, targ
     kernel.tree.place(HostPath(f"{FOLDER}/driver"), Link(target))
     copy = copy_host(kernel)
     assert HostPath(f"{FOLDER}/driver") not in copy.members
-    assert [one.path for one in copy.unread] == [f"/sys/bus/pci/devices/{GPU}/driver"]
+    assert [entry.path for entry in copy.unread] == [f"/sys/bus/pci/devices/{GPU}/driver"]
 
 
 # Secrets.

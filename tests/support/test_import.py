@@ -218,7 +218,7 @@ def test_a_vgpu_on_a_vf_that_is_not_listed_is_left_out(simulated: Simulated) -> 
     live = scan(kernel).vgpu_hosts[PciAddress("0000:07:00.0")].live[0]
     kernel.tree.remove(HostPath(f"/sys/class/mdev_bus/{live.parent}"))
     made = imported(kernel)
-    assert any(one.where == live.id and "which carries it, is not listed" in one.why for one in made.losses)
+    assert any(loss.where == live.id and "which carries it, is not listed" in loss.why for loss in made.losses)
     assert len(shown_by(made).vgpu_hosts[PciAddress("0000:07:00.0")].live) == 3
 
 

@@ -46,7 +46,7 @@ OF_PROCESSES = {FindingCode.CPUS_ON_OTHER_NODE, ReasonCode.IN_USE_ELSEWHERE}
 
 def doctor_findings(kernel: SimKernel) -> list[Finding]:
     """Return doctor's findings, except those about processes."""
-    return [one for one in findings(examine(kernel)) if one.code not in OF_PROCESSES]
+    return [finding for finding in findings(examine(kernel)) if finding.code not in OF_PROCESSES]
 
 
 def setup_of(kernel: Kernel) -> Setup:
@@ -90,7 +90,7 @@ READ = (
 def test_an_unreadable_file_is_unreadable_in_the_archive(path: str) -> None:
     more = {"/etc/modprobe.d/x.conf": "", "/etc/containerd/config.toml": "", "/boot/loader/entries/x": ""}
     kernel = host(PlatformSpec(files=more, console="0000:65:00.0"))
-    assert any(one.startswith(path) for one in parts(setup_of(kernel))), "doctor reads the path"
+    assert any(part.startswith(path) for part in parts(setup_of(kernel))), "doctor reads the path"
     kernel.faults.fail(HostPath(path), errno.EACCES)
     archived = parts(setup_of(ArchivedKernel(opened(kernel))))
     assert archived == parts(setup_of(kernel))
@@ -159,9 +159,9 @@ FILES = {
     "/sys/kernel/irq/120/chip_name": ("IR-PCI-MSIX-0000:65:00.0\n",),
     "/sys/module/vfio_pci/parameters/ids": ("10de:2236\n",),
     "/sys/devices/system/node/node0/cpulist": ("0-63,128-191\n",),
-    **{f"{OF_GPUS}/{one}/resource": (BARS, "odd\n", "") for one in FUNCTIONS},
-    **{f"{OF_GPUS}/{one}/reset_method": ("bus\n", "") for one in FUNCTIONS},
-    **{f"{OF_GPUS}/{one}/boot_vga": ("1\n", "0\n") for one in FUNCTIONS},
+    **{f"{OF_GPUS}/{function}/resource": (BARS, "odd\n", "") for function in FUNCTIONS},
+    **{f"{OF_GPUS}/{function}/reset_method": ("bus\n", "") for function in FUNCTIONS},
+    **{f"{OF_GPUS}/{function}/boot_vga": ("1\n", "0\n") for function in FUNCTIONS},
 }
 FOLDERS = ("/etc/modprobe.d", "/run/modprobe.d", "/sys/class/iommu/dmar7", "/etc/crio/crio.conf.d")
 EXISTING = (
@@ -169,7 +169,7 @@ EXISTING = (
     "/proc/cpuinfo", "/proc/cmdline", "/sys/class/iommu", "/sys/class/iommu/dmar0", "/sys/module", "/etc/os-release",
     "/lib/modules/6.8.0-31-generic/modules.dep", "/lib/modules/6.8.0-31-generic/modules.builtin", "/etc/default/grub",
     "/proc/sys/kernel/osrelease", "/sys/class/graphics", "/sys/devices/system/node/node1",
-    *(f"{OF_GPUS}/{one}/{name}" for one in FUNCTIONS for name in ("resource", "reset_method", "reset")),
+    *(f"{OF_GPUS}/{function}/{name}" for function in FUNCTIONS for name in ("resource", "reset_method", "reset")),
 )  # fmt: skip
 MODULES = st.sampled_from(["vfio_pci", "vfio", "nvidia", "nouveau", "vfio_iommu_type1", "8250", "nvidia_vgpu_vfio"])
 SCREENS = st.builds(

@@ -166,7 +166,7 @@ def test_the_archive_contains_no_secrets(host: Path, tmp_path: Path) -> None:
     assert "10.0.0.10" not in kept
     data = json.loads(files["host/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"])["Data"]
     assert [entry["AllocResp"] for entry in data["PodDeviceEntries"]] == ["b3Vycw==", None]
-    left_out = [one.what for one in manifest_of(files).left_out]
+    left_out = [entry.what for entry in manifest_of(files).left_out]
     assert any(what.endswith("/config.yaml") for what in left_out)
     assert any(what.endswith("/kubelet_internal_checkpoint") for what in left_out)
 
@@ -182,7 +182,7 @@ def test_the_archive_has_the_shares_of_gpus_without_what_others_wrote(host: Path
         "env": ["NVIDIA_VISIBLE_DEVICES=void", "GPUVIRT_GPUS=GPU-a", "GPUVIRT_UNITS=300"],
         "deviceNodes": [{"path": "/dev/nvidia0"}],
     }
-    assert any(one.what.endswith("/gpuvirt.io-share-*") for one in manifest_of(files).left_out)
+    assert any(entry.what.endswith("/gpuvirt.io-share-*") for entry in manifest_of(files).left_out)
 
 
 def test_names_are_hidden_in_every_file(host: Path, log: Path, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_damaged_file_is_left_out_and_reported(host: Path, tmp_path: Path, nam
         assert done.returncode == 0, done.stderr
         files = opened(done.stdout)
         assert not any(b"\xff[" in content for content in files.values())
-        assert any(one.what == str(path) and "can't be parsed" in one.why for one in manifest_of(files).left_out)
+        assert any(entry.what == str(path) and "can't be parsed" in entry.why for entry in manifest_of(files).left_out)
 
 
 def test_invalid_settings_are_packed_and_reported(host: Path, tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_only_the_end_of_a_long_log_is_packed(host: Path, tmp_path: Path) -> Non
     files = opened(done.stdout)
     assert len(files["logs/1-long.log"]) == 4 << 20
     assert files["logs/1-long.log"].endswith(b"the end\n")
-    assert "none.log" in [one.path for one in manifest_of(files).unread]
-    assert "long.log" in [one.what for one in manifest_of(files).left_out]
+    assert "none.log" in [entry.path for entry in manifest_of(files).unread]
+    assert "long.log" in [entry.what for entry in manifest_of(files).left_out]
 
 
 @pytest.mark.parametrize("arguments", [["-o", "/does/not/exist/x/"], ["--host-root", "/does/not/exist"]])
@@ -326,7 +326,7 @@ def test_doctor_finds_the_same_on_a_host_its_unpacked_archive_and_its_import(tmp
         for root in (tmp_path / "simulated", unpacked, tmp_path / "imported")
     ]
     assert reports[0] == reports[1] == reports[2]
-    codes = {one["code"] for result in reports[0]["results"] for one in result["findings"]}
+    codes = {finding["code"] for result in reports[0]["results"] for finding in result["findings"]}
     assert codes >= {"KvmMissing", "UnsafeInterrupts", "VfioBlocked", "CdiOff"}
 
 

@@ -172,4 +172,4 @@ def test_the_validations_markers_are_removed_on_sigterm(tmp_path: Path) -> None:
         assert "ready for containers" in resting.stderr.readline()
         os.kill(resting.pid, signal.SIGTERM)
         assert resting.wait(60) == 0
-    assert [one.name for one in tmp_path.iterdir()] == ["vfio-pci-ready"], "files of other programs stay"
+    assert [path.name for path in tmp_path.iterdir()] == ["vfio-pci-ready"], "files of other programs stay"

@@ -43,7 +43,7 @@ class VgpuHost:
 
     def types(self, gpu: PciAddress) -> dict[VgpuId, str]:
         host = scan(self.kernel).vgpu_hosts[gpu]
-        return {one.id: str(one.type).rpartition(" ")[2] for one in host.live}
+        return {vgpu.id: str(vgpu.type).rpartition(" ")[2] for vgpu in host.live}
 
     def group_of(self, vgpu: VgpuId) -> IommuGroup:
         return self.kernel.mdev.devices[vgpu].group

@@ -39,6 +39,6 @@ def _facts(path: Path) -> Iterator[tuple[str, tuple[Entry, ...]]]:
         ),
     )
     for gpu, *types in (line for line in lines if line[0] != "default"):
-        for one in types:
-            rest, _, count = one.partition(":")
+        for vgpu_type in types:
+            rest, _, count = vgpu_type.partition(":")
             yield f"{gpu}-{rest}", (Entry({parse_profile(f"{gpu}-{rest}"): int(count)}),)

@@ -13,7 +13,7 @@ from gpuvirt.model.vgputypes.profiles import Series, parse_profile, profile_name
 from gpuvirt_sim.hostspec import shared_cards
 
 CARDS = catalog.cards()
-TYPES = [(card, one) for card in CARDS for one in card.types()]
+TYPES = [(card, vgpu_type) for card in CARDS for vgpu_type in card.types()]
 A16_A2 = parse_pci_id("10de:25b6")
 
 
@@ -29,26 +29,26 @@ def type_of(card: Card, name: str) -> CardType:
 
 
 def test_every_type_name_parses_to_the_same_profile() -> None:
-    for card, one in TYPES:
-        assert one.profile.gpu == card.gpu
-        for profile in (one.profile, *one.spelled):
+    for card, vgpu_type in TYPES:
+        assert vgpu_type.profile.gpu == card.gpu
+        for profile in (vgpu_type.profile, *vgpu_type.spelled):
             assert parse_profile(profile.text) == profile
 
 
 def test_no_card_lists_a_type_twice() -> None:
     for card in CARDS:
-        names = [profile for one in card.types() for profile in (one.profile, *one.spelled)]
+        names = [profile for vgpu_type in card.types() for profile in (vgpu_type.profile, *vgpu_type.spelled)]
         assert len(names) == len(set(names)), card.product_name
 
 
 def test_every_type_is_found_by_its_name() -> None:
-    for card, one in TYPES:
-        assert card.find(one.profile) == one
-        assert all(card.find(spelled) == one for spelled in one.spelled)
+    for card, vgpu_type in TYPES:
+        assert card.find(vgpu_type.profile) == vgpu_type
+        assert all(card.find(spelled) == vgpu_type for spelled in vgpu_type.spelled)
 
 
 def test_no_two_cards_have_the_same_ids() -> None:
-    ids = [one for card in CARDS for one in card.ids]
+    ids = [device_id for card in CARDS for device_id in card.ids]
     assert len(ids) == len(set(ids))
     for card_id in ids:
         whole = [other for other in ids if other.device == card_id.device and other.subsystem is None]
@@ -58,59 +58,65 @@ def test_no_two_cards_have_the_same_ids() -> None:
 def test_ids_are_those_of_nvidia_cards_in_the_shipped_database() -> None:
     # The shipped database is of July 2025; these cards are newer.
     later = {parse_pci_id(one) for one in ("10de:2bb9", "10de:2c3a", "10de:3182", "10de:2337")}
-    devices = {one.device for card in CARDS for one in card.ids}
-    assert {one.vendor for one in devices} == {NVIDIA}
-    assert {one for one in devices if one not in pciids.shipped()} <= later
+    devices = {device_id.device for card in CARDS for device_id in card.ids}
+    assert {device.vendor for device in devices} == {NVIDIA}
+    assert {device for device in devices if device not in pciids.shipped()} <= later
 
 
 def test_types_never_exceed_the_framebuffer_and_a_full_size_type_fits_once() -> None:
-    for card, one in TYPES:
-        assert one.profile.framebuffer_mib <= card.framebuffer_mib
-        if not one.profile.is_mig:
-            assert one.most * one.profile.framebuffer_mib <= card.framebuffer_mib, one.profile
-        if one.profile.framebuffer_mib == card.framebuffer_mib:
-            assert one.most == 1
+    for card, vgpu_type in TYPES:
+        assert vgpu_type.profile.framebuffer_mib <= card.framebuffer_mib
+        if not vgpu_type.profile.is_mig:
+            assert vgpu_type.most * vgpu_type.profile.framebuffer_mib <= card.framebuffer_mib, vgpu_type.profile
+        if vgpu_type.profile.framebuffer_mib == card.framebuffer_mib:
+            assert vgpu_type.most == 1
 
 
 def test_larger_types_never_fit_more_often() -> None:
     for card in CARDS:
         for series in Series:
-            sliced = [one for one in card.types() if not one.profile.is_mig and one.profile.series is series]
-            mosts = [one.most for one in sorted(sliced, key=lambda one: one.profile.gb)]
+            sliced = [
+                vgpu_type
+                for vgpu_type in card.types()
+                if not vgpu_type.profile.is_mig and vgpu_type.profile.series is series
+            ]
+            mosts = [one.most for one in sorted(sliced, key=lambda vgpu_type: vgpu_type.profile.gb)]
             assert mosts == sorted(mosts, reverse=True), card.product_name
 
 
 def test_placements_lie_side_by_side_inside_the_card_as_many_as_fit() -> None:
     seen = 0
-    for card, one in TYPES:
-        if one.placements is None:
+    for card, vgpu_type in TYPES:
+        if vgpu_type.placements is None:
             continue
         seen += 1
-        assert one.most_mixed == len(one.placements)
-        assert one.placements[0] >= 0
-        assert (one.placements[-1] + one.profile.gb) * 1024 <= card.framebuffer_mib
-        assert all(before + one.profile.gb <= after for before, after in pairwise(one.placements)), one.profile
+        assert vgpu_type.most_mixed == len(vgpu_type.placements)
+        assert vgpu_type.placements[0] >= 0
+        assert (vgpu_type.placements[-1] + vgpu_type.profile.gb) * 1024 <= card.framebuffer_mib
+        assert all(before + vgpu_type.profile.gb <= after for before, after in pairwise(vgpu_type.placements)), (
+            vgpu_type.profile
+        )
     assert seen > 200
 
 
 def test_mixed_size_mode_never_fits_more_vgpus_and_needs_a_card_that_supports_it() -> None:
-    for card, one in TYPES:
-        if one.most_mixed is not None:
+    for card, vgpu_type in TYPES:
+        if vgpu_type.most_mixed is not None:
             assert card.mixed_sizes
-            assert one.most_mixed <= one.most, one.profile
+            assert vgpu_type.most_mixed <= vgpu_type.most, vgpu_type.profile
 
 
 def test_mig_backed_types_fill_gpu_instances_of_their_slices() -> None:
-    for card, one in TYPES:
-        assert (one.gpu_instance is not None) == one.profile.is_mig
-        if one.gpu_instance is None:
+    for card, vgpu_type in TYPES:
+        assert (vgpu_type.gpu_instance is not None) == vgpu_type.profile.is_mig
+        if vgpu_type.gpu_instance is None:
             continue
-        slices, _, rest = one.gpu_instance.profile.partition("g.")
+        slices, _, rest = vgpu_type.gpu_instance.profile.partition("g.")
         instance_gb = int(rest.partition("gb")[0])
-        instances, left = divmod(one.most, one.gpu_instance.each)
+        instances, left = divmod(vgpu_type.most, vgpu_type.gpu_instance.each)
         assert left == 0
-        assert int(slices) == one.profile.slices
-        assert one.profile.gb * one.gpu_instance.each <= instance_gb
+        assert int(slices) == vgpu_type.profile.slices
+        assert vgpu_type.profile.gb * vgpu_type.gpu_instance.each <= instance_gb
         # GPU instances have their memory in eighths, which names round up.
         assert instances * instance_gb <= card.framebuffer_mib / 1024 * 1.05
 
@@ -149,9 +155,9 @@ def test_maxwell_and_pascal_cards_have_the_types_that_sources_document(gpu: str)
     """They have no documented C-series, and only the host reports whether they mix sizes."""
     (card,) = catalog.cards_called(gpu)
     assert not card.is_mig
-    assert {one.profile.series for one in card.types()} == {Series.A, Series.B, Series.Q}
-    assert (card.mixed_sizes, {one.most_mixed for one in card.types()}) == (None, {None})
-    (whole,) = (one for one in card.types() if one.profile.series is Series.Q and one.most == 1)
+    assert {vgpu_type.profile.series for vgpu_type in card.types()} == {Series.A, Series.B, Series.Q}
+    assert (card.mixed_sizes, {vgpu_type.most_mixed for vgpu_type in card.types()}) == (None, {None})
+    (whole,) = (vgpu_type for vgpu_type in card.types() if vgpu_type.profile.series is Series.Q and vgpu_type.most == 1)
     assert whole.profile.framebuffer_mib == card.framebuffer_mib
     assert profile_name(f"GRID {whole.profile}") == whole.profile.text
 

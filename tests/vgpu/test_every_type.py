@@ -25,15 +25,20 @@ from tests.changes import NOBODY, change_vgpus, plan_vgpus, site_in
 from tests.thoroughness import examples
 
 GPU = PciAddress("0000:65:00.0")
-EVERY = [(card, one) for card in catalog.cards() for one in card.types() if not one.profile.is_mig]
+EVERY = [(card, vgpu_type) for card in catalog.cards() for vgpu_type in card.types() if not vgpu_type.profile.is_mig]
 
 
 def host_with(card: Card, framework: Framework) -> HostSpec:
     """Return a host with one such card, whose driver offers the types of the catalog."""
     types = tuple(
-        VgpuTypeSpec(id=number, name=VgpuType(f"NVIDIA {one.profile.text}"), size=f"{one.profile.gb}G", most=one.most)
-        for number, one in enumerate(card.types(), 1)
-        if not one.profile.is_mig
+        VgpuTypeSpec(
+            id=number,
+            name=VgpuType(f"NVIDIA {vgpu_type.profile.text}"),
+            size=f"{vgpu_type.profile.gb}G",
+            most=vgpu_type.most,
+        )
+        for number, vgpu_type in enumerate(card.types(), 1)
+        if not vgpu_type.profile.is_mig
     )
     ids = card.ids[0]
     function = FunctionSpec(
@@ -59,21 +64,21 @@ def apply_vgpus(site: Site, desired_vgpus: DesiredVgpus) -> list[str]:
 def test_every_type_of_every_card_is_created_by_its_name_and_removed(
     asked: tuple[Card, CardType], framework: Framework
 ) -> None:
-    card, desired_counts = asked
+    card, desired_type = asked
     kernel = build_host(host_with(card, framework))
     with TemporaryDirectory() as folder:
         site = site_in(Path(folder), kernel, SimTools(kernel))
         seen = observe(site, NOBODY, None)
         board = seen.gpu_state(GPU)
         assert board is not None
-        config = ConfigName(desired_counts.profile.text, Source(Origin.SETTINGS, "settings"))
+        config = ConfigName(desired_type.profile.text, Source(Origin.SETTINGS, "settings"))
         desired_vgpus = resolve(config, ConfigSet(), config_gpus(seen.inventory, {GPU: board})).desired_by_gpu[GPU]
-        if framework is Framework.VENDOR_VFIO and desired_counts.most > 32:
+        if framework is Framework.VENDOR_VFIO and desired_type.most > 32:
             return  # the simulated card has no more VFs
         assert apply_vgpus(site, desired_vgpus) == []
         after = observe(site, NOBODY, None)
         live = Counter(str(vgpu.live.type) for vgpu in after.inventory.vgpus.values())
-        assert live == {f"NVIDIA {desired_counts.profile.text}": desired_counts.most}
+        assert live == {f"NVIDIA {desired_type.profile.text}": desired_type.most}
         assert plan_vgpus(after, GPU, desired_vgpus).met
         assert apply_vgpus(site, DesiredVgpus()) == []
         assert scan(kernel).vgpu_hosts[GPU].live == ()

@@ -98,14 +98,14 @@ def test_vgpus_without_placements_are_refused_before_any_removal(a10: VgpuHost, 
 
 def test_a_vgpu_of_a_vm_keeps_the_size_mode_until_the_vm_ends(a10: VgpuHost) -> None:
     mine = next(vgpu for vgpu, name in a10.types(MIXED).items() if name == "A10-4Q")
-    simulated = a10.kernel.start_vm(a10.group_of(mine))
+    vm = a10.kernel.start_vm(a10.group_of(mine))
     desired_vgpus = DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL)
     reasons = a10.desired_vgpus(MIXED, desired_vgpus)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
-    assert f"(pid {simulated.pid})" in reasons[0].text
+    assert f"(pid {vm.pid})" in reasons[0].text
     assert (words(a10), list(a10.types(MIXED))) == (["remove"], [mine])
     assert (a10.modes(MIXED).mixed_sizes, a10.kernel.vfio.requests) == (True, [])
-    a10.kernel.end_vm(simulated)
+    a10.kernel.end_vm(vm)
     assert a10.desired_vgpus(MIXED, desired_vgpus) == ()
     assert a10.carries(MIXED) == {"A10-4Q": 6}
     assert mine in a10.types(MIXED), "the vGPU was removed for the switch and recreated with its id"
@@ -184,28 +184,28 @@ def test_all_vgpus_are_created_again_if_the_free_gpu_instance_is_unknown(a30: Vg
 def test_a_vgpu_in_use_keeps_all_gpu_instances_of_its_profile(a30: VgpuHost) -> None:
     a30.apply_types(CUT, {"A30-1-6C": 4})
     mine = min(a30.types(CUT))
-    simulated = a30.kernel.start_vm(a30.group_of(mine))
+    vm = a30.kernel.start_vm(a30.group_of(mine))
     desired_counts = {"A30-1-6C": 2, "A30-2-12C": 1}
     reasons = a30.apply_types(CUT, desired_counts)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
-    assert f"(pid {simulated.pid})" in reasons[0].text
+    assert f"(pid {vm.pid})" in reasons[0].text
     assert "1g.6gb" in reasons[0].text
     assert (words(a30), a30.carries(CUT)) == (["remove", "remove"], {"A30-1-6C": 2})
     assert a30.kernel.vfio.requests == []
-    a30.kernel.end_vm(simulated)
+    a30.kernel.end_vm(vm)
     assert a30.apply_types(CUT, desired_counts) == ()
     assert mine in a30.types(CUT)
 
 
 def test_a_vm_keeps_mig_mode_until_it_ends(a30: VgpuHost) -> None:
     mine = next(vgpu for vgpu, name in a30.types(CUT).items() if name == "A30-2-12C")
-    simulated = a30.kernel.start_vm(a30.group_of(mine))
+    vm = a30.kernel.start_vm(a30.group_of(mine))
     reasons = a30.apply_types(CUT, {"A30-12C": 2})
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert list(a30.types(CUT)) == [mine]
     modes = a30.modes(CUT)
     assert (modes.mig, modes.mig_pending) == (True, True), "the mode is unchanged while the VM runs"
-    a30.kernel.end_vm(simulated)
+    a30.kernel.end_vm(vm)
     assert a30.apply_types(CUT, {"A30-12C": 2}) == ()
 
 
@@ -260,7 +260,7 @@ def test_a_gpu_that_a_process_uses_keeps_its_sizes(a10: VgpuHost) -> None:
 def test_compute_instances_of_another_program_are_destroyed_with_their_gpu_instance(a30: VgpuHost) -> None:
     """As `nvidia-smi mig -cgi ... -C` creates them; the driver refuses to destroy one that a process uses."""
     vgpu_host = a30.kernel.vfs.carriers[CUT].vgpu_host
-    vgpu_host.computing.update(one.id for one in vgpu_host.instances)
+    vgpu_host.computing.update(instance.id for instance in vgpu_host.instances)
     assert a30.apply_types(CUT, {"A30-4-24C": 1}) == ()
     assert a30.carries(CUT) == {"A30-4-24C": 1}
 
@@ -280,7 +280,7 @@ def test_a_vgpu_that_another_program_creates_meanwhile_keeps_the_gpu_instances(a
     assert "other vGPUs have just been created" in reasons[0].text
     assert FOREIGN in a30.types(CUT)
     assert not isinstance(found := a30.modes(CUT).gpu_instances, Unread)
-    assert "2g.12gb" in {one.profile for one in found}
+    assert "2g.12gb" in {instance.profile for instance in found}
 
 
 def test_mig_backed_vgpus_are_created_by_the_vendor_vfio_framework(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_mig_backed_vgpus_are_created_by_the_vendor_vfio_framework(tmp_path: Pat
         assert host.desired_vgpus(gpu, desired_vgpus) == ()
         board = observe(host.site, host.given, None).asked_state(gpu, DesiredVgpus())
         assert board is not None
-        assert Counter(profile_name(str(one.type)) for one in board.host.live) == desired_vgpus.types
+        assert Counter(profile_name(str(vgpu.type)) for vgpu in board.host.live) == desired_vgpus.types
         assert host.desired_vgpus(gpu, desired_vgpus) == ()
         assert host.steps == []
 
@@ -319,12 +319,12 @@ def test_the_scheduler_is_set_once_after_the_vgpus_are_created(t4: VgpuHost) -> 
 
 def test_the_scheduler_change_waits_for_vms(t4: VgpuHost) -> None:
     t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 2}))
-    simulated = t4.kernel.start_vm(t4.group_of(min(t4.types(T4))))
+    vm = t4.kernel.start_vm(t4.group_of(min(t4.types(T4))))
     desired_vgpus = DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
     reasons = t4.desired_vgpus(T4, desired_vgpus)
     assert (codes(reasons), words(t4)) == ([ReasonCode.VGPU_IN_USE], ["create", "create"])
-    assert f"(pid {simulated.pid})" in reasons[0].text
-    t4.kernel.end_vm(simulated)
+    assert f"(pid {vm.pid})" in reasons[0].text
+    t4.kernel.end_vm(vm)
     assert t4.desired_vgpus(T4, desired_vgpus) == ()
     assert words(t4) == ["set"]
 

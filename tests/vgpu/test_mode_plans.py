@@ -44,8 +44,8 @@ from gpuvirt.paths import HostPath
 GPU = PciAddress("0000:17:00.0")
 VFS = [PciAddress(f"0000:17:{number // 8:02x}.{number % 8}") for number in range(4, 20)]
 (A30,) = catalog.cards_of(parse_pci_id("10de:20b7"), None)
-NAMES = {one.profile.text: VgpuType(f"NVIDIA {one.profile.text}") for one in A30.types()}
-MOST = {NAMES[one.profile.text]: one.most for one in A30.types()}
+NAMES = {vgpu_type.profile.text: VgpuType(f"NVIDIA {vgpu_type.profile.text}") for vgpu_type in A30.types()}
+MOST = {NAMES[vgpu_type.profile.text]: vgpu_type.most for vgpu_type in A30.types()}
 TYPES = {str(number): vgpu_type for number, vgpu_type in enumerate(MOST)}
 BEST, EQUAL = Scheduler(SchedulerPolicy.BEST_EFFORT), Scheduler(SchedulerPolicy.EQUAL_SHARE)
 A30_PLACES = {"1g.6gb": (1, (0, 1, 2, 3)), "2g.12gb": (2, (0, 2)), "4g.24gb": (4, (0,))}
@@ -98,7 +98,7 @@ class Gpu:
 
     @property
     def types(self) -> Counter[VgpuType]:
-        return Counter(one.type for one in self.live.values() if not isinstance(one.type, Unread))
+        return Counter(vgpu.type for vgpu in self.live.values() if not isinstance(vgpu.type, Unread))
 
     def take(self, step: VgpuStep) -> None:
         match step:
@@ -127,7 +127,7 @@ class Gpu:
                 self.instances[number] = GpuInstance(number, profile, 0, start, size)
             case CreateVgpu(vgpu, vgpu_type, slot):
                 assert vgpu not in self.live
-                assert slot not in {one.parent for one in self.live.values()}
+                assert slot not in {vgpu.parent for vgpu in self.live.values()}
                 self.live[vgpu] = LiveVgpu(vgpu, vgpu_type, slot, None)
                 self.expect_room()
             case SetScheduler(_, scheduler):
@@ -143,9 +143,9 @@ class Gpu:
         elif self.modes.mixed_sizes:
             assert mixedsizes.fits(A30, self.types)
         else:
-            assert len({size_of(one) for one in self.types}) == 1
-            assert self.types.total() <= max(MOST[one] for one in self.types)
-            assert not any(is_mig(one) for one in self.types)
+            assert len({size_of(vgpu_type) for vgpu_type in self.types}) == 1
+            assert self.types.total() <= max(MOST[vgpu_type] for vgpu_type in self.types)
+            assert not any(is_mig(vgpu_type) for vgpu_type in self.types)
 
     def each_has_its_instance(self) -> None:
         needed: Counter[str] = Counter()
@@ -153,7 +153,7 @@ class Gpu:
             instance = next(one.gpu_instance for one in A30.types() if NAMES[one.profile.text] == vgpu_type)
             assert instance is not None
             needed[instance.profile] += number
-        assert needed <= Counter(one.profile for one in self.instances.values())
+        assert needed <= Counter(instance.profile for instance in self.instances.values())
 
     @property
     def after(self) -> GpuState:
@@ -209,7 +209,7 @@ def test_vgpus_of_both_desired_states_keep_their_ids_through_every_mode_switch(
     assert Counter(vgpu_type for _, vgpu_type in common) == Counter(named(first)) & Counter(named(second))
 
 
-@pytest.mark.parametrize("desired_vgpus", [one for one in SPEC_FIELDS if one.types])
+@pytest.mark.parametrize("desired_vgpus", [field for field in SPEC_FIELDS if field.types])
 def test_a_vgpu_in_use_blocks_every_mode_switch(desired_vgpus: DesiredVgpus) -> None:
     for first in SPEC_FIELDS:
         existing = after(gpu_state(), planned(gpu_state(), first))
@@ -222,7 +222,7 @@ def test_a_vgpu_in_use_blocks_every_mode_switch(desired_vgpus: DesiredVgpus) -> 
 
 
 @pytest.mark.parametrize("field", ["mixed_sizes", "can_mix_sizes", "mig", "mig_pending", "gpu_instances"])
-@pytest.mark.parametrize("desired_vgpus", [one for one in SPEC_FIELDS if one.types])
+@pytest.mark.parametrize("desired_vgpus", [field for field in SPEC_FIELDS if field.types])
 def test_an_unread_mode_changes_nothing(desired_vgpus: DesiredVgpus, field: str) -> None:
     one = gpu_state()
     assert one.smi is not None
@@ -276,7 +276,7 @@ def test_a_pod_whose_vm_does_not_run_yet_does_not_keep_the_scheduler() -> None:
 @settings(deadline=None)
 @given(st.fixed_dictionaries({gb: st.integers(0, 3) for gb in (12, 8, 6, 4, 3)}))
 def test_mixed_sizes_fit_exactly_if_their_placements_can_be_laid_out(counts: dict[int, int]) -> None:
-    places = {one.profile.gb: one.placements for one in A30.types() if one.placements}
+    places = {vgpu_type.profile.gb: vgpu_type.placements for vgpu_type in A30.types() if vgpu_type.placements}
     counts = {gb: number for gb, number in counts.items() if gb in places}
     desired = [gb for gb, number in counts.items() for _ in range(number)]
     types = {NAMES[f"A30-{gb}C"]: number for gb, number in counts.items()}
@@ -319,7 +319,7 @@ def test_idle_gpu_instances_are_destroyed_for_a_larger_one(vgpus: tuple[str, ...
     desired_vgpus = DesiredVgpus({"A30-2-12C": 1, "A30-1-6C": small})
     existing = after(before, planned(before, desired_vgpus))
     assert carried(existing) == named(desired_vgpus)
-    assert {one.id for one in before.host.live[:small]} <= {one.id for one in existing.host.live}
+    assert {vgpu.id for vgpu in before.host.live[:small]} <= {vgpu.id for vgpu in existing.host.live}
 
 
 def test_gpu_instances_stay_while_a_vgpu_of_their_profile_is_in_use() -> None:
@@ -331,8 +331,8 @@ def test_gpu_instances_stay_while_a_vgpu_of_their_profile_is_in_use() -> None:
 
 
 def test_gpu_instances_that_exceed_the_memory_slices_are_refused() -> None:
-    (a100,) = [one for one in catalog.cards() if one.gpu == "A100DX"]
-    names = {one.profile.text: VgpuType(f"NVIDIA {one.profile.text}") for one in a100.types()}
+    (a100,) = [card for card in catalog.cards() if card.gpu == "A100DX"]
+    names = {vgpu_type.profile.text: VgpuType(f"NVIDIA {vgpu_type.profile.text}") for vgpu_type in a100.types()}
     modes = GpuModes(GPU, mig=True, mig_pending=True)
     types = {str(number): vgpu_type for number, vgpu_type in enumerate(names.values())}
     existing = replace(gpu_state(), card=a100, most={}, smi=SmiReport(modes, types, BEST))
@@ -341,7 +341,7 @@ def test_gpu_instances_that_exceed_the_memory_slices_are_refused() -> None:
     assert [reason.code for reason in plan.refusals] == [ReasonCode.NO_ROOM]
 
 
-@pytest.mark.parametrize("card", [one for one in catalog.cards() if one.is_mig], ids=lambda one: one.product_name)
+@pytest.mark.parametrize("card", [card for card in catalog.cards() if card.is_mig], ids=lambda one: one.product_name)
 def test_every_card_has_as_many_placements_as_gpu_instances(card: catalog.Card) -> None:
     for vgpu_type in card.types():
         if vgpu_type.gpu_instance is not None and not vgpu_type.gpu_instance.profile.endswith(

@@ -89,7 +89,7 @@ BLACKWELL = [VgpuType(f"NVIDIA RTX Pro 6000 Blackwell DC-{size}") for size in ("
 
 
 @pytest.mark.parametrize(
-    ("desired_counts", "known", "meant"),
+    ("profile", "known", "meant"),
     [
         ("DC-1-24QGFX", BLACKWELL, "NVIDIA RTX Pro 6000 Blackwell DC-1-24Q"),
         ("DC-1-24Q", BLACKWELL, "NVIDIA RTX Pro 6000 Blackwell DC-1-24Q"),
@@ -102,10 +102,8 @@ BLACKWELL = [VgpuType(f"NVIDIA RTX Pro 6000 Blackwell DC-{size}") for size in ("
         ("A10-4Q", [], None),
     ],
 )
-def test_the_type_of_the_host_that_a_profile_selects(
-    desired_counts: str, known: list[VgpuType], meant: str | None
-) -> None:
-    assert profiles.host_type(parse_profile(desired_counts), known) == meant
+def test_the_type_of_the_host_that_a_profile_selects(profile: str, known: list[VgpuType], meant: str | None) -> None:
+    assert profiles.host_type(parse_profile(profile), known) == meant
 
 
 def test_card_names_come_from_type_names() -> None:

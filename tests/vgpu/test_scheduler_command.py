@@ -102,11 +102,11 @@ def test_a_persistent_scheduler_is_written_to_the_modprobe_file(place: Place, ca
 
 def test_running_vms_block_setting_the_scheduler_but_not_persisting_it(place: Place, capsys: Printed) -> None:
     place.vgpu_host.desired_vgpus(T4, DesiredVgpus({"T4-8Q": 2}))
-    simulated = place.vgpu_host.kernel.start_vm(place.vgpu_host.group_of(min(place.vgpu_host.types(T4))))
+    vm = place.vgpu_host.kernel.start_vm(place.vgpu_host.group_of(min(place.vgpu_host.types(T4))))
     assert place.set(T4, EQUAL_4, persist=True) == 1
     printed = json.loads(capsys.readouterr().out)
     assert [reason["code"] for reason in printed["reasons"]] == ["VgpuInUse"]
-    assert f"(pid {simulated.pid})" in printed["reasons"][0]["message"]
+    assert f"(pid {vm.pid})" in printed["reasons"][0]["message"]
     assert printed["persisted"]
     assert place.has(T4).policy is SchedulerPolicy.BEST_EFFORT
     assert read_kept(place.roots) == {T4: EQUAL_4}

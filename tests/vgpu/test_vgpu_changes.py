@@ -55,13 +55,13 @@ def test_a_vgpu_of_a_vm_stays_and_vfio_sends_the_vm_no_request(tmp_path: Path) -
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=2)
     mine, other = host.types(T4)
-    simulated = host.kernel.start_vm(host.group_of(mine))
+    vm = host.kernel.start_vm(host.group_of(mine))
     reasons = host.apply_vgpus(T4, T4_4Q=4)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
-    assert f"qemu-system-x86 (pid {simulated.pid})" in reasons[0].text
+    assert f"qemu-system-x86 (pid {vm.pid})" in reasons[0].text
     assert list(host.types(T4)) == [mine]
     assert host.kernel.vfio.requests == []
-    host.kernel.end_vm(simulated)
+    host.kernel.end_vm(vm)
     assert host.apply_vgpus(T4, T4_4Q=4) == ()
     assert host.carries(T4) == {"T4-4Q": 4}
     assert other not in host.types(T4)

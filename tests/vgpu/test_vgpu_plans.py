@@ -115,8 +115,8 @@ def test_a_desired_state_creates_the_same_ids_on_the_same_host(empty: GpuState, 
     assert with_vgpus(empty, desired) == with_vgpus(empty, desired)
     other = replace(empty, namespace=host_namespace("another host"))
     if desired and empty.host.framework is Framework.MDEV:
-        assert not {one.id for one in with_vgpus(empty, desired).host.live} & {
-            one.id for one in with_vgpus(other, desired).host.live
+        assert not {vgpu.id for vgpu in with_vgpus(empty, desired).host.live} & {
+            vgpu.id for vgpu in with_vgpus(other, desired).host.live
         }
 
 

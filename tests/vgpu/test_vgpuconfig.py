@@ -187,8 +187,8 @@ def test_an_entry_that_never_matches_is_reported_and_the_config_is_accepted(
 ) -> None:
     read = vgpuconfig.parse(config(text), where="f")
     assert len(read.configs["mine"]) == 1
-    assert [one.code for one in read.notes] == ([code] if code else [])
-    assert all(one.text.startswith(reported) for one in read.notes)
+    assert [note.code for note in read.notes] == ([code] if code else [])
+    assert all(note.text.startswith(reported) for note in read.notes)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_an_unknown_type_is_reported_with_suggestions(name: str, end: str) -> No
 def test_an_entry_with_mixed_sizes_lists_them() -> None:
     text = "{devices: all, vgpu-devices: {A10-12Q: 1, A10-4Q: 1, A10-0B: 1}}"
     notes = vgpuconfig.parse(config(text), where="f").notes
-    assert any("but these have 512 MiB, 4 GB, 12 GB; use one size" in one.message for one in notes)
+    assert any("but these have 512 MiB, 4 GB, 12 GB; use one size" in note.message for note in notes)
 
 
 def test_fields_of_an_entry() -> None:
@@ -317,7 +317,7 @@ NAMES = st.text(min_size=1, max_size=12)
 def test_written_configs_are_parsed_back(configs: dict[str, list[Entry]]) -> None:
     read = vgpuconfig.parse(vgpuconfig.written(configs), where="f").configs
     assert {
-        name: [Entry(one.types, one.indices, one.filters, one.scheduler, one.sizes) for one in entries]
+        name: [Entry(entry.types, entry.indices, entry.filters, entry.scheduler, entry.sizes) for entry in entries]
         for name, entries in read.items()
     } == configs
 

@@ -131,7 +131,7 @@ def test_builtin_configs_behave_as_a_mapping() -> None:
 
 
 def _bare(entries: tuple[Entry, ...]) -> list[Entry]:
-    return [Entry(one.types, one.indices, one.filters) for one in entries]
+    return [Entry(entry.types, entry.indices, entry.filters) for entry in entries]
 
 
 def test_default_config_prints_all_builtin_configs() -> None:
@@ -164,7 +164,9 @@ def test_nvidias_device_manager_parses_the_printed_configs_with_one_entry_a_boar
     assert read.version == "v1"
     assert all(entry.devices == "all" for entries in read.vgpu_configs.values() for entry in entries)
     for entries in read.vgpu_configs.values():
-        filters = [[one.device_filter] if isinstance(one.device_filter, str) else one.device_filter for one in entries]
+        filters = [
+            [entry.device_filter] if isinstance(entry.device_filter, str) else entry.device_filter for entry in entries
+        ]
         flat = [text for several in filters for text in several]
         assert len(flat) == len(set(flat))
         assert len(entries) == 1 or "" not in flat

@@ -219,7 +219,7 @@ async def test_a_refusal_or_conflict_is_reported_and_tried_again(
     async with keeping(objects, tmp_path) as (keeper, _):
         found = [(await keeper.check(), "secrets is forbidden" in str(keeper.problem)) for _ in range(4)]
         assert found == [(False, False), (False, True), (False, True), (True, False)]
-        assert len([one for one in caplog.records if "is not kept" in one.getMessage()]) == 1
+        assert len([record for record in caplog.records if "is not kept" in record.getMessage()]) == 1
 
 
 async def test_without_a_configuration_there_is_a_certificate_and_no_error(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ class Process:
 
 
 def _leave_out_of_collections() -> None:
-    """Spare the garbage collector the objects that are there now: it would go through all pods amid a request."""
+    """Freeze the cached objects, so that a collection during a request does not traverse all pods."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -24,12 +24,12 @@ async def _read(client: Client, node: NodeName | None) -> tuple[GpuNode, ...]:
     found = await _list(client)
     if node is None:
         return found
-    one = tuple(gpu_node for gpu_node in found if gpu_node.metadata.name == node)
-    if not one:
+    named = tuple(gpu_node for gpu_node in found if gpu_node.metadata.name == node)
+    if not named:
         near = nearest(node, [gpu_node.metadata.name for gpu_node in found])
         hint = f"did you mean {near}?" if near is not None else "expected a node with an agent (kubectl get gpunodes)"
         raise ConfigError(f"node {node} has no GpuNode; {hint}", where="--node")
-    return one
+    return named
 
 
 async def _list(client: Client) -> tuple[GpuNode, ...]:

@@ -106,7 +106,8 @@ def kata_settings(document: Mapping[str, object]) -> Iterator[tuple[str, Mapping
     """Yield the tables of Kata's configuration that have settings for devices, with these settings alone."""
     hypervisors = document.get("hypervisor")
     named = hypervisors.items() if isinstance(hypervisors, Mapping) else ()
-    for section, table in (*((f"hypervisor.{name}", one) for name, one in named), ("runtime", document.get("runtime"))):
+    tables = (*((f"hypervisor.{name}", table) for name, table in named), ("runtime", document.get("runtime")))
+    for section, table in tables:
         if not isinstance(table, Mapping) or not _SECTION.fullmatch(section):
             continue
         if settings := {key: table[key] for key in SETTINGS if key in table}:

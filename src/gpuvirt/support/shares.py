@@ -1,7 +1,7 @@
 """The section of a support archive with the shares of GPUs: the agent's records, and the CDI spec of each container.
 
-A spec has parts of NVIDIA's, which programs and users write. Of a spec, the archive has the container, the GPUs, the
-device nodes, and gpuvirt's own variables; it has no mounts, no hooks, and no other variables.
+A spec contains edits from NVIDIA's CDI spec, which users may have changed. The archive has the container, the GPUs,
+the device nodes and gpuvirt's own variables of a spec; it has no mounts, no hooks, and no other variables.
 """
 
 import re

@@ -44,7 +44,7 @@ class HttpRequest:
     """The media type in lower case, without parameters."""
     body: bytes = b""
     fault: str = ""
-    """Why the body is not there: it is too large."""
+    """The error of a body that exceeds the limit, which is not read."""
     client: Client = UNKNOWN
 
 

@@ -156,7 +156,7 @@ class SimVgpuHost:
     def _free_instances(self, spec: VgpuTypeSpec) -> Mapping[GpuInstance, int]:
         """Return the instances that can take vGPUs of a type, each with their number: types share no instance."""
         found: dict[GpuInstance, int] = {}
-        for instance in (one for one in self.instances if one.profile == spec.profile):
+        for instance in (instance for instance in self.instances if instance.profile == spec.profile):
             carried = [self.live[vgpu][0] for vgpu, number in self.on_instance.items() if number == instance.id]
             if len(carried) < spec.per_instance and all(other == spec for other in carried):
                 found[instance] = spec.per_instance - len(carried)

@@ -27,7 +27,7 @@ def types(incomplete: str) -> list[str]:
     """Return the vGPU types of all cards."""
     from gpuvirt.model.vgputypes.catalog import cards
 
-    return starting(incomplete, dict.fromkeys(one.profile.text for card in cards() for one in card.types()))
+    return starting(incomplete, dict.fromkeys(vgpu_type.profile.text for card in cards() for vgpu_type in card.types()))
 
 
 def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -57,7 +57,7 @@ async def _read(kubeconfig: Path | None, context: str) -> tuple[str, ...]:
 
     client = Client(apiserver.asked_credentials(kubeconfig, context))
     async with asyncio.timeout(MOST_S):
-        return tuple(one.metadata.name for one in (await client.list(Collection(GPU_NODES, AnyObject))).items)
+        return tuple(gpu_node.metadata.name for gpu_node in (await client.list(Collection(GPU_NODES, AnyObject))).items)
 
 
 def starting(incomplete: str, names: Iterable[str]) -> list[str]:

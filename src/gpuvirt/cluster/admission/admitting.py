@@ -136,7 +136,7 @@ def _drafted(
     # Containers that the pod already has may mount volumes of its own, too.
     known = [DEV, *([DRIVER] if settings.driver is not None else []), *([LICENCE] if secret else [])]
     missing = [volume(name, settings, secret) for name in known if name in draft.volumes - present]
-    draft.operations += append(at("spec", "volumes"), [plain(one) for one in missing], pod.spec.volumes)
+    draft.operations += append(at("spec", "volumes"), [plain(new_volume) for new_volume in missing], pod.spec.volumes)
     return draft
 
 
@@ -153,7 +153,7 @@ def _add_containers(
             _keep(draft, Placed(Group.INIT, index, init[index]), settings.nvidia.image)
         else:
             own = {NVIDIA, GRIDD}
-            needed = effective(tuple(one for one in vgpus if one.placed.container.name not in own))
+            needed = effective(tuple(vgpu for vgpu in vgpus if vgpu.placed.container.name not in own))
             part = settings.nvidia.sharing() if pod.spec.has_resources else settings.nvidia
             added.append((0, nvidia(settings, part, needed)))
             names.insert(0, NVIDIA)

@@ -32,7 +32,7 @@ from gpuvirt.model.reasons import Reason, reasons_text
 
 MOST_MESSAGE = 4000
 """The most characters of a condition's message; the API's own limit is 32,768."""
-RECONCILED, NOT_LOOKED = "Reconciled", "NotLooked"
+RECONCILED, NOT_OBSERVED = "Reconciled", "NotObserved"
 TYPES = {
     Check.VFIO_PCI: "VfioPciReady",
     Check.VGPU_MANAGER: "VgpuManagerReady",
@@ -123,7 +123,7 @@ def status_of(view: NodeView, observed: GpuNode, at: datetime) -> Status:
 
 def _conditions(view: NodeView) -> Iterator[tuple[str, str, str, str]]:
     if not view.host_observed:
-        yield READY, "Unknown", NOT_LOOKED, "the agent has not observed the host yet"
+        yield READY, "Unknown", NOT_OBSERVED, "the agent has not observed the host yet"
         return
     problems = tuple(_problems(view))
     if problems:

@@ -2,9 +2,9 @@
 
 kube-scheduler chooses victims by the sum of a node's units, and evicts too few or the wrong ones where the units that
 it frees lie on several GPUs. So the victims with units are chosen again among all pods of a lower priority, by its own
-order: the fewest violations of PodDisruptionBudgets, then the lowest priorities, then the fewest pods. A victim that
-the sum of units does not need is kept, since kube-scheduler evicts none in vain: the pod needs its processors or
-memory, or something else that is not known here.
+order: the fewest violations of PodDisruptionBudgets, then the lowest priorities, then the fewest pods. A victim whose
+units are not needed stays a victim: kube-scheduler chose it for its processors, its memory or another resource, which
+the extender does not know.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,14 +70,14 @@ class _Choice:
     def victims(self) -> Victims | None:
         """Return the victims; None where no eviction makes the pod fit."""
         kept = self._needed_otherwise()
-        uids = {one.pod for one in kept}
-        rest = [one for one in self._candidates.values() if one.pod not in uids]
+        uids = {candidate.pod for candidate in kept}
+        rest = [candidate for candidate in self._candidates.values() if candidate.pod not in uids]
         chosen = victims(self._books.without(uids), self._demand, rest, self._whole)
         if chosen is None:
             return None
-        best = sorted((*kept, *chosen), key=lambda one: (-one.priority, one.pod))
+        best = sorted((*kept, *chosen), key=lambda candidate: (-candidate.priority, candidate.pod))
         if self._helps() and cost(self._books, self._with_units) <= cost(self._books, best):
-            best = sorted(self._with_units, key=lambda one: -one.priority)
+            best = sorted(self._with_units, key=lambda candidate: -candidate.priority)
         return self._answer(best)
 
     def _helps(self) -> bool:
@@ -87,16 +87,16 @@ class _Choice:
 
     def _needed_otherwise(self) -> Sequence[Candidate]:
         """Return the proposed victims without which the sum of units is enough."""
-        taken = {one.pod: sum(self._books.used(one.pod).values()) for one in self._with_units}
+        taken = {candidate.pod: sum(self._books.used(candidate.pod).values()) for candidate in self._with_units}
         spare = sum(self._books.free.values()) + sum(taken.values()) - self._demand.total
-        return [one for one in self._with_units if taken[one.pod] <= spare]
+        return [candidate for candidate in self._with_units if taken[candidate.pod] <= spare]
 
     def _answer(self, chosen: Sequence[Candidate]) -> Victims:
         """Return victims with units, and with them those that have none, the highest priorities first."""
-        units = {one.pod for one in self._with_units}
+        units = {candidate.pod for candidate in self._with_units}
         others = [pod for pod in self._proposed.pods if pod not in units]
         violating_others = min(max(self._proposed.violations - violations(self._with_units), 0), len(others))
-        return Victims([*others, *(one.pod for one in chosen)], violations(chosen) + violating_others)
+        return Victims([*others, *(candidate.pod for candidate in chosen)], violations(chosen) + violating_others)
 
 
 def _meta(chosen: Victims) -> MetaVictims:

@@ -49,7 +49,7 @@ class NoRouteError(GpuvirtError):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What may stand behind the Service: this process."""
+    """This process as an endpoint of the Service."""
 
     service: ObjectName
     """The name of the Service, and of the slice."""

@@ -104,7 +104,7 @@ def _of_struct(found: inspect.StructType) -> Schema:
 
 
 def _of_union(types: Sequence[inspect.Type]) -> Schema:
-    if {type(one) for one in types} == {inspect.StrType, inspect.IntType}:
+    if {type(member) for member in types} == {inspect.StrType, inspect.IntType}:
         return Schema(int_or_string=True)
     return replace(_schema(_only(types)), nullable=True)
 
@@ -122,7 +122,7 @@ def _with_extra(schema: Schema, extra: Mapping[str, object]) -> Schema:
 
 def _only(types: Sequence[inspect.Type]) -> inspect.Type:
     """Return the type of a nullable value."""
-    others = [one for one in types if not isinstance(one, inspect.NoneType)]
+    others = [member for member in types if not isinstance(member, inspect.NoneType)]
     if len(others) != 1 or len(others) == len(types):
         raise UnfitTypeError(f"expected one type or null, found {types}")
     return others[0]

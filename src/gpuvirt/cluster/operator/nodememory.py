@@ -52,7 +52,7 @@ class _Decided:
     def follows_from(self, part: Part, pods: Mapping[str, NodePods]) -> bool:
         """Return whether the same decisions follow from another picture."""
         return self.part.is_same(part) and (
-            self.pods is pods or all(one.pods == pods.get(name, NO_PODS) for name, (one, _) in self.of_node.items())
+            self.pods is pods or all(node.pods == pods.get(name, NO_PODS) for name, (node, _) in self.of_node.items())
         )
 
 
@@ -95,8 +95,8 @@ class NodeMemory:
                 due = self.decided + self._slice_nodes
                 yield
         decided = [self._parts[number] for number in sorted(self._parts)]
-        orphaned = together([one.orphaned for one in decided])
-        found = together([one.summary for one in decided])
+        orphaned = together([part.orphaned for part in decided])
+        found = together([part.summary for part in decided])
         return replace(found, writes=(*found.writes, *orphaned.writes))
 
     def forget(self, number: int) -> None:
@@ -127,4 +127,4 @@ class NodeMemory:
                 self.decided += 1
                 of_node[name] = inputs, decide_node(inputs, cluster)
         orphaned = NodesSummary(writes=tuple(orphans(part.nodes, part.gpu_nodes)))
-        return _Decided(part, pods, of_node, orphaned, together([one for _, one in of_node.values()]))
+        return _Decided(part, pods, of_node, orphaned, together([summary for _, summary in of_node.values()]))

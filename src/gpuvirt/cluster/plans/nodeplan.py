@@ -101,7 +101,7 @@ def plan_node(gpu_node: GpuNode, mode: DesiredMode, config: ConfigName | None, c
         mode,
         config.name if config is not None else None,
         tuple(planning.of(gpus[address]) for address in sorted(found.inventory.gpus)),
-        "; ".join(dict.fromkeys(one.reason.text for one in invalid)) or None,
+        "; ".join(dict.fromkeys(value.reason.text for value in invalid)) or None,
         tuple(f"{address}: {OLD_AGENT}" for address in found.unplanned),
     )
 
@@ -119,7 +119,7 @@ def _plans(
 ) -> tuple[Reported, NodeVgpus, Modes]:
     status, spec = gpu_node.status or Status(), gpu_node.spec or Spec()
     found = reported(status.gpus)
-    modes = Modes(mode, {one.address: one.mode for one in spec.gpus})
+    modes = Modes(mode, {gpu.address: gpu.mode for gpu in spec.gpus})
     drivers = drivers_of(modes, found.inventory.gpus)
     demand = VgpuDemand(DesiredConfig(config_set, config), modes, drivers, found.holdings, {})
     return found, plan_node_vgpus(found.inventory, demand, SmiMemory()), modes

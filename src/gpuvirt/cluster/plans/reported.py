@@ -77,7 +77,7 @@ def _vf(address: PciAddress, number: int) -> PciAddress:
 def _host(address: PciAddress, gpu: Gpu, planning: Planning) -> VgpuHost | None:
     if planning.framework is None or planning.framework is Framework.SRIOV_VF:
         return None
-    types = {VgpuType(one.name): one.creatable for one in planning.types}
+    types = {VgpuType(vgpu_type.name): vgpu_type.creatable for vgpu_type in planning.types}
     parents = planning.parents
     live = tuple(
         LiveVgpu(

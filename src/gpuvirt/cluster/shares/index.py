@@ -220,7 +220,7 @@ class Index:
             return None
         books = row.books.without({pod}) if self.reserved(pod, name) is not None else row.books
         if nominated:
-            ending = [uid for uid, one in self.pods_on(name).items() if one.metadata.deletion_timestamp]
+            ending = [uid for uid, bound in self.pods_on(name).items() if bound.metadata.deletion_timestamp]
             books = with_nominated(books, nominated, ending, self._sharing.whole)
         return row if books is row.books else row_of(books)
 

@@ -33,7 +33,7 @@ class Nominations:
             self._by_node.setdefault(name, {})[pod.uid] = nomination
 
     def drop(self, pod: PodUid) -> None:
-        """Take that a pod is gone or no longer nominated."""
+        """Remove a pod that is gone or no longer nominated."""
         if (name := self._nodes.pop(pod, None)) is not None:
             nominations = self._by_node[name]
             del nominations[pod]
@@ -51,11 +51,11 @@ class Nominations:
         own, rank = self._nodes.get(pod.uid), (-pod.spec.priority, pod.uid)
         found = {
             name: [
-                one
-                for one in nominations.values()
-                if one.pod not in bound
-                and one.pod != pod.uid
-                and (one.rank < rank if name == own else one.priority >= pod.spec.priority)
+                nomination
+                for nomination in nominations.values()
+                if nomination.pod not in bound
+                and nomination.pod != pod.uid
+                and (nomination.rank < rank if name == own else nomination.priority >= pod.spec.priority)
             ]
             for name, nominations in self._by_node.items()
         }

@@ -52,10 +52,13 @@ def _enforcement_of(pod: SharingPod) -> str:
 
 def shares_for_pod(index: Index, pod: SharingPod) -> Mapping[PodUid, PodShare]:
     """Return the pods that take units or, as nominated pods do, keep them from a pod."""
-    nominated = [one for nominations in index.nominated_for(pod).values() for one in nominations]
+    nominated = [nomination for nominations in index.nominated_for(pod).values() for nomination in nominations]
     return {
         **shares_of_pods(index),
-        **{one.pod: PodShare(f"{one.name} (nominated)", one.demand.total) for one in nominated},
+        **{
+            nomination.pod: PodShare(f"{nomination.name} (nominated)", nomination.demand.total)
+            for nomination in nominated
+        },
     }
 
 

@@ -86,7 +86,7 @@ def next_step(held: Held, trusted: tuple[Certificate, ...] | None, name: str, no
 
 
 def _valid(certificates: tuple[Certificate, ...], name: str, now: datetime) -> tuple[Certificate, ...]:
-    return _distinct(tuple(one for one in certificates if one.serves(name, now)))
+    return _distinct(tuple(certificate for certificate in certificates if certificate.serves(name, now)))
 
 
 def _distinct(certificates: tuple[Certificate, ...]) -> tuple[Certificate, ...]:

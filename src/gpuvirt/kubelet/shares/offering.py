@@ -111,7 +111,9 @@ class UnitOffer:
         count = sum(capacity.values()) + self.allocator.records.used_beside(capacity)
         if isinstance(recorded, Unknown):
             return max(unit_ids(count, ()), self._ids, key=len)
-        return unit_ids(count, frozenset().union(*(one.ids for one in recorded if self._may_run(one.pod))))
+        return unit_ids(
+            count, frozenset().union(*(allocation.ids for allocation in recorded if self._may_run(allocation.pod)))
+        )
 
     def _may_run(self, pod: PodUid) -> bool:
         """Return whether a pod may still have units: the kubelet's record keeps ended pods until it is next written."""

@@ -87,11 +87,13 @@ _Named = PciAddress | VgpuId | IommuGroup | _Other
 def named_devices(inventory: Inventory, answer: PluginAnswer) -> NamedDevices:
     """Return the devices that an answer names."""
     found = {*_nodes(inventory, answer), *_words(inventory, answer)}
-    groups = frozenset(IommuGroup(one) for one in found if isinstance(one, int))
-    texts = {one for one in found if isinstance(one, str)}
+    groups = frozenset(IommuGroup(name) for name in found if isinstance(name, int))
+    texts = {name for name in found if isinstance(name, str)}
     functions = frozenset(PciAddress(text) for text in texts if is_pci_address(text))
     vgpus = frozenset(VgpuId(text) for text in texts if text in inventory.vgpus)
-    of_gpus = groups or vgpus or any(inventory.facts.functions[one].kind is FunctionKind.GPU for one in functions)
+    of_gpus = (
+        groups or vgpus or any(inventory.facts.functions[address].kind is FunctionKind.GPU for address in functions)
+    )
     complete = bool(found) and _Other.UNKNOWN not in found and (bool(of_gpus) or _Other.SHARED not in found)
     return NamedDevices(functions, vgpus, groups, complete)
 

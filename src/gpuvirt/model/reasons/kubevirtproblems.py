@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
-NOTHING_NEEDED = "none is needed; if this persists,"
+NOTHING_NEEDED = "if this persists,"
 MOST_NAMES, LONGEST_NAME = 10, 80
 
 

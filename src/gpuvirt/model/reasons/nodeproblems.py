@@ -89,7 +89,7 @@ def tenancies_not_written(path: object, error: str) -> Reason:
 
 
 def _lost(code: ReasonCode, path: object, message: str, consequence: str, *seen: Seen) -> Reason:
-    return Reason(code, str(path), message, seen, f"none is needed: {consequence}")
+    return Reason(code, str(path), message, seen, f"no action needed: {consequence}")
 
 
 def ledger_not_written(path: object, error: str) -> Reason:
@@ -143,7 +143,7 @@ def api_server_away(what: str, error: str) -> Reason:
 def awaits_controller(name: str, most_s: float) -> Reason:
     """KubeVirt may offer the resource itself."""
     message = "is not registered yet: the controller has not reported whether KubeVirt offers it itself"
-    fix = f"none is needed: the report takes a second, and after {most_s:.0f} s the agent registers without it"
+    fix = f"no action needed: the report takes a second, and after {most_s:.0f} s the agent registers without it"
     return Reason(ReasonCode.AWAITS_CONTROLLER, name, message, (NOT_REVIEWED,), fix)
 
 

@@ -87,7 +87,7 @@ def name_taken(device: str, kind: str, resource: str, other: str) -> Reason:
 def withdrawn(address: str) -> Reason:
     """The device returns to the host's driver."""
     message = "is being returned to the host's driver, so it is no longer offered"
-    fix = "none is needed; to keep it for VMs, set mode passthrough for it"
+    fix = "to keep it for VMs, set mode passthrough for it"
     return Reason(ReasonCode.WITHDRAWN, address, message, fix=fix)
 
 
@@ -100,5 +100,5 @@ def given_on_demand(vgpu: str) -> Reason:
 def undesired(vgpu: str) -> Reason:
     """The vGPU will be removed."""
     message = "is no longer desired, so it is no longer offered, and is removed when it is free"
-    fix = "none is needed; to keep it, set a vGPU config that has it"
+    fix = "to keep it, set a vGPU config that has it"
     return Reason(ReasonCode.WITHDRAWN, vgpu, message, fix=fix)

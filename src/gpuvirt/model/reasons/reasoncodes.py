@@ -265,7 +265,9 @@ class ReasonCode(Code):
         "TenanciesNotWritten",
         "`tenancy.json`, the tenants of GPUs, can't be written; Allocate refuses GPUs that can't be reset",
     )
-    DESIRED_STATE_LOST = _agent("DesiredStateLost", "`desired.json`, the desired state of vGPUs, was damaged")
+    DESIRED_STATE_LOST = _agent(
+        "DesiredStateLost", "`desired.json`, the desired state of vGPUs, was damaged, or can't be renamed"
+    )
     DESIRED_STATE_NOT_WRITTEN = _agent("DesiredStateNotWritten", "`desired.json`, the desired state, is not writable")
     API_SERVER_AWAY = _agent("ApiServerAway", "the API server does not answer; the agent changes nothing until then")
     API_FORBIDDEN = _agent("ApiForbidden", "the API server does not permit a request of the agent")

@@ -313,7 +313,7 @@ def still_listed(unit: str, socket: str, device: str) -> Reason:
 
 def plan_outdated(unit: str, why: str) -> Reason:
     """The change has stopped, since the state that it was planned from has changed."""
-    fix = "none is needed: the agent plans again from what it observes now"
+    fix = "no action needed: the agent plans again from what it observes now"
     return Reason(ReasonCode.PLAN_OUTDATED, unit, f"is not changed as planned: {why}", fix=fix)
 
 

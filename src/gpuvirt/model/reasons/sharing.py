@@ -7,7 +7,7 @@ from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 CHECKPOINT = "kubelet_internal_checkpoint"
-RETRIES = "none is needed: the kubelet starts the container again, with growing pauses"
+RETRIES = "no action needed: the kubelet restarts the container with back-off"
 RUNTIME = "the container runtime"
 NONE_KEPT: Mapping[str, str] = MappingProxyType({})
 GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"
@@ -108,7 +108,7 @@ def limit_not_written(path: object, error: str) -> Reason:
 def records_lost(path: object, what: str) -> Reason:
     """The file with the shares of containers could not be used."""
     message = f"{what}; the shares of containers were read from their CDI specs instead"
-    return Reason(ReasonCode.LEDGER_LOST, str(path), message, fix="none is needed while the host is not rebooted")
+    return Reason(ReasonCode.LEDGER_LOST, str(path), message, fix="no action needed while the host is not rebooted")
 
 
 def records_not_written(path: object, error: str) -> Reason:

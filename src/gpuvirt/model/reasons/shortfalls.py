@@ -204,7 +204,7 @@ def device_plugin_still_running(subject: str, labels: Collection[str], pods: Col
         "waits until the device plugin and the validator of the other operator have left this node",
         (*(Seen("label", label) for label in labels), *(Seen("pod", pod) for pod in pods))
         or (Seen("", "neither the node's labels nor its pods have been reported yet"),),
-        "none is needed: their operator removes them by the labels; if a pod stays, see why it does not end",
+        "no action needed: their operator removes them by the labels; if a pod stays, see why it does not end",
     )
 
 

@@ -9,7 +9,7 @@ from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, opened_by
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 from gpuvirt.model.reasons.refusals import named
 
-OFFERED_AGAIN = "none is needed: the agent offers the device again in its present state"
+OFFERED_AGAIN = "no action needed: the agent offers the device again in its present state"
 STOP_OR_RESTART = "restore the device, or stop the VM that uses it"
 OPENED_ELSEWHERE = "stop that process, or no longer offer the device on this node"
 

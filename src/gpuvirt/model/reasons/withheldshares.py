@@ -65,21 +65,21 @@ def in_mig_mode(address: str) -> Reason:
 def not_native_yet(address: str, driver: str | None) -> Reason:
     """The GPU still has to return to its native driver."""
     message = f"is bound to {driver or 'no driver'}, and is shared once it is bound to its native driver"
-    fix = "none is needed: the agent binds it when no VM uses it; `gpuvirt vfio status` shows what it waits for"
+    fix = "no action needed: the agent binds it when no VM uses it; `gpuvirt vfio status` shows what it waits for"
     return Reason(ReasonCode.NO_DRIVER if driver is None else ReasonCode.WITHDRAWN, address, message, (), fix)
 
 
 def carries_vgpus(address: str, count: int) -> Reason:
     """The vGPUs are removed first, and VMs may use them until then."""
     message = f"carries {count} vGPU{'' if count == 1 else 's'}, and is shared once they are removed"
-    fix = "none is needed: the agent removes them when no VM uses them; `gpuvirt status` shows what it waits for"
+    fix = "no action needed: the agent removes them when no VM uses them; `gpuvirt status` shows what it waits for"
     return Reason(ReasonCode.WITHDRAWN, address, message, (), fix)
 
 
 def vfs_on(address: str, count: int) -> Reason:
     """The VFs are switched off first, and VMs may use them until then."""
     message = f"has {count} VFs, and is shared once they are off"
-    fix = "none is needed: the agent switches them off when no VM uses them; `gpuvirt status` shows what it waits for"
+    fix = "no action needed: the agent switches them off when no VM uses them; `gpuvirt status` shows what it waits for"
     return Reason(ReasonCode.VFS_ENABLED, address, message, (), fix)
 
 
@@ -92,7 +92,7 @@ def registered_elsewhere(address: str, resource: str, device: str) -> Reason:
 def allocated_elsewhere(address: str, resource: str, device: str, pod: str) -> Reason:
     """A pod has the GPU from another device plugin."""
     message = f"is allocated to {pod} as {resource} of another device plugin"
-    fix = "none is needed: its units are offered when the pod has ended"
+    fix = "no action needed: its units are offered when the pod has ended"
     return Reason(ReasonCode.REGISTERED_ELSEWHERE, address, message, _devices(resource, device), fix)
 
 
@@ -105,7 +105,7 @@ def maybe_registered(address: str, resource: str, device: str) -> Reason:
 def registered_without_devices(address: str, resource: str) -> Reason:
     """A device plugin that restarts lists its devices again."""
     message = f"may be offered as {resource} again: another device plugin has registered it, and lists no device now"
-    fix = f"none is needed if that plugin was removed: the kubelet forgets it after 5 minutes; else {LEAVE_IT}"
+    fix = f"no action needed if that plugin was removed: the kubelet forgets it after 5 minutes; else {LEAVE_IT}"
     return Reason(ReasonCode.REGISTERED_ELSEWHERE, address, message, _devices(resource, "none"), fix)
 
 

@@ -76,7 +76,7 @@ class NodeBooks:
         self._settle()
 
     def put(self, pod: PodUid, used: Shares | None, total: Units, priority: int = 0) -> None:
-        """Take what a pod has: of which GPUs, or, with None, `total` units of GPUs that are not known."""
+        """Record a pod's units per GPU. `used` is None if its GPUs are unknown: `total` then counts on every GPU."""
         self._forget(pod)
         if priority:
             self._priorities[pod] = priority
@@ -87,7 +87,7 @@ class NodeBooks:
         self._settle()
 
     def drop(self, pod: PodUid) -> None:
-        """Take that a pod's containers have ended; a pod that is not there is fine."""
+        """Remove an ended pod, if it is recorded."""
         if self._forget(pod):
             self._settle()
 
@@ -191,18 +191,18 @@ class Books:
         self._rows[name] = row_of(books)
 
     def drop_node(self, name: NodeName) -> None:
-        """Take that a node is gone, and its pods with it."""
+        """Remove a node and its pods, if it is recorded."""
         self._nodes.pop(name, None)
         self._rows.pop(name, None)
 
     def put(self, name: NodeName, pod: PodUid, used: Shares | None, total: Units, priority: int = 0) -> None:
-        """Take what a pod of a node has, as `NodeBooks.put`; a node that is not known yet gets books."""
+        """Record a pod's units on a node, as `NodeBooks.put` does; a node that is not known yet is added."""
         books = self._nodes.setdefault(name, NodeBooks())
         books.put(pod, used, total, priority)
         self._rows[name] = row_of(books)
 
     def drop(self, name: NodeName, pod: PodUid) -> None:
-        """Take that a pod of a node has ended."""
+        """Remove an ended pod of a node, if it is recorded."""
         if (books := self._nodes.get(name)) is not None:
             books.drop(pod)
             self._rows[name] = row_of(books)

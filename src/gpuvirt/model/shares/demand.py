@@ -57,12 +57,12 @@ class Demand:
     @property
     def total(self) -> Units:
         """The most units that run at a time: what the pod counts for at the kube-scheduler."""
-        return Units(max((sum(one.units for one in phase) for phase in self.phases()), default=0))
+        return Units(max((sum(container.units for container in phase) for phase in self.phases()), default=0))
 
     @property
     def largest(self) -> Units:
         """The units of the container that requests most."""
-        return Units(max((one.units for one in self.containers), default=0))
+        return Units(max((container.units for container in self.containers), default=0))
 
     def phases(self) -> Sequence[tuple[ContainerDemand, ...]]:
         """Return the sets of containers that run at the same time, in order."""
@@ -74,7 +74,7 @@ class Demand:
             phases.append((*sidecars, container))
             if container.kind is ContainerKind.SIDECAR:
                 sidecars.append(container)
-        apps = tuple(one for one in self.containers if one.kind is ContainerKind.APP)
+        apps = tuple(container for container in self.containers if container.kind is ContainerKind.APP)
         return (*phases, (*sidecars, *apps))
 
 
@@ -86,10 +86,10 @@ def demand_of(containers: Sequence[ContainerDemand], whole: Units = WHOLE) -> De
                 f"container {container.name} requests {container.units} units, and a GPU has {whole}; expected at most"
                 f" {whole}, or a multiple of it for whole GPUs"
             )
-    return Demand(tuple(one for one in containers if one.units > 0))
+    return Demand(tuple(container for container in containers if container.units > 0))
 
 
 def most_at_a_time(demand: Demand, units: Mapping[ContainerName, Units]) -> Units:
     """Return the most of `units` that run at a time, where `units` are those of some of the containers."""
-    phases = (sum(units.get(one.name, 0) for one in phase) for phase in demand.phases())
+    phases = (sum(units.get(container.name, 0) for container in phase) for phase in demand.phases())
     return Units(max(phases, default=0))

@@ -50,13 +50,13 @@ def violations(pods: Iterable[Candidate]) -> int:
 
 def cost(books: NodeBooks, pods: Sequence[Candidate]) -> Cost:
     """Return what evictions cost."""
-    deleted = [one for one in pods if not one.is_ending]
+    deleted = [candidate for candidate in pods if not candidate.is_ending]
     return (
         violations(deleted),
-        max((one.priority for one in deleted), default=-_OFFSET),
-        sum(one.priority + _OFFSET for one in deleted),
+        max((candidate.priority for candidate in deleted), default=-_OFFSET),
+        sum(candidate.priority + _OFFSET for candidate in deleted),
         len(deleted),
-        sum(_units(books, one) for one in deleted),
+        sum(_units(books, candidate) for candidate in deleted),
     )
 
 
@@ -66,12 +66,12 @@ def victims(
     """Return the pods of a node whose eviction makes a pod fit, none where it fits already.
 
     None where no eviction helps. Of a share that lies on one GPU, the GPU is the one that costs least; pods on other
-    GPUs stay. The cheapest set is found unless the search for it would be long; no pod is evicted in vain in any case.
+    GPUs stay. The cheapest set is found unless the search for it would be long; each pod of the result is needed.
     """
     search = _Search(books, demand, whole)
     if search.fits_without(()):
         return ()
-    exists = [one for one in candidates if books.has(one.pod)]
+    exists = [candidate for candidate in candidates if books.has(candidate.pod)]
     scopes = [scope for scope in _scopes(books, demand, exists, whole) if search.fits_without(scope)]
     if scopes and len(demand.containers) == 1 and demand.largest >= whole:
         search.reprieve(min(scopes, key=lambda scope: cost(books, scope)))  # all pods on whole GPUs must go
@@ -80,7 +80,9 @@ def victims(
             search.reprieve(scope)
         for scope in scopes:
             search.improve(scope)
-    return None if search.best is None else tuple(sorted(search.best, key=lambda one: (one.priority, one.pod)))
+    if search.best is None:
+        return None
+    return tuple(sorted(search.best, key=lambda candidate: (candidate.priority, candidate.pod)))
 
 
 class _Search:
@@ -109,52 +111,55 @@ class _Search:
         being deleted go first.
         """
         violating = _violating(scope)
-        for protected in (violating, {one.pod for one in scope if one.budgets}) if violating else (violating,):
-            gone, free = {one.pod: one for one in scope}, self._free_without(scope)
-            for one in sorted(scope, key=lambda one: (one.is_ending, one.pod not in protected, *self._weight(one))):
-                self._count(free, one.pod, -1)
+        covered = {candidate.pod for candidate in scope if candidate.budgets}
+        for protected in (violating, covered) if violating else (violating,):
+            gone, free = {candidate.pod: candidate for candidate in scope}, self._free_without(scope)
+            for candidate in sorted(
+                scope, key=lambda pod: (pod.is_ending, pod.pod not in protected, *self._weight(pod))
+            ):
+                self._count(free, candidate.pod, -1)
                 if self._fits(free):
-                    del gone[one.pod]
+                    del gone[candidate.pod]
                 else:
-                    self._count(free, one.pod, 1)
+                    self._count(free, candidate.pod, 1)
             self._take(tuple(gone.values()))
 
     def improve(self, scope: Sequence[Candidate]) -> None:
         """Try sets that cost less than the best one so far."""
-        ordered = sorted(scope, key=lambda one: (-_units(self._books, one), one.pod))
+        ordered = sorted(scope, key=lambda candidate: (-_units(self._books, candidate), candidate.pod))
         self._extend((), ordered, dict(self._free))
 
     def _extend(self, chosen: tuple[Candidate, ...], scope: Sequence[Candidate], free: dict[GpuId, int]) -> None:
-        """Try the chosen pods with others; a set costs more than each of its parts, so that dear ones are skipped."""
-        for number, one in enumerate(scope):
+        """Try the chosen pods with others. Costs grow with the set, so a branch above the best cost is skipped."""
+        for number, candidate in enumerate(scope):
             if self._tries <= 0:
                 return
             self._tries -= 1
-            extended = (*chosen, one)
+            extended = (*chosen, candidate)
             if self._cost is not None and cost(self._books, extended) >= self._cost:
                 continue
-            self._count(free, one.pod, 1)
+            self._count(free, candidate.pod, 1)
             if self._fits(free):
                 self.reprieve(extended)
             else:
                 self._extend(extended, scope[number + 1 :], free)
-            self._count(free, one.pod, -1)
+            self._count(free, candidate.pod, -1)
 
     def _take(self, found: Sequence[Candidate]) -> None:
         found_cost = cost(self._books, found)
         if self._cost is None or found_cost < self._cost:
             self.best, self._cost = found, found_cost
 
-    def _weight(self, one: Candidate) -> tuple[int, int, PodUid]:
-        return -one.priority, _units(self._books, one), one.pod
+    def _weight(self, candidate: Candidate) -> tuple[int, int, PodUid]:
+        return -candidate.priority, _units(self._books, candidate), candidate.pod
 
     def _fits(self, free: Mapping[GpuId, int]) -> bool:
         return fits(self._demand, tuple(sorted([Units(max(units, 0)) for units in free.values()])), self._whole)
 
     def _free_without(self, pods: Iterable[Candidate]) -> dict[GpuId, int]:
         free = dict(self._free)
-        for one in pods:
-            self._count(free, one.pod, 1)
+        for candidate in pods:
+            self._count(free, candidate.pod, 1)
         return free
 
     def _count(self, free: dict[GpuId, int], pod: PodUid, sign: int) -> None:
@@ -167,10 +172,10 @@ def _scopes(
     books: NodeBooks, demand: Demand, candidates: Sequence[Candidate], whole: Units
 ) -> Iterable[Sequence[Candidate]]:
     """Yield sets of pods to choose from: those on as many GPUs as the pod needs, and all of the node."""
-    gpus = max(sum(one.gpus(whole) for one in demand.containers), 1)
+    gpus = max(sum(container.gpus(whole) for container in demand.containers), 1)
     sets = tuple(islice(combinations(books.capacity, gpus), MOST_SCOPES + 1))
     for chosen in sets[:MOST_SCOPES]:
-        if scope := [one for one in candidates if not books.used(one.pod).keys().isdisjoint(chosen)]:
+        if scope := [candidate for candidate in candidates if not books.used(candidate.pod).keys().isdisjoint(chosen)]:
             yield scope
     if len(demand.containers) > 1 or len(sets) > MOST_SCOPES:
         yield candidates
@@ -178,16 +183,16 @@ def _scopes(
 
 def _violating(pods: Iterable[Candidate]) -> frozenset[PodUid]:
     """Return the pods that their PodDisruptionBudgets do not allow to evict, the most important one first."""
-    covered = [one for one in pods if one.budgets]
+    covered = [candidate for candidate in pods if candidate.budgets]
     if not covered:
         return frozenset()
     allowed: dict[BudgetName, int] = {}
     violating: list[PodUid] = []
-    for one in sorted(covered, key=lambda one: (-one.priority, one.pod)):
-        for name, most in one.budgets.items():
+    for candidate in sorted(covered, key=lambda candidate: (-candidate.priority, candidate.pod)):
+        for name, most in candidate.budgets.items():
             allowed[name] = allowed.get(name, most) - 1
-        if any(allowed[name] < 0 for name in one.budgets):
-            violating.append(one.pod)
+        if any(allowed[name] < 0 for name in candidate.budgets):
+            violating.append(candidate.pod)
     return frozenset(violating)
 
 

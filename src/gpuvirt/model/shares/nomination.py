@@ -39,9 +39,9 @@ def with_nominated(
     counts for nothing, since the eviction of other pods must come first, and kube-scheduler may choose another node.
     """
     later, found = books.without(ending), books.without(())
-    for one in sorted(nominations, key=lambda one: one.rank):
-        placed = later.place(one.demand, one.policy, whole)
+    for nomination in sorted(nominations, key=lambda nomination: nomination.rank):
+        placed = later.place(nomination.demand, nomination.policy, whole)
         if placed is not None:
             for each in (later, found):
-                each.put(one.pod, placed.used, one.demand.total, one.priority)
+                each.put(nomination.pod, placed.used, nomination.demand.total, nomination.priority)
     return found

@@ -49,10 +49,10 @@ def place(demand: Demand, free: Shares, policy: Policy = Policy.BINPACK, whole: 
     if not demand.containers:
         return Placement({}, {})
     if demand.largest < whole and (gpu := _one_gpu(demand, free, policy)) is not None:
-        shares = {one.name: {gpu: one.units} for one in demand.containers}
+        shares = {container.name: {gpu: container.units} for container in demand.containers}
         return Placement(shares, {gpu: demand.total})
     search = _Search(demand, free, policy, whole)
-    return search.arrange(sorted(demand.containers, key=lambda one: (-one.units, one.name)), {})
+    return search.arrange(sorted(demand.containers, key=lambda container: (-container.units, container.name)), {})
 
 
 def _one_gpu(demand: Demand, free: Shares, policy: Policy) -> GpuId | None:

@@ -182,7 +182,7 @@ class NodeState:
         return on_demand_gpus(picture, self.terms, self.decisions.desired.vgpus)
 
     def observe_created(self, gpu: PciAddress, live: LiveVgpu, at_s: float, cdevs: tuple[str, ...] = ()) -> None:
-        """Take that a vGPU was created, with its VF's own nodes. A scan that has begun before `at_s` may lack it."""
+        """Add a vGPU that was created, with its VF's own nodes. A scan that has begun before `at_s` may lack it."""
         self._recent = self._recent.with_created(CreatedVgpu(gpu, live, cdevs, at_s))
         if self.inventory is not None:
             self._take_facts(with_vgpu(self.inventory.facts, gpu, live, cdevs))

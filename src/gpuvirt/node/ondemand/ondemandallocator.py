@@ -104,7 +104,9 @@ class OnDemandAllocator:
     ) -> tuple[DeviceId, ...]:
         """Return the ids that no pod has had first; a hint, which the kubelet need not follow."""
         known = {entry.device for entry in self._state.ledger.entries}
-        others = sorted((device for device in available if device not in must_include), key=lambda one: one in known)
+        others = sorted(
+            (device for device in available if device not in must_include), key=lambda device: device in known
+        )
         return (*must_include, *others)[:size]
 
     async def allocate(self, request: Request) -> tuple[Attachment, ...]:
@@ -273,7 +275,7 @@ class OnDemandAllocator:
         """End allocations: their vGPUs are removed like all vGPUs without a pod, with a proof."""
         keys = {(entry.resource, entry.device) for entry in dropped}
         entries = self._state.ledger.entries
-        self._state.record_allocation(tuple(one for one in entries if (one.resource, one.device) not in keys))
+        self._state.record_allocation(tuple(entry for entry in entries if (entry.resource, entry.device) not in keys))
 
     def _take_back(self, created: Sequence[Entry]) -> None:
         if created:
@@ -294,7 +296,7 @@ class OnDemandAllocator:
             consumers = recorded.get((resource, device), frozenset())
             entry = self._startable(resource, device, list(_named(consumers)))
             self._verify_nodes(entry, consumers)
-            with_it = next(one.in_ledger for one in consumers if entry.target.id in _named([one]))
+            with_it = next(consumer.in_ledger for consumer in consumers if entry.target.id in _named([consumer]))
             consumer = entry.consumer.with_uid_of(with_it) if entry.consumer is not None else with_it
             entries.append(replace(entry, consumer=consumer, stage=Stage.STARTED))
         new = [entry for entry in entries if entry not in self._state.ledger.entries]

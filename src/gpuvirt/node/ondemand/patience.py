@@ -1,20 +1,20 @@
 """How long Allocate waits for the removal of ended pods' vGPUs.
 
 The kubelet admits pods one after another, and a refused pod fails for good. A pod is often admitted a moment before the
-vGPU of its predecessor is gone. But a full node must not delay each of many pods: once a wait was in vain, the pods
-after it don't wait for a while.
+vGPU of its predecessor is gone. But a full node must not delay each of many pods: once a wait has ended without
+room, the pods after it don't wait for a while.
 """
 
 from gpuvirt.clock import Clock, Signal
 
 WAIT_S = 1.5
 PAUSE_S = 5.0
-"""How long no pod waits after a wait in vain."""
+"""How long no pod waits after a wait that ended without room."""
 RECHECK_S = 0.05
 
 
 class Patience:
-    """The deadline of one node's present wait, or of the last one that was in vain."""
+    """The deadline of one node's present wait, or of the last one that ended without room."""
 
     def __init__(self, clock: Clock) -> None:
         self.begun = Signal()
@@ -39,5 +39,5 @@ class Patience:
         return True
 
     def end(self) -> None:
-        """End a wait that was not in vain: the next one has all its time."""
+        """End a wait that found room: the next one has all its time."""
         self._until_s = None

@@ -45,7 +45,7 @@ class Reports:
             self._wakes.decide.set()
 
     def changed(self, kinds: tuple[str, ...], outcome: str) -> None:
-        """Take that a change of the kinds `passthrough`, `native` or `vgpus` has ended."""
+        """Handle the end of a change of the kinds `passthrough`, `native` or `vgpus`."""
         for kind in kinds:
             self._telemetry.moves[kind, outcome] += 1
         self._observe_soon("change")
@@ -53,5 +53,5 @@ class Reports:
         self._wakes.decide.set()  # devices that the change has withheld may be offered again
 
     def decide_soon(self) -> None:
-        """Take that something was learned from which decisions follow."""
+        """Call for new decisions."""
         self._wakes.decide.set()

@@ -73,7 +73,7 @@ class NodeShares:
 
     @property
     def in_use(self) -> bool:
-        """Whether GPUs are shared, or containers have shares of former times."""
+        """Whether GPUs are shared, or containers that run still have shares."""
         return bool(self.state.get().published.capacity) or bool(self.store.records.get().pods)
 
     def observe_gpus(self, gpus: SharedGpus, minors: Mapping[GpuId, int], memory_mib: Mapping[GpuId, int]) -> None:

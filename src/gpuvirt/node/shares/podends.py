@@ -71,7 +71,7 @@ class PodEnds:
         running = await self._worker.run(
             lambda: self._accounts.running(gone), name="the processes of deleted pods", timeout_s=READ_S
         )
-        in_kubelet = recorded if isinstance(recorded, Unknown) else frozenset(one.pod for one in recorded)
+        in_kubelet = recorded if isinstance(recorded, Unknown) else frozenset(allocation.pod for allocation in recorded)
         before, now = self.kept, why_kept(gone, in_kubelet, running)
         for uid, kept in now.items():
             if before.get(uid) != kept and kept is not KeptShare.RECORDED:

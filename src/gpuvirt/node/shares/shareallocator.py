@@ -202,9 +202,9 @@ class ShareAllocator:
         The kubelet knows a new pod a moment earlier or later than this agent.
         """
         known = self._shares.pods.known or {}
-        if not any(one.pod in self.records.pods or one.pod in known for one in found):
+        if not any(allocation.pod in self.records.pods or allocation.pod in known for allocation in found):
             await asyncio.gather(
-                *(self._shares.pods.wait_for(one.pod, self._on.clock, self._on.pod_s) for one in found)
+                *(self._shares.pods.wait_for(allocation.pod, self._on.clock, self._on.pod_s) for allocation in found)
             )
 
     async def _prepare(self, allocation: UnitAllocation) -> None:

@@ -62,9 +62,10 @@ class DesiredStateStore:
 
     def load(self) -> None:
         """Read the file. An unusable file is renamed, and counts as no observation."""
-        if self._path is not None:
-            _take_former(self._path)
+        former_lost = _take_former(self._path) if self._path is not None else None
         self._state.load()
+        if former_lost is not None:
+            self._state.report_lost(former_lost)
         if (node := self._state.value.node) != self._none.node:
             log.warning(
                 "%s has the desired state of node %s, not of this node %s (a copied disk?); it is ignored",
@@ -92,14 +93,15 @@ class DesiredStateStore:
         await self._state.flush()
 
 
-def _take_former(path: Path) -> None:
-    """Rename the file of an earlier version, unless there is one of this version."""
+def _take_former(path: Path) -> Reason | None:
+    """Rename the file of an earlier version, unless there is one of this version; return why that failed."""
     former = path.with_name(FORMER_FILE)
     if path.exists():
-        return
+        return None
     try:
         former.rename(path)
     except FileNotFoundError:
-        pass
+        return None
     except OSError as error:
-        log.warning("%s can't be renamed to %s, and is ignored: %s", former, path, error)
+        return nodeproblems.desired_state_lost(former, f"can't be renamed to {path.name}: {error.strerror}")
+    return None

@@ -156,6 +156,10 @@ class WriteBehind(Generic[T]):
                 text += f"; it was renamed to {aside.name}"
         self._lost = self._reasons.lost(self._file.path, text)
 
+    def report_lost(self, reason: Reason) -> None:
+        """Have `run` report a file of another name that should have been read, until a value is written."""
+        self._lost = reason
+
     def forget(self, empty: T) -> None:
         """Ignore the loaded value; the file stays until another value is saved."""
         self._kept = self._written = Stored(empty)

@@ -24,8 +24,8 @@ from gpuvirt.cluster.operator.kubevirt import history
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.names import Requesting, names_of, on_nodes
 from gpuvirt.cluster.operator.kubevirt.offered import Offered, may_have_mdevs, offered_of, united
+from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
-from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.subject import MANAGED_BY
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, Target

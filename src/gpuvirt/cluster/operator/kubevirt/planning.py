@@ -18,7 +18,7 @@ from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, History
 from gpuvirt.cluster.operator.kubevirt.listing import ListingInputs, is_ours, listing_of
 from gpuvirt.cluster.operator.kubevirt.mediated import handling_of, second_owner
 from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, Offered, selects
-from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture, subject_of, withheld
+from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture, subject_of, withheld
 from gpuvirt.cluster.operator.kubevirt.subject import Subject
 from gpuvirt.cluster.operator.kubevirt.versions import gates_needed
 from gpuvirt.cluster.resources import Metadata, Resource

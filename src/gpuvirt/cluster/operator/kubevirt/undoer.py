@@ -17,7 +17,7 @@ from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEV
 from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.names import names_of
 from gpuvirt.cluster.operator.kubevirt.offered import needs_mdevs, offered_of
-from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
+from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
 from gpuvirt.cluster.resources import KubernetesObject, Resource
 from gpuvirt.model.desired.observed import Observed

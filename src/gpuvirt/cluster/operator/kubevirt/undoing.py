@@ -12,7 +12,7 @@ from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION, Changes, OurEn
 from gpuvirt.cluster.operator.kubevirt.listing import is_ours
 from gpuvirt.cluster.operator.kubevirt.mediated import handling_of, holds
 from gpuvirt.cluster.operator.kubevirt.offered import selects
-from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture, subject_of
+from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture, subject_of
 from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, Entry, Subject
 from gpuvirt.cluster.operator.kubevirt.versions import GPU, HOST_DEVICES
 from gpuvirt.cluster.resources import Resource

@@ -201,7 +201,8 @@ def certain_room(gpu_state: GpuState, vgpu_type: VgpuType, carried: Counts) -> i
         return None
     if isinstance(smi.modes.gpu_instances, Unread):
         return None
-    kind, number = kind_of(instance.profile), sum(one.profile == instance.profile for one in smi.modes.gpu_instances)
+    kind = kind_of(instance.profile)
+    number = sum(existing.profile == instance.profile for existing in smi.modes.gpu_instances)
     others = sum(
         count
         for other, count in carried.items()

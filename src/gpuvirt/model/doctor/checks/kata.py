@@ -102,7 +102,7 @@ def _defined_twice(specs: dict[Attribute, CdiSpec], runtimes: Sequence[KataRunti
         for file, spec in specs.items()
         for name in spec.devices
     )
-    for (_, device), found in groupby(defined, key=lambda one: one[:2]):
+    for (_, device), found in groupby(defined, key=lambda definition: definition[:2]):
         paths = [path for *_, path in found]
         if len(paths) > 1:
             yield problem(

@@ -167,8 +167,8 @@ def _counts(settings: OnDemandSettings, gpus: Iterable[OnDemandGpu]) -> Counter[
     """Return how many ids are listed for vGPUs that do not exist yet."""
     found = Counter[VgpuType]()
     for gpu in gpus:
-        one = gpu.carried.is_idle and settings.idle_count is IdleCount.ONE
-        found.update({vgpu_type: min(left, 1) if one else left for vgpu_type, left in gpu.room.items()})
+        lists_one = gpu.carried.is_idle and settings.idle_count is IdleCount.ONE
+        found.update({vgpu_type: min(left, 1) if lists_one else left for vgpu_type, left in gpu.room.items()})
     return found
 
 

@@ -1,8 +1,8 @@
-"""Which GPUs the containers of a pod get on their node: the last check that no GPU has more units than it is worth.
+"""The GPUs that the containers of a pod get on their node: the final check that no GPU is overcommitted.
 
-The choice of the extender counts where it fits beside the pods that have started. Otherwise the agent chooses, at first
-beside the pods that have a choice and have not started yet, then without regard to them. A wrong scheduler, an
-edited annotation, or two schedulers can never give away more units than a GPU has.
+The extender's placement is used if it fits next to the started pods. Otherwise the agent places the pod: first it
+leaves room for placed pods that have not started, then it ignores them. A wrong scheduler, an edited annotation, or two
+schedulers can never allocate more units than a GPU has.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

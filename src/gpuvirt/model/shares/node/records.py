@@ -49,7 +49,9 @@ class PodRecord(msgspec.Struct, frozen=True):
     @property
     def demand(self) -> Demand:
         """The pod's requests."""
-        return Demand(tuple(ContainerDemand(name, one.kind, one.units) for name, one in self.containers.items()))
+        return Demand(
+            tuple(ContainerDemand(name, container.kind, container.units) for name, container in self.containers.items())
+        )
 
     @property
     def enforcement(self) -> Enforcement:
@@ -60,7 +62,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     @property
     def placement(self) -> Placement:
         """The GPUs of the pod's containers."""
-        return placement(self.demand, {name: one.gpus for name, one in self.containers.items()})
+        return placement(self.demand, {name: container.gpus for name, container in self.containers.items()})
 
 
 class ShareRecords(msgspec.Struct, frozen=True):
@@ -85,7 +87,9 @@ class ShareRecords(msgspec.Struct, frozen=True):
     @property
     def devices(self) -> frozenset[str]:
         """The names of all containers' CDI devices."""
-        return frozenset(one.device for pod in self.pods.values() for one in pod.containers.values() if one.device)
+        return frozenset(
+            container.device for pod in self.pods.values() for container in pod.containers.values() if container.device
+        )
 
     def books(self, capacity: Shares, but: Iterable[PodUid] = ()) -> NodeBooks:
         """Return the node's books: what the GPUs have left beside all pods but these."""
@@ -105,7 +109,10 @@ class ShareRecords(msgspec.Struct, frozen=True):
 
 def record_of(namespace: str, name: str, demand: Demand, chosen: Mapping[ContainerName, Shares]) -> PodRecord:
     """Return the record of a pod whose containers have these GPUs."""
-    containers = {one.name: ContainerRecord(one.kind, one.units, dict(chosen[one.name])) for one in demand.containers}
+    containers = {
+        container.name: ContainerRecord(container.kind, container.units, dict(chosen[container.name]))
+        for container in demand.containers
+    }
     return PodRecord(namespace, name, containers)
 
 

@@ -23,8 +23,8 @@ A10, T4, A2_A16, UNKNOWN = (parse_pci_id(f"10de:{one}") for one in ("2236", "1eb
 def gpus(*devices: PciId | ConfigGpu) -> list[ConfigGpu]:
     """Return GPUs of a node in the order of their addresses."""
     return [
-        one if isinstance(one, ConfigGpu) else ConfigGpu(address(index), one, PciId(0x10DE, 1), index)
-        for index, one in enumerate(devices)
+        device if isinstance(device, ConfigGpu) else ConfigGpu(address(index), device, PciId(0x10DE, 1), index)
+        for index, device in enumerate(devices)
     ]
 
 
@@ -38,12 +38,12 @@ def entries(text: str) -> tuple[Entry, ...]:
 
 def desired_types(text: str, *devices: PciId | ConfigGpu) -> tuple[Mapping[int, str], list[NoteCode]]:
     """Return the desired types of each GPU by its index, and the codes of the notes."""
-    desired_by_gpu = configchoice.desired(entries(text), gpus(*devices))
+    chosen = configchoice.desired(entries(text), gpus(*devices))
     types = {
-        int(gpu[5:7], 16): " ".join(f"{one}:{n}" for one, n in desired_vgpus.types.items())
-        for gpu, desired_vgpus in desired_by_gpu.gpus.items()
+        int(gpu[5:7], 16): " ".join(f"{vgpu_type}:{n}" for vgpu_type, n in desired_vgpus.types.items())
+        for gpu, desired_vgpus in chosen.gpus.items()
     }
-    return types, [one.code for one in desired_by_gpu.notes]
+    return types, [note.code for note in chosen.notes]
 
 
 A10_4Q = "{devices: all, vgpu-devices: {A10-4Q: 6}}"
@@ -134,7 +134,7 @@ BOTH = ", ".join(
 
 
 @pytest.mark.parametrize(
-    ("subsystem", "types", "desired_counts"),
+    ("subsystem", "types", "desired_type"),
     [
         (PciId(0x10DE, 0x14A9), (), "A16-8Q:2"),
         (PciId(0x10DE, 0x157E), (), "A2-8Q:2"),
@@ -148,17 +148,17 @@ BOTH = ", ".join(
     ],
 )
 def test_cards_of_one_device_id_are_distinguished_by_subsystem_or_type_names(
-    subsystem: PciId | None, types: tuple[str, ...], desired_counts: str | None
+    subsystem: PciId | None, types: tuple[str, ...], desired_type: str | None
 ) -> None:
-    gpu = ConfigGpu(address(0), A2_A16, subsystem, 0, frozenset(VgpuType(one) for one in types))
+    gpu = ConfigGpu(address(0), A2_A16, subsystem, 0, frozenset(VgpuType(vgpu_type) for vgpu_type in types))
     found, notes = desired_types(BOTH, gpu)
-    assert found == ({0: desired_counts} if desired_counts else {})
-    assert notes == ([] if desired_counts else [NoteCode.CARD_UNDECIDED])
+    assert found == ({0: desired_type} if desired_type else {})
+    assert notes == ([] if desired_type else [NoteCode.CARD_UNDECIDED])
 
 
 @pytest.mark.parametrize("path", shipped.sources(), ids=lambda path: path.name)
 @pytest.mark.parametrize(
-    ("device", "subsystem", "desired_counts"),
+    ("device", "subsystem", "desired_type"),
     [
         ("10de:25b6", "10de:14a9", "A16-8Q"),
         ("10de:25b6", "10de:157e", "A2-8Q"),
@@ -167,12 +167,12 @@ def test_cards_of_one_device_id_are_distinguished_by_subsystem_or_type_names(
     ],
 )
 def test_nvidias_default_config_is_correct_on_cards_of_shared_device_ids(
-    path: Path, device: str, subsystem: str, desired_counts: str
+    path: Path, device: str, subsystem: str, desired_type: str
 ) -> None:
     gpu = ConfigGpu(address(0), parse_pci_id(device), parse_pci_id(subsystem), 0)
-    desired_by_gpu = configchoice.desired(shipped.read(path)["default"], [gpu])
-    assert desired_by_gpu.gpus[gpu.address].types == {parse_profile(desired_counts): 2}
-    assert desired_by_gpu.notes == ()
+    chosen = configchoice.desired(shipped.read(path)["default"], [gpu])
+    assert chosen.gpus[gpu.address].types == {parse_profile(desired_type): 2}
+    assert chosen.notes == ()
 
 
 def test_a_board_that_no_filter_matches_is_reported() -> None:
@@ -180,10 +180,10 @@ def test_a_board_that_no_filter_matches_is_reported() -> None:
         "all", "[1]"
     )
     gpu = ConfigGpu(address(0), A2_A16, PciId(0x1028, 7), 0)
-    desired_by_gpu = configchoice.desired(entries(text), [gpu, *gpus(gpu, A10)[1:]])
-    assert list(desired_by_gpu.gpus) == [address(1)]
-    assert [one.code for one in desired_by_gpu.notes] == [NoteCode.OTHER_BOARD]
-    message = desired_by_gpu.notes[0].message
+    chosen = configchoice.desired(entries(text), [gpu, *gpus(gpu, A10)[1:]])
+    assert list(chosen.gpus) == [address(1)]
+    assert [note.code for note in chosen.notes] == [NoteCode.OTHER_BOARD]
+    message = chosen.notes[0].message
     assert "the filters for its device id name other subsystems than its own, 1028:0007" in message
 
 
@@ -198,20 +198,20 @@ GPUS = st.lists(st.sampled_from([A10, T4, A2_A16, UNKNOWN]), max_size=4).map(lam
 
 @given(st.lists(ENTRIES, max_size=5), GPUS)
 def test_the_last_matching_entry_decides_the_types_of_a_gpu(several: list[Entry], node: list[ConfigGpu]) -> None:
-    desired_by_gpu = configchoice.desired(several, node)
+    chosen = configchoice.desired(several, node)
     for gpu in node:
         mine = [
-            one
-            for one in several
-            if (one.indices is None or gpu.index in one.indices)
-            and (one.filters is None or any(f.device == gpu.device for f in one.filters))
+            entry
+            for entry in several
+            if (entry.indices is None or gpu.index in entry.indices)
+            and (entry.filters is None or any(f.device == gpu.device for f in entry.filters))
         ]
-        desired_vgpus = desired_by_gpu.gpus.get(gpu.address)
+        desired_vgpus = chosen.gpus.get(gpu.address)
         if desired_vgpus is None:
-            assert not mine or desired_by_gpu.notes
+            assert not mine or chosen.notes
             continue
         last = mine[-1]
-        assert desired_vgpus.types in [one.types for one in mine if one.picks_as(last)]
+        assert desired_vgpus.types in [entry.types for entry in mine if entry.picks_as(last)]
         if all(not one.picks_as(last) for one in mine[:-1]):
             assert desired_vgpus.types == last.types
 
@@ -234,7 +234,7 @@ def test_a_card_whose_types_are_unknown_is_undecided_and_not_invalid() -> None:
         ConfigName("mine", Source(Origin.LABEL, "label nvidia.com/vgpu.config")),
     )
     later = resolve(config, config_set, gpus(UNKNOWN))
-    assert (later.problem, [one.code for one in later.undecided]) == (None, [NoteCode.CARD_UNDECIDED])
+    assert (later.problem, [gpu.code for gpu in later.undecided]) == (None, [NoteCode.CARD_UNDECIDED])
     decided = resolve(config, config_set, gpus(A2_A16))
     assert decided.problem is not None
     assert decided.problem.where == "label nvidia.com/vgpu.config"

@@ -46,7 +46,7 @@ def node(workload: str | None = None, name: str = "node01", **labels: str) -> No
 
 
 @dataclass(frozen=True)
-class Scene:
+class ObservedCluster:
     """All observed objects."""
 
     nodes: Sequence[Node] = ()
@@ -62,13 +62,13 @@ class Scene:
     @property
     def picture(self) -> Picture:
         return Picture(
-            {key_of(one): one for one in self.policies},
-            {key_of(one): one for one in self.nodes},
-            {key_of(one): one for one in self.gpu_nodes},
-            replace(self.existing, pods={**self.existing.pods, **{key_of(one): one for one in self.pods}}),
+            {key_of(policy): policy for policy in self.policies},
+            {key_of(node): node for node in self.nodes},
+            {key_of(node): node for node in self.gpu_nodes},
+            replace(self.existing, pods={**self.existing.pods, **{key_of(pod): pod for pod in self.pods}}),
             self.other_operator,
             self.kubevirt,
-            {key_of(one): one for one in self.services},
+            {key_of(service): service for service in self.services},
             self.scheduled,
         )
 
