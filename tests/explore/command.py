@@ -12,7 +12,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
-from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.model.reasons import Reason, gaterefusals
 from gpuvirt.node.change import byhand
 from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
 from gpuvirt.node.change.gate.gateerrors import UnitBusyError
@@ -134,4 +134,4 @@ def _why_listed(world: World, unit: UnitId) -> Reason | None:
     view = running.agent.views.get()
     listed = {str(device.id) for resource in view.resources for device in resource.devices if device.healthy}
     members = set(scan(world.kernel).functions) & listed
-    return refusals.still_listed(unit, "its socket", min(members)) if members else None
+    return gaterefusals.still_listed(unit, "its socket", min(members)) if members else None

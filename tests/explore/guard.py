@@ -8,7 +8,7 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.node import picture
-from gpuvirt.node.change.gate import drainrequest
+from gpuvirt.node.change.gate import drainrequest, gate
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.change.steps.leasing import Claim, Prove
@@ -65,7 +65,7 @@ def without_lease(_: Kernel, claim: Claim) -> "nullcontext[Prove]":
 NEWEST = Guard(Change, "_ask_account", nothing, ())
 """A change reads the kubelet's account again before each step."""
 
-UNSETTLED = Guard(Gate, "_refuse_unknown", nothing, ())
+UNSETTLED = Guard(gate, "refuse_unsettled", nothing, ())
 """A change waits after a recent allocation of another process, such as the agent's predecessor."""
 
 DRAINED = Guard(picture.GateStates, "changing", property(lambda _: Scope()), ())

@@ -31,7 +31,6 @@ from gpuvirt.node.allocation import allocator
 from gpuvirt.node.change import driverphase
 from gpuvirt.node.change.allocationgate import AllocationGate, DevicesBySlot
 from gpuvirt.node.change.gate import drainrequest, gate
-from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.gate.gates import Gates
 from gpuvirt.node.change.steps import changes, driverexecutor, leasing, proving, vgpusteps
 from gpuvirt.node.change.steps.changerecord import ChangeRecord
@@ -153,7 +152,7 @@ GUARDS: Mapping[str, Guard] = {
         gate, "try_lock", always, ("command-or-admission",), (_USERS, NEWEST, DRAINS, GOES_ON)
     ),
     "gate on disk: allocations that no account shows yet": Guard(
-        Gate, "_refuse_unknown", nothing, ("command-after-the-agent",), (NEWEST,)
+        gate, "refuse_unsettled", nothing, ("command-after-the-agent",), (NEWEST,)
     ),
     "gate: no allocation of what a change may touch": Guard(
         Changes, "_why_closed", nothing, ("return-or-admission", "return-of-a-group"), (*_OFFERS, _USERS)

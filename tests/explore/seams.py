@@ -16,7 +16,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.kubelet import accountwatch, hostaccount
 from gpuvirt.kubelet.podresources import Devices
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.node.change.gate import damageage, gate, gatelock, gatepass
+from gpuvirt.node.change.gate import damageage, gate, gatelock, gatepass, unsettled
 from gpuvirt.node.change.gate.gaterecord import Owner
 from gpuvirt_sim import builder, hostspec
 
@@ -136,9 +136,11 @@ _PLACES: Sequence[tuple[object, str, object]] = (
     (gate, "monotonic", _monotonic),
     (gatelock, "monotonic", _monotonic),
     (damageage, "monotonic", _monotonic),
+    (unsettled, "monotonic", _monotonic),
     (gatelock, "sleep", _sleep),
     (gate, "this_process", _this_process),
     (gatepass, "this_process", _this_process),
+    (unsettled, "this_process", _this_process),
     (accountwatch, "PodResources", _PodResources),
     (hostaccount, "ask_consumers", _ask_consumers),
     (podaccount, "RealClock", _Clock),

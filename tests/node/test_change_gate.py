@@ -18,8 +18,8 @@ from gpuvirt.facts.pci import PciFunction
 from gpuvirt.model.inventory.isolation import Slots, slots_of
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate import damageage
+from gpuvirt.node.change.gate.allocationlines import MOST_BYTES
 from gpuvirt.node.change.gate.gate import (
-    MOST_BYTES,
     Gate,
     UnitBlockedError,
     UnitBusyError,

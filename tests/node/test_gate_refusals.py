@@ -11,7 +11,7 @@ from time import monotonic  # noqa: TID251  the lines of allocations carry it
 import pytest
 
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.reasons import refusals
+from gpuvirt.model.reasons import gaterefusals
 from gpuvirt.node.change.gate import damageage
 from gpuvirt.node.change.gate.drainrequest import DrainRequest, _answer
 from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, UnitUnsettledError
@@ -93,7 +93,7 @@ def test_no_step_begins_in_an_open_gate() -> None:
 def test_a_command_takes_the_agents_refusal_as_its_answer(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     request = DrainRequest(UnitId("x"), (SLOT,), "unbind it", {})
-    refusal = refusals.busy("x", "the agent keeps it")
+    refusal = gaterefusals.busy("x", "the agent keeps it")
     gate.drain(request.unit, request.slots, request.intent)
     Gate(tmp_path).answer(SLOT, 1, refusal)
     assert _answer(gate, request) == refusal

@@ -22,7 +22,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.loops.cell import Cell
 from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.allocation.allocations import Unknown
-from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.model.reasons import Reason, gaterefusals
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units, most_at_a_time
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
@@ -75,7 +75,7 @@ class Changes:
 
     def claim(self, gpus: Collection[GpuId], unit: DeviceId, record: Callable[[], None]) -> None:
         for gpu in self.changed.intersection(gpus):
-            raise RefusedError(refusals.busy(gpu, f"for {unit}"))
+            raise RefusedError(gaterefusals.busy(gpu, f"for {unit}"))
         record()
 
 

@@ -40,11 +40,7 @@ def scan_some(kernel: Kernel, some: Collection[PciAddress], before: Facts) -> Fa
 
     A function of `some` that cannot be read is left out.
     """
-    others = replace(
-        before,
-        functions={address: function for address, function in before.functions.items() if address not in some},
-        vgpu_hosts={gpu: host for gpu, host in before.vgpu_hosts.items() if gpu not in some},
-    )
+    others = _without(before, some)
     return _scanned(_Scan(kernel, others), others.functions, brief=True)
 
 
@@ -55,8 +51,17 @@ def scan_functions(
 
     Without `some`, all are read.
     """
-    taken = {} if some is None else {a: function for a, function in before.functions.items() if a not in some}
-    return _Scan(kernel, replace(before, functions=taken)).functions(taken)
+    others = _without(before, before.functions if some is None else some)
+    return _Scan(kernel, others).functions(others.functions)
+
+
+def _without(facts: Facts, some: Collection[PciAddress]) -> Facts:
+    """Return the facts of all functions but `some`."""
+    return replace(
+        facts,
+        functions={address: function for address, function in facts.functions.items() if address not in some},
+        vgpu_hosts={gpu: host for gpu, host in facts.vgpu_hosts.items() if gpu not in some},
+    )
 
 
 def _scanned(scanning: "_Scan", taken: Mapping[PciAddress, PciFunction], *, brief: bool) -> Facts:

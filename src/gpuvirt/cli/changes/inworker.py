@@ -16,7 +16,7 @@ from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
-from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.model.reasons import Reason, gaterefusals, refusals
 from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
 from gpuvirt.node.change.gate.gateerrors import UnitBusyError, UnitUnsettledError, why_not_passed
 from gpuvirt.node.change.gate.gaterecord import APART_S
@@ -81,11 +81,11 @@ def _why_listed(device_plugins: Path, unit: UnitId, seen: Inventory) -> Reason |
     try:
         lists = read_lists(device_plugins)
     except ListUnknownError as error:
-        return refusals.still_listed(unit, str(device_plugins), str(error))
+        return gaterefusals.still_listed(unit, str(device_plugins), str(error))
     for socket, devices in lists.items():
         for device in sorted(devices):
             if device in known and known[device][0].gpu in members:
-                return refusals.still_listed(unit, str(socket), device)
+                return gaterefusals.still_listed(unit, str(socket), device)
     return None
 
 

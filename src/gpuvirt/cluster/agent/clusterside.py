@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.access.credentials import Credentials
@@ -14,6 +14,7 @@ from gpuvirt.cluster.agent.endingpods import EndingPods
 from gpuvirt.cluster.agent.gpunode import SpecListener, observe_gpu_node, observe_no_spec
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
 from gpuvirt.cluster.agent.keeping import SPREAD_S, KeeperDependencies, ReportOutcome
+from gpuvirt.cluster.agent.nodeagent import NodeAgent
 from gpuvirt.cluster.agent.nodecounts import NodeCounts
 from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels
 from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
@@ -31,109 +32,12 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.reflector import Reflector, Waits
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
-from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, PodUid, ResourceName
-from gpuvirt.loops.cell import Cell
-from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
-from gpuvirt.model.offers.ondemand.podends import PodEnds
-from gpuvirt.model.offers.schedulable import Count
-from gpuvirt.model.offers.view import NodeView
+from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
 from gpuvirt.model.reasons import Reason, nodeproblems
-from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.tasks import keep_going
 
 T = TypeVar("T", bound=KubernetesObject)
-
-
-class Observations(Protocol):
-    """Where the cluster side puts what it observes."""
-
-    @property
-    def desired(self) -> NodeRequest:
-        """The desired state that was observed last, also before a restart."""
-        ...
-
-    @property
-    def on_demand_pods(self) -> frozenset[PodUid]:
-        """The pods that have on-demand vGPUs, by the ledger."""
-        ...
-
-    @property
-    def operands_away(self) -> Cell[bool]:
-        """Whether NVIDIA's operands that offer the same devices must stop."""
-        ...
-
-    def take_request(self, delta: NodeRequest, /) -> None:
-        """Store the observed parts of the desired state; parts that `delta` lacks stay as they are."""
-        ...
-
-    def observe_kind(self, *, exists: bool) -> None:
-        """Store whether the cluster has the kind GpuNode; without it no controller can review resource names."""
-        ...
-
-    def observe_node_counts(self, counts: Mapping[ResourceName, int], /) -> None:
-        """Store the resource counts in the node's status."""
-        ...
-
-    def observe_pod_ends(self, ends: PodEnds, /) -> None:
-        """Store the pods of the node that have ended or are being deleted."""
-        ...
-
-    def observe_operands(self, observed: OperandsObserved | None, /) -> None:
-        """Store the labels and pods of NVIDIA's operands, None if one of both is unknown."""
-        ...
-
-
-class Reports(Protocol):
-    """What the agent's parts report, the cluster side included."""
-
-    @property
-    def vgpus(self) -> Cell[Progress | None]:
-        """The progress of the node's vGPUs, for the node's labels; None: the labels stay as they are."""
-        ...
-
-    @property
-    def workload(self) -> Cell[Progress | None]:
-        """The progress of the node's GPUs, for the node's labels; None: the labels stay as they are."""
-        ...
-
-    def problem(self, who: str, problem: Reason | None, /) -> None:
-        """Report a problem of the task `who`, None once the problem is gone."""
-        ...
-
-
-class NodeAgent(Protocol):
-    """The parts of the agent that the cluster side uses."""
-
-    @property
-    def observations(self) -> Observations:
-        """Where the cluster side puts what it observes."""
-        ...
-
-    @property
-    def reports(self) -> Reports:
-        """Where it reports its problems, and reads the progress of changes."""
-        ...
-
-    @property
-    def views(self) -> Cell[NodeView]:
-        """The agent's view of its node."""
-        ...
-
-    @property
-    def node_counts(self) -> Cell[Mapping[ResourceName, Count]] | None:
-        """The resource counts for the scheduler; None if this agent does not write them."""
-        ...
-
-    @property
-    def pod_inquiry(self) -> PodInquiry:
-        """The question for the pods of the node, asked while the kubelet's record may be incomplete."""
-        ...
-
-    @property
-    def shares(self) -> NodeShares | None:
-        """The shares of the node's GPUs; None for an agent that can't share GPUs."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

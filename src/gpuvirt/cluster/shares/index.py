@@ -16,22 +16,18 @@ from dataclasses import dataclass, field
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.shares.nominations import Nominations
-from gpuvirt.cluster.shares.objects import SharingNode, SharingPod, demand_of_pod, requested
+from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
+from gpuvirt.cluster.shares.podunits import gpus_of_pod, units_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
-from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.settings import Enforcement
-from gpuvirt.model.shares.annotations import InvalidAnnotationError, pod_shares, shared_gpus
+from gpuvirt.model.shares.annotations import InvalidAnnotationError, shared_gpus
 from gpuvirt.model.shares.books import NO_PODS, Books, NodeBooks, NodeRow, row_of
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.nomination import Nomination, with_nominated
 from gpuvirt.model.shares.placement import GpuId, Placement, Shares
-from gpuvirt.model.shares.quantities import InvalidQuantityError
 
 log = logging.getLogger(__name__)
-
-MOST_UNITS = Units(2**31)
-"""What a pod counts for whose request cannot be read: its node's GPUs are full."""
 
 
 @dataclass(slots=True)
@@ -152,7 +148,7 @@ class Index:
     def reserve(self, pod: SharingPod, node: NodeName, chosen: Placement) -> None:
         """Count a pod on a node whose binding is about to be sent."""
         self._reserved.setdefault(pod.uid, {})[node] = chosen
-        self._books.put(node, pod.uid, chosen.used, _total(pod, self._sharing), pod.spec.priority)
+        self._books.put(node, pod.uid, chosen.used, units_of_pod(pod, self._sharing), pod.spec.priority)
 
     def release(self, pod: PodUid, node: NodeName) -> None:
         """Free what a binding reserved that has certainly failed; without effect after an event has confirmed it."""
@@ -168,7 +164,7 @@ class Index:
 
     def withhold(self, pod: SharingPod) -> None:
         """Count a pod on each GPU, until `restore`: on each node that is here, or comes, and that does not have it."""
-        self._withheld[pod.uid] = _total(pod, self._sharing)
+        self._withheld[pod.uid] = units_of_pod(pod, self._sharing)
         for name in tuple(self.nodes):
             self._count_withheld(name)
 
@@ -190,13 +186,13 @@ class Index:
             pod
             for pod in self._pods.values()
             if not (pod.spec.node_name or pod.metadata.deletion_timestamp or pod.spec.scheduling_gates)
-            and _total(pod, self._sharing)
+            and units_of_pod(pod, self._sharing)
         ]
 
     def bound_pods(self) -> Iterator[tuple[SharingPod, Units]]:
         """Yield the pods that take units on a node, with what they count for."""
         for pod in self._pods.values():
-            if pod.spec.node_name and (total := _total(pod, self._sharing)):
+            if pod.spec.node_name and (total := units_of_pod(pod, self._sharing)):
                 yield pod, total
 
     def totals(self) -> Totals:
@@ -282,9 +278,9 @@ class Index:
 
     def _count(self, pod: SharingPod, name: NodeName, node: _NodePods) -> None:
         """Count a pod on its node: on its GPUs, or on each where they are not known."""
-        total = _total(pod, self._sharing)
+        total = units_of_pod(pod, self._sharing)
         if total:
-            self._books.put(name, pod.uid, self._used(pod, node), total, pod.spec.priority)
+            self._books.put(name, pod.uid, gpus_of_pod(pod, node.gpus, self._sharing), total, pod.spec.priority)
 
     def _count_withheld(self, name: NodeName) -> None:
         """Count the withheld pods on a node; none of them can be evicted from there."""
@@ -292,34 +288,9 @@ class Index:
             if pod not in self.pods_on(name):
                 self._books.put(name, pod, None, units, NO_PODS)
 
-    def _used(self, pod: SharingPod, node: _NodePods) -> Shares | None:
-        text = pod.metadata.annotations.shares
-        if not text:
-            return None
-        try:
-            whole = self._sharing.whole
-            used = pod_shares(text, demand_of_pod(pod, self._sharing.resource, whole), whole).used
-        except GpuvirtError as error:
-            log.warning("pod %s counts on each GPU of its node: %s", pod.where, error)
-            return None
-        if unknown := sorted(used.keys() - node.gpus):
-            log.info("pod %s counts on each GPU of its node: its node has no %s", pod.where, unknown[0])
-            return None
-        return used
-
     def _forget_if_empty(self, name: NodeName) -> None:
         """Forget a node without GPUs and pods."""
         node, books = self._nodes.get(name), self._books.node(name)
         if (node is None or not node.pods) and books is not None and not books.capacity and not books.all_pods:
             self._books.drop_node(name)
             self._nodes.pop(name, None)
-
-
-def _total(pod: SharingPod, sharing: Sharing) -> Units:
-    """Return the units that a pod counts for where its GPUs are not known."""
-    try:
-        return demand_of_pod(pod, sharing.resource, sharing.whole).total
-    except InvalidQuantityError:
-        return MOST_UNITS
-    except GpuvirtError:
-        return Units(sum(container.units for container in requested(pod, sharing.resource)))

@@ -7,7 +7,7 @@ from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.account import Account
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.node.change.gate.gate import Read, no_readings
+from gpuvirt.node.change.gate.unsettled import Read, no_readings
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of, units_of
 from gpuvirt.node.change.gate.anchor import Anchor
-from gpuvirt.node.change.gate.gate import Pass, Read, gate_at
+from gpuvirt.node.change.gate.gate import Pass, gate_at
 from gpuvirt.node.change.gate.gates import Gates
+from gpuvirt.node.change.gate.unsettled import Read
 from gpuvirt.node.store import originaldrivers, tenancyfile
 from gpuvirt.node.store.tenancyfile import TenancyFile
 from gpuvirt.paths import HostRoots, KubeletPaths

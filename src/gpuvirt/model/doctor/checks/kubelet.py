@@ -7,7 +7,7 @@ from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.offers.view import ResourceView
-from gpuvirt.model.reasons import FindingCode, Seen, refusals
+from gpuvirt.model.reasons import FindingCode, Seen, gaterefusals
 from gpuvirt.model.reasons.codes import Level
 
 MOST_CPUS = 8192
@@ -96,7 +96,7 @@ def exclusion(evidence: Evidence) -> Iterator[Finding]:
         )
     elif kubelet.offers_without_gate:
         problem_seen = "no device plugin has locked it: an older one, or one that may not write there"
-        yield of_reason(refusals.takes_no_part(kubelet.gates, problem_seen), Level.WARNING)
+        yield of_reason(gaterefusals.takes_no_part(kubelet.gates, problem_seen), Level.WARNING)
 
 
 def counted(evidence: Evidence) -> Iterator[Finding]:

@@ -1,16 +1,16 @@
 """The nodes that could run a VM or pod that requests devices, and the first obstacle on each."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.findings import Finding, listed
 from gpuvirt.model.doctor.vms import vmshares
+from gpuvirt.model.doctor.vms.nodeamounts import NodeAmounts, pods_by_node
 from gpuvirt.model.doctor.vms.vmevidence import GpuNodeSeen, NodeSeen, OfferSeen, PodSeen, VmEvidence
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.schedules.coming import NodePhase
 
 OF_AWAY = frozenset(f"node.kubernetes.io/{name}" for name in ("unreachable", "not-ready", "unschedulable"))
 """The taints that Kubernetes sets on a node that is cordoned, or whose VM is suspended."""
@@ -32,20 +32,13 @@ class NodeVerdict:
 
 def judge_nodes(evidence: VmEvidence) -> tuple[NodeVerdict, ...]:
     """Return a verdict for each node that has GPUs or a requested resource, in order of how easily it could run it."""
-    pods = None if evidence.pods is None else _by_node(evidence.pods)
+    pods = None if evidence.pods is None else pods_by_node(evidence.pods)
     judges = [
         _Judge(evidence, node, None if pods is None else pods.get(node.name, ()))
         for node in evidence.nodes or ()
         if _concerns(evidence, node)
     ]
     return tuple(judge.verdict() for judge in sorted(judges, key=_Judge.order))
-
-
-def _by_node(pods: Iterable[PodSeen]) -> Mapping[str, Sequence[PodSeen]]:
-    by_node: dict[str, list[PodSeen]] = {}
-    for pod in pods:
-        by_node.setdefault(pod.node, []).append(pod)
-    return by_node
 
 
 def _concerns(evidence: VmEvidence, node: NodeSeen) -> bool:
@@ -61,8 +54,9 @@ class _Judge:
         self._node = node
         self._agent = node.gpu_node or GpuNodeSeen()
         self._here = here
+        phases = evidence.phases.get(NodeName(node.name), ())
+        self._amounts = NodeAmounts(evidence.requests, node.allocatable, here, phases)
         self._away = evidence.away.get(NodeName(node.name))
-        self._phases = evidence.phases.get(NodeName(node.name), ())
         shares = evidence.shares
         self._to_end = vmshares.pods_to_end(node.name, shares) if shares is not None else ()
         self._against = list(self._obstacles())
@@ -78,26 +72,20 @@ class _Judge:
         remain = sum(ORDER[rank] not in {_Judge.no_piece, _Judge.allocated} for rank in ranks)
         own = self._evidence.shares.priority if self._evidence.shares is not None else 0
         ends = self._to_end or ()
-        return -first, remain, sum(pod.priority > own for pod in ends), len(ends) or self._users(), self._node.name
-
-    def _users(self) -> int:
-        """Return how many pods have to end so that each requested resource is free, at the least."""
-        most = 0
-        for name, count in self._evidence.requests.items():
-            free, number = self._free(name), 0
-            for used in sorted((pod.requests.get(name, 0) for pod in self._here or ()), reverse=True):
-                if free >= count:
-                    break
-                free, number = free + used, number + 1
-            most = max(most, number)
-        return most
+        return (
+            -first,
+            remain,
+            sum(pod.priority > own for pod in ends),
+            len(ends) or self._amounts.fewest_ends(),
+            self._node.name,
+        )
 
     def verdict(self) -> NodeVerdict:
         names = self._evidence.requests
         return NodeVerdict(
             self._node.name,
-            {name: self._node.allocatable.get(name, 0) for name in names},
-            None if self._here is None else {name: self._free(name) for name in names},
+            {name: self._amounts.allocatable(name) for name in names},
+            None if self._here is None else {name: self._amounts.free(name) for name in names},
             self._against[0][1] if self._against else None,
         )
 
@@ -110,25 +98,8 @@ class _Judge:
     def _offer(self, name: str) -> OfferSeen | None:
         return next((offer for offer in self._agent.offers if offer.name == name), None)
 
-    def _free(self, name: str) -> int:
-        requested = sum(pod.requests.get(name, 0) for pod in self._here or ())
-        return max(self._node.allocatable.get(name, 0) - requested, 0)
-
-    def _missing(self) -> Iterator[tuple[str, int]]:
-        """Yield the requested resources of which the node's kubelet counts too few devices, with its count."""
-        for name, count in self._evidence.requests.items():
-            counted = self._node.allocatable.get(name, 0)
-            if counted < count and self._phase_of(name) is None:
-                yield name, counted
-
-    def _phase_of(self, name: str) -> NodePhase | None:
-        """Return the phase in which the node offers a resource that it does not offer now."""
-        if self._node.allocatable.get(name, 0):
-            return None
-        return next((phase for phase in self._phases if phase.brings(name)), None)
-
     def not_offered(self) -> Finding | None:
-        for name, counted in self._missing():
+        for name, counted in self._amounts.missing():
             offer = self._offer(name)
             if counted or name in self._agent.withheld or (offer is not None and self._has(name)):
                 continue
@@ -146,7 +117,7 @@ class _Judge:
         return any(device.offered_as == name for device in self._agent.devices)
 
     def withheld(self) -> Finding | None:
-        for name, counted in self._missing():
+        for name, counted in self._amounts.missing():
             why = self._agent.withheld.get(name)
             if why is not None and not counted:
                 return self._finding(
@@ -158,7 +129,7 @@ class _Judge:
         return None
 
     def unhealthy(self) -> Finding | None:
-        for name, counted in self._missing():
+        for name, counted in self._amounts.missing():
             unhealthy = [device for device in self._agent.devices if device.offered_as == name and device.reasons]
             if unhealthy and counted + len(unhealthy) >= self._evidence.requests[name]:
                 return self._finding(
@@ -170,7 +141,7 @@ class _Judge:
         return None
 
     def not_counted(self) -> Finding | None:
-        for name, counted in self._missing():
+        for name, counted in self._amounts.missing():
             offer = self._offer(name)
             if offer is not None and offer.healthy >= self._evidence.requests[name]:
                 state = "" if offer.registered else ", and is not registered at the kubelet"
@@ -183,7 +154,7 @@ class _Judge:
         return None
 
     def too_few(self) -> Finding | None:
-        for name, counted in self._missing():
+        for name, counted in self._amounts.missing():
             count = self._evidence.requests[name]
             return self._finding(
                 f"has {counted} {name} in all, but {count} {'is' if count == 1 else 'are'} requested",
@@ -205,9 +176,9 @@ class _Judge:
         if self._here is None:
             return None
         for name, count in self._evidence.requests.items():
-            free = self._free(name)
-            if free < count and self._phase_of(name) is None:
-                total = self._node.allocatable.get(name, 0)
+            free = self._amounts.free(name)
+            if free < count and self._amounts.phase_of(name) is None:
+                total = self._amounts.allocatable(name)
                 pods = [_user(pod.namespace, pod.vm, pod.name) for pod in self._here if pod.requests.get(name)]
                 return self._finding(
                     f"has {free} of {total} {name} free, but {count} {'is' if count == 1 else 'are'} requested",
@@ -281,7 +252,7 @@ class _Judge:
 
     def other_phase(self) -> Finding | None:
         """The obstacle of a node that offers the resource in another phase."""
-        for phase in filter(None, map(self._phase_of, self._evidence.requests)):
+        for phase in filter(None, map(self._amounts.phase_of, self._evidence.requests)):
             seen = Seen(f"VgpuSchedule {phase.config.schedule} $.spec.phases", phase.config.phase)
             return self._finding(phase.message, FindingCode.OTHER_PHASE, seen, phase.command)
         return None

@@ -17,7 +17,7 @@ from pathlib import Path
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import VGPUS, DesiredUnit
 from gpuvirt.model.inventory.isolation import Slots, UnitId
-from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.model.reasons import Reason, gaterefusals
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.gate.gateerrors import GateFailedError
 from gpuvirt.node.change.gate.gatelock import tries, try_lock
@@ -143,4 +143,4 @@ def _answer(gate: Gate, request: DrainRequest) -> Reason | None:
         unanswered = [slot for slot in request.slots if slot not in records or not records[slot].is_acknowledged]
         if not unanswered:
             return None
-    return refusals.agent_silent(request.unit, ANSWER_S, str(gate.path_of(unanswered[0], "json")))
+    return gaterefusals.agent_silent(request.unit, ANSWER_S, str(gate.path_of(unanswered[0], "json")))

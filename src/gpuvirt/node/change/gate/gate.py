@@ -7,7 +7,6 @@ each allocation. Allocate writes the line before it answers, since the kubelet's
 later.
 """
 
-import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,9 +20,9 @@ from types import MappingProxyType
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.gate import gaterecord
+from gpuvirt.node.change.gate.allocationlines import AllocationLines
 from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.creations import LentLocks
-from gpuvirt.node.change.gate.damageage import is_new
 from gpuvirt.node.change.gate.gateerrors import (
     GateFailedError,
     UnitBlockedError,
@@ -33,23 +32,11 @@ from gpuvirt.node.change.gate.gateerrors import (
 from gpuvirt.node.change.gate.gatefiles import GateFiles, boot_id, this_process
 from gpuvirt.node.change.gate.gatelock import Locks, is_current, opened, take, try_lock
 from gpuvirt.node.change.gate.gatepass import MODULES, Pass
-from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, SETTLED_S, Damaged, GateRecord, GateState, Reading
-
-Read = Callable[[], Sequence[Reading]]
-"""Returns the newest readings of the kubelet's two accounts; empty while one of them is unknown."""
-
-
-def no_readings() -> Sequence[Reading]:
-    """Return no readings, for a host whose kubelet is not asked."""
-    return ()
-
+from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
+from gpuvirt.node.change.gate.unsettled import Read, no_readings, refuse_damaged, refuse_unsettled
 
 PATIENCE_S = 0.2
 """How long a change waits for a lock. An allocation keeps it for less than a millisecond."""
-MOST_BYTES = 1 << 14
-"""The size of a lock's file above which lines of old allocations are removed from it."""
-MEASURED_LINES = 64
-"""The number of new lines after which the file is measured."""
 MOST_TRIES = 5
 """How often the members of an isolation unit may change while its locks are taken."""
 
@@ -62,8 +49,8 @@ class Gate(GateFiles):
     """The locks of slots that changes of this process have, which creations of vGPUs borrow."""
     draining: dict[str, int] = field(default_factory=dict)
     """The slots that this process drains, with the open descriptor of `SLOT.owner`."""
-    unmeasured: dict[str, int] = field(default_factory=dict)
-    """The lines that this process has added to each slot's file since it measured the file."""
+    lines: AllocationLines = field(default_factory=AllocationLines)
+    """Adds the lines of this process's allocations to the files of the locks."""
 
     @contextmanager
     def change(
@@ -155,7 +142,7 @@ class Gate(GateFiles):
 
         with self.lent.borrowed(slot, shared) as lock:
             try:
-                self._append(slot, lock, [line])
+                self.lines.append(slot, lock, [line])
             except OSError as error:
                 raise GateFailedError(self._name_of(slot, "lock"), error) from error
             yield lock
@@ -166,23 +153,9 @@ class Gate(GateFiles):
             raise self._taken(slot)
         self._refuse_unless_allocatable(slot)
         try:
-            self._append(slot, lock, lines)
+            self.lines.append(slot, lock, lines)
         except OSError as error:
             raise GateFailedError(self._name_of(slot, "lock"), error) from error
-
-    def _append(self, slot: str, lock: int, lines: Sequence[str]) -> None:
-        """Add lines to the file of a lock; no other process writes to it meanwhile."""
-        added = self.unmeasured.get(slot, MEASURED_LINES)
-        self.unmeasured[slot] = added + len(lines)
-        if added >= MEASURED_LINES:
-            self.unmeasured[slot] = len(lines)
-            if (size := os.fstat(lock).st_size) > MOST_BYTES:
-                kept = gaterecord.newest(os.pread(lock, size, 0).decode(errors="replace"))
-                os.ftruncate(lock, 0)
-                os.write(lock, kept.encode())
-        new = "".join(lines).encode()
-        if os.write(lock, new) != len(new):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _refuse_unless_allocatable(self, slot: str) -> None:
         """Raise UnitBusyError if another process drains a slot, or if a killed change of it is not settled."""
@@ -248,7 +221,7 @@ class Gate(GateFiles):
     def _open(self, slot: str) -> None:
         """Open a gate unless another process has locked it. That process, or a later one, opens it then."""
         with suppress(UnitBusyError), self._locked(slot, slot, 0.0):
-            self._refuse_damaged(slot, slot)
+            refuse_damaged(self, slot, slot)
             self.write(slot, gaterecord.settled(self.read(slot), boot_id()))
 
     def refuse_unknown(self, unit: str, locks: Mapping[str, int], readings: Read) -> None:
@@ -257,34 +230,7 @@ class Gate(GateFiles):
         `locks` are the descriptors of the slots' locks.
         """
         for slot, lock in locks.items():
-            self._refuse_unknown(unit, slot, lock, readings)
-
-    def _refuse_unknown(self, unit: str, slot: str, lock: int, readings: Read) -> None:
-        content = self._lines(slot, lock)
-        if not gaterecord.unsettled(content, this_process(), monotonic(), ()):
-            self._refuse_damaged(unit, slot)
-            return
-        for device, age_s in gaterecord.unsettled(content, this_process(), monotonic(), readings()).items():
-            if device == gaterecord.UNREADABLE and not is_new(self.path_of(slot, "lock")):
-                continue
-            raise UnitUnsettledError(
-                f"{unit}: {device} was allocated {age_s:.1f} s ago; gpuvirt waits until the kubelet's two accounts show"
-                f" it, or both lack it twice after {SETTLED_S:g} s ({self.path_of(slot, 'lock')})",
-                again_soon=age_s >= SETTLED_S,
-            )
-        self._refuse_damaged(unit, slot)
-
-    def _lines(self, slot: str, lock: int) -> str:
-        try:
-            return os.pread(lock, os.fstat(lock).st_size, 0).decode(errors="replace")
-        except OSError as error:
-            raise GateFailedError(self.path_of(slot, "lock"), error) from error
-
-    def _refuse_damaged(self, unit: str, slot: str) -> None:
-        found, path = self.read(slot), self.path_of(slot, "json")
-        if isinstance(found, Damaged) and is_new(path):
-            problem = f"{unit}: the gate's record {path} can't be decoded: {found.error}"
-            raise UnitUnsettledError(f"{problem}; gpuvirt ignores it {SETTLED_S:g} s after it was first seen")
+            refuse_unsettled(self, unit, slot, lock, readings)
 
     @contextmanager
     def _locked(self, unit: str, slot: str, patience_s: float = PATIENCE_S) -> Iterator[tuple[int, int]]:

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.model.reasons import Reason, gaterefusals, refusals
 
 
 class UnitBusyError(GpuvirtError):
@@ -50,6 +50,6 @@ def why_not_passed(subject: str, error: UnitBusyError) -> Reason:
         case UnitUnsettledError():
             return refusals.unsettled(subject, str(error))
         case GateFailedError():
-            return refusals.gate_failed(subject, error.path, error.problem)
+            return gaterefusals.gate_failed(subject, error.path, error.problem)
         case _:
-            return refusals.busy(subject, str(error))
+            return gaterefusals.busy(subject, str(error))

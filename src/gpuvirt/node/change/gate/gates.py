@@ -14,8 +14,9 @@ from types import MappingProxyType
 
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.node.change.gate.anchor import Anchor
-from gpuvirt.node.change.gate.gate import PATIENCE_S, Gate, Pass, Read, gate_at, no_readings
+from gpuvirt.node.change.gate.gate import PATIENCE_S, Gate, Pass, gate_at
 from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError
+from gpuvirt.node.change.gate.unsettled import Read, no_readings
 
 PLUGIN_FOLDER = "gpuvirt"
 """The folder of an unprivileged plugin's files, in the kubelet's device-plugins folder."""

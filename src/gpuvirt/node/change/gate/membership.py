@@ -8,7 +8,7 @@ import fcntl
 import os
 from dataclasses import dataclass, field
 
-from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.model.reasons import Reason, gaterefusals
 from gpuvirt.node.change.gate.gate import PATIENCE_S, Gate
 from gpuvirt.node.change.gate.gateerrors import GateFailedError
 from gpuvirt.node.change.gate.gatelock import is_current, open_file, try_lock
@@ -73,8 +73,8 @@ class Membership:
 
     def _reason(self, error: GateFailedError) -> Reason:
         if self.may_lack:
-            return refusals.takes_no_part(error.path, error.problem)
-        return refusals.gate_failed("the agent", error.path, error.problem)
+            return gaterefusals.takes_no_part(error.path, error.problem)
+        return gaterefusals.gate_failed("the agent", error.path, error.problem)
 
 
 def has_member(gate: Gate) -> bool:

@@ -1,0 +1,55 @@
+"""Refuses a slot whose allocations are not known completely: the accounts may lack one, or its record is damaged."""
+
+import os
+from collections.abc import Callable, Sequence
+from time import monotonic  # noqa: TID251  the gate's
+
+from gpuvirt.node.change.gate import gaterecord
+from gpuvirt.node.change.gate.damageage import is_new
+from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitUnsettledError
+from gpuvirt.node.change.gate.gatefiles import GateFiles, this_process
+from gpuvirt.node.change.gate.gaterecord import SETTLED_S, Damaged, Reading
+
+Read = Callable[[], Sequence[Reading]]
+"""Returns the newest readings of the kubelet's two accounts; empty while one of them is unknown."""
+
+
+def no_readings() -> Sequence[Reading]:
+    """Return no readings, for a host whose kubelet is not asked."""
+    return ()
+
+
+def refuse_unsettled(gates: GateFiles, unit: str, slot: str, lock: int, readings: Read) -> None:
+    """Raise UnitUnsettledError if the kubelet's accounts may lack an allocation, or if a new record is damaged.
+
+    `lock` is the descriptor of the slot's lock, whose file has the allocations. Raises GateFailedError if that file
+    can't be read.
+    """
+    content = _lines(gates, slot, lock)
+    if not gaterecord.unsettled(content, this_process(), monotonic(), ()):
+        refuse_damaged(gates, unit, slot)
+        return
+    for device, age_s in gaterecord.unsettled(content, this_process(), monotonic(), readings()).items():
+        if device == gaterecord.UNREADABLE and not is_new(gates.path_of(slot, "lock")):
+            continue
+        raise UnitUnsettledError(
+            f"{unit}: {device} was allocated {age_s:.1f} s ago; gpuvirt waits until the kubelet's two accounts show"
+            f" it, or both lack it twice after {SETTLED_S:g} s ({gates.path_of(slot, 'lock')})",
+            again_soon=age_s >= SETTLED_S,
+        )
+    refuse_damaged(gates, unit, slot)
+
+
+def refuse_damaged(gates: GateFiles, unit: str, slot: str) -> None:
+    """Raise UnitUnsettledError if the record of a slot is damaged since a short time."""
+    found, path = gates.read(slot), gates.path_of(slot, "json")
+    if isinstance(found, Damaged) and is_new(path):
+        problem = f"{unit}: the gate's record {path} can't be decoded: {found.error}"
+        raise UnitUnsettledError(f"{problem}; gpuvirt ignores it {SETTLED_S:g} s after it was first seen")
+
+
+def _lines(gates: GateFiles, slot: str, lock: int) -> str:
+    try:
+        return os.pread(lock, os.fstat(lock).st_size, 0).decode(errors="replace")
+    except OSError as error:
+        raise GateFailedError(gates.path_of(slot, "lock"), error) from error
