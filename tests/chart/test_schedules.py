@@ -12,6 +12,8 @@ pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]
 ON = "schedule.enabled=true"
 NAME = "gpuvirt-schedules"
 RIGHTS = {
+    ("gpuvirt.io", "gpunodes", "get"),
+    ("policy", "poddisruptionbudgets", "list"),
     ("", "nodes", "get"),
     ("", "pods", "list"),
     ("", "pods", "delete"),

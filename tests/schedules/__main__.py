@@ -6,9 +6,10 @@ import sys
 
 from tests.schedules.explore import Make, explored
 from tests.schedules.profileworld import ProfileWorld
+from tests.schedules.vmworld import VmWorld
 from tests.schedules.world import World
 
-WORLDS: tuple[Make, ...] = (World, ProfileWorld)
+WORLDS: tuple[Make, ...] = (World, ProfileWorld, VmWorld)
 
 
 def main() -> int:

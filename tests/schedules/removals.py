@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
-from gpuvirt.model.schedules import arriving, leaving, moves, profiles, retyping, transition, workers
+from gpuvirt.model.schedules import arriving, leaving, moves, profiles, retyping, transition, vmstops, workers
 from gpuvirt.model.schedules.hypervisor import Action, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.moves import Round
 from gpuvirt.model.schedules.observed import WorkerNode
@@ -96,3 +96,13 @@ PROFILE_REMOVALS: Mapping[str, tuple[Patch, ...]] = {
     "types of a missing Node": (Patch(workers, "without_node", _untyped),),
 }
 """The guards of a change of vGPU types, noticed in a world with profiles."""
+
+
+VM_REMOVALS: Mapping[str, tuple[Patch, ...]] = {
+    "all VMs of a GPU or none": (Patch(vmstops, "_may_stop", lambda gpu, waits: True),),
+    "other users of a GPU": (Patch(vmstops, "_may_stop", lambda gpu, waits: not any(waits.values())),),
+    "budgets of VMs": (Patch(vmstops, "_budget", lambda seen, used, around, known: None),),
+    "budgets settle": (Patch(vmstops, "_is_settling", lambda vm, now: False),),
+    "unknown VMs stay": (Patch(vmstops, "_seen", lambda vm, around: around.seen.vms.get(vm.vm)),),
+}
+"""The guards of VMs that are stopped for a vGPU config, noticed in a world with such VMs."""

@@ -41,6 +41,9 @@ class Guest:
     phase: str = ""
     began_s: float = 0.0
     deleted_s: float | None = None
+    owners: list[Object] = field(default_factory=list)
+    is_orphan: bool = False
+    """Whether its VMI is no VirtualMachine's."""
     boots: int = 0
     power_cuts: int = 0
     """How often KubeVirt has taken the power of a guest that had not ended."""
@@ -220,6 +223,7 @@ class ServedKubeVirt:
             "uid": guest.uid,
             "resourceVersion": str(guest.version),
             "annotations": dict(guest.annotations) or None,
+            "ownerReferences": guest.owners,
         }
         status: Object = {"stateChangeRequests": guest.requests or None, "runStrategy": guest.followed}
         states = {"": "Stopped", "Running": "Running"}
@@ -228,7 +232,9 @@ class ServedKubeVirt:
 
     def _vmi(self, guest: Guest) -> Object:
         assert guest.vmi is not None
-        metadata: Object = {"name": guest.name, "namespace": NAMESPACE, **guest.vmi}
+        owner = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "uid": guest.uid, "controller": True}
+        owners = [] if guest.is_orphan else [owner]
+        metadata: Object = {"name": guest.name, "namespace": NAMESPACE, "ownerReferences": owners, **guest.vmi}
         if guest.deleted_s is not None:
             metadata["deletionTimestamp"] = "2026-01-05T19:00:00Z"
         template = guest.spec["template"]

@@ -6,12 +6,15 @@ import pytest
 
 from tests.schedules.explore import explored, violation
 from tests.schedules.profileworld import ProfileWorld
-from tests.schedules.removals import PROFILE_REMOVALS, REMOVALS
+from tests.schedules.removals import PROFILE_REMOVALS, REMOVALS, VM_REMOVALS
+from tests.schedules.vmworld import VmWorld
 from tests.thoroughness import examples
 
 PART = 10
 SEEDS = range(0, examples(7) * PART, PART)
 """Three transitions each: over 200 together."""
+VM_SEEDS = range(0, examples(2) * PART, PART)
+"""Nodes that wait for VMs have a round every five seconds, so that these runs are long."""
 MOST_SEEDS = 300
 FIRST_SEEDS: Mapping[str, int] = {
     "admin's cordon": 23,
@@ -32,6 +35,20 @@ def test_transitions_survive_what_fails(first: int) -> None:
 def test_changes_of_vgpu_types_survive_what_fails(first: int) -> None:
     found = explored(range(first, first + PART), ProfileWorld)
     assert found is None, f"seed {found[0]}:\n{found[1]}"
+
+
+@pytest.mark.parametrize("first", VM_SEEDS)
+def test_stops_of_vms_survive_what_fails(first: int) -> None:
+    found = explored(range(first, first + PART), VmWorld)
+    assert found is None, f"seed {found[0]}:\n{found[1]}"
+
+
+@pytest.mark.parametrize("guard", sorted(VM_REMOVALS))
+def test_the_removal_of_a_guard_of_stopped_vms_is_noticed(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for patch in VM_REMOVALS[guard]:
+        monkeypatch.setattr(patch.place, patch.name, patch.without)
+    first = FIRST_SEEDS.get(guard, 0)
+    assert any(violation(seed, make=VmWorld) is not None for seed in (first, *range(MOST_SEEDS)))
 
 
 @pytest.mark.parametrize("guard", sorted(PROFILE_REMOVALS))

@@ -4,7 +4,7 @@ Each request of a controller is a point: there time passes, an event comes in, t
 controller dies, or another one leads for some rounds before this one goes on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -16,11 +16,12 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S
-from gpuvirt.model.schedules.hypervisor import Action, Call, Hypervisor, Power, VmKey
+from gpuvirt.model.schedules.hypervisor import Action, Answer, Call, Hypervisor, Power, VmKey
 from gpuvirt.model.schedules.leaving import pods_left
+from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
 from gpuvirt.model.schedules.observed import NodePod
 from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Override, Phase, PhaseName, Schedule
-from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.schedules.status import ConfiguredNode, Status
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import Advance
 from gpuvirt_sim.clock import SimTimer
@@ -171,8 +172,12 @@ class World:
             return term[0].connection
 
         calls = VmCalls(connect, clock, lambda: term[0].leads, self.now_s)
-        term.append(Term(Rounds(ModelApi(self, term), calls, clock)))
+        term.append(Term(Rounds(self.new_api(term), calls, clock)))
         return term[0]
+
+    def new_api(self, term: Sequence[Term]) -> "ModelApi":
+        """Return the API server as a controller asks it."""
+        return ModelApi(self, term)
 
     def end_term(self, term: Term) -> None:
         """Take the lease from a controller; its connection is dead some seconds later."""
@@ -534,6 +539,15 @@ class ModelApi:
         self._world.judge_mark(node, action)
         self._world.cluster.mark(node, MINE, cordon=action.cordon, taint=action.taint, labels=action.labels)
         await self._answer(is_lost=is_lost)
+
+    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> SeenVms:
+        """Return nothing: no node has GPUs of its own."""
+        del waiting, known
+        return SeenVms()
+
+    async def change_vm(self, change: ChangeVm) -> Answer:
+        """Refuse: no node has GPUs of its own."""
+        raise NotImplementedError
 
     async def evict(self, pod: NodePod) -> None:
         """Evict a pod."""

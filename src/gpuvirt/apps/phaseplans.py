@@ -72,7 +72,7 @@ def _check(node: NodeName, phase: Phase, config: str, reports: NodeReports, know
     if plan.problem is not None:
         refused = reasons.vgpu_config_unusable(node, config, plan.problem)
     concerned = (gpu for gpu in plan.gpus if gpu.changes or gpu.in_the_way or gpu.reasons)
-    return NodeCheck(node, phase.name, config, refused, tuple(map(_gpu_check, concerned)), plan.unknown)
+    return NodeCheck(node, phase.name, config, refused, tuple(map(_gpu_check, concerned)), plan.unknown, phase.vms)
 
 
 def _gpu_check(gpu: GpuPlan) -> GpuCheck:

@@ -26,7 +26,7 @@ from gpuvirt.model.schedules.connection import OpenHypervisor
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast, with_configs
 from gpuvirt.model.schedules.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
-from gpuvirt.model.schedules.noderows import NodeCheck, node_rows
+from gpuvirt.model.schedules.noderows import NodeCheck, node_rows, vm_rows
 from gpuvirt.model.schedules.observed import Observed
 from gpuvirt.model.schedules.reports import ScheduleCheck, ScheduleDetail, SchedulePlan, ScheduleRow, SwitchResult
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
@@ -101,6 +101,7 @@ class ScheduleQuestions:
             reports.worker_rows(known.status),
             node_rows(known.status),
             _configs_text(known.stored),
+            vm_rows(known.status),
         )
 
     async def plan(self, name: str) -> SchedulePlan:

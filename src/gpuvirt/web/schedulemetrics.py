@@ -5,6 +5,8 @@ from datetime import datetime
 
 from gpuvirt.cluster.kinds.vgpuschedule import CONFIGS_KNOWN, READY, VgpuSchedule
 from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
+from gpuvirt.model.schedules.nodevms import VmStep
+from gpuvirt.model.schedules.spec import VmPolicy
 from gpuvirt.web.exposition import counter, gauge, histograms
 
 
@@ -46,6 +48,17 @@ def of_schedules(schedules: Iterable[VgpuSchedule], telemetry: ScheduleTelemetry
         "Nodes that do not have the vGPU config of the phase of a VgpuSchedule yet.",
         ("schedule",),
         [((stored.metadata.name,), sum(not node.applied for node in stored.status.nodes)) for stored in found],
+    )
+    yield from gauge(
+        "gpuvirt_schedule_vms",
+        "VMs whose vGPUs a phase's vGPU config removes, by the step that each is in.",
+        ("schedule", "step"),
+        [
+            ((stored.metadata.name, str(step)), sum(vm.step is step for vm in stored.status.vms))
+            for stored in found
+            if any(phase.vms is VmPolicy.STOP for phase in stored.spec.phases) or stored.status.vms
+            for step in VmStep
+        ],
     )
     yield from histograms(
         "gpuvirt_schedule_step_seconds",

@@ -1,7 +1,7 @@
 """A schedule in virtual time: its objects as the controller's rounds ask for them, and the rounds when they are due."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -11,10 +11,11 @@ from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S
-from gpuvirt.model.schedules.hypervisor import Hypervisor
+from gpuvirt.model.schedules.hypervisor import Answer, Hypervisor, Refused
+from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
 from gpuvirt.model.schedules.observed import NodePod, Observed
 from gpuvirt.model.schedules.spec import Schedule
-from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.schedules.status import ConfiguredNode, Status
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import Advance, due_at
 from gpuvirt_sim.clock import SimTimer
@@ -125,6 +126,15 @@ class SimDay:
             raise ConflictError("the node has changed")
         self.cluster.mark(node, self.spec.name, cordon=action.cordon, taint=action.taint, labels=action.labels)
         self.report(action.text)
+
+    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> SeenVms:
+        """Return nothing: no node of the day has GPUs of its own."""
+        del waiting, known
+        return SeenVms()
+
+    async def change_vm(self, change: ChangeVm) -> Answer:
+        """Refuse: no node of the day has GPUs of its own."""
+        return Refused("VmNotFound", f"the day has no VM {change.namespace}/{change.name}")
 
     async def evict(self, pod: NodePod) -> None:
         """Evict a pod."""

@@ -11,7 +11,7 @@ from gpuvirt.model.reasons import with_code
 from gpuvirt.model.schedules.hypervisor import Ability
 from gpuvirt.model.schedules.noderows import NodeCheck
 from gpuvirt.model.schedules.reports import ScheduleCheck, WorkerCheck
-from gpuvirt.model.schedules.spec import Leave
+from gpuvirt.model.schedules.spec import Leave, VmPolicy
 
 CHECK_COLUMNS = (
     Column("NODE"),
@@ -109,6 +109,8 @@ def node_texts(node: NodeCheck) -> Iterator[str]:
         waits = " (while these users stay)" if gpu.in_the_way else ""
         yield f"{gpu.address}: {counts(gpu.vgpus)} -> {then}{waits}"
         yield from (f"{gpu.address}: {text}" for text in gpu.reasons)
+    if node.in_the_way and node.vms is VmPolicy.STOP:
+        yield "VMs among these users are shut down (vms: Stop), if all users of their GPU are VMs that may be"
     for text in dict.fromkeys(text for gpu in node.gpus for text in gpu.unknown):
         yield f"not known here: {text}"
 

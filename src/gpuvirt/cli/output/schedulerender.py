@@ -11,6 +11,7 @@ from gpuvirt.cli.output.render import say_reason
 from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.forecast import Budget, Forecast, PlannedStep
+from gpuvirt.model.schedules.noderows import VmRow
 from gpuvirt.model.schedules.reports import (
     ScheduleDetail,
     SchedulePlan,
@@ -20,6 +21,7 @@ from gpuvirt.model.schedules.reports import (
     SwitchRow,
     WorkerRow,
 )
+from gpuvirt.model.schedules.spec import VmPolicy
 from gpuvirt.model.schedules.times import ZoneError, zone_of
 
 STYLES = {
@@ -48,6 +50,7 @@ PHASE_COLUMNS = (
     Column("VGPU TYPES", folds=True, optional=True),
     Column("NODES", folds=True, optional=True),
     Column("VGPU CONFIG", folds=True, optional=True),
+    Column("VMS", optional=True),
 )
 OVERRIDE_COLUMNS = (Column("OVERRIDE"), Column("FROM"), Column("UNTIL"))
 WORKER_COLUMNS = (
@@ -59,6 +62,14 @@ WORKER_COLUMNS = (
     Column("FORCED", folds=True, optional=True),
 )
 NODE_COLUMNS = (Column("NODE"), Column("PHASE"), Column("VGPU CONFIG"), Column("APPLIED"))
+VM_COLUMNS = (
+    Column("VM", folds=True),
+    Column("NODE"),
+    Column("PHASE"),
+    Column("STEP"),
+    Column("SINCE"),
+    Column("FORCED", optional=True),
+)
 SWITCH_COLUMNS = (Column("AT"), Column("PHASE"), Column("ANNOUNCED"))
 STEP_COLUMNS = (
     Column("NODE"),
@@ -115,7 +126,16 @@ def detail(found: ScheduleDetail) -> None:
     for phase in found.phases:
         types = ", ".join(phase.vgpu_types) or NOTHING
         start, config = when(phase.next_start, row.time_zone), phase.vgpu_config or NOTHING
-        phases.add(phase.name, phase.start, start, phase.workers or NOTHING, types, phase.nodes or NOTHING, config)
+        phases.add(
+            phase.name,
+            phase.start,
+            start,
+            phase.workers or NOTHING,
+            types,
+            phase.nodes or NOTHING,
+            config,
+            _vms(phase.vms),
+        )
     below(out, phases, is_empty=not found.phases)
     if found.configs is not None:
         say(out, found.configs, style="yellow")
@@ -135,6 +155,17 @@ def detail(found: ScheduleDetail) -> None:
         why = () if node.reason is None else (node.reason.text,)
         nodes.add(node.node, node.phase, node.vgpu_config, applied, below=why)
     below(out, nodes, is_empty=not found.nodes)
+    vms = Table(VM_COLUMNS)
+    for vm in found.vms:
+        why = () if vm.reason is None else (vm.reason.text,)
+        vms.add(*vm_cells(vm, row.time_zone), below=why)
+    below(out, vms, is_empty=not found.vms)
+
+
+def vm_cells(vm: VmRow, zone: str) -> tuple[Cell, ...]:
+    """Return the cells of a VM whose vGPU the vGPU config of a phase removes."""
+    step = Text(f"{vm.step} (held)", style="bold red") if vm.held else Text(vm.step)
+    return vm.vm, vm.node, vm.phase, step, when(vm.since, zone), "yes" if vm.forced else NOTHING
 
 
 def worker_cells(worker: WorkerRow, zone: str) -> tuple[Cell, ...]:
@@ -242,3 +273,7 @@ def below(out: Console, table: Table, *, is_empty: bool) -> None:
     if not is_empty:
         out.print()
         table.print(out)
+
+
+def _vms(policy: VmPolicy) -> str:
+    return NOTHING if policy is VmPolicy.WAIT else str(policy)

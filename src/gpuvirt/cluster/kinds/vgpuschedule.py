@@ -13,7 +13,8 @@ from gpuvirt.cluster.kinds.parts import Condition, Part
 from gpuvirt.cluster.labelselector import LabelSelector
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.model.schedules.connection import HypervisorKind
-from gpuvirt.model.schedules.spec import Leave, OnTimeout
+from gpuvirt.model.schedules.nodevms import VmStep
+from gpuvirt.model.schedules.spec import Leave, OnTimeout, VmPolicy
 from gpuvirt.model.schedules.status import Step
 
 GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "VgpuSchedule", "vgpuschedules"
@@ -97,6 +98,13 @@ class PhaseSpec(Part, frozen=True, kw_only=True):
             description="The vGPU config of nodes in this phase, as the label nvidia.com/vgpu.config names it: A10-4Q."
         ),
     ] = None
+    vms: Annotated[
+        VmPolicy,
+        Meta(
+            description="What happens to KubeVirt's VMs of these nodes whose vGPUs vgpuConfig removes. Wait: the node"
+            " waits for them. Stop: they are shut down, and started again when the phase ends."
+        ),
+    ] = VmPolicy.WAIT
 
     def has_worker(self, labels: Mapping[str, str]) -> bool:
         """Return whether a node with these labels is a worker of the phase."""
@@ -185,6 +193,24 @@ class NodeStatus(Part, frozen=True, kw_only=True):
     fix: Annotated[str, Meta(description="How to remove the cause.")] = ""
 
 
+class VmStatus(Part, frozen=True, kw_only=True):
+    """One VM of a node with GPUs of its own, whose vGPU the vGPU config of a phase removes."""
+
+    namespace: Annotated[str, Meta(description="The namespace of the VirtualMachine.")]
+    name: Annotated[str, Meta(description="The name of the VirtualMachine.")]
+    uid: Annotated[str, Meta(description="Its uid.")]
+    node: Annotated[str, Meta(description="The node on which it had the vGPU.")]
+    phase: Annotated[str, Meta(description="The phase that stops it; it is started when that phase ends.")]
+    step: Annotated[VmStep, Meta(description="Wait, Stop, Stopped or Start.")]
+    since: Annotated[str, Meta(description="When the step began (RFC 3339).")] = ""
+    held: Annotated[bool, Meta(description="Whether the step was not done in time.")] = False
+    forced: Annotated[bool, Meta(description="Whether it was stopped against a PodDisruptionBudget.")] = False
+    code: Annotated[str, Meta(description="The code of the reason why the step is not done.")] = ""
+    subject: Annotated[str, Meta(description="The subject of the reason.")] = ""
+    message: Annotated[str, Meta(description="The reason in words.")] = ""
+    fix: Annotated[str, Meta(description="How to remove the cause.")] = ""
+
+
 class TransitionStatus(Part, frozen=True, kw_only=True):
     """The change of the phase that is under way."""
 
@@ -204,6 +230,9 @@ class Status(Part, frozen=True, kw_only=True):
     workers: Annotated[tuple[WorkerStatus, ...], Meta(description="The workers.")] = ()
     nodes: Annotated[
         tuple[NodeStatus, ...], Meta(description="The nodes that have a vGPU config by the phase of now.")
+    ] = ()
+    vms: Annotated[
+        tuple[VmStatus, ...], Meta(description="The VMs of such nodes that a phase waits for, stops or has stopped.")
     ] = ()
     observed_generation: Annotated[int, Meta(description="The generation of the spec that this follows.")] = 0
     conditions: Annotated[

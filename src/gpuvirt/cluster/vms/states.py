@@ -22,6 +22,7 @@ from gpuvirt.model.doctor.vms.vmevidence import (
     VmSeen,
 )
 from gpuvirt.model.reasons import with_code
+from gpuvirt.model.schedules.spec import SAVED_STRATEGY
 from gpuvirt.model.shares.quantities import whole_amounts
 
 LAUNCHER_LABEL, LAUNCHER = "kubevirt.io", "virt-launcher"
@@ -42,6 +43,7 @@ def vm_seen(vm: vmstate.Vm, instancetype: Devices | None = None) -> VmSeen:
         requests=DeviceRequests((*own.gpus, *more.gpus), (*own.host_devices, *more.host_devices)),
         placement=_placement(spec.template.spec),
         conditions=_conditions(vm.status.conditions),
+        saved_strategy=vm.metadata.annotations.get(SAVED_STRATEGY, "") if strategy == "Halted" else "",
     )
 
 

@@ -502,6 +502,12 @@ class ReasonCode(Code):
         "the cluster's vGPU configs can't be read, and a phase of a VgpuSchedule names one that is not built in",
         Level.WARNING,
     )
+    VM_NOT_STOPPED = _schedule(
+        "VmNotStopped",
+        "a VM whose vGPU a phase's vGPU config removes is not stopped (`vms: Stop`); the node waits for it",
+        Level.WARNING,
+        passes=True,
+    )
     MODE_WITHOUT_VGPUS = _schedule(
         "ModeWithoutVgpus",
         "a VgpuSchedule has a vGPU config for a node whose mode is not vgpu, where it changes nothing",

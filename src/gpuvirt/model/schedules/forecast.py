@@ -4,7 +4,7 @@ It is the forecast that `gpuvirt schedule plan` and `switch` print. Time stands 
 and an eviction succeeds at once, whatever the budgets say: those are shown beside it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -24,8 +24,9 @@ from gpuvirt.model.schedules.hypervisor import (
     WorkerVm,
 )
 from gpuvirt.model.schedules.leaving import CORDON_SETTLES_S, pods_left
+from gpuvirt.model.schedules.nodevms import VmStep
 from gpuvirt.model.schedules.observed import LastCall, NodePod, Observed, WorkerNode
-from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule
+from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule, VmPolicy
 from gpuvirt.model.schedules.status import RESTING, Status, Step
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import advance
@@ -58,6 +59,8 @@ class PlannedAction(StrEnum):
     SET_VGPU_TYPE = "set-vgpu-type"
     SET_VGPU_CONFIG = "set-vgpu-config"
     """Set the vGPU config of a node, whose agent applies it once no VM uses a vGPU that has to go."""
+    STOP_VMS = "stop-vms"
+    """Shut down the VMs of a node that use vGPUs which have to go, if each user of their GPU may be stopped."""
     UNCORDON = "uncordon"
     LABEL = "label"
     """Set or remove the labels of profiles."""
@@ -257,13 +260,22 @@ def with_configs(
     """Return a forecast with the vGPU configs that nodes get in its phase; `nodes` has those of each phase."""
     known = {node.node: node.vgpu_config for node in status.nodes if node.is_applied}
     steps = tuple(
-        PlannedStep(node, PlannedAction.SET_VGPU_CONFIG, phase.vgpu_config)
+        PlannedStep(node, action, phase.vgpu_config)
         for phase in schedule.phases
         if phase.name == found.phase and phase.vgpu_config is not None
         for node in sorted(nodes.get(phase.name, frozenset()))
         if known.get(node) != phase.vgpu_config
+        for action in (PlannedAction.SET_VGPU_CONFIG, PlannedAction.STOP_VMS)
+        if action is PlannedAction.SET_VGPU_CONFIG or phase.vms is VmPolicy.STOP
     )
-    return replace(found, steps=(*found.steps, *steps))
+    return replace(found, steps=(*_vm_starts(found, status), *found.steps, *steps))
+
+
+def _vm_starts(found: Forecast, status: Status) -> Iterator[PlannedStep]:
+    """Yield the starts of VMs that a phase has stopped which ends then."""
+    for vm in status.vms:
+        if vm.phase != found.phase and vm.step is not VmStep.WAIT:
+            yield PlannedStep(vm.node, PlannedAction.START, vm.where)
 
 
 def assumed_vms(status: Status, nodes: Mapping[NodeName, WorkerNode], leave: Leave) -> Mapping[VmKey, WorkerVm]:

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.schedules.spec import PhaseName
+from gpuvirt.model.schedules.nodevms import VmStep
+from gpuvirt.model.schedules.spec import PhaseName, VmPolicy
 from gpuvirt.model.schedules.status import Status
 
 
@@ -19,6 +21,23 @@ class NodeRow:
     applied: bool
     reason: Reason | None
     """Why it is not applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmRow:
+    """A VM whose vGPU the vGPU config of a phase removes, as the status has it."""
+
+    vm: str
+    """Its namespace and name: `default/vm-1`."""
+    node: NodeName
+    phase: PhaseName
+    """The phase that waits for it, stops it or has stopped it."""
+    step: VmStep
+    since: datetime | None
+    held: bool
+    forced: bool
+    """Whether it was stopped against a PodDisruptionBudget."""
+    reason: Reason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +69,8 @@ class NodeCheck:
     gpus: tuple[GpuCheck, ...] = ()
     unknown: tuple[str, ...] = ()
     """Why it is not known what would change on the node."""
+    vms: VmPolicy = VmPolicy.WAIT
+    """What happens to the VMs among these users."""
 
     @property
     def in_the_way(self) -> tuple[str, ...]:
@@ -61,4 +82,11 @@ def node_rows(status: Status) -> tuple[NodeRow, ...]:
     """Return the nodes with vGPU configs of a status."""
     return tuple(
         NodeRow(node.node, node.phase, node.vgpu_config, node.is_applied, node.reason) for node in status.nodes
+    )
+
+
+def vm_rows(status: Status) -> tuple[VmRow, ...]:
+    """Return the VMs on nodes with vGPU configs of a status."""
+    return tuple(
+        VmRow(vm.where, vm.node, vm.phase, vm.step, vm.since, vm.is_held, vm.is_forced, vm.reason) for vm in status.vms
     )

@@ -12,10 +12,10 @@ from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.forecast import Forecast
 from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.moves import unmatched
-from gpuvirt.model.schedules.noderows import NodeCheck, NodeRow
+from gpuvirt.model.schedules.noderows import NodeCheck, NodeRow, VmRow
 from gpuvirt.model.schedules.observed import Observed
 from gpuvirt.model.schedules.profiles import keeps_type
-from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule
+from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule, VmPolicy
 from gpuvirt.model.schedules.status import Status, Step, Worker
 from gpuvirt.model.schedules.times import Switch, Timeline, timeline_of
 from gpuvirt.model.schedules.workers import members
@@ -72,6 +72,8 @@ class PhaseRow:
     nodes: str = ""
     """The label selector of the nodes that get its vGPU config."""
     vgpu_config: str | None = None
+    vms: VmPolicy = VmPolicy.WAIT
+    """What happens to VMs of these nodes whose vGPUs the vGPU config removes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class ScheduleDetail:
     nodes: tuple[NodeRow, ...]
     configs: str | None = None
     """Which phases name a vGPU config that is missing, or not known; None if the condition ConfigsKnown is True."""
+    vms: tuple[VmRow, ...] = ()
+    """The VMs of these nodes that a phase waits for, stops or has stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +262,7 @@ def phase_rows(
             tuple(profile.vgpu_type for profile in phase.profiles),
             node_selectors.get(phase.name, ""),
             phase.vgpu_config,
+            phase.vms,
         )
         for phase in schedule.phases
     )

@@ -10,6 +10,9 @@ PhaseName = NewType("PhaseName", str)
 CORDONED_BY = "gpuvirt.io/cordoned-by"
 """The label with the schedule that has cordoned a node. Without it a cordon is an admin's, and stays."""
 
+SAVED_STRATEGY = "gpuvirt.io/saved-run-strategy"
+"""The annotation of a VM that a schedule has halted: its runStrategy, or `running` for `spec.running: true`."""
+
 
 class Leave(StrEnum):
     """How the VM of a worker leaves at the end of its phase."""
@@ -25,6 +28,15 @@ class OnTimeout(StrEnum):
     """They stay, and the transition is held."""
     FORCE = "Force"
     """They are deleted, against PodDisruptionBudgets too. A guest that does not shut down loses its power."""
+
+
+class VmPolicy(StrEnum):
+    """What happens to KubeVirt's VMs whose vGPUs a phase's vGPU config removes."""
+
+    WAIT = "Wait"
+    """They run on, and the node waits for them."""
+    STOP = "Stop"
+    """They are shut down by their runStrategy, and started again when the phase ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,8 @@ class Phase:
     """The keys of the labels by which the phase, its profiles and its vGPU config select nodes."""
     vgpu_config: str | None = None
     """The vGPU config of nodes with GPUs of their own; None if the phase has none."""
+    vms: VmPolicy = VmPolicy.WAIT
+    """What happens to VMs of these nodes whose vGPUs the vGPU config removes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +105,8 @@ class Schedule:
     """The version of the spec."""
     has_workers: bool = True
     """Whether a phase has workers, whose VMs a hypervisor runs."""
+
+
+def phase_named(schedule: Schedule, name: PhaseName) -> Phase | None:
+    """Return a phase by its name."""
+    return next((phase for phase in schedule.phases if phase.name == name), None)

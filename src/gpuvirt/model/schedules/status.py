@@ -11,6 +11,7 @@ from enum import StrEnum
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.hypervisor import VmKey
+from gpuvirt.model.schedules.nodevms import NodeVm
 from gpuvirt.model.schedules.spec import PhaseName
 
 
@@ -111,14 +112,27 @@ class Status:
     """The spec that the status follows."""
     nodes: tuple[ConfiguredNode, ...] = ()
     """The nodes that have a vGPU config by the phase of now."""
+    vms: tuple[NodeVm, ...] = ()
+    """The VMs of such nodes that a phase waits for, stops or has stopped."""
 
     @property
     def waiting(self) -> tuple[Reason, ...]:
         """What workers and nodes wait for."""
-        found = (*(worker.reason for worker in self.workers), *(node.reason for node in self.nodes))
+        workers = (worker.reason for worker in self.workers)
+        return (*(reason for reason in workers if reason is not None), *self.waiting_nodes)
+
+    @property
+    def waiting_nodes(self) -> tuple[Reason, ...]:
+        """What nodes with GPUs of their own wait for, and their VMs."""
+        found = (*(node.reason for node in self.nodes), *(vm.reason for vm in self.vms))
         return tuple(reason for reason in found if reason is not None)
 
     @property
     def held(self) -> tuple[Worker, ...]:
         """The workers whose step was not done in time."""
         return tuple(worker for worker in self.workers if worker.is_held)
+
+    @property
+    def held_vms(self) -> tuple[NodeVm, ...]:
+        """The VMs of nodes with GPUs of their own whose step was not done in time."""
+        return tuple(vm for vm in self.vms if vm.is_held)

@@ -15,9 +15,10 @@ from gpuvirt.model.schedules.leaving import leaving
 from gpuvirt.model.schedules.moves import Move, Round, is_off, mark
 from gpuvirt.model.schedules.observed import Observed
 from gpuvirt.model.schedules.profiles import is_changing_type, profile_of
-from gpuvirt.model.schedules.spec import OnTimeout, PhaseName, Schedule
+from gpuvirt.model.schedules.spec import OnTimeout, PhaseName, Schedule, phase_named
 from gpuvirt.model.schedules.status import RESTING, Status, Step, Transition, Worker
 from gpuvirt.model.schedules.times import Switch, Timeline
+from gpuvirt.model.schedules.vmstops import round_s
 from gpuvirt.model.schedules.workers import Members, members, released
 
 DEADLINES_S: Mapping[Step, float] = {
@@ -97,6 +98,8 @@ def due_at(schedule: Schedule, timeline: Timeline, status: Status, now: datetime
     if is_behind or (current is not None and status.phase != current.phase):
         return now
     if status.announced != _announced(schedule, following, now):
+        return now
+    if round_s(schedule, phase_named(schedule, current.phase) if current is not None else None, status) is not None:
         return now
     begin = quiet_until(schedule, following)
     return begin if following is None or begin is None or begin > now else following.at

@@ -77,6 +77,11 @@ class ConfiguredNodes:
         """Return the phases whose vGPU config is missing or unknown; None until that is observed."""
         return self._configs.faults(schedule.phases) if self._configs is not None else None
 
+    @property
+    def configs(self) -> KnownConfigs:
+        """The vGPU configs; until they are observed, which there are is unknown."""
+        return self._configs if self._configs is not None else KnownConfigs(unread="not observed yet")
+
     def of(self, stored: VgpuSchedule, schedule: Schedule, now: datetime) -> tuple[ConfiguredNode, ...] | None:
         """Return the nodes of the phase of now of a schedule without faults; None until all objects are observed."""
         if self._nodes is None or self._gpu_nodes is None:

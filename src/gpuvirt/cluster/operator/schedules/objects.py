@@ -2,17 +2,19 @@
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 
 from gpuvirt.cluster.kinds import vgpuschedule as kind
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.labelselector import LabelSelector
+from gpuvirt.cluster.operator.schedules import vmstatuses
 from gpuvirt.cluster.operator.schedules.configcondition import configs_state
+from gpuvirt.cluster.operator.schedules.vmstatuses import text_of, texts_of, time_of
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason, joined
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.hypervisor import VmKey
-from gpuvirt.model.schedules.spec import Drain, Leave, Override, Phase, PhaseName, Profile, Schedule
+from gpuvirt.model.schedules.spec import Drain, Leave, Override, Phase, PhaseName, Profile, Schedule, VmPolicy
 from gpuvirt.model.schedules.status import ConfiguredNode, Status, Transition, Worker
 from gpuvirt.model.schedules.transition import Advance
 
@@ -88,6 +90,8 @@ def _phase_faults(phase: kind.PhaseSpec, field: str) -> Iterator[Reason]:
     if (phase.nodes is None) is not (phase.vgpu_config is None):
         text = "is needed beside vgpuConfig" if phase.nodes is None else "needs a vgpuConfig beside it"
         yield reasons.spec_invalid(f"{field}.nodes", text)
+    if phase.nodes is None and phase.vms is not VmPolicy.WAIT:
+        yield reasons.spec_invalid(f"{field}.vms", "is about VMs of nodes, and the phase has none")
     if phase.vgpu_config is not None and not _CONFIG.fullmatch(phase.vgpu_config):
         expected = "expected a name as the label nvidia.com/vgpu.config has it, such as A10-4Q"
         yield reasons.spec_invalid(f"{field}.vgpuConfig", f"is {phase.vgpu_config!r}; {expected}")
@@ -107,7 +111,7 @@ def _phase_of(phase: kind.PhaseSpec) -> Phase:
     profiles = tuple(Profile(profile.vgpu_type, tuple(sorted(profile.labels.items()))) for profile in phase.profiles)
     selectors = (phase.workers, phase.nodes, *(profile.workers for profile in phase.profiles))
     keys = {key for selector in selectors if selector is not None for key in _keys(selector)}
-    return Phase(PhaseName(phase.name), phase.start, profiles, tuple(sorted(keys)), phase.vgpu_config)
+    return Phase(PhaseName(phase.name), phase.start, profiles, tuple(sorted(keys)), phase.vgpu_config, phase.vms)
 
 
 def _keys(selector: LabelSelector) -> Iterator[str]:
@@ -120,7 +124,7 @@ def status_of(stored: kind.VgpuSchedule) -> Status:
     """Return the status as the model has it."""
     status = stored.status
     transition = status.transition
-    began = _time(transition.began) if transition is not None else None
+    began = time_of(transition.began) if transition is not None else None
     return Status(
         _phase(status.phase),
         Transition(PhaseName(transition.phase), began, transition.generation)
@@ -130,6 +134,7 @@ def status_of(stored: kind.VgpuSchedule) -> Status:
         tuple(_worker(worker) for worker in status.workers),
         status.observed_generation,
         tuple(_node(node) for node in status.nodes),
+        tuple(vmstatuses.vm_of(vm) for vm in status.vms),
     )
 
 
@@ -146,15 +151,16 @@ def written(
     return kind.Status(
         phase=status.phase,
         next_phase=following.phase if following is not None else None,
-        next_switch=_text(following.at) if following is not None else None,
+        next_switch=text_of(following.at) if following is not None else None,
         announced=status.announced,
         transition=kind.TransitionStatus(
-            phase=transition.phase, began=_text(transition.began), generation=transition.generation
+            phase=transition.phase, began=text_of(transition.began), generation=transition.generation
         )
         if transition is not None
         else None,
         workers=tuple(_written_worker(worker) for worker in status.workers),
         nodes=tuple(_written_node(node) for node in status.nodes),
+        vms=tuple(vmstatuses.written_vm(vm) for vm in status.vms),
         observed_generation=status.generation,
         conditions=tuple(conditions_of(before, status, problems, now, unknown)),
     )
@@ -169,6 +175,7 @@ def conditions_of(
 ) -> Iterator[Condition]:
     """Yield Ready, Valid, Held and ConfigsKnown; each keeps the time of its last change."""
     held = [worker.reason for worker in status.held if worker.reason is not None]
+    held += [vm.reason for vm in status.held_vms if vm.reason is not None]
     waiting = status.waiting
     valid = ("True", "Valid", "") if not problems else ("False", *joined(problems))
     holds = ("True", *joined(tuple(held))) if held else ("False", "NotHeld", "")
@@ -177,7 +184,7 @@ def conditions_of(
         ready = valid
     elif status.transition is not None:
         ready = ("False", *(joined(tuple(held or waiting)) if waiting else ("Switching", "")))
-    elif pending := tuple(node.reason for node in status.nodes if node.reason is not None):
+    elif pending := status.waiting_nodes:
         ready = ("False", *joined(pending))
     states = {kind.READY: ready, kind.VALID: valid, kind.HELD: holds}
     if (configs := configs_state(before, unknown)) is not None:
@@ -190,7 +197,7 @@ def conditions_of(
             status=state,
             reason=code,
             message=message,
-            last_transition_time=last.last_transition_time if last is not None and is_same else _text(now),
+            last_transition_time=last.last_transition_time if last is not None and is_same else text_of(now),
             observed_generation=before.metadata.generation,
         )
 
@@ -204,7 +211,7 @@ def _worker(worker: kind.WorkerStatus) -> Worker:
         VmKey(worker.vm),
         worker.vm_name,
         worker.step,
-        _time(worker.since),
+        time_of(worker.since),
         worker.renewal,
         worker.held,
         worker.forced,
@@ -214,7 +221,7 @@ def _worker(worker: kind.WorkerStatus) -> Worker:
 
 
 def _written_worker(worker: Worker) -> kind.WorkerStatus:
-    code, subject, message, fix = _texts_of(worker.reason)
+    code, subject, message, fix = texts_of(worker.reason)
     return kind.WorkerStatus(
         node=worker.node,
         node_uid=worker.node_uid,
@@ -223,7 +230,7 @@ def _written_worker(worker: Worker) -> kind.WorkerStatus:
         vm=worker.vm,
         vm_name=worker.vm_name,
         step=worker.step,
-        since=_text(worker.since) if worker.since is not None else "",
+        since=text_of(worker.since) if worker.since is not None else "",
         renewal=worker.renewal,
         held=worker.is_held,
         forced=worker.forced,
@@ -242,7 +249,7 @@ def _node(node: kind.NodeStatus) -> ConfiguredNode:
 
 
 def _written_node(node: ConfiguredNode) -> kind.NodeStatus:
-    code, subject, message, fix = _texts_of(node.reason)
+    code, subject, message, fix = texts_of(node.reason)
     return kind.NodeStatus(
         node=node.node,
         phase=node.phase,
@@ -253,11 +260,6 @@ def _written_node(node: ConfiguredNode) -> kind.NodeStatus:
         message=message,
         fix=fix,
     )
-
-
-def _texts_of(reason: Reason | None) -> tuple[str, str, str, str]:
-    """Return the code, the subject, the message and the fix that a status has; empty ones without a reason."""
-    return (str(reason.code), reason.subject, reason.message, reason.fix or "") if reason is not None else ("",) * 4
 
 
 def _phase(name: str | None) -> PhaseName | None:
@@ -271,15 +273,3 @@ def _local(text: str) -> datetime | None:
     except ValueError:
         return None
     return found if found.tzinfo is None else None
-
-
-def _time(text: str) -> datetime | None:
-    """Return a time in UTC; None if it is none, which begins the step again."""
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
-        return None
-
-
-def _text(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

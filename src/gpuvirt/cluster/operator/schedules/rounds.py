@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Protocol
 
 from gpuvirt.clock import Clock
@@ -15,12 +16,14 @@ from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
 from gpuvirt.model.schedules.faults import faults
-from gpuvirt.model.schedules.hypervisor import Accepted, VmsUnknown
-from gpuvirt.model.schedules.observed import NodePod, Observed, WorkerNode
-from gpuvirt.model.schedules.spec import PhaseName, Schedule
+from gpuvirt.model.schedules.hypervisor import Accepted, Action, Answer, VmKey, VmsUnknown
+from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
+from gpuvirt.model.schedules.observed import LastCall, NodePod, Observed, WorkerNode
+from gpuvirt.model.schedules.spec import PhaseName, Schedule, VmPolicy, phase_named
 from gpuvirt.model.schedules.status import ConfiguredNode, Status
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import Advance, advance
+from gpuvirt.model.schedules.vmstops import is_in_use, next_vms, round_s
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +82,14 @@ class ScheduleApi(Protocol):
         """Change the marks of a node of the version that was read."""
         ...
 
+    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> SeenVms:
+        """Return the users of GPUs of the nodes that wait, and the VMs that the status has."""
+        ...
+
+    async def change_vm(self, change: ChangeVm) -> Answer:
+        """Shut down or start a VM, if its state permits that; errors are answers."""
+        ...
+
     async def evict(self, pod: NodePod) -> None:
         """Evict a pod; raises RefusedError if a budget forbids it."""
         ...
@@ -102,6 +113,8 @@ class Rounds:
         self._telemetry = telemetry if telemetry is not None else ScheduleTelemetry()
         self._refused_s: dict[PodUid, float] = {}
         """When a budget last refused the eviction of a pod."""
+        self._changed: dict[VmKey, tuple[Action, Answer, float]] = {}
+        """The latest call for each VM on a node with GPUs of its own, and when it was made."""
 
     async def run(self) -> None:
         """Make rounds until nothing is under way."""
@@ -146,11 +159,48 @@ class Rounds:
         decided = advance(stored.schedule, timeline, stored.status, observed, now)
         if reading.configured is not None:
             decided = replace(decided, status=replace(decided.status, nodes=reading.configured))
+        decided, changes = await self._with_vms(stored, decided, now, is_known=reading.configured is not None)
         await self._api.record(stored, decided.status, (), decided)
         self.latest = decided
         self._telemetry.observe_round(stored.status, decided.status, now)
         await self._take(decided.actions)
+        for change in changes:
+            await self._change(change)
         return decided.pause_s
+
+    async def _with_vms(
+        self, stored: Stored, decided: Advance, now: datetime, *, is_known: bool
+    ) -> tuple[Advance, tuple[ChangeVm, ...]]:
+        """Return the decision with the VMs on nodes with GPUs of their own, and what follows for these.
+
+        `is_known` says whether what the nodes wait for was observed in this round.
+        """
+        schedule, before = stored.schedule, stored.status.vms
+        current = timeline_of(schedule).current(now)
+        phase = phase_named(schedule, current.phase) if current is not None else None
+        if phase is None or (phase.vms is VmPolicy.WAIT and not before):
+            return decided, ()
+        stops = is_known and phase.vms is VmPolicy.STOP
+        waiting = [node for node in decided.status.nodes if stops and is_in_use(node.reason)]
+        found = next_vms(schedule, phase, before, await self._seen_vms(waiting, before), now)
+        status = replace(decided.status, vms=found.vms)
+        pauses_s = [pause for pause in (decided.pause_s, round_s(schedule, phase, status)) if pause is not None]
+        return replace(decided, status=status, pause_s=min(pauses_s, default=None)), found.actions
+
+    async def _seen_vms(self, waiting: list[ConfiguredNode], before: tuple[NodeVm, ...]) -> SeenVms:
+        if not waiting and not before:
+            return SeenVms()
+        now_s, seen = self._clock.monotonic_s(), await self._api.read_vms(waiting, before)
+        calls = {key: LastCall(action, answer, now_s - at_s) for key, (action, answer, at_s) in self._changed.items()}
+        return replace(seen, calls=calls)
+
+    async def _change(self, change: ChangeVm) -> None:
+        """Shut down or start a VM. What fails is decided again in the next round."""
+        answer = await self._api.change_vm(change)
+        self._changed[change.call.vm] = change.call.action, answer, self._clock.monotonic_s()
+        self._telemetry.observe_call(change.call, answer)
+        words = "schedule: %s" if isinstance(answer, Accepted) else "schedule: could not: %s"
+        log.info(words, logged(change.text))
 
     async def _take(self, actions: tuple[ScheduleAction, ...]) -> None:
         """Take the actions of a round; calls for several VMs together, since each is watched for some seconds."""

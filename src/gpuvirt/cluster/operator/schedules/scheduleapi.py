@@ -16,6 +16,7 @@ from gpuvirt.cluster.operator.announcer import REPORTER
 from gpuvirt.cluster.operator.schedules import objects
 from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
 from gpuvirt.cluster.operator.schedules.coveragereading import CoverageReading
+from gpuvirt.cluster.operator.schedules.kubevirt.nodevms import NodeVms
 from gpuvirt.cluster.operator.schedules.nodemarks import marks_patch
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Stored
 from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
@@ -30,15 +31,18 @@ from gpuvirt.cluster.operator.schedules.workerobjects import (
     PodObject,
 )
 from gpuvirt.cluster.operator.schedules.workertypes import PhaseTypes, type_of
+from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.cluster.resources import NODES, Version, pods
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.faults import shared_nodes, shared_workers
+from gpuvirt.model.schedules.hypervisor import Answer
+from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
 from gpuvirt.model.schedules.observed import NodePod
 from gpuvirt.model.schedules.profilefaults import missing_profiles
 from gpuvirt.model.schedules.spec import PhaseName
-from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.schedules.status import ConfiguredNode, Status
 from gpuvirt.model.schedules.transition import Advance
 
 EVICTION_S = 10.0
@@ -89,6 +93,9 @@ class ScheduleObjects:
         self._nodes: dict[NodeName, NodeObject] = {}
         """The nodes of the last reading."""
         self._coverage = CoverageReading(client, clock)
+        self._vms = NodeVms(client, name)
+        self._schedules: tuple[VgpuSchedule, ...] = ()
+        """The schedules of the namespace in the last reading."""
         self._cordoned_s: dict[NodeName, float] = {}
         """When each node was first seen unschedulable."""
 
@@ -174,6 +181,15 @@ class ScheduleObjects:
         """Delete a pod, with its grace period."""
         await self._client.delete(pods(pod.namespace), pod.name, pod.uid)
 
+    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> SeenVms:
+        """Return the users of GPUs of the nodes that wait, and the VMs that the status has."""
+        configs = self._configured.configs if self._configured is not None else KnownConfigs(unread="not observed")
+        return await self._vms.read(waiting, known, configs, self._schedules)
+
+    async def change_vm(self, change: ChangeVm) -> Answer:
+        """Shut down or start a VM, if its state permits that; errors are answers."""
+        return await self._vms.change(change)
+
     async def _read_nodes(self, status: Status) -> tuple[dict[NodeName, NodeObject], Mapping[NodeName, PhaseTypes]]:
         """Return the nodes that a phase selects, with their phases, those of the status, and those with a mark."""
         found, types = dict[NodeName, NodeObject](), dict[NodeName, dict[PhaseName, str | None]]()
@@ -206,6 +222,7 @@ class ScheduleObjects:
     async def _shared(self, configs: Mapping[PhaseName, Mapping[NodeName, NodeObject]]) -> tuple[Reason, ...]:
         """Return the workers and the nodes with vGPU configs that another schedule has, too."""
         listed = await self._client.list(Collection(self._resource, VgpuSchedule))
+        self._schedules = tuple(listed.items)
         configured = {name: node for nodes in configs.values() for name, node in nodes.items()}
         workers = shared_workers(_selected(listed.items, self._nodes, PhaseSpec.has_worker))
         nodes = shared_nodes(_selected(listed.items, configured, PhaseSpec.configures), self._name)

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 from gpuvirt.cluster.events import EventDraft, Kind
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.schedules.nodevms import NodeVm, VmStep
 from gpuvirt.model.schedules.status import Status, Worker
 from gpuvirt.model.schedules.times import Switch
 
 ANNOUNCED, SWITCHING, REACHED, FORCED = "PhaseAnnounced", "Switching", "PhaseReached", "DrainForced"
 APPLIED = "VgpuConfigApplied"
+VM_EVENTS = {VmStep.STOP: "VmStopping", VmStep.STOPPED: "VmStopped", VmStep.START: "VmStarting"}
 
 
 def event_drafts(
@@ -31,6 +33,7 @@ def event_drafts(
     yield from _of_phases(before, after)
     yield from _of_workers(before, after)
     yield from _of_nodes(before, after)
+    yield from _of_vms(before, after)
 
 
 def _of_phases(before: Status, after: Status) -> Iterator[EventDraft]:
@@ -68,6 +71,34 @@ def _of_nodes(before: Status, after: Status) -> Iterator[EventDraft]:
         first = after.nodes[0]
         note = f"all nodes of phase {first.phase} have the vGPU config {first.vgpu_config}: {len(after.nodes)}"
         yield EventDraft(Kind.NORMAL, APPLIED, note)
+
+
+def _of_vms(before: Status, after: Status) -> Iterator[EventDraft]:
+    """Yield the VMs that are stopped, were stopped or are started, and why others are not."""
+    known = {vm.vm: vm for vm in before.vms}
+    for vm in after.vms:
+        last = known.get(vm.vm)
+        is_new = last is None or last.step is not vm.step
+        code = vm.reason.code if vm.reason is not None else None
+        was = last.reason.code if last is not None and last.reason is not None else None
+        if is_new and vm.step in VM_EVENTS:
+            yield EventDraft(Kind.NORMAL, *_vm_event(vm))
+        if vm.is_forced and not (last is not None and last.is_forced):
+            yield EventDraft(Kind.WARNING, FORCED, f"VM {vm.where} is stopped against its PodDisruptionBudget")
+        if code is ReasonCode.VM_NOT_STOPPED and was is not code and vm.reason is not None:
+            yield EventDraft(Kind.WARNING, str(code), vm.reason.text)
+        if vm.is_held and not (last is not None and last.is_held and not is_new) and vm.reason is not None:
+            yield EventDraft(Kind.WARNING, str(code), f"step {vm.step} is held: {vm.reason.text}")
+
+
+def _vm_event(vm: NodeVm) -> tuple[str, str]:
+    """Return the code and the text of the event of a VM whose step has begun."""
+    words = {
+        VmStep.STOP: f"is shut down for the vGPU config of phase {vm.phase} on node {vm.node}",
+        VmStep.STOPPED: f"is off until phase {vm.phase} ends",
+        VmStep.START: f"is started again, since phase {vm.phase} has ended",
+    }
+    return VM_EVENTS[vm.step], f"VM {vm.where} {words[vm.step]}"
 
 
 def _of_workers(before: Status, after: Status) -> Iterator[EventDraft]:

@@ -123,6 +123,8 @@ class VmSeen:
     """`status.printableStatus`: `Stopped`."""
     has_run_strategy: bool = True
     """Whether the VM has `runStrategy`, not the older `running`."""
+    saved_strategy: str = ""
+    """The strategy that a VgpuSchedule has replaced by Halted; empty if none has."""
     requests: DeviceRequests = DeviceRequests()
     placement: Placement = Placement()
     conditions: tuple[ConditionSeen, ...] = ()

@@ -7,6 +7,7 @@ from gpuvirt.model.doctor.findings import Finding, listed, problem
 from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, VmEvidence, condition
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.schedules.spec import SAVED_STRATEGY
 
 KINDS = {
     ObjectKind.VM: "virtualmachines.kubevirt.io",
@@ -114,6 +115,14 @@ def not_started(evidence: VmEvidence) -> Finding | None:
                 f"kubectl describe vm {target.name} -n {target.namespace}",
                 "check that KubeVirt's virt-controller runs",
             ),
+        )
+    if vm.saved_strategy:
+        return problem(
+            FindingCode.VM_STOPPED,
+            target.text,
+            "is stopped by a VgpuSchedule, which starts it once the phase that stopped it has ended",
+            (Seen(f"{target.text} $.metadata.annotations {SAVED_STRATEGY}", vm.saved_strategy), *seen),
+            fix=("kubectl get vgpuschedules -A",),
         )
     field, value = ("runStrategy", '"Always"') if vm.has_run_strategy else ("running", "true")
     return problem(

@@ -35,8 +35,6 @@ from gpuvirt.model.schedules.hypervisor import (
     VmsUnknown,
 )
 
-_Vms = Mapping[VmKey, VmObjects]
-
 
 class KubeVirtVms:
     """The VirtualMachines of one namespace. No method raises: errors are answers."""
@@ -50,14 +48,14 @@ class KubeVirtVms:
 
     async def read(self) -> VmsReading:
         """Return all VMs of the namespace."""
-        found = await self._read_vms()
+        found = await self.objects()
         if isinstance(found, Reason):
             return VmsUnknown(found.code, found.text)
         return {key: judging.worker_vm(objects) for key, objects in found.items()}
 
     async def call(self, call: Call) -> Answer:
         """Make one call for the VM as it is now. The caller holds the lease at this moment."""
-        found = await self._read_vms()
+        found = await self.objects()
         if isinstance(found, Reason):
             return Refused(found.code, found.text)
         objects = found.get(call.vm)
@@ -75,7 +73,7 @@ class KubeVirtVms:
 
     async def check(self, vms: Iterable[VmKey]) -> Mapping[VmKey, Abilities] | VmsUnknown:
         """Return what can be done with each of these VMs. VMs that do not exist are missing."""
-        found = await self._read_vms()
+        found = await self.objects()
         if isinstance(found, Reason):
             return VmsUnknown(found.code, found.text)
         return {key: judging.abilities(self._server, found[key]) for key in vms if key in found}
@@ -83,7 +81,7 @@ class KubeVirtVms:
     async def close(self) -> None:
         """Do nothing: the connections are the client's, which delivers no write after the end of its lease."""
 
-    async def _read_vms(self) -> _Vms | Reason:
+    async def objects(self) -> Mapping[VmKey, VmObjects] | Reason:
         """Return the VMs with their VMIs, or why they are unknown.
 
         VMs are read first: a VM that no VMI follows is off, while a VMI that is missing may be about to be created.

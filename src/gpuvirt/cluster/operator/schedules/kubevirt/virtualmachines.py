@@ -7,14 +7,40 @@ import msgspec
 
 from gpuvirt.cluster.kinds.core import Condition
 from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.model.schedules.spec import SAVED_STRATEGY
 
 GROUP = "kubevirt.io"
-SAVED = "gpuvirt.io/saved-run-strategy"
-"""The annotation of a VM that a schedule has halted: its runStrategy, or `running` for `spec.running: true`."""
+SAVED = SAVED_STRATEGY
 RUNNING = "running"
 DEFAULT_GRACE_S = 30
 """How long a guest has to shut down without `terminationGracePeriodSeconds` (DefaultGracePeriodSeconds)."""
 FINAL = frozenset({"Succeeded", "Failed"})
+
+
+class Owner(msgspec.Struct, frozen=True, rename="camel"):
+    """An owner of an object."""
+
+    api_version: str = ""
+    kind: str = ""
+    uid: str = ""
+    controller: bool = False
+
+
+class OwnedMetadata(Metadata, frozen=True, rename="camel"):
+    """The metadata of an object with its owners."""
+
+    owner_references: tuple[Owner, ...] = ()
+
+    @property
+    def controller(self) -> Owner | None:
+        """The owner that controls the object; None if there is none."""
+        return next((owner for owner in self.owner_references if owner.controller), None)
+
+    def controller_uid(self, kind: str) -> str:
+        """Return the uid of the controller if it is one of KubeVirt's objects of this kind; else an empty text."""
+        owner = self.controller
+        is_one = owner is not None and owner.kind == kind and owner.api_version.startswith(f"{GROUP}/")
+        return owner.uid if owner is not None and is_one else ""
 
 
 class Firmware(msgspec.Struct, frozen=True):
@@ -74,7 +100,7 @@ class VmiStatus(msgspec.Struct, frozen=True, rename="camel"):
 class Vmi(msgspec.Struct, frozen=True):
     """A VirtualMachineInstance: it exists while the VM runs, starts or ends."""
 
-    metadata: Metadata
+    metadata: OwnedMetadata
     spec: VmiSpec = VmiSpec()
     status: VmiStatus = VmiStatus()
 
@@ -124,7 +150,7 @@ class VmStatus(msgspec.Struct, frozen=True, rename="camel"):
 class Vm(msgspec.Struct, frozen=True):
     """A VirtualMachine."""
 
-    metadata: Metadata
+    metadata: OwnedMetadata
     spec: VmSpec = VmSpec()
     status: VmStatus = VmStatus()
 
