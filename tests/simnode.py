@@ -16,6 +16,7 @@ from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
+from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
@@ -251,3 +252,14 @@ async def running_node(
         running.cancel()
     if failure is not None:
         raise failure
+
+
+@asynccontextmanager
+async def sharing_node(
+    kernel: SimKernel, folder: Path, settings: Settings, shares: NodeShares | None = None
+) -> AsyncIterator[SimNode]:
+    """Run an agent whose node has no label with the enforcement of shares, which it has observed."""
+    async with running_node(kernel, folder, settings, shares=shares) as node:
+        node.agent.observations.take_request(NodeRequest(enforcement=Observed(None)))
+        await node.settle()
+        yield node

@@ -11,7 +11,14 @@ from gpuvirt.cluster.agent.operands import OPERAND_LABELS, observed_of, operand_
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
 from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
 from gpuvirt.cluster.labelpatch import patch_of, patched
-from gpuvirt.cluster.labels import CONFIG_LABEL, PAUSED_FOR_VGPUS, REASON_ANNOTATION, STATE_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.labels import (
+    CONFIG_LABEL,
+    ENFORCEMENT_LABEL,
+    PAUSED_FOR_VGPUS,
+    REASON_ANNOTATION,
+    STATE_LABEL,
+    WORKLOAD_LABEL,
+)
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, OperandsObserved, Progress, StateName
@@ -29,13 +36,20 @@ def test_a_config_label_is_a_request_and_an_absent_label_is_observed_as_absent(
     labels: dict[str, str], desired: Observed[str]
 ) -> None:
     desired_node = request_of_node(Node(Metadata(name="node01", labels=labels)))
-    assert desired_node == NodeRequest(config=desired, workload=Observed(None))
+    assert desired_node == NodeRequest(config=desired, workload=Observed(None), enforcement=Observed(None))
 
 
 def test_the_workload_label_is_a_request_of_its_own() -> None:
     desired_node = request_of_node(Node(Metadata(name="node01", labels={WORKLOAD_LABEL: "vm-vgpu"})))
-    assert desired_node == NodeRequest(config=Observed(None), workload=Observed("vm-vgpu"))
+    assert (desired_node.config, desired_node.workload) == (Observed(None), Observed("vm-vgpu"))
     assert desired_node.updated(NodeRequest(config=Observed("A10-4Q"))).workload == Observed("vm-vgpu")
+
+
+@pytest.mark.parametrize(("text", "found"), [("hami-core", "hami-core"), ("", None), ("nonsense", "nonsense")])
+def test_the_label_of_the_enforcement_is_a_request_of_its_own(text: str, found: str | None) -> None:
+    request = request_of_node(Node(Metadata(name="node01", labels={ENFORCEMENT_LABEL: text})))
+    assert request == NodeRequest(Observed(None), workload=Observed(None), enforcement=Observed(found))
+    assert request.updated(NodeRequest(config=Observed("A10-4Q"))).enforcement == Observed(found)
 
 
 def test_a_deleted_node_keeps_its_desired_state() -> None:

@@ -7,6 +7,7 @@ from tests.cli.test_fleet import run
 from tests.scriptedapi import NOT_FOUND, Call, Reply
 
 A10, UNITS = "nvidia.com/GA102GL_A10", "nvidia.com/vgpu"
+SHARES = {"enforcement": "hami-core", "origin": "label gpuvirt.io/shares.enforcement"}
 READY = {"type": "Ready", "status": "True"}
 
 
@@ -25,7 +26,7 @@ def cluster(*pods: object, agent: bool = True) -> object:
         {"address": "0000:ca:00.0", "mode": "passthrough", "reasons": reasons},
     ]
     offered = {"name": A10, "healthy": 1, "allocated": 1, "registered": True, "kind": "whole"}
-    gpu_node = {"metadata": {"name": "node01"}, "status": {"gpus": gpus, "resources": [offered]}}
+    gpu_node = {"metadata": {"name": "node01"}, "status": {"gpus": gpus, "resources": [offered], "shares": SHARES}}
     node = {"metadata": {"name": "node01"}, "status": {"allocatable": {A10: "1"}, "conditions": [READY]}}
 
     def answer(call: Call) -> Reply:
@@ -55,6 +56,8 @@ async def test_pods_that_wait_for_the_node_are_explained(tmp_path: Path) -> None
     text = (await run(tmp_path, "why", "node/node01", cluster=cluster(*pods))).stdout
     assert "prod/waits" in text
     assert "GroupShared" in text
+    assert found["sharing"] == "hami-core (label gpuvirt.io/shares.enforcement)"
+    assert found["sharing"] in " ".join(text.split())
 
 
 async def test_a_node_without_an_agent_is_said_to_have_none(tmp_path: Path) -> None:

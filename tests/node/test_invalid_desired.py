@@ -101,6 +101,11 @@ CASES: Mapping[str, Case] = {
         labels(workload="vm-vgpus"), Origin.LABEL, (WORKLOAD, "'vm-vgpus'", "did you mean vm-vgpu?"),
         settings=FOLLOWS, good=labels(workload="vm-passthrough"), state="workload",
     ),
+    "label: no such enforcement of shares": Case(
+        labels().updated(NodeRequest(enforcement=Observed("hami_core"))), Origin.LABEL,
+        ("label gpuvirt.io/shares.enforcement", "'hami_core'", "did you mean hami-core?"), settings=FOLLOWS,
+        good=labels(workload="vm-passthrough").updated(NodeRequest(enforcement=Observed("none"))), state="workload",
+    ),
     "label under a controller: no such config": Case(
         spec(Spec(mode=DesiredMode.VGPU, vgpu_config="nonsense2", origins=BY_LABEL)), Origin.LABEL,
         (CONFIG, "'nonsense2'", "default, T4-1A"),
@@ -122,6 +127,11 @@ CASES: Mapping[str, Case] = {
     "GpuNode: no such mode": Case(
         NodeRequest(spec=Observed(NodeSpec("vgpus"))), Origin.GPU_NODE,
         ("GpuNode $.spec.mode", "'vgpus'", "did you mean vgpu?"), good=spec(Spec(mode=DesiredMode.VGPU)),
+        state="workload",
+    ),
+    "GpuNode: no such enforcement of shares": Case(
+        NodeRequest(spec=Observed(NodeSpec("vgpu", enforcement="hami"))), Origin.GPU_NODE,
+        ("GpuNode $.spec.shares.enforcement", "'hami'", "hami-core"), good=spec(Spec(mode=DesiredMode.VGPU)),
         state="workload",
     ),
     "GpuNode: container beside vgpu": Case(

@@ -80,8 +80,8 @@ class Agent:
         self.store.load(files.contents())
         kubelet = KubeletPaths(folder)
         limits = LimitFiles(LIBRARY, folder / "host", folder / "run/ld.so.preload")
-        state = Cell(ShareState(published, "containerd://2.4.2"))
-        self.shares = NodeShares(self.store, files, pods, state, enforcement=enforcement, limit_files=limits)
+        state = Cell(ShareState(replace(published, enforcement=enforcement), "containerd://2.4.2"))
+        self.shares = NodeShares(self.store, files, pods, state, limit_files=limits)
         accounts = Accounts(RecordedUnits(kubelet, VGPU).read, lambda uids: read_running_pods(host, uids))
         on = Dependencies(
             self.shares, CLOCK, worker, accounts, OpenGpus(), room_s=0.3, pod_s=0.3, recheck_s=0.01, kept_s=0.05
@@ -123,7 +123,7 @@ class SharedNode:
     def share(self, published: NodeSharing) -> None:
         """Have these GPUs shared from now on."""
         self.published = published
-        self.agent.shares.publish(published)
+        self.agent.shares.publish(replace(published, enforcement=self.enforcement))
 
     async def start_agent(self, *, api_server: bool = True) -> None:
         if not api_server:

@@ -36,7 +36,7 @@ from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.kernel import SimKernel
 from tests.changes import UNGATED
 from tests.shares.sharednode import nvidia_spec
-from tests.simnode import SimNode, running_node
+from tests.simnode import SimNode, sharing_node
 from tests.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
@@ -103,7 +103,7 @@ async def shared(
 ) -> AsyncIterator[Shared]:
     files = SpecFiles(folder / "cdi", (folder / "cdi",))
     shares = stored_shares(folder / "shares.json", files, worker or InlineWorker(), ShareSettings())
-    async with running_node(kernel, folder, SHARED, shares=shares) as node:
+    async with sharing_node(kernel, folder, SHARED, shares=shares) as node:
         await node.report_account()
         found = Shared(node, folder, shares)
         assert dict(found.shares.state.get().node.capacity) == {A: 1000, B: 1000}

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 
+import pytest
 from rich.console import Console
 
 from gpuvirt.cli.output.sharesrender import bar, print_shares
@@ -103,3 +104,16 @@ def test_a_bar_is_empty_or_full_only_for_an_empty_or_full_gpu() -> None:
     cells = {used: bar(GpuOverview(A, 1000, used, 1000 - used, ())).plain for used in (0, 1, 500, 999, 1000)}
     assert len({text[0] for text in cells.values()}) == 2
     assert [text.count(cells[1000][0]) for text in cells.values()] == [0, 1, 5, 9, 10]
+
+
+@pytest.mark.parametrize(("began", "now", "says"), [("none", True, "hami-core"), ("hami-core", False, "none")])
+def test_a_node_with_pods_of_other_limits_says_what_new_pods_get(began: str, now: bool, says: str) -> None:
+    gpu, name, pod = GpuId("GPU-aaaaaaaa"), NodeName("node01"), PodUid("p")
+    books = NodeBooks()
+    books.set_capacity({gpu: Units(1000)})
+    books.put(pod, {gpu: Units(300)}, Units(300))
+    pods = {pod: PodShare("default/p", 300, began)}
+    found = overview({name: books}, pods, limiting=(name,) if now else ())
+    assert found.nodes[0].enforcement == says
+    assert f"new pods of node01: {says}" in printed(found)
+    assert "new pods of" not in printed(overview({name: books}, pods, limiting=() if now else (name,)))

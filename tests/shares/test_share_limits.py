@@ -27,6 +27,7 @@ from tests.shares.sharednode import APP, ELF, GPUS, INIT, LIBRARY, MINORS, Share
 
 A, B = GPUS
 WITH_MEMORY = NodeSharing({gpu: Units(1000) for gpu in GPUS}, minors=MINORS, memory_mib=dict.fromkeys(GPUS, 16384))
+LIMITING = replace(WITH_MEMORY, enforcement=Enforcement.HAMI_CORE)
 V100, UNKNOWN = parse_pci_id("10de:1db4"), PciId(0x10DE, 0x1234)
 LIMITED = {
     "NVIDIA_VISIBLE_DEVICES": "void",
@@ -86,7 +87,7 @@ def test_a_part_of_a_gpu_has_a_limit_and_whole_gpus_have_none(enforcement: Enfor
         ContainerName("part"): {A: Units(1)},
         ContainerName("whole"): {A: Units(1000), B: Units(1000)},
     }
-    found = with_limits(record_of("ns", "p", demand, chosen), WITH_MEMORY, enforcement)
+    found = with_limits(record_of("ns", "p", demand, chosen), replace(WITH_MEMORY, enforcement=enforcement))
     assert not isinstance(found, Reason)
     limits = {name: share.limit for name, share in found.containers.items()}
     expected = ShareLimit(16, 1) if enforcement is Enforcement.HAMI_CORE else None
@@ -97,11 +98,11 @@ def test_a_part_of_a_gpu_has_a_limit_and_whole_gpus_have_none(enforcement: Enfor
 def test_a_pod_that_requires_limits_does_not_start_without_them() -> None:
     demand = demand_of([ContainerDemand(ContainerName("main"), APP, Units(300))])
     pod = record_of("default", "p", demand, {ContainerName("main"): {A: Units(300)}})
-    refused = with_limits(pod, WITH_MEMORY, Enforcement.NONE, requires=True)
+    refused = with_limits(pod, WITH_MEMORY, requires=True)
     assert isinstance(refused, Reason)
     assert (refused.code, refused.subject) == (ReasonCode.LIMIT_REQUIRED, "pod default/p")
-    limited = with_limits(pod, WITH_MEMORY, Enforcement.HAMI_CORE, requires=True)
-    assert limited == with_limits(pod, WITH_MEMORY, Enforcement.HAMI_CORE)
+    limited = with_limits(pod, LIMITING, requires=True)
+    assert limited == with_limits(pod, LIMITING)
 
 
 async def test_a_pod_that_requires_limits_starts_once_the_nodes_shares_are_limits(short_path: Path) -> None:
@@ -121,7 +122,7 @@ async def test_a_pod_that_requires_limits_starts_once_the_nodes_shares_are_limit
 def test_a_part_of_a_gpu_of_unknown_memory_is_refused() -> None:
     demand = demand_of([ContainerDemand(ContainerName("main"), APP, Units(300))])
     record = record_of("ns", "p", demand, {ContainerName("main"): {A: Units(300)}})
-    found = with_limits(record, NodeSharing({A: Units(1000)}), Enforcement.HAMI_CORE)
+    found = with_limits(record, replace(LIMITING, memory_mib={}))
     assert isinstance(found, Reason)
     assert found.code is ReasonCode.LIMIT_NOT_POSSIBLE
 

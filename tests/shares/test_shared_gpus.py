@@ -22,7 +22,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.files.tree import Folder, constant
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import SimNode, running_node
+from tests.simnode import SimNode, sharing_node
 from tests.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
@@ -61,7 +61,7 @@ def claimed(view_of: SimNode, observed: Metadata | None = None) -> dict[str, str
 
 async def test_a_worker_vm_with_half_a_card_offers_500_units(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("vm-V100-8Q")
-    async with running_node(kernel, tmp_path, SHARED) as node:
+    async with sharing_node(kernel, tmp_path, SHARED) as node:
         await node.report_account()
         assert capacity(node) == {uuid(VGPU): 500}
         found = node.view.shared.gpus[0]
@@ -72,7 +72,7 @@ async def test_a_worker_vm_with_half_a_card_offers_500_units(simulated: Simulate
 
 
 async def test_a_worker_vm_with_whole_cards_offers_all_units_of_each(simulated: Simulated, tmp_path: Path) -> None:
-    async with running_node(simulated("vm-2xV100"), tmp_path, SHARED) as node:
+    async with sharing_node(simulated("vm-2xV100"), tmp_path, SHARED) as node:
         await node.report_account()
         assert capacity(node) == {uuid(FIRST): 1000, uuid(SECOND): 1000}
         assert {gpu.vgpu_type for gpu in node.view.shared.gpus} == {None}
@@ -80,7 +80,7 @@ async def test_a_worker_vm_with_whole_cards_offers_all_units_of_each(simulated: 
 
 async def test_the_units_of_a_card_are_a_setting(simulated: Simulated, tmp_path: Path) -> None:
     settings = Settings(mode=DesiredMode.SHARED, shares=ShareSettings(units=100, resource="nvidia.com/part"))
-    async with running_node(simulated("vm-V100-8Q"), tmp_path, settings) as node:
+    async with sharing_node(simulated("vm-V100-8Q"), tmp_path, settings) as node:
         await node.report_account()
         assert capacity(node) == {uuid(VGPU): 50}
         assert (node.view.shared.resource, node.view.shared.whole) == ("nvidia.com/part", 100)
@@ -88,14 +88,14 @@ async def test_the_units_of_a_card_are_a_setting(simulated: Simulated, tmp_path:
 
 async def test_a_vgpu_of_less_than_one_unit_is_withheld(simulated: Simulated, tmp_path: Path) -> None:
     settings = Settings(mode=DesiredMode.SHARED, shares=ShareSettings(units=1))
-    async with running_node(simulated("vm-V100-8Q"), tmp_path, settings) as node:
+    async with sharing_node(simulated("vm-V100-8Q"), tmp_path, settings) as node:
         await node.report_account()
         assert (capacity(node), code(node, VGPU)) == ({}, ReasonCode.MODE_UNSUPPORTED)
 
 
 async def test_the_label_shares_the_gpus_of_a_host_after_they_served_vms(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
-    async with running_node(kernel, tmp_path, Settings(workload_label=True)) as node:
+    async with sharing_node(kernel, tmp_path, Settings(workload_label=True)) as node:
         for value in ("vm-passthrough", "shared"):
             node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed(value)))
             for _ in range(5):
@@ -116,7 +116,7 @@ async def test_the_label_shares_the_gpus_of_a_host_after_they_served_vms(simulat
 
 async def test_pods_with_units_keep_the_gpus_on_their_driver(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
-    async with running_node(kernel, tmp_path, Settings(workload_label=True)) as node:
+    async with sharing_node(kernel, tmp_path, Settings(workload_label=True)) as node:
         for value in ("shared", "vm-passthrough"):
             node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed(value)))
             for _ in range(5):
@@ -140,7 +140,7 @@ async def test_single_gpus_are_shared_beside_others_for_containers_and_vms(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     modes = {T4[0]: DesiredMode.SHARED, T4[1]: DesiredMode.PASSTHROUGH}
-    async with running_node(simulated("4xT4"), tmp_path, Settings(mode=DesiredMode.CONTAINER, modes=modes)) as node:
+    async with sharing_node(simulated("4xT4"), tmp_path, Settings(mode=DesiredMode.CONTAINER, modes=modes)) as node:
         for _ in range(5):
             await node.advance(30)
             await node.report_account()
@@ -156,7 +156,7 @@ async def test_a_gpu_that_still_serves_a_vm_is_shared_when_the_vm_has_ended(
     group = kernel.pci.functions[PciAddress(T4[2])].group
     assert group is not None
     guest = kernel.start_vm(group)
-    async with running_node(kernel, tmp_path, Settings(modes={T4[2]: DesiredMode.SHARED})) as node:
+    async with sharing_node(kernel, tmp_path, Settings(modes={T4[2]: DesiredMode.SHARED})) as node:
         await node.report_account()
         await node.advance(30)
         await node.report_account()
@@ -174,7 +174,7 @@ async def test_a_gpu_with_a_vgpu_that_a_vm_uses_gives_no_units(simulated: Simula
     kernel = simulated("4xT4")
     vgpu = next(device for device in kernel.mdev.devices.values() if device.vgpu_host.gpu == T4[0])
     guest = kernel.start_vm(vgpu.group)
-    async with running_node(kernel, tmp_path, Settings(workload_label=True)) as node:
+    async with sharing_node(kernel, tmp_path, Settings(workload_label=True)) as node:
         await node.report_account()
         node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed("shared")))
         for _ in range(10):
@@ -193,7 +193,7 @@ async def test_a_gpu_with_a_vgpu_that_a_vm_uses_gives_no_units(simulated: Simula
 
 async def test_a_gpu_with_vfs_gives_no_units_until_they_are_off(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10-sriov")
-    async with running_node(kernel, tmp_path, Settings(workload_label=True)) as node:
+    async with sharing_node(kernel, tmp_path, Settings(workload_label=True)) as node:
         node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed("shared")))
         await node.advance(30)
         assert {gpu.withheld.code for gpu in node.view.shared.gpus if gpu.withheld} == {ReasonCode.VFS_ENABLED}
@@ -221,7 +221,7 @@ async def test_a_gpu_with_vfs_gives_no_units_until_they_are_off(simulated: Simul
 async def test_units_of_a_gpu_that_another_plugin_registers_are_withheld(
     simulated: Simulated, tmp_path: Path, resource: str, device: str, withholds: set[str]
 ) -> None:
-    async with running_node(simulated("vm-2xV100"), tmp_path, SHARED) as node:
+    async with sharing_node(simulated("vm-2xV100"), tmp_path, SHARED) as node:
         await node.report_account()
         assert len(capacity(node)) == 2
         node.register(resource, device)
@@ -243,7 +243,7 @@ async def test_units_of_a_gpu_that_another_plugin_registers_are_withheld(
 
 
 async def test_a_plugin_that_restarts_keeps_units_withheld(simulated: Simulated, tmp_path: Path) -> None:
-    async with running_node(simulated("vm-V100-8Q"), tmp_path, SHARED) as node:
+    async with sharing_node(simulated("vm-V100-8Q"), tmp_path, SHARED) as node:
         node.register("nvidia.com/gpu")
         await node.report_account()
         assert code(node, VGPU) is ReasonCode.REGISTERED_ELSEWHERE
@@ -257,7 +257,7 @@ async def test_a_plugin_that_restarts_keeps_units_withheld(simulated: Simulated,
 async def test_units_of_a_gpu_that_a_pod_has_from_another_plugin_are_withheld(
     simulated: Simulated, tmp_path: Path
 ) -> None:
-    async with running_node(simulated("vm-2xV100"), tmp_path, SHARED) as node:
+    async with sharing_node(simulated("vm-2xV100"), tmp_path, SHARED) as node:
         node.hold("nvidia.com/gpu", uuid(FIRST), pod="train-1")
         node.hold("nvidia.com/vgpu", "0-1", "0-2", pod="infer-1")
         await node.report_account()
@@ -273,7 +273,7 @@ async def test_units_of_a_gpu_that_a_pod_has_from_another_plugin_are_withheld(
 async def test_no_units_are_offered_while_the_kubelets_accounts_are_unknown(
     simulated: Simulated, tmp_path: Path
 ) -> None:
-    async with running_node(simulated("vm-V100-8Q"), tmp_path, SHARED) as node:
+    async with sharing_node(simulated("vm-V100-8Q"), tmp_path, SHARED) as node:
         assert (capacity(node), code(node, VGPU)) == ({}, ReasonCode.ALLOCATIONS_UNKNOWN)
         assert SHARED_GPUS_ANNOTATION not in claimed(node), "the annotation of an earlier agent stays"
         now, now_s = node.clock.now(), node.clock.monotonic_s()
@@ -305,7 +305,7 @@ async def test_a_gpu_whose_size_or_id_is_unknown_is_withheld(
 ) -> None:
     kernel = simulated("vm-V100-8Q")
     kernel.tree.place(information(VGPU), constant(text.format(uuid=uuid(VGPU))))
-    async with running_node(kernel, tmp_path, SHARED) as node:
+    async with sharing_node(kernel, tmp_path, SHARED) as node:
         await node.report_account()
         reason = withheld(node, VGPU)
         assert reason is not None
@@ -322,7 +322,7 @@ async def test_a_gpu_of_unknown_memory_is_withheld_where_shares_are_limits(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     settings = Settings(mode=DesiredMode.SHARED, shares=LIMITS)
-    async with running_node(simulated("4xRTX2060"), tmp_path, settings) as node:
+    async with sharing_node(simulated("4xRTX2060"), tmp_path, settings) as node:
         for _ in range(5):
             await node.advance(5)
             await node.report_account()
@@ -335,7 +335,7 @@ async def test_a_gpu_whose_information_cannot_be_read_is_withheld_until_it_can(
 ) -> None:
     kernel = simulated("vm-V100-8Q")
     kernel.faults.fail(information(VGPU), errno.EIO)
-    async with running_node(kernel, tmp_path, SHARED) as node:
+    async with sharing_node(kernel, tmp_path, SHARED) as node:
         await node.report_account()
         assert (capacity(node), code(node, VGPU)) == ({}, ReasonCode.UNREAD)
         assert node.view.vgpu_type is None, "an unread type removes no label"
@@ -351,7 +351,7 @@ async def test_a_gpu_in_mig_mode_is_withheld(simulated: Simulated, tmp_path: Pat
         kernel.tree.place(HostPath(folder), Folder())
         for name in instances:
             kernel.tree.place(HostPath(f"{folder}/{name}/access"), constant("x"))
-    async with running_node(kernel, tmp_path, SHARED) as node:
+    async with sharing_node(kernel, tmp_path, SHARED) as node:
         await node.report_account()
         assert capacity(node) == {uuid(SECOND): 1000}
         assert code(node, FIRST) is ReasonCode.IN_MIG_MODE
@@ -362,13 +362,13 @@ async def test_a_gpu_whose_instances_cannot_be_read_is_withheld(simulated: Simul
     folder = HostPath("/proc/driver/nvidia/capabilities/gpu1/mig")
     kernel.tree.place(folder, Folder())
     kernel.faults.fail(folder, errno.EIO)
-    async with running_node(kernel, tmp_path, SHARED) as node:
+    async with sharing_node(kernel, tmp_path, SHARED) as node:
         await node.report_account()
         assert (capacity(node), code(node, SECOND)) == ({uuid(FIRST): 1000}, ReasonCode.UNREAD)
 
 
 async def test_gpus_of_other_vendors_are_withheld(simulated: Simulated, tmp_path: Path) -> None:
-    async with running_node(simulated("8xMI300X"), tmp_path, SHARED) as node:
+    async with sharing_node(simulated("8xMI300X"), tmp_path, SHARED) as node:
         await node.report_account()
         assert {gpu.withheld.code for gpu in node.view.shared.gpus if gpu.withheld} == {ReasonCode.MODE_UNSUPPORTED}
         assert capacity(node) == {}
@@ -376,7 +376,7 @@ async def test_gpus_of_other_vendors_are_withheld(simulated: Simulated, tmp_path
 
 async def test_an_unhealthy_gpu_is_withheld_and_offered_again(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("vm-2xV100")
-    async with running_node(kernel, tmp_path, SHARED) as node:
+    async with sharing_node(kernel, tmp_path, SHARED) as node:
         await node.report_account()
         kernel.fall_off_bus(PciAddress(FIRST), fallen=True)
         await node.advance(60)
@@ -387,7 +387,7 @@ async def test_an_unhealthy_gpu_is_withheld_and_offered_again(simulated: Simulat
 
 
 async def test_the_state_file_has_the_shared_gpus(simulated: Simulated, tmp_path: Path) -> None:
-    async with running_node(simulated("vm-V100-8Q"), tmp_path, SHARED) as node:
+    async with sharing_node(simulated("vm-V100-8Q"), tmp_path, SHARED) as node:
         await node.report_account()
         await node.advance(60)
         read = msgspec.json.decode((tmp_path / "node.json").read_bytes(), type=NodeView)

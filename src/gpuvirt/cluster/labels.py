@@ -5,6 +5,7 @@ gpuvirt defines those of `gpuvirt.io`. `model` has the labels that the agent and
 annotation that only one module uses is defined in that module.
 """
 
+from gpuvirt.model.desired import enforcement
 from gpuvirt.model.desired.settings import CONTAINER_RESOURCES, Settings
 from gpuvirt.model.desired.workload import LABEL, VGPU_CONFIG_LABEL, Workload
 from gpuvirt.model.offers import discovery
@@ -15,6 +16,8 @@ WORKLOAD_LABEL = LABEL
 """The workload of the node's GPUs."""
 CONFIG_LABEL = VGPU_CONFIG_LABEL
 """The desired vGPU config of the node."""
+ENFORCEMENT_LABEL = enforcement.LABEL
+"""What limits the shares of the node's new pods."""
 STATE_LABEL = "nvidia.com/vgpu.config.state"
 """The progress of the vGPU config: pending, success, failed."""
 REASON_ANNOTATION = "gpuvirt.io/vgpu.config.reason"

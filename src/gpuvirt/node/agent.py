@@ -75,6 +75,7 @@ class Agent:
             TenancyKeeper(tenancyfile.beside(options.ledger), self._ledger_store.value, *with_gpus),
             (lambda: shares.given) if shares is not None else (lambda: None),
             self._store.good_configs,
+            self._store.enforcement,
         )
         self._soon, self._again = LaterCall(clock, wakes.decide.set), LaterCall(clock, wakes.decide.set)
         self._log = ProblemLog()
@@ -233,5 +234,7 @@ class Agent:
         view = self._state.decide(self._clock.monotonic_s(), self._clock.now())
         if (good := self._state.memory.desired.good_configs) is not None:
             self._store.observe_good_configs(good)
+        if (enforcement := self._state.memory.desired.enforcement) is not None:
+            self._store.observe_enforcement(enforcement)
         self._log.follow(view.invalid, self._state.memory.review.problem)
         return view

@@ -15,6 +15,7 @@ from gpuvirt.apps.node import run
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
@@ -118,5 +119,7 @@ async def _stage(host: str, folder: Path, settings: Settings, cdi: Path | None =
     )
     async with running(kubelet.root, clock) as simulated, asyncio.TaskGroup() as group:
         agent_task = group.create_task(run(options, started=started.set_result))
-        yield Stage(host, spec.about, kernel, simulated, await started, clock)
+        agent = await started
+        agent.observations.take_request(NodeRequest(enforcement=Observed(None)))
+        yield Stage(host, spec.about, kernel, simulated, agent, clock)
         agent_task.cancel()

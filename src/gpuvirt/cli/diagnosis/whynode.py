@@ -1,6 +1,7 @@
 """`gpuvirt why node/NAME`."""
 
 import typer
+from rich.console import Console
 
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output.render import print_document
@@ -25,13 +26,7 @@ def explain(node: str, credentials: Credentials, output: Output, units: str) -> 
 def show(found: NodeExplanation) -> None:
     """Print the node's resources, its reasons, and the pods that are pending."""
     out = console()
-    say(out, f"node {found.node} is {'ready' if found.ready else 'not ready'}", style="bold")
-    if found.away is not None:
-        say(out, f"It {found.away}, so nothing of it is free.", style="yellow")
-    for phase in found.phases:
-        say(out, f"It {phase}.")
-    if not found.has_agent:
-        say(out, "It has no GpuNode: gpuvirt's agent has not reported there.", style="yellow")
+    _node(out, found)
     resources = Table(RESOURCE_COLUMNS)
     for resource in found.resources:
         free = NOTHING if resource.free is None else str(resource.free)
@@ -53,3 +48,16 @@ def show(found: NodeExplanation) -> None:
                 f"{pod.namespace}/{pod.name}", counts_text(pod.requests), pod.code or NOTHING, below=(pod.message,)
             )
         pods.print(out)
+
+
+def _node(out: Console, found: NodeExplanation) -> None:
+    """Print what concerns the whole node."""
+    say(out, f"node {found.node} is {'ready' if found.ready else 'not ready'}", style="bold")
+    if found.away is not None:
+        say(out, f"It {found.away}, so nothing of it is free.", style="yellow")
+    for phase in found.phases:
+        say(out, f"It {phase}.")
+    if found.sharing is not None:
+        say(out, f"What limits the shares of new pods: {found.sharing}.")
+    if not found.has_agent:
+        say(out, "It has no GpuNode: gpuvirt's agent has not reported there.", style="yellow")

@@ -94,6 +94,8 @@ def bar(gpu: GpuOverview) -> Text:
 
 def _below(node: NodeOverview) -> list[str]:
     below = [f"no unit is free: {node.node} {node.away}"] if node.away is not None else []
+    if any(share.enforcement != node.enforcement for gpu in node.gpus for share in gpu.pods):
+        below.append(f"new pods of {node.node}: {node.enforcement}; pods keep what they began with")
     if node.unplaced:
         pods = ", ".join(map(_share, node.unplaced))
         below.append(f"their GPUs are not known yet, so they count on each GPU of {node.node}: {pods}")

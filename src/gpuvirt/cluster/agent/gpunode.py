@@ -16,6 +16,7 @@ from gpuvirt.cluster.kinds.gpunode import (
     Origins,
     Planning,
     ReasonStatus,
+    SharesStatus,
     Spec,
     Status,
     Totals,
@@ -29,6 +30,7 @@ from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.validation import Check
 from gpuvirt.model.offers.view import GpuView, NodeView, PlanningView, ResourceView, VgpuView
 from gpuvirt.model.reasons import Reason, reasons_text
+from gpuvirt.model.shares.sharedgpus import SharedGpus
 
 MOST_MESSAGE = 4000
 """The most characters of a condition's message; the API's own limit is 32,768."""
@@ -57,9 +59,14 @@ def request_of_spec(spec: Spec | None) -> NodeRequest:
                 mode_origin=origins.mode,
                 config_origin=origins.vgpu_config,
                 reviewed=spec.reviewed,
+                enforcement=_enforcement(spec),
             )
         )
     )
+
+
+def _enforcement(spec: Spec) -> str | None:
+    return str(spec.shares.enforcement) if spec.shares is not None and spec.shares.enforcement is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,7 @@ def status_of(view: NodeView, observed: GpuNode, at: datetime) -> Status:
         gpus=tuple(_gpu(gpu) for gpu in gpus),
         resources=tuple(_offered(resource) for resource in view.resources),
         invalid=tuple(_invalid(desired) for desired in view.invalid),
+        shares=_shares(view.shared),
         conditions=tuple(
             Condition(
                 type=kind,
@@ -185,6 +193,12 @@ def _gpu(gpu: GpuView) -> Gpu:
         planning=_planning(gpu, gpu.planning) if gpu.planning is not None else None,
         reasons=_whys(gpu.reasons),
     )
+
+
+def _shares(shared: SharedGpus) -> SharesStatus | None:
+    if not shared.gpus or shared.enforcement is None:
+        return None
+    return SharesStatus(enforcement=shared.enforcement, origin=shared.enforced_by)
 
 
 def _planning(gpu: GpuView, seen: PlanningView) -> Planning:

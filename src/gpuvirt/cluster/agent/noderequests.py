@@ -10,6 +10,7 @@ from gpuvirt.cluster.kinds.core import ConfigMap, Node
 from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.labels import (
     CONFIG_LABEL,
+    ENFORCEMENT_LABEL,
     REASON_ANNOTATION,
     STATE_LABEL,
     WORKLOAD_LABEL,
@@ -39,8 +40,10 @@ def request_of_node(node: Node | None) -> NodeRequest:
     if node is None:
         return NodeRequest()
     labels = node.metadata.labels
-    config, workload = (labels.get(label) or None for label in (CONFIG_LABEL, WORKLOAD_LABEL))
-    return NodeRequest(config=Observed(config), workload=Observed(workload))
+    config, workload, enforcement = (
+        labels.get(label) or None for label in (CONFIG_LABEL, WORKLOAD_LABEL, ENFORCEMENT_LABEL)
+    )
+    return NodeRequest(config=Observed(config), workload=Observed(workload), enforcement=Observed(enforcement))
 
 
 def request_of_config_map(key: ObjectKey, config_map: ConfigMap | None) -> NodeRequest:

@@ -29,9 +29,11 @@ def shared_claim(views: Cell[NodeView]) -> Claim:
 def _annotation(shared: SharedGpus) -> dict[str, str | None]:
     if not shared.gpus and not shared.recorded:
         return {SHARED_GPUS_ANNOTATION: None, LIMITS_ANNOTATION: None}
-    limits = str(shared.enforcement) if shared.enforcement is not Enforcement.NONE else None
+    limits: dict[str, str | None] = {}
+    if shared.enforcement is not None:
+        limits[LIMITS_ANNOTATION] = str(shared.enforcement) if shared.enforcement is not Enforcement.NONE else None
     units = {SHARED_GPUS_ANNOTATION: shared_gpus_text(shared.schedulable)} if shared.is_known else {}
-    return {**units, LIMITS_ANNOTATION: limits}
+    return {**units, **limits}
 
 
 def _type_keys(observed: Metadata, vgpu_type: NodeVgpuType) -> DesiredLabels:

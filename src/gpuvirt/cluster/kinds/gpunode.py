@@ -23,6 +23,7 @@ from gpuvirt.cluster.kinds.parts import Condition, Part
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Enforcement
 
 GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "GpuNode", "gpunodes"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -67,6 +68,19 @@ class Withheld(Part, frozen=True, kw_only=True):
     ] = None
 
 
+class DesiredShares(Part, frozen=True, kw_only=True):
+    """The desired sharing of GPUs in mode shared."""
+
+    enforcement: Annotated[
+        Enforcement | None,
+        Meta(
+            description="What limits the containers of new pods to their shares. none: shares are accounting."
+            " hami-core: the library limits memory and compute time. If unset: the node's label"
+            " gpuvirt.io/shares.enforcement, else the ClusterPolicy or the agent's settings."
+        ),
+    ] = None
+
+
 class Spec(Part, frozen=True, kw_only=True):
     """The desired state of a node's GPUs. Without a spec, the node's labels and the agent's settings apply."""
 
@@ -86,6 +100,9 @@ class Spec(Part, frozen=True, kw_only=True):
     gpus: Annotated[
         tuple[GpuMode, ...], Meta(description="Modes of single GPUs, which take precedence over the node's mode.")
     ] = ()
+    shares: Annotated[
+        DesiredShares | None, Meta(description="How GPUs in mode shared are shared. Only admins set it.")
+    ] = None
     origins: Annotated[
         Origins | None, Meta(description="Where mode and vgpuConfig come from. The controller writes it.")
     ] = None
@@ -191,6 +208,17 @@ class Invalid(ReadInvalid, frozen=True, kw_only=True):
     near: Annotated[tuple[str, ...], Meta(description="The most similar valid values, the most similar first.")] = ()
 
 
+class SharesStatus(Part, frozen=True, kw_only=True):
+    """How the GPUs in mode shared are shared."""
+
+    enforcement: Annotated[
+        Enforcement, Meta(description="What limits new pods to their shares. Pods keep what they began with.")
+    ]
+    origin: Annotated[
+        str, Meta(description="The source of enforcement: a label, a field of this spec, or the agent's settings.")
+    ] = ""
+
+
 class Totals(Part, frozen=True, kw_only=True):
     """Counts for lists of nodes."""
 
@@ -211,6 +239,9 @@ class Status(ReadStatus, frozen=True, kw_only=True):
         tuple[Invalid, ...],
         Meta(description="Invalid desired state, which changes nothing. The node is not Ready while there is any."),
     ] = ()
+    shares: Annotated[
+        SharesStatus | None, Meta(description="The sharing of GPUs; null: the node shares none, or it is unknown.")
+    ] = None
     conditions: tuple[Condition, ...] = ()
 
 

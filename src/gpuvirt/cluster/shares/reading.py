@@ -87,7 +87,7 @@ async def _schedules(client: Client) -> tuple[VgpuSchedule, ...]:
 
 
 def _overview_of(index: Index, away: Mapping[NodeName, AwayWorker]) -> SharesOverview:
-    return overview.overview(index.nodes, shares_of_pods(index), away)
+    return overview.overview(index.nodes, shares_of_pods(index), away, index.limiting)
 
 
 class SharesFollower:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from gpuvirt.cluster.kinds import core, vmstate
 from gpuvirt.cluster.kinds.core import ENDED
-from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, ReasonStatus, Vgpu
+from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, ReasonStatus, SharesStatus, Vgpu
 from gpuvirt.cluster.kinds.kubevirt import Devices
 from gpuvirt.model.doctor.clusternodes import IOMMUFD_RESOURCE, ClusterNode
 from gpuvirt.model.doctor.vms.vmevidence import (
@@ -123,6 +123,10 @@ def requests_of(devices: Devices) -> DeviceRequests:
     )
 
 
+def _sharing(shares: SharesStatus) -> str:
+    return f"{shares.enforcement} ({shares.origin})"
+
+
 def _gpu_node(found: GpuNode) -> GpuNodeSeen:
     status, spec = found.status, found.spec
     gpus = status.gpus if status is not None else ()
@@ -141,6 +145,7 @@ def _gpu_node(found: GpuNode) -> GpuNodeSeen:
             *(_device(gpu.address, gpu.name or gpu.address, gpu) for gpu in gpus),
             *(_device(vgpu.id, vgpu.type, vgpu) for gpu in gpus for vgpu in gpu.vgpus),
         ),
+        sharing=_sharing(status.shares) if status is not None and status.shares is not None else None,
         withheld={
             withheld.resource: with_code(withheld.code, withheld.message)
             for withheld in (spec.withheld if spec is not None else ())

@@ -1,6 +1,6 @@
 """The invalid parts of a node's desired state, from the modules that find them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.model.change.nodevgpus import NodeVgpus
@@ -13,7 +13,7 @@ class InvalidStates:
     """The invalid desired state of one node."""
 
     modes: tuple[InvalidDesired, ...] = ()
-    """The invalid modes of GPUs."""
+    """The invalid modes of GPUs, and what limits their shares."""
     vgpus: tuple[InvalidDesired, ...] = ()
     """The invalid desired vGPUs."""
 
@@ -29,7 +29,7 @@ class InvalidStates:
 
 
 def invalid_states(
-    workload: InvalidDesired | None,
+    workload: Iterable[InvalidDesired],
     configs: InvalidDesired | None,
     named: Mapping[str, Source],
     gpus: Collection[str] | None,
@@ -37,12 +37,12 @@ def invalid_states(
 ) -> InvalidStates:
     """Return the invalid desired state of a node.
 
-    `workload` is why the mode in its label or GpuNode is invalid, `configs` why the vGPU configs can't be used. `gpus`
-    are the addresses of the host's GPUs, None before its first observation.
+    `workload` is what is invalid of modes and shares in its labels or GpuNode, `configs` why the vGPU configs can't be
+    used. `gpus` are the addresses of the host's GPUs, None before its first observation.
     """
     addresses = unknown_addresses(named, gpus) if gpus is not None else ()
     found = (configs, vgpus.desired_types.problem)
     return InvalidStates(
-        (*((workload,) if workload is not None else ()), *addresses),
+        (*workload, *addresses),
         (*(invalid for invalid in found if invalid is not None), *vgpus.invalid),
     )

@@ -60,6 +60,8 @@ class NodeSpec:
     """The source of `vgpu_config`."""
     reviewed: tuple[str, ...] | None = None
     """The resources for which the controller has decided about `withheld`; None: no controller decides."""
+    enforcement: str | None = None
+    """What limits the shares of new pods, an Enforcement; None: the label or the settings say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class NodeRequest:
     """The node's workload: its label `nvidia.com/gpu.workload.config`."""
     spec: Observed[NodeSpec] | None = None
     """The spec of its GpuNode. The value None: it has no GpuNode."""
+    enforcement: Observed[str] | None = None
+    """What limits the shares of new pods: the node's label `gpuvirt.io/shares.enforcement`."""
 
     @property
     def has_spec(self) -> bool:
@@ -87,6 +91,7 @@ class NodeRequest:
             request.configs or self.configs,
             request.workload or self.workload,
             request.spec or self.spec,
+            request.enforcement or self.enforcement,
         )
 
 

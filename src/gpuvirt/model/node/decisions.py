@@ -127,7 +127,7 @@ def _drawn(basis: ViewBasis) -> NodeView:
 
 
 def _invalid(desired: DesiredNode, gpus: Collection[str] | None, vgpus: NodeVgpus) -> InvalidStates:
-    return invalid_states(desired.invalid_modes, desired.configs.problem, desired.named, gpus, vgpus)
+    return invalid_states(desired.invalid_workload, desired.configs.problem, desired.named, gpus, vgpus)
 
 
 def _taken(picture: NodePicture, inventory: Inventory, desired: DesiredNode, offering: Offering) -> Taken:
@@ -170,7 +170,15 @@ def _counted(
 
 def _share_inputs(picture: NodePicture, desired: DesiredNode, terms: NodeTerms) -> ShareInputs:
     gates, modes = picture.gates, desired.modes
-    return ShareInputs(modes, terms.settings.shares, picture.plugins, picture.former, gates.changing, gates.blocked)
+    return ShareInputs(
+        modes,
+        terms.settings.shares,
+        desired.enforcement,
+        picture.plugins,
+        picture.former,
+        gates.changing,
+        gates.blocked,
+    )
 
 
 def _names(picture: NodePicture, offers: Offers, on_demand: OnDemandOffer, review: NameReview) -> OfferedNames:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuvirt.model.change.nodevgpus import DesiredConfig
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, config_name, read_config_set, without_text
+from gpuvirt.model.desired.enforcement import DesiredEnforcement, enforcement_of, of_settings
 from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.desired.invalid import InvalidDesired, Source
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, NodeSpec
@@ -38,10 +39,20 @@ class DesiredNode:
     """The spec of the node's GpuNode, also from before a restart; None if there is none or it was never observed."""
     invalid_modes: InvalidDesired | None = None
     """Why the mode in the node's label or GpuNode is invalid."""
+    enforcement: DesiredEnforcement | None = None
+    """What limits the shares of new pods; None while that is not known."""
+    invalid_enforcement: InvalidDesired | None = None
+    """Why the enforcement in the node's label or GpuNode is invalid."""
     configs: ConfigSet = field(default_factory=ConfigSet)
     """The vGPU configs, and why the newest can't be used."""
     read: ConfigText | None = None
     """The text of configs that was parsed last, valid or not."""
+
+    @property
+    def invalid_workload(self) -> tuple[InvalidDesired, ...]:
+        """The invalid modes and enforcement in the node's labels or GpuNode."""
+        found = (self.invalid_modes, self.invalid_enforcement)
+        return tuple(invalid for invalid in found if invalid is not None)
 
     @property
     def good_configs(self) -> ConfigText | None:
@@ -49,9 +60,21 @@ class DesiredNode:
         return self.read if self.configs.problem is None else None
 
 
-def nothing_desired(settings: Settings, terms: RequestTerms, good_configs: ConfigText | None) -> DesiredNode:
-    """Return the desired state before any request; `good_configs` are the last valid configs before a restart."""
-    desired = DesiredNode(named=addresses_of_settings(settings), configs=terms.base)
+def nothing_desired(
+    settings: Settings,
+    terms: RequestTerms,
+    good_configs: ConfigText | None = None,
+    enforcement: DesiredEnforcement | None = None,
+) -> DesiredNode:
+    """Return the desired state before any request.
+
+    `good_configs` are the last valid configs before a restart, `enforcement` is what limited new pods.
+    """
+    desired = DesiredNode(
+        named=addresses_of_settings(settings),
+        configs=terms.base,
+        enforcement=enforcement if terms.in_cluster else of_settings(settings),
+    )
     return desired if good_configs is None else _with_text(desired, good_configs)
 
 
@@ -59,6 +82,7 @@ def desire(before: DesiredNode, request: NodeRequest, settings: Settings, terms:
     """Return the desired state by a request, as last observed; `before` is the last desired state."""
     desired = _with_configs(before, request, settings, terms)
     desired = replace(desired, spec=request.spec.value if request.spec is not None else None)
+    desired = _with_enforcement(desired, request, settings, terms)
     if terms.follows_spec and request.spec is None:
         return desired  # labels and settings count only without a GpuNode's spec, which is still unknown
     modes, problem = modes_of(settings, request, before.modes)
@@ -73,6 +97,20 @@ def desire(before: DesiredNode, request: NodeRequest, settings: Settings, terms:
         return desired
     name = config_name(request, settings, in_cluster=terms.in_cluster)
     return replace(desired, config=replace(desired.config, name=name))
+
+
+def _with_enforcement(
+    before: DesiredNode, request: NodeRequest, settings: Settings, terms: RequestTerms
+) -> DesiredNode:
+    """Return the desired state with what limits new pods. While that is not observed, or invalid, it stays."""
+    if not terms.in_cluster:
+        return before
+    if terms.follows_spec and request.spec is None:
+        return before
+    found = enforcement_of(request, settings)
+    if isinstance(found, InvalidDesired):
+        return replace(before, invalid_enforcement=found)
+    return replace(before, enforcement=found or before.enforcement, invalid_enforcement=None)
 
 
 def _with_configs(before: DesiredNode, request: NodeRequest, settings: Settings, terms: RequestTerms) -> DesiredNode:

@@ -13,6 +13,7 @@ from gpuvirt.facts.snapshot import DriverInformation
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
 from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.desired.enforcement import DesiredEnforcement
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.devices.candidates import Target
@@ -48,6 +49,8 @@ class ShareInputs:
 
     modes: Modes
     settings: ShareSettings
+    enforcement: DesiredEnforcement | None
+    """What limits the shares of new pods; None while that is not known."""
     plugins: OtherPlugins | Unknown
     former: FormerTenants
     """The last tenants of GPUs in this boot."""
@@ -59,7 +62,7 @@ class ShareInputs:
 
 def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s: float) -> SharedOffer:
     """Return the shared GPUs of a node; `before` is the last verdict on their health."""
-    modes, settings, plugins = inputs.modes, inputs.settings, inputs.plugins
+    modes, settings, plugins, limits = inputs.modes, inputs.settings, inputs.plugins, inputs.enforcement
     resource, whole = ResourceName(settings.resource), Units(settings.units)
     shared = [address for address in inventory.gpus if modes.of(address) is DesiredMode.SHARED]
     verdict = judge(
@@ -69,17 +72,23 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s
     gpus: list[SharedGpu] = []
     memory_mib: dict[GpuId, int] = {}
     for address in shared:
-        found = _with_memory(inventory, _sized(inventory, address, whole), settings, memory_mib)
+        found = _sized(inventory, address, whole)
+        if limits is not None and limits.value is not Enforcement.NONE:
+            found = _with_memory(inventory, found, settings, memory_mib)
         against = verdict.health(_key(resource, address)).against
         withheld = found.withheld or _why_for_vms(inventory, address)
         withheld = withheld or _why_changing(inputs, address) or elsewhere.get(address)
         withheld = withheld or (against[0] if against else None)
         if withheld is None and isinstance(plugins, Unknown):
             withheld = plugins.reason_for(address) or refusals.allocations_unknown(address)
+        if withheld is None and limits is None:
+            withheld = withheldshares.enforcement_unknown(address)
         gpus.append(SharedGpu(address, found.id, found.units, found.vgpu_type, found.minor, withheld))
-    known = isinstance(plugins, OtherPlugins)
+    shown = SharedGpus(tuple(gpus), resource, whole, isinstance(plugins, OtherPlugins) and limits is not None)
+    if limits is not None:
+        shown = replace(shown, enforcement=limits.value, enforced_by=limits.source.where)
     return SharedOffer(
-        SharedGpus(tuple(gpus), resource, whole, known, enforcement=settings.enforcement),
+        shown,
         vgpu_type_of_node(inventory, modes, settings.vgpu_type_labels),
         verdict,
         dict(_minors(inventory)),
@@ -90,9 +99,9 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s
 def _with_memory(
     inventory: Inventory, gpu: SharedGpu, settings: ShareSettings, memory_mib: dict[GpuId, int]
 ) -> SharedGpu:
-    """Add the memory of a GPU to `memory_mib` where shares are limits, or return why the GPU can't have limits."""
+    """Add the memory of a GPU to `memory_mib`, or return why its shares can't have limits."""
     information = inventory.facts.device_ids.information.get(gpu.address)
-    if settings.enforcement is Enforcement.NONE or gpu.withheld is not None or gpu.id is None:
+    if gpu.withheld is not None or gpu.id is None:
         return gpu
     if not isinstance(information, DriverInformation) or information.model is None:
         return gpu

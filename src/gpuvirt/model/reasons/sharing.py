@@ -80,7 +80,7 @@ def spec_not_written(path: object, error: str) -> Reason:
 def limit_required(pod: str) -> Reason:
     """A pod asks for a limit where the shares of the node are none."""
     message = "requires that its share of a GPU is a limit, and the shares of this node are none, so it does not start"
-    fix = "set shares.enforcement to hami-core for the node, or remove the pod's annotation gpuvirt.io/enforcement"
+    fix = "kubectl label node NODE gpuvirt.io/shares.enforcement=hami-core, or remove the pod's gpuvirt.io/enforcement"
     seen = (Seen("gpuvirt.io/enforcement", "required"), Seen("shares.enforcement", "none"))
     return Reason(ReasonCode.LIMIT_REQUIRED, pod, message, seen, fix)
 

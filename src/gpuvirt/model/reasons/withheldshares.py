@@ -40,6 +40,14 @@ def type_unknown(address: str, model: str, cards: Sequence[str]) -> Reason:
     )
 
 
+def enforcement_unknown(address: str) -> Reason:
+    """A pod that starts too early would have no limit where an admin has set one."""
+    message = "is not shared yet: the agent has not read whether shares are limits on this node, by label and GpuNode"
+    seen = (Seen.absent("node label gpuvirt.io/shares.enforcement, GpuNode $.spec.shares.enforcement: not observed"),)
+    fix = "make the API server reachable from the node; correct a value that is reported as invalid"
+    return Reason(ReasonCode.API_SERVER_AWAY, address, message, seen, fix)
+
+
 def memory_unknown(subject: str, model: str) -> Reason:
     """Shares are limits on this node, and a limit is a part of the GPU's memory."""
     message = f"is {model}, whose memory is not known, so its shares can't be limited"

@@ -1,6 +1,6 @@
 """An overview of shared GPUs: what each has left, and which pods have how much of it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
@@ -52,6 +52,8 @@ class NodeOverview:
     """The pods of the node whose GPUs are not known: without a valid annotation."""
     away: str | None = None
     """Why no unit of the node is free now: a VgpuSchedule has suspended it. None while pods can come."""
+    enforcement: str = Enforcement.NONE
+    """What limits new pods, by the node's annotation: `none` or `hami-core`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,15 @@ def overview(
     nodes: Mapping[NodeName, NodeBooks],
     pods: Mapping[PodUid, PodShare],
     away: Mapping[NodeName, AwayWorker] = NONE_AWAY,
+    limiting: Collection[NodeName] = (),
 ) -> SharesOverview:
     """Return the overview of nodes; `pods` has the name and the units of each pod in the books.
 
-    `away` has the nodes that get no pods because of a schedule: no unit of theirs is free.
+    `away` has the nodes that get no pods because of a schedule: no unit of theirs is free. The shares of new pods are
+    limits on the nodes `limiting`.
     """
     found = tuple(
-        _node(name, nodes[name], pods, away.get(name))
+        _node(name, nodes[name], pods, away.get(name), Enforcement.HAMI_CORE if name in limiting else Enforcement.NONE)
         for name in sorted(nodes)
         if nodes[name].capacity or nodes[name].all_pods
     )
@@ -89,7 +93,9 @@ def overview(
     )
 
 
-def _node(name: NodeName, books: NodeBooks, pods: Mapping[PodUid, PodShare], away: AwayWorker | None) -> NodeOverview:
+def _node(
+    name: NodeName, books: NodeBooks, pods: Mapping[PodUid, PodShare], away: AwayWorker | None, enforcement: Enforcement
+) -> NodeOverview:
     ids = sorted(books.capacity.keys() | {gpu for used in books.pods.values() for gpu in used})
     unplaced = (pods[pod] for pod in books.all_pods if pod not in books.pods)
     gpus = tuple(_gpu(gpu, books, pods) for gpu in ids)
@@ -101,6 +107,7 @@ def _node(name: NodeName, books: NodeBooks, pods: Mapping[PodUid, PodShare], awa
         gpus,
         tuple(sorted(unplaced, key=_by_name)),
         away.message if away is not None else None,
+        enforcement,
     )
 
 

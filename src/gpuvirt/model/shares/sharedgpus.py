@@ -47,12 +47,14 @@ class SharedGpus:
     whole: Units = WHOLE
     """The units of a whole card."""
     is_known: bool = False
-    """Whether the host was observed, and the kubelet's accounts are complete. While they are not, no units are offered,
-    and what the node shows stays as it is."""
+    """Whether the host was observed, the kubelet's accounts are complete, and what limits shares is known. Otherwise no
+    units are offered, and what the node shows stays as it is."""
     recorded: tuple[GpuId, ...] = ()
     """The GPUs that pods of this node have shares of, be they in the host or not; in order."""
-    enforcement: Enforcement = Enforcement.NONE
-    """What makes the shares of pods that start now limits."""
+    enforcement: Enforcement | None = None
+    """What makes the shares of pods that start now limits; None while it is not known."""
+    enforced_by: str = ""
+    """The source of `enforcement`: `label gpuvirt.io/shares.enforcement`."""
 
     @property
     def capacity(self) -> Shares:

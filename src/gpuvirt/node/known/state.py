@@ -21,6 +21,7 @@ from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
+from gpuvirt.model.desired.enforcement import DesiredEnforcement
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.node.decisions import NodeDecisions, decide, departures
@@ -54,11 +55,12 @@ class NodeState:
         tenancies: TenancyKeeper | None = None,
         read_shares: Callable[[], GivenShares | None] = _none,
         good_configs: ConfigText | None = None,
+        enforcement: DesiredEnforcement | None = None,
     ) -> None:
         """Without `tenancies`, the tenants of GPUs are only remembered.
 
         `read_shares` returns the shares that pods have, None for an agent that can't share GPUs; any thread calls it.
-        `good_configs` are the last valid vGPU configs before a restart.
+        `good_configs` are the last valid vGPU configs before a restart, `enforcement` is what limited new pods then.
         """
         settings = terms.settings
         self.terms = terms
@@ -68,7 +70,7 @@ class NodeState:
         self._read_shares = read_shares
         self.picture = NodePicture(ledger=node_ledger(ledger, settings.resources_without_gpus))
         """What was observed last."""
-        self.memory = NodeMemory(nothing_desired(settings, terms.request, good_configs))
+        self.memory = NodeMemory(nothing_desired(settings, terms.request, good_configs, enforcement))
         """What the next decisions need of the last, with nvidia-smi's reports since."""
         self.decisions = NodeDecisions()
         """What was decided last; any thread reads it."""

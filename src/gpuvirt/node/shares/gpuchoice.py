@@ -48,7 +48,7 @@ class GpuChoice:
             if found is None:
                 raise ShareRefusedError(closed or self._no_room(pod, node))
             new = record_of(pod.namespace, pod.name, pod.demand, found.containers)
-            record = with_limits(new, node, shares.enforcement, requires=pod.requires_limits)
+            record = with_limits(new, node, requires=pod.requires_limits)
             if isinstance(record, Reason):
                 raise ShareRefusedError(record)
             try:

@@ -11,7 +11,7 @@ from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.loops.cell import Cell
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.model.desired.settings import Enforcement, ShareSettings
+from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.offers.givenshares import GivenShares
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.node.choice import NodeSharing
@@ -43,8 +43,6 @@ class NodeShares:
     """Reads the setting `enable_cdi` of the runtime's configuration; None where it is not set."""
     resource: ResourceName = UNITS_RESOURCE
     whole: Units = WHOLE
-    enforcement: Enforcement = Enforcement.NONE
-    """What limits the containers of new pods."""
     limit_files: LimitFiles = NO_LIBRARY
     pending: Cell[Mapping[PodUid, PodRecord]] = field(default_factory=lambda: Cell({}))
     """The shares that are being given: not on disk yet."""
@@ -79,11 +77,18 @@ class NodeShares:
     def observe_gpus(self, gpus: SharedGpus, minors: Mapping[GpuId, int], memory_mib: Mapping[GpuId, int]) -> None:
         """Take the GPUs in mode `shared`; while they are not known, the offered units stay as they are.
 
+        What limits new pods counts at once, where it is known.
+
         `minors` are the numbers of the device nodes of all GPUs, since a restarted container may have one that is not
         shared any more. `memory_mib` is the memory of GPUs, where shares are limits.
         """
+        if gpus.enforcement is None:
+            return
+        before = self.state.get().published
         if gpus.is_known:
-            self.publish(NodeSharing(gpus.capacity, whole=gpus.whole, minors=minors, memory_mib=memory_mib))
+            before = NodeSharing(gpus.capacity, whole=gpus.whole, minors=minors)
+        memory = {**before.memory_mib, **memory_mib}
+        self.publish(replace(before, memory_mib=memory, enforcement=gpus.enforcement))
 
     def publish(self, sharing: NodeSharing) -> None:
         """Take the GPUs that are to be shared, by the agent's observations of the host."""
@@ -136,6 +141,5 @@ def stored_shares(
         NodePods(),
         resource=resource,
         whole=whole,
-        enforcement=settings.enforcement,
         limit_files=limit_files,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.loops.serialworker import SerialWorker
+from gpuvirt.model.desired.enforcement import DesiredEnforcement
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.store.checksummed import HeaderLine
@@ -33,6 +34,8 @@ class Kept:
     vgpu: NodeRequest = field(default_factory=NodeRequest)
     good_configs: ConfigText | None = None
     """The last valid configs; later invalid ones don't replace them."""
+    enforcement: DesiredEnforcement | None = None
+    """What limits the shares of new pods, by the last valid value."""
 
 
 FORMAT = Format(Kept, HeaderLine())
@@ -60,6 +63,11 @@ class DesiredStateStore:
         """The last valid configs; None if there were none yet."""
         return self._state.value.good_configs
 
+    @property
+    def enforcement(self) -> DesiredEnforcement | None:
+        """What limited the shares of new pods, by the last valid value; None if there was none yet."""
+        return self._state.value.enforcement
+
     def load(self) -> None:
         """Read the file. An unusable file is renamed, and counts as no observation."""
         former_lost = _take_former(self._path) if self._path is not None else None
@@ -83,6 +91,10 @@ class DesiredStateStore:
     def observe_good_configs(self, configs: ConfigText) -> None:
         """Take valid configs."""
         self._state.save(replace(self._state.value, good_configs=configs))
+
+    def observe_enforcement(self, enforcement: DesiredEnforcement) -> None:
+        """Take what limits the shares of new pods."""
+        self._state.save(replace(self._state.value, enforcement=enforcement))
 
     async def run(self, report_problem: Callable[[Reason | None], None]) -> None:
         """Write each change, for ever; `report_problem` gets the problem of the file, None when it has none."""

@@ -28,6 +28,7 @@ class _SpecFields(msgspec.Struct, frozen=True, gc=False):
     mode: _Field | None = msgspec.field(default=None, name="f:mode")
     vgpu_config: _Field | None = msgspec.field(default=None, name="f:vgpuConfig")
     gpus: _Field | None = msgspec.field(default=None, name="f:gpus")
+    shares: _Field | None = msgspec.field(default=None, name="f:shares")
 
 
 class _Fields(msgspec.Struct, frozen=True, gc=False):
@@ -45,7 +46,9 @@ class FieldsOf(msgspec.Struct, frozen=True, rename="camel", gc=False):
         """The fields of a GpuNode's spec that admins may set, of which this manager owns one."""
         found = self.fields_v1.spec
         return frozenset(
-            name for name, owned in zip(SPEC_FIELDS, (found.mode, found.vgpu_config, found.gpus), strict=True) if owned
+            name
+            for name, owned in zip(SPEC_FIELDS, (found.mode, found.vgpu_config, found.gpus, found.shares), strict=True)
+            if owned
         )
 
 
@@ -60,7 +63,7 @@ class OwnedMetadata(Metadata, frozen=True, rename="camel"):
         return next((owner or "an unnamed field manager" for owner in owners if owner != FIELD_MANAGER), None)
 
 
-SPEC_FIELDS = ("mode", "vgpuConfig", "gpus")
+SPEC_FIELDS = ("mode", "vgpuConfig", "gpus", "shares")
 """The fields of a GpuNode's spec that admins may set."""
 
 

@@ -68,6 +68,8 @@ class NodeExplanation:
     """None if the pods may not be listed."""
     phases: tuple[str, ...] = ()
     """Which vGPU configs VgpuSchedules have for it, and when."""
+    sharing: str | None = None
+    """What limits the shares of new pods, with its source: `hami-core (label gpuvirt.io/shares.enforcement)`."""
 
     @property
     def is_blocked(self) -> bool:
@@ -95,6 +97,7 @@ def explain_node(evidence: NodeEvidence) -> NodeExplanation:
         tuple(dict.fromkeys(reasons)),
         None if evidence.pods is None else tuple(_pending(evidence, evidence.pods, names)),
         tuple(phase.message for phase in evidence.phases),
+        agent.sharing,
     )
 
 

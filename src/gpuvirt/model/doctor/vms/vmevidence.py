@@ -204,6 +204,8 @@ class GpuNodeSeen:
     devices: tuple[DeviceSeen, ...] = ()
     withheld: Mapping[str, str] = field(default_factory=dict)
     """By resource: why the controller withholds it; the text begins with the code."""
+    sharing: str | None = None
+    """What limits the shares of new pods, with its source; None where no GPU is shared, or where it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.desired.enforcement import LABEL
 from gpuvirt.model.doctor.findings import Finding, listed, problem
 from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, REQUIRED, REQUIRED_ANNOTATION, SHARED_GPUS_ANNOTATION
@@ -69,7 +70,7 @@ def no_limits(node: str, shares: SharesSeen) -> Finding | None:
         node,
         "has shares that are no limits, and the pod requires limits",
         (Seen(f"pod {REQUIRED_ANNOTATION}", REQUIRED), Seen.absent(f"node {node} {LIMITS_ANNOTATION}")),
-        fix=("set shares.enforcement to hami-core in the ClusterPolicy or the node's settings, or use such a node",),
+        fix=(f"kubectl label node {node} {LABEL}=hami-core, or use a node whose shares are limits",),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.reasons import Reason, sharing
 from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, NvidiaSpec, container_edits
@@ -50,6 +51,8 @@ class NodeSharing:
     """The number of each GPU's device node `/dev/nvidia<minor>`, where it is known."""
     memory_mib: Mapping[GpuId, int] = field(default_factory=dict)
     """The memory of each GPU, where shares are limits and it is known."""
+    enforcement: Enforcement = Enforcement.NONE
+    """What limits the containers of new pods."""
 
 
 def offered(

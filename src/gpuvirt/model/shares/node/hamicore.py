@@ -52,14 +52,12 @@ def limit_of(units: Units, gpu_units: Units, memory_mib: int) -> ShareLimit:
     return ShareLimit(max(units * memory_mib // gpu_units, 1), max(units * 100 // gpu_units, 1))
 
 
-def with_limits(
-    pod: PodRecord, node: NodeSharing, enforcement: Enforcement, *, requires: bool = False
-) -> PodRecord | Reason:
+def with_limits(pod: PodRecord, node: NodeSharing, *, requires: bool = False) -> PodRecord | Reason:
     """Return the record of a new pod with a limit for each container that has a part of a GPU, or why that can't be.
 
     Nobody else has a share of the GPUs of a container that has whole ones. `requires`: the pod asks for limits.
     """
-    if enforcement is Enforcement.NONE:
+    if node.enforcement is Enforcement.NONE:
         return sharing.limit_required(f"pod {pod.namespace}/{pod.name}") if requires else pod
     limited: dict[ContainerName, ContainerRecord] = {}
     for name, share in pod.containers.items():

@@ -33,12 +33,17 @@ class ShareState:
         """Return the state with the GPUs that are to be shared now.
 
         A GPU that is not to be shared any more gets no new share from now on, whether CDI specs can be read or not.
-        More GPUs are given only once the specs were judged.
+        More GPUs are given only once the specs were judged. New pods get the limits of now.
         """
         if sharing == self.published:
             return self
         left = {gpu: min(units, sharing.capacity.get(gpu, Units(0))) for gpu, units in self.node.capacity.items()}
-        node = replace(self.node, capacity={gpu: units for gpu, units in left.items() if units})
+        node = replace(
+            self.node,
+            capacity={gpu: units for gpu, units in left.items() if units},
+            memory_mib=sharing.memory_mib,
+            enforcement=sharing.enforcement,
+        )
         return replace(self, published=sharing, node=node)
 
     def judged(self, specs: Sequence[NvidiaSpec], *, cdi_enabled: bool | None) -> "ShareState":
