@@ -88,6 +88,10 @@ async def run(
                 file = ConfigFile(path, options.workers("configs"), options.clock, options.intervals)
                 take, report = agent.observations.take_request, agent.reports.problem
                 group.create_task(keep_going("config file", lambda: file.run(take, report), options.clock))
+            if options.service_manager is not None:
+                from gpuvirt.apps.servicemanager import announce_ready  # noqa: PLC0415  in a pod there is none
+
+                group.create_task(announce_ready(options.service_manager, agent.views))
             if options.listen is not None:
                 from gpuvirt.web.probes import Probes  # noqa: PLC0415  other agents do without an HTTP server
 

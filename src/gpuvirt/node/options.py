@@ -54,6 +54,8 @@ class NodeOptions:
     """A file of vGPU configs, which the agent follows instead of the cluster's ConfigMap."""
     listen: tuple[str, int] | None = None
     """The address and port of probes and metrics."""
+    service_manager: str | None = None
+    """The socket of systemd, which waits until the agent is ready; None where no service manager waits."""
     clock: Clock = field(default_factory=RealClock)
     intervals: Intervals = field(default_factory=Intervals)
     workers: Callable[[str], SerialWorker] = ThreadWorker

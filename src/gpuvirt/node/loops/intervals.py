@@ -46,9 +46,9 @@ class Intervals:
     kubelet_s: float = 1.5
     """Between checks of the kubelet's socket and the agent's own sockets."""
     kubelet_return_s: float = 0.03
-    """The same while the kubelet has just ended, and may be starting."""
+    """The same while the kubelet has just ended, or the agent has just started, so that the kubelet may be starting."""
     kubelet_return_most_s: float = 60.0
-    """How long the kubelet counts as just ended."""
+    """How long that counts as just now."""
     reconcile_s: float = 9.0
     """Between comparisons of desired and observed state without new conclusions; they read only memory."""
     move_s: float = 60.0
