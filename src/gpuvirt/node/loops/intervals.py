@@ -61,6 +61,8 @@ class Intervals:
     """Between readings of a file of vGPU configs."""
     schedulers_s: float = 600.0
     """Between readings of a GPU's vGPU scheduler, which an admin may change; a reading opens the GPU."""
+    share_use_s: float = 15.0
+    """Between readings of the memory that containers with limits use."""
     specs_s: float = 5.0
     """Between checks of NVIDIA's CDI specs while GPUs are shared; a spec that has not changed is not parsed."""
     streamless_s: float = 5.0

@@ -1,0 +1,89 @@
+"""Follows what containers with limits use of their GPUs' memory, by the regions in which HAMi-core counts it."""
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+from gpuvirt.clock import Clock, until_tick_s
+from gpuvirt.facts.ids import PodUid
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.usage import containerfiles
+from gpuvirt.hardware.usage.containerprocesses import ContainerOfPod, read_containers
+from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
+from gpuvirt.model.shares.node import memoryregion
+from gpuvirt.model.shares.node.hamicore import REGION_FILE, REGION_FOLDER
+from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableRegion
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.shares.nodeshares import NodeShares
+from gpuvirt.paths import HostPath
+
+log = logging.getLogger(__name__)
+
+ReadUses = Callable[[Collection[PodUid]], MemoryUses]
+READ_S = 5.0
+"""The longest wait for a reading: a file system of a container may hang."""
+_PATH = (*REGION_FOLDER.strip("/").split("/"), REGION_FILE)
+
+
+class MemoryFollower:
+    """Reads the regions of the containers that have a limit, in a worker of its own."""
+
+    def __init__(self, shares: NodeShares, read: ReadUses, worker: SerialWorker) -> None:
+        self._shares = shares
+        self._read = read
+        self._worker = worker
+        self._logged: dict[ContainerOfPod, str] = {}
+
+    async def run(self, clock: Clock, intervals: Intervals) -> None:
+        """Follow the containers for ever."""
+        while True:
+            await self.read()
+            await clock.sleep(until_tick_s(clock.monotonic_s(), intervals.share_use_s))
+
+    async def read(self) -> None:
+        """Read once; where a reading hangs, nothing is known."""
+        records = self._shares.records.pods.items()
+        limited = [uid for uid, pod in records if any(share.limit for share in pod.containers.values())]
+        uses: MemoryUses = {}
+        if limited:
+            with suppress(WorkerBlockedError):  # the worker logs it
+                uses = await self._worker.run(
+                    lambda: self._read(limited), name="the memory that containers use", timeout_s=READ_S
+                )
+        unreadable = {key: use.why for key, use in uses.items() if isinstance(use, UnreadableRegion)}
+        for (uid, container), why in unreadable.items():
+            if self._logged.get((uid, container)) != why:
+                log.warning("what container %s of pod %s uses is unknown: its region %s", container, uid, why)
+        self._logged = unreadable
+        if uses != self._shares.used.get():
+            self._shares.used.set(uses)
+
+
+def read_uses(kernel: Kernel, proc: Path, pods: Collection[PodUid]) -> MemoryUses:
+    """Read what the containers of these pods use; `proc` is the host's `/proc` as this process sees it."""
+    try:
+        processes = read_containers(kernel, pods, HostPath(REGION_FOLDER))
+    except OSError as error:
+        log.debug("no container's memory is known: %s", error)
+        return {}
+    found = {key: _read_use(proc, pid) for key, pid in processes.items()}
+    return {key: use for key, use in found.items() if use is not None}
+
+
+def _read_use(proc: Path, pid: int) -> int | UnreadableRegion | None:
+    """Return what a container uses, None where it has no region, or has ended meanwhile."""
+    try:
+        with containerfiles.opened(proc, pid, _PATH) as file:
+            header = os.pread(file, memoryregion.HEADER_BYTES, 0)
+            count = memoryregion.count_of_slots(header, os.pread(file, 4, memoryregion.COUNT_AT))
+            if isinstance(count, UnreadableRegion):
+                return count
+            slots = os.pread(file, count * memoryregion.SLOT_BYTES, memoryregion.HEADER_BYTES)
+            return memoryregion.used_bytes(slots)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ESRCH}:
+            return None
+        return UnreadableRegion(f"can't be read: {error.strerror}")
