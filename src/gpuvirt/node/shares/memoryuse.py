@@ -69,11 +69,11 @@ def read_uses(kernel: Kernel, proc: Path, pods: Collection[PodUid]) -> MemoryUse
     except OSError as error:
         log.debug("no container's memory is known: %s", error)
         return {}
-    found = {key: _read_use(proc, pid) for key, pid in processes.items()}
+    found = {key: read_use(proc, pid) for key, pid in processes.items()}
     return {key: use for key, use in found.items() if use is not None}
 
 
-def _read_use(proc: Path, pid: int) -> int | UnreadableRegion | None:
+def read_use(proc: Path, pid: int) -> int | UnreadableRegion | None:
     """Return what a container uses, None where it has no region, or has ended meanwhile."""
     try:
         with containerfiles.opened(proc, pid, _PATH) as file:
