@@ -79,6 +79,20 @@ def test_what_a_container_puts_in_the_way_is_not_followed(
         read(tmp_path)
 
 
+def test_a_file_that_is_replaced_after_it_was_seen_is_not_read(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(*arguments: object, **options: object) -> os.stat_result:
+        found = stat(*arguments, **options)  # type: ignore[arg-type]  # as they come
+        make_pipe(root, tmp_path)
+        return found
+
+    stat = os.stat
+    monkeypatch.setattr("gpuvirt.hardware.usage.containerfiles.os.stat", replaced)
+    with pytest.raises(OSError, match="not a regular file"):
+        read(tmp_path)
+
+
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
