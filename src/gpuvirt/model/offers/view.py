@@ -1,6 +1,6 @@
 """The view of a node from which all output is made: ListAndWatch, tables, metrics, files.
 
-The agent writes it to `/run/gpuvirt/node.json` in this form, so its fields are a contract (docs/reference.md): fields
+The agent writes it to `/run/gpuvirt/node.json` in this form, so its fields are a contract (docs/reference/json.md): fields
 are added, never renamed. `version` grows with changes that readers must handle.
 """
 
