@@ -110,22 +110,52 @@ async def test_the_metric_has_containers_with_a_limit_alone(short_path: Path, ca
     async with shared_node(short_path) as node:
         await node.run("free", 200, A)
         follow, asked = await follower(node, {})
-        await follow.read()
+        await follow.read(0.0)
         assert asked == [], "no container has a limit, and nothing is read"
         await enforce(node)
         await node.run("p", 300, A)
         (uid,) = (uid for uid, pod in node.records.pods.items() if pod.name == "p")
         follow, asked = await follower(node, {(uid, "c0"): 5 << 20, (uid, "debug"): 1})
-        await follow.read()
+        await follow.read(0.0)
         assert asked == [[uid]]
         labels = '{gpu="GPU-a",namespace="default",pod="p",container="c0"}'
         assert figures(node) == [f"gpuvirt_share_memory_used_bytes{labels} {5 << 20}"]
         follow, _ = await follower(node, {(uid, "c0"): UnreadableRegion("has version 9.9")})
         with caplog.at_level(logging.WARNING):
-            await follow.read()
-            await follow.read()
+            await follow.read(0.0)
+            await follow.read(0.0)
         assert figures(node) == ['gpuvirt_share_memory_unknown{namespace="default",pod="p",container="c0"} 1']
         assert caplog.text.count("has version 9.9") == 1
+
+
+async def test_the_shown_memory_follows_each_minute_and_at_once_where_pods_come(short_path: Path) -> None:
+    async with shared_node(short_path) as node:
+        await enforce(node)
+        await node.run("p", 300, A)
+        shares = node.agent.shares
+        (uid,) = node.records.pods
+
+        async def shown_at(now_s: float, uses: MemoryUses) -> list[tuple[str, int, int | None]]:
+            follow.uses = uses
+            await follow.follower.read(now_s)
+            return [(pod.pod, pod.limit_mib, pod.used_mib) for pod in shares.shown.get()]
+
+        follow = Followed(node)
+        assert await shown_at(0.0, {}) == [("p", 4915, None)]
+        assert await shown_at(10.0, {(uid, "c0"): 5 << 20}) == [("p", 4915, None)], "each change is a write"
+        assert await shown_at(60.0, {(uid, "c0"): 6 << 20}) == [("p", 4915, 6)]
+        await node.run("q", 200, B)
+        (other,) = (key for key in node.records.pods if key != uid)
+        both: MemoryUses = {(uid, "c0"): 7 << 20, (other, "c0"): UnreadableRegion("has version 9.9")}
+        assert await shown_at(61.0, both) == [("p", 4915, 7), ("q", 3276, None)]
+
+
+class Followed:
+    """A follower whose readings a test chooses."""
+
+    def __init__(self, node: SharedNode) -> None:
+        self.uses: MemoryUses = {}
+        self.follower = MemoryFollower(node.agent.shares, lambda _: self.uses, ThreadWorker("share use"))
 
 
 async def test_a_file_system_that_hangs_holds_up_nothing(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +173,6 @@ async def test_a_file_system_that_hangs_holds_up_nothing(short_path: Path, monke
         node.agent.shares.used.set({(PodUid("old"), "c0"): 1})
         follow = MemoryFollower(node.agent.shares, read, ThreadWorker("share use"))
         for _ in range(2):
-            await follow.read()
+            await follow.read(0.0)
             assert node.agent.shares.used.get() == {}, "what was known is not known any more"
         hangs.set()

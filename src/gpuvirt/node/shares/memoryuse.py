@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import math
 import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -16,6 +17,7 @@ from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.shares.node import memoryregion
 from gpuvirt.model.shares.node.hamicore import REGION_FILE, REGION_FOLDER
 from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableRegion
+from gpuvirt.model.shares.node.podmemory import memory_of_pods
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.paths import HostPath
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 ReadUses = Callable[[Collection[PodUid]], MemoryUses]
 READ_S = 5.0
 """The longest wait for a reading: a file system of a container may hang."""
+SHOW_S = 60.0
 _PATH = (*REGION_FOLDER.strip("/").split("/"), REGION_FILE)
 
 
@@ -36,14 +39,16 @@ class MemoryFollower:
         self._read = read
         self._worker = worker
         self._logged: dict[ContainerOfPod, str] = {}
+        self._shown_s = -math.inf
+        """When the shown memory changed last."""
 
     async def run(self, clock: Clock, intervals: Intervals) -> None:
         """Follow the containers for ever."""
         while True:
-            await self.read()
+            await self.read(clock.monotonic_s())
             await clock.sleep(until_tick_s(clock.monotonic_s(), intervals.share_use_s))
 
-    async def read(self) -> None:
+    async def read(self, now_s: float) -> None:
         """Read once; where a reading hangs, nothing is known."""
         records = self._shares.records.pods.items()
         limited = [uid for uid, pod in records if any(share.limit for share in pod.containers.values())]
@@ -60,6 +65,18 @@ class MemoryFollower:
         self._logged = unreadable
         if uses != self._shares.used.get():
             self._shares.used.set(uses)
+        self._show(now_s)
+
+    def _show(self, now_s: float) -> None:
+        """Show what pods use: at once where other pods have limits, else each minute at most, since it is written."""
+        before, now = (
+            self._shares.shown.get(),
+            memory_of_pods(self._shares.store.records.get(), self._shares.used.get()),
+        )
+        are_others = [(pod.namespace, pod.pod) for pod in now] != [(pod.namespace, pod.pod) for pod in before]
+        if now != before and (are_others or now_s >= self._shown_s + SHOW_S):
+            self._shown_s = now_s
+            self._shares.shown.set(now)
 
 
 def read_uses(kernel: Kernel, proc: Path, pods: Collection[PodUid]) -> MemoryUses:
