@@ -1,11 +1,11 @@
-"""Generates the tables of commands' JSON output in docs/reference.md; with --check, reports whether they are stale."""
+"""Generates the tables of JSON output in docs/reference/json.md; with --check, reports whether they are stale."""
 
 import sys
 from pathlib import Path
 
 from jsonshapes import markdown
 
-REFERENCE = Path(__file__).parent.parent / "docs/reference.md"
+REFERENCE = Path(__file__).parent.parent / "docs/reference/json.md"
 BEGIN, END = "<!-- json: generated -->\n", "<!-- json: end -->\n"
 
 
@@ -17,7 +17,9 @@ def main() -> int:
     if before == after:
         return 0
     if "--check" in sys.argv[1:]:
-        print("docs/reference.md: the tables of JSON output are not up to date; run make generate", file=sys.stderr)
+        print(
+            "docs/reference/json.md: the tables of JSON output are not up to date; run make generate", file=sys.stderr
+        )
         return 1
     REFERENCE.write_text(after)
     return 0

@@ -1,4 +1,4 @@
-"""Writes the tables of codes in docs/reference.md; with --check, reports whether they differ from the catalogue."""
+"""Writes the tables of codes in docs/reference; with --check, reports whether they differ from the catalogue."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from gpuvirt.model.offers.health import DEBOUNCE, Debounce
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.model.reasons.codes import Code, Topic
 
-REFERENCE = Path(__file__).parent.parent / "docs/reference.md"
+PAGES = tuple(Path(__file__).parent.parent / "docs/reference" / name for name in ("reasons.md", "findings.md"))
 BLOCK = re.compile(r"(<!-- codes: (?P<topic>[a-z ]+) -->\n).*?(<!-- end of codes -->)", re.DOTALL)
 CODES: tuple[Code, ...] = (*ReasonCode, *FindingCode)
 
@@ -34,20 +34,22 @@ def _waits(code: Code) -> str:
 
 
 def generated(text: str) -> str:
-    """Return the reference with the tables of the catalogue's codes."""
+    """Return a page with the tables of the catalogue's codes."""
     return BLOCK.sub(lambda block: "\n".join((block[1].rstrip(), *table(Topic(block["topic"])), block[3])), text)
 
 
 def main() -> int:
     """Generate the tables, or compare them."""
-    before = REFERENCE.read_text()
-    after = generated(before)
-    if "--check" not in sys.argv[1:]:
-        REFERENCE.write_text(after)
-    elif before != after:
-        print(f"{REFERENCE.name} is not up to date with the catalogue of codes; run make generate", file=sys.stderr)
-        return 1
-    return 0
+    stale = 0
+    for page in PAGES:
+        before = page.read_text()
+        after = generated(before)
+        if "--check" not in sys.argv[1:]:
+            page.write_text(after)
+        elif before != after:
+            print(f"{page.name} is not up to date with the catalogue of codes; run make generate", file=sys.stderr)
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

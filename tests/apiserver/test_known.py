@@ -20,9 +20,15 @@ from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.loops.cell import Cell
+from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.desired.workload import unknown_workload
 from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.node.podmemory import PodMemory
+from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.model.shares.sharedgpus import SharedGpu, SharedGpus
 from gpuvirt_sim.clock import BEGINNING, SimClock
 
 
@@ -113,6 +119,43 @@ async def test_a_status_whose_fields_the_api_server_drops_is_written_once() -> N
         written = server.patched
         await clock.advance(60)
         assert server.patched == written + 1
+        running.cancel()
+
+
+@dataclass
+class Storing(Beside):
+    """An API server that stores each status."""
+
+    stored: Status | None = None
+
+    @override
+    async def patch(self, *arguments: object, **options: object) -> GpuNode:
+        self.patched += 1
+        self.stored = msgspec.convert(msgspec.to_builtins(arguments[2]), dict[str, Status])["status"]
+        version = str(self.patched)
+        return GpuNode(metadata=Metadata(name="node01", resource_version=version, generation=1), status=self.stored)
+
+
+async def test_the_memory_of_pods_is_written_when_it_changes() -> None:
+    clock, server = SimClock(), Storing(cast("GpuNodeKeeper", None))
+    server.keeper = GpuNodeKeeper(KeeperDependencies(cast("Client", server), "node01", clock, Random(0)))  # noqa: S311
+    server.say(GpuNode(metadata=Metadata(name="node01", resource_version="0", generation=1)))
+    shared = SharedGpus(
+        (SharedGpu(PciAddress("0000:65:00.0"), GpuId("GPU-a"), Units(1000)),), enforcement=Enforcement.HAMI_CORE
+    )
+    memory: Cell[tuple[PodMemory, ...]] = Cell(())
+    async with asyncio.TaskGroup() as group:
+        views = Cell(NodeView(at=BEGINNING, host_observed=True, shared=shared))
+        running = group.create_task(server.keeper.run(views, lambda _: None, memory))
+        await clock.advance(60)
+        written = server.patched
+        memory.set((PodMemory("research", "train", 4915, None), PodMemory("research", "serve", 100, 7)))
+        await clock.advance(60)
+        assert server.patched == written + 1
+        assert server.stored is not None
+        assert server.stored.shares is not None
+        found = [(pod.pod, pod.limit_mib, pod.used_mib) for pod in server.stored.shares.memory]
+        assert found == [("train", 4915, None), ("serve", 100, 7)]
         running.cancel()
 
 

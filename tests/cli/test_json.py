@@ -1,4 +1,4 @@
-"""The JSON that commands print matches docs/reference.md."""
+"""The JSON that commands print matches docs/reference/json.md."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from tests.schedules.servedcommands import answering
 from tests.schedules.test_served_schedule import Day
 from tests.scriptedapi import NOT_FOUND, Call, Reply, scripted
 
-REFERENCE = (Path(__file__).parent.parent.parent / "docs/reference.md").read_text()
+REFERENCE = (Path(__file__).parent.parent.parent / "docs/reference/json.md").read_text()
 WITHOUT_TABLES = {
     "node",
     "controller",

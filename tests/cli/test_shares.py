@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 from tests.commandline import GPUVIRT, PATH
 from tests.extender.podapi import PodApi, serving
 from tests.extender.pods import node, pod
+from tests.scriptedapi import Call, Reply
 
 
 def cluster() -> PodApi:
@@ -28,9 +29,11 @@ def cluster() -> PodApi:
 
 
 @asynccontextmanager
-async def called(folder: Path, api: PodApi, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a command against a cluster."""
-    async with serving(api.answer, folder) as served:
+async def called(
+    folder: Path, api: PodApi, *arguments: str, answer: Callable[[Call], Reply] | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a command against a cluster, or against what `answer` answers."""
+    async with serving(answer or api.answer, folder) as served:
         process = await asyncio.create_subprocess_exec(
             *(*GPUVIRT, *arguments, "--kubeconfig", str(served.kubeconfig)),
             env={"PATH": PATH, "PYTHONUTF8": "1"},
@@ -64,8 +67,36 @@ async def test_json_has_the_same(tmp_path: Path) -> None:
         out, _ = await process.communicate()
     found = json.loads(out)
     assert [(node["node"], node["largest"]) for node in found["nodes"]] == [("node01", 1000), ("worker01", 400)]
-    assert found["nodes"][1]["unplaced"] == [{"pod": "default/by-hand", "units": 100, "enforcement": "none"}]
+    assert found["nodes"][1]["unplaced"] == [
+        {"pod": "default/by-hand", "units": 100, "enforcement": "none", "limit_mib": None, "used_mib": None}
+    ]
     assert (found["units"], found["used"], found["free"]) == (2500, 1000, 1400)
+
+
+async def test_the_memory_of_pods_is_what_their_agents_have_reported(tmp_path: Path) -> None:
+    api = cluster()
+    memory = {"namespace": "default", "pod": "train", "limitMib": 11468, "usedMib": 9000}
+    others = {"namespace": "team", "pod": "serve", "limitMib": 1, "usedMib": 1}
+    reported = {
+        "metadata": {"name": "node01", "resourceVersion": "7"},
+        "status": {"shares": {"enforcement": "hami-core", "memory": [memory, others]}},
+    }
+    without = {"metadata": {"name": "worker01"}, "status": {"shares": None}}
+
+    def answer(call: Call) -> Reply:
+        if call.path == "/apis/gpuvirt.io/v1alpha1/gpunodes":
+            return 200, {
+                "metadata": {"resourceVersion": "8"},
+                "items": [reported, without, {"metadata": {"name": "n"}}],
+            }
+        return PodApi.answer(api, call)
+
+    async with called(tmp_path, api, "shares", "-o", "json", answer=answer) as process:
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    pods = {pod["pod"]: pod for gpu in json.loads(out)["nodes"][0]["gpus"] for pod in gpu["pods"]}
+    assert (pods["default/train"]["limit_mib"], pods["default/train"]["used_mib"]) == (11468, 9000)
+    assert pods["default/serve"]["limit_mib"] is None
 
 
 async def test_a_watch_shows_each_change(tmp_path: Path) -> None:

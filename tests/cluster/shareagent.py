@@ -52,7 +52,8 @@ async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int], l
     records, files = folder / recordstore.FILE, SpecFiles(cdi, (cdi,))
     shares = stored_shares(records, files, ThreadWorker("records"), ShareSettings(enforcement=enforcement), limits)
     memory = {GpuId(gpu): MEMORY_MIB for gpu in gpus}
-    shares.publish(NodeSharing({GpuId(gpu): Units(units) for gpu, units in gpus.items()}, memory_mib=memory))
+    capacity = {GpuId(gpu): Units(units) for gpu, units in gpus.items()}
+    shares.publish(NodeSharing(capacity, memory_mib=memory, enforcement=enforcement))
     recorded = RecordedUnits(kubelet, shares.resource)
     kernel = RealKernel(HostRoots.under(Path("/")))
     accounts = Accounts(recorded.read, lambda pods: read_running_pods(kernel, pods))

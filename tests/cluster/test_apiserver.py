@@ -87,7 +87,11 @@ def admin(api: ApiLab) -> Client:
 async def test_a_label_and_a_config_map_are_observed_and_so_is_their_deletion(api: ApiLab) -> None:
     async with following(api.credentials) as observed:
         await until(
-            lambda: observed.desired == NodeRequest(Observed(None), Observed(None), Observed(None)), lambda: observed
+            lambda: (
+                observed.desired
+                == NodeRequest(Observed(None), Observed(None), Observed(None), enforcement=Observed(None))
+            ),
+            lambda: observed,
         )
         api.label(f"{CONFIG_LABEL}=A10-4Q")
         await until(lambda: observed.desired.config == Observed("A10-4Q"), lambda: observed, SOON_S)
@@ -96,7 +100,11 @@ async def test_a_label_and_a_config_map_are_observed_and_so_is_their_deletion(ap
         await until(lambda: observed.desired.configs == text, lambda: observed, SOON_S)
         api.label(f"{CONFIG_LABEL}=A10-8Q")
         await until(
-            lambda: observed.desired == NodeRequest(Observed("A10-8Q"), text, Observed(None)), lambda: observed, SOON_S
+            lambda: (
+                observed.desired == NodeRequest(Observed("A10-8Q"), text, Observed(None), enforcement=Observed(None))
+            ),
+            lambda: observed,
+            SOON_S,
         )
         api.label(f"{CONFIG_LABEL}-")
         await until(lambda: observed.desired.config == Observed(None), lambda: observed, SOON_S)
@@ -120,7 +128,9 @@ async def test_deletions_during_an_outage_are_observed_after_the_api_server_rest
     """A started server keeps no older versions, so no watch reports earlier deletions."""
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
-    desired = NodeRequest(Observed("A10-4Q"), Observed(ConfigText("version: v1", WHERE)), Observed(None))
+    desired = NodeRequest(
+        Observed("A10-4Q"), Observed(ConfigText("version: v1", WHERE)), Observed(None), enforcement=Observed(None)
+    )
     async with proxied(api.credentials) as (proxy, through), following(through) as observed:
         await until(lambda: observed.desired == desired, lambda: observed)
         proxy.open = False
@@ -138,7 +148,10 @@ async def test_deletions_during_an_outage_are_observed_after_the_api_server_rest
                 assert [event async for event in events] == []
         proxy.open = True
         await until(
-            lambda: observed.desired == NodeRequest(Observed("A10-8Q"), Observed(None), Observed(None)),
+            lambda: (
+                observed.desired
+                == NodeRequest(Observed("A10-8Q"), Observed(None), Observed(None), enforcement=Observed(None))
+            ),
             lambda: observed,
         )
         await until(lambda: not observed.problems, lambda: observed.problems)
@@ -149,7 +162,10 @@ async def test_a_listener_that_fails_gets_the_same_delta_again(api: ApiLab) -> N
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     async with following(api.credentials, observed):
         await until(
-            lambda: observed.desired == NodeRequest(Observed("A10-4Q"), Observed(None), Observed(None)),
+            lambda: (
+                observed.desired
+                == NodeRequest(Observed("A10-4Q"), Observed(None), Observed(None), enforcement=Observed(None))
+            ),
             lambda: observed,
         )
     assert observed.failures == 0
@@ -403,7 +419,11 @@ def test_a_restarted_agent_keeps_the_desired_state_it_observed(node: LabNode, ap
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
     desired = NodeRequest(
-        Observed("A10-4Q"), Observed(ConfigText("version: v1", WHERE)), Observed(None), Observed(None)
+        Observed("A10-4Q"),
+        Observed(ConfigText("version: v1", WHERE)),
+        Observed(None),
+        Observed(None),
+        Observed(None),
     )
 
     def kept(host: Path) -> NodeRequest | None:

@@ -116,11 +116,21 @@ def test_an_agent_in_a_pod_follows_its_node_with_its_own_roles(node: LabNode, im
             return desiredstatestore.decode(kept.read_bytes()).value.vgpu if kept.exists() else None
 
         node.until(
-            lambda: desired() == NodeRequest(Observed(None), Observed(None), Observed(None), Observed(None)),
+            lambda: (
+                desired()
+                == NodeRequest(
+                    Observed(None), Observed(None), Observed(None), Observed(None), enforcement=Observed(None)
+                )
+            ),
             daemon_set.logs,
         )
         node.kubectl("label", "node", "node01", "nvidia.com/vgpu.config=A10-4Q")
         node.until(
-            lambda: desired() == NodeRequest(Observed("A10-4Q"), Observed(None), Observed(None), Observed(None)),
+            lambda: (
+                desired()
+                == NodeRequest(
+                    Observed("A10-4Q"), Observed(None), Observed(None), Observed(None), enforcement=Observed(None)
+                )
+            ),
             daemon_set.logs,
         )

@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.facts.ids import PodUid
+from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
+from gpuvirt.node.shares.memoryuse import read_uses
+from gpuvirt.paths import HostRoots
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.sharednode import A, Shared, main, shared_node
+from tests.shares.memoryregions import region
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
@@ -26,7 +31,7 @@ SHOW = """
 env | grep -E '^(CUDA|GPU)_' | sort
 cat /etc/ld.so.preload
 grep /usr/local/gpuvirt /proc/mounts
-touch /usr/local/gpuvirt/region/memory && echo counted
+cat /given/region > /usr/local/gpuvirt/region/memory && echo counted
 echo >> /usr/local/gpuvirt/libvgpu.so || echo read-only
 echo >> /etc/ld.so.preload || echo read-only
 env -i LD_PRELOAD= /programs/true
@@ -42,14 +47,18 @@ def shared(node: LabNode, tmp_path: Path) -> Iterator[Shared]:
         yield shared
 
 
-def limited(shared: Shared, name: str, units: int) -> Mapping[str, object]:
-    """Return a pod that sets variables of the limit itself, and whose programs are the host's."""
+def limited(shared: Shared, name: str, units: int, given: Path) -> Mapping[str, object]:
+    """Return a pod that sets variables of the limit itself, and whose programs are the host's.
+
+    `given` has a region as its processes would have made it.
+    """
     pod = shared.pod(name, main(units, SHOW), gpu=A, policy="Never")
     spec = pod["spec"]
     assert isinstance(spec, dict)
     (container,) = spec["containers"]
     container["env"] += [{"name": f"CUDA_DEVICE_{what}", "value": "0"} for what in ("MEMORY_LIMIT_0", "SM_LIMIT")]
-    folders = {f"folder-{number}": paths for number, paths in enumerate(FOLDERS.items())}
+    mounted = {**FOLDERS, "/given": str(given)}
+    folders = {f"folder-{number}": paths for number, paths in enumerate(mounted.items())}
     container["volumeMounts"] = [
         {"name": name, "mountPath": path, "readOnly": True} for name, (path, _) in folders.items()
     ]
@@ -70,17 +79,21 @@ def test_a_container_has_its_limit_and_an_older_one_has_none(shared: Shared, tmp
     command = ["gcc", "-shared", "-fPIC", "-o", str(library), "-xc", "-"]
     subprocess.run(command, input=SOURCE, text=True, check=True)
 
+    given = tmp_path / "given"
+    given.mkdir(mode=0o755)
+    (given / "region").write_bytes(region(3000 << 20, 1000 << 20))
+
     def printed(name: str) -> list[str]:
         node.until(lambda: "end" in node.output(name, "main"), lambda: f"{node.status(name)} {shared.log}")
         return list(node.output(name, "main"))
 
     with shared.agent():
-        node.apply(limited(shared, "before", 300))
+        node.apply(limited(shared, "before", 300, given))
         lines = printed("before")
         assert not {"loaded", "counted"} & set(lines)
         assert "CUDA_DEVICE_MEMORY_LIMIT_0=0" in lines
     with shared.agent(library):
-        node.apply(limited(shared, "limited", 300))
+        node.apply(limited(shared, "limited", 300, given))
         lines = printed("limited")
         assert lines[:6] == [
             "CUDA_DEVICE_MEMORY_LIMIT=4915m",
@@ -98,10 +111,13 @@ def test_a_container_has_its_limit_and_an_older_one_has_none(shared: Shared, tmp
         assert mounts["/usr/local/gpuvirt/libvgpu.so"][1].startswith("ro,")
         assert "counted" in lines
         assert "loaded" in lines, "whatever the program's own environment has"
+        pods = [PodUid(shared.metadata(name).uid) for name in ("before", "limited")]
+        used = read_uses(RealKernel(HostRoots.under(Path("/"))), Path("/proc"), pods)
+        assert used == {(pods[1], "main"): 4000 << 20}, "its own word, through one of its processes"
         until_annotated(shared, "limited", "hami-core")
         assert "hami-core" not in shared.metadata("before").annotations[SHARES_ANNOTATION]
         library.unlink()
-        node.apply(limited(shared, "waits", 300))
+        node.apply(limited(shared, "waits", 300, given))
 
         def described() -> str:
             return node.kubectl("describe", "pod", "waits")

@@ -22,7 +22,7 @@ from gpuvirt_sim.hostspec import host_names, load_host
 from tests.simnode import IDS
 
 ROOT = Path(__file__).parent.parent.parent
-REFERENCE = (ROOT / "docs/reference.md").read_text()
+REFERENCE = "".join(path.read_text() for path in sorted((ROOT / "docs/reference").glob("*.md")))
 
 
 class Mount(msgspec.Struct):

@@ -227,8 +227,9 @@ class World:
         """Deliver the present desired state: a later change is never followed by an earlier one."""
         self.scheduler.touch(DESIRED)
         running.mode, running.mode_at = self.spec.mode, running.loop.rests
-        spec = NodeRequest(spec=Observed(self.spec))
-        request = spec if self.neighbour is None else NodeRequest(config=Observed(self.spec.vgpu_config))
+        no_label: Observed[str] = Observed(None)
+        spec = NodeRequest(spec=Observed(self.spec), enforcement=no_label)
+        request = spec if self.neighbour is None else NodeRequest(Observed(self.spec.vgpu_config), enforcement=no_label)
         running.agent.observations.take_request(request.updated(self.scenario.request))
 
     def _lists(self) -> Lists:

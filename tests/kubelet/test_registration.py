@@ -81,6 +81,18 @@ async def test_a_kubelet_that_restarts_is_not_awaited_by_checks_at_intervals(sho
             await restart(node)
 
 
+async def test_a_kubelet_that_starts_after_the_agent_is_not_awaited_by_checks_at_intervals(short_path: Path) -> None:
+    options = options_for(build_host(load_host("2xA10")), short_path)
+    (short_path / "device-plugins").mkdir()
+    with socket.socket(socket.AF_UNIX) as of_before_the_reboot:
+        of_before_the_reboot.bind(str(options.kubelet.registration_socket))
+    never = replace(options, intervals=replace(options.intervals, kubelet_s=1e6))
+    async with agent_on(never) as agent:
+        await until(lambda: unregistered_codes(agent) == [ReasonCode.NOT_REGISTERED])
+        async with running(short_path, CLOCK) as kubelet:
+            await until(lambda: kubelet.allocatable() == {A10: 2})
+
+
 async def test_pods_keep_their_gpus_after_a_restart_of_the_kubelet(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         pod = await node.kubelet.run_pod("vm-a", Container("compute", {A10: 1}))

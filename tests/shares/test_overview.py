@@ -94,6 +94,29 @@ def test_the_table_says_which_shares_are_limits() -> None:
     assert "others can use more" in mixed
 
 
+@pytest.mark.parametrize(
+    ("used", "says"),
+    [((4000, 3000), "7000 of 9830 MiB"), ((4000, None), "4000+ of 9830 MiB"), ((None, None), "? of 9830 MiB")],
+)
+def test_the_table_has_the_memory_that_pods_with_limits_use(used: tuple[int | None, int | None], says: str) -> None:
+    books, names = NodeBooks(), dict[PodUid, PodShare]()
+    books.set_capacity(shares(a=1000, b=1000))
+    for number, memory in enumerate(used):
+        name = PodUid(f"train-{number}")
+        books.put(name, shares(a=300), Units(300))
+        names[name] = PodShare(f"research/{name}", 300, "hami-core", limit_mib=4915, used_mib=memory)
+    found = overview({NodeName("node01"): books}, names)
+    text = printed(found)
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"USED: {says}" in text
+    assert says in " ".join(printed(found, 140).split())
+    assert re.search(r"1000 +- +- *$", printed(found, 140), re.MULTILINE), "of the GPU without pods"
+
+
+def test_a_cluster_without_limits_has_no_column_for_memory() -> None:
+    assert "USED" not in printed(overview_of(shares(a=1000), {"train": shares(a=300)}))
+
+
 def test_ids_are_shortened_to_what_distinguishes_them() -> None:
     assert short_ids([A]) == {A: "GPU-8a5c31f2"}
     assert len(set(short_ids([A, B]).values())) == 2

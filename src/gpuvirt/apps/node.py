@@ -33,6 +33,7 @@ from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.shares import limitfiles, recordstore
 from gpuvirt.node.shares.limitfiles import LimitFiles
+from gpuvirt.node.shares.memoryuse import MemoryFollower, read_uses
 from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.shareallocator import Dependencies
@@ -88,6 +89,10 @@ async def run(
                 file = ConfigFile(path, options.workers("configs"), options.clock, options.intervals)
                 take, report = agent.observations.take_request, agent.reports.problem
                 group.create_task(keep_going("config file", lambda: file.run(take, report), options.clock))
+            if options.service_manager is not None:
+                from gpuvirt.apps.servicemanager import announce_ready  # noqa: PLC0415  in a pod there is none
+
+                group.create_task(announce_ready(options.service_manager, agent.views))
             if options.listen is not None:
                 from gpuvirt.web.probes import Probes  # noqa: PLC0415  other agents do without an HTTP server
 
@@ -158,6 +163,11 @@ def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions)
         worker = options.workers("shares")
         dependencies = Dependencies(agent.shares, options.clock, worker, accounts, agent.gpu_claims)
         group.create_task(_report_shares(agent, agent.shares))
+        if (proc := options.proc) is not None:
+            read = partial(read_uses, options.kernel, proc)
+            follower = MemoryFollower(agent.shares, read, options.workers("share use"))
+            follow = partial(follower.run, options.clock, options.intervals)
+            group.create_task(keep_going("memory of shares", follow, options.clock))
         offers.append(UnitOffer(dependencies, options.kubelet, options.intervals, agent.reports.registration))
     group.create_task(_offer(offers, options))
     return plugins.resend
@@ -187,8 +197,10 @@ def pages(agent: Agent) -> dict[str, Callable[[], Answer]]:
 
     def metrics_page() -> Answer:
         shares = agent.shares
-        records, refused = (shares.store.records.get(), shares.refusals.counts) if shares is not None else (None, None)
-        return Answer(200, metrics.page(agent.views.get(), agent.telemetry, records, refused), CONTENT_TYPE)
+        given = None
+        if shares is not None:
+            given = metrics.ShareFigures(shares.store.records.get(), shares.refusals.counts, shares.used.get())
+        return Answer(200, metrics.page(agent.views.get(), agent.telemetry, given), CONTENT_TYPE)
 
     return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics_page}
 

@@ -97,18 +97,17 @@ class Registrar:
     def _pause_s(self) -> float:
         """Return the time to the next check.
 
-        A kubelet that has just ended may be back at any moment. It admits the pods of the node again at once, and
-        rejects for good a running pod whose init container has ended while the plugin has not registered.
+        A kubelet that has just ended may be back at any moment, and that of a host that boots starts after the agent.
+        It admits the pods of the node again at once, and rejects for good a running pod whose init container has ended
+        while the plugin has not registered.
         """
         now_s, intervals = self._clock.monotonic_s(), self._intervals
         pauses = [tries.not_before_s - now_s for tries in self._attempts.values() if tries.not_before_s > now_s]
-        was_left = any(
-            self._attempts[resource].kubelet is not None
-            and not plugin.streams
-            and now_s < plugin.streamless_since_s + intervals.kubelet_return_most_s
-            for resource, plugin in self._plugins.items()
+        awaits_kubelet = any(
+            not plugin.streams and now_s < plugin.streamless_since_s + intervals.kubelet_return_most_s
+            for plugin in self._plugins.values()
         )
-        every_s = intervals.kubelet_return_s if was_left else intervals.kubelet_s
+        every_s = intervals.kubelet_return_s if awaits_kubelet else intervals.kubelet_s
         return min([until_tick_s(now_s, every_s), *pauses])
 
     def _is_due(self, plugin: PluginServer, kubelet: sockets.FileIdentity | None) -> bool:

@@ -44,6 +44,8 @@ class NodeOptions:
     """Reads whether the container runtime's configuration has CDI on; None where it says nothing."""
     system_root: Path = Path("/")
     """The root folder of the host, with the library that limits shares."""
+    proc: Path | None = None
+    """The host's `/proc`, by which files of containers can be read; None: they are not read."""
     plugin_only: bool = False
     """Whether the agent is unprivileged: it sees no processes of the host, and offers devices without gates, too."""
     vgpus_only: bool = False
@@ -54,6 +56,8 @@ class NodeOptions:
     """A file of vGPU configs, which the agent follows instead of the cluster's ConfigMap."""
     listen: tuple[str, int] | None = None
     """The address and port of probes and metrics."""
+    service_manager: str | None = None
+    """The socket of systemd, which waits until the agent is ready; None where no service manager waits."""
     clock: Clock = field(default_factory=RealClock)
     intervals: Intervals = field(default_factory=Intervals)
     workers: Callable[[str], SerialWorker] = ThreadWorker

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableRegion
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.web.exposition import counter, gauge, histograms, text_of
@@ -13,16 +15,24 @@ UNHEALTHY = "unhealthy"
 NOT_OFFERED = "not-offered"
 
 
-def page(
-    view: NodeView,
-    telemetry: Telemetry,
-    shares: ShareRecords | None = None,
-    refused: Mapping[tuple[str, str], int] | None = None,
-) -> str:
-    """Return the page in Prometheus' text format.
+@dataclass(frozen=True, slots=True)
+class ShareFigures:
+    """The shares of a node."""
 
-    `shares` has the pods with units of shared GPUs, `refused` the number of refused shares by step and code.
-    """
+    records: ShareRecords = field(default_factory=ShareRecords)
+    """The pods with units of shared GPUs."""
+    refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """The number of refused shares by step and code."""
+    used: MemoryUses = field(default_factory=dict)
+    """The memory that containers use, by their own word."""
+
+
+NO_SHARES = ShareFigures()
+
+
+def page(view: NodeView, telemetry: Telemetry, shares: ShareFigures | None = None) -> str:
+    """Return the page in Prometheus' text format."""
+    shares = shares or NO_SHARES
     return text_of(
         _gpus(view),
         _schedulers(view),
@@ -33,13 +43,14 @@ def page(
         _invalid(view),
         _conditions(view),
         _units(view),
-        _units_used(shares or ShareRecords()),
-        _limits(shares or ShareRecords()),
+        _units_used(shares.records),
+        _limits(shares.records),
+        _memory_used(shares),
         counter(
             "gpuvirt_shares_refused_total",
             "Refused shares by the kubelet's call and the code of the reason.",
             ("step", "reason"),
-            (refused or {}).items(),
+            shares.refused.items(),
         ),
         counter(
             "gpuvirt_allocations_total",
@@ -187,6 +198,33 @@ def _limits(shares: ShareRecords) -> Iterator[str]:
             for name, share in pod.containers.items()
             if share.limit is not None
             for gpu in share.gpus
+        ],
+    )
+
+
+def _memory_used(shares: ShareFigures) -> Iterator[str]:
+    yield from gauge(
+        "gpuvirt_share_memory_used_bytes",
+        "The memory that a container with a limit uses, as its own processes count it; none while it is unknown, or no"
+        " process has used the GPU.",
+        ("gpu", "namespace", "pod", "container"),
+        [
+            ((gpu, pod.namespace, pod.name, name), float(used))
+            for uid, pod in shares.records.pods.items()
+            for name, share in pod.containers.items()
+            if share.limit is not None and isinstance(used := shares.used.get((uid, name)), int)
+            for gpu in share.gpus
+        ],
+    )
+    yield from gauge(
+        "gpuvirt_share_memory_unknown",
+        "1 for a container with a limit whose region, in which it counts its memory, can't be read; the log says why.",
+        ("namespace", "pod", "container"),
+        [
+            ((pod.namespace, pod.name, name), 1.0)
+            for uid, pod in shares.records.pods.items()
+            for name in pod.containers
+            if isinstance(shares.used.get((uid, name)), UnreadableRegion)
         ],
     )
 

@@ -21,6 +21,8 @@ COLUMNS = (
     Column("ENFORCED", folds=True),
     Column("PODS", folds=True, optional=True),
 )
+USED = Column("USED", folds=True)
+"""After ENFORCED, where a pod has a limit that its agent has reported."""
 CELLS = 10
 """The cells of a bar."""
 FULL_AT = 0.9
@@ -38,7 +40,8 @@ def print_shares(
     if not found.nodes:
         return
     names = short_ids(gpu.gpu for node in found.nodes for gpu in node.gpus)
-    table = Table(COLUMNS, below="UNPLACED")
+    has_memory = any(share.limit_mib is not None for node in found.nodes for gpu in node.gpus for share in gpu.pods)
+    table = Table((*COLUMNS[:-1], *((USED,) if has_memory else ()), COLUMNS[-1]), below="UNPLACED")
     for node in found.nodes:
         below = tuple(_below(node))
         for number, gpu in enumerate(node.gpus):
@@ -50,11 +53,12 @@ def print_shares(
                 f"{gpu.used}/{gpu.units}",
                 str(gpu.free),
                 enforced(gpu.pods),
+                *((memory(gpu.pods),) if has_memory else ()),
                 ", ".join(map(_share, gpu.pods)),
                 below=below if last else (),
             )
         if not node.gpus:
-            table.add(node.node, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, "", below=below)
+            table.add(node.node, *(NOTHING for _ in range(len(COLUMNS) - 2 + has_memory)), "", below=below)
     table.print(out, layout)
     if not layout.headings:
         return
@@ -71,6 +75,19 @@ def enforced(pods: Sequence[PodShare]) -> str:
     if len(counts) < 2:
         return next(iter(counts), NOTHING)
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+
+
+def memory(pods: Sequence[PodShare]) -> str:
+    """Return the memory that the pods of a GPU with a limit use, and their limits: `4000 of 9830 MiB`.
+
+    A pod whose use is unknown counts with its limit alone: `4000+ of 9830 MiB`.
+    """
+    limited = [share for share in pods if share.limit_mib is not None]
+    if not limited:
+        return NOTHING
+    known = [share.used_mib for share in limited if share.used_mib is not None]
+    used = f"{sum(known)}{'+' if len(known) < len(limited) else ''}" if known else "?"
+    return f"{used} of {sum(share.limit_mib or 0 for share in limited)} MiB"
 
 
 def _limits(found: SharesOverview) -> str:

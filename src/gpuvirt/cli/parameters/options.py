@@ -62,7 +62,7 @@ KubeletDirOfHost = Annotated[
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(envvar="GPUVIRT_CONFIG", metavar="FILE", help="YAML file of settings (docs/reference.md)."),
+    typer.Option(envvar="GPUVIRT_CONFIG", metavar="FILE", help="YAML file of settings (docs/reference/settings.md)."),
 ]
 PciIdsFile = Annotated[
     Path | None,

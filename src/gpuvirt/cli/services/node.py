@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -117,6 +118,7 @@ def node(  # noqa: PLR0913  one parameter an option
         cdi_folders=(roots.system / "etc/cdi",),
         cdi_enabled=lambda: enables_cdi(read_runtimes(RealKernel(HostRoots.under(roots.system)))),
         system_root=roots.system,
+        proc=None if plugin_only else roots.proc,
         settings=settings,
         ids=options.read_pci_ids(pci_ids, roots),
         plugin_only=plugin_only,
@@ -127,6 +129,7 @@ def node(  # noqa: PLR0913  one parameter an option
         awaits_controller=await_controller and cluster is not None,
         writes_node_counts=cluster is not None,
         listen=address_of(listen),
+        service_manager=os.environ.get("NOTIFY_SOCKET"),  # noqa: TID251  systemd puts it there (sd_notify(3))
     )
     asyncio.run(run_until_stopped(run, cluster))
 

@@ -144,7 +144,8 @@ class _Run:
 
         self._follow("gpunode", Collection(GPU_NODES, GpuNode, key.name), observe, observe_error)
         status = self._reporter("gpunode status", "to write its GpuNode's status")
-        self._start("gpunode status", lambda: keeper.run(self._agent.views, status))
+        memory = self._agent.shares.shown if self._agent.shares is not None else None
+        self._start("gpunode status", lambda: keeper.run(self._agent.views, status, memory))
 
     def _follow_pods(self, shares: NodeShares | None) -> None:
         """Follow the node's pods from the first time that GPUs are shared, or vGPUs are offered on demand."""

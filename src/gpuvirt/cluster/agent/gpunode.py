@@ -1,6 +1,6 @@
 """The GpuNode of a node: its spec turned into desired state, and the agent's view turned into its status."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -22,6 +22,7 @@ from gpuvirt.cluster.kinds.gpunode import (
     Totals,
     Vgpu,
 )
+from gpuvirt.cluster.kinds.gpunode import PodMemory as ReportedMemory
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.model.desired.invalid import InvalidDesired
@@ -30,6 +31,7 @@ from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.validation import Check
 from gpuvirt.model.offers.view import GpuView, NodeView, PlanningView, ResourceView, VgpuView
 from gpuvirt.model.reasons import Reason, reasons_text
+from gpuvirt.model.shares.node.podmemory import PodMemory
 from gpuvirt.model.shares.sharedgpus import SharedGpus
 
 MOST_MESSAGE = 4000
@@ -101,7 +103,7 @@ def observe_gpu_node(listener: SpecListener, key: ObjectKey) -> Callable[[Delta[
     return observe
 
 
-def status_of(view: NodeView, observed: GpuNode, at: datetime) -> Status:
+def status_of(view: NodeView, observed: GpuNode, at: datetime, memory: Sequence[PodMemory] = ()) -> Status:
     """Return the status for an agent's view; a condition whose status is unchanged keeps its transition time."""
     gpus = (*view.gpus, *(function for function in view.functions if function.offered_as is not None))
     before = (observed.status or Status()).conditions
@@ -114,7 +116,7 @@ def status_of(view: NodeView, observed: GpuNode, at: datetime) -> Status:
         gpus=tuple(_gpu(gpu) for gpu in gpus),
         resources=tuple(_offered(resource) for resource in view.resources),
         invalid=tuple(_invalid(desired) for desired in view.invalid),
-        shares=_shares(view.shared),
+        shares=_shares(view.shared, memory),
         conditions=tuple(
             Condition(
                 type=kind,
@@ -195,10 +197,14 @@ def _gpu(gpu: GpuView) -> Gpu:
     )
 
 
-def _shares(shared: SharedGpus) -> SharesStatus | None:
+def _shares(shared: SharedGpus, memory: Sequence[PodMemory]) -> SharesStatus | None:
     if not shared.gpus or shared.enforcement is None:
         return None
-    return SharesStatus(enforcement=shared.enforcement, origin=shared.enforced_by)
+    pods = tuple(
+        ReportedMemory(namespace=pod.namespace, pod=pod.pod, limit_mib=pod.limit_mib, used_mib=pod.used_mib)
+        for pod in memory
+    )
+    return SharesStatus(enforcement=shared.enforcement, origin=shared.enforced_by, memory=pods)
 
 
 def _planning(gpu: GpuView, seen: PlanningView) -> Planning:

@@ -19,6 +19,7 @@ from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.shares.node.podmemory import PodMemory
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +94,14 @@ class GpuNodeKeeper:
         self._known.observe(delta.objects.get(self._dependencies.key))
         self._due.set()
 
-    async def run(self, views: Cell[NodeView], report: ReportOutcome) -> None:
-        """Write the status whenever it differs from the view; `report` gets each error, and None after a success."""
+    async def run(
+        self, views: Cell[NodeView], report: ReportOutcome, memory: Cell[tuple[PodMemory, ...]] | None = None
+    ) -> None:
+        """Write the status whenever it differs from the view; `report` gets each error, and None after a success.
+
+        `memory` has what pods with limits use; None for an agent that shares no GPUs.
+        """
+        used: Cell[tuple[PodMemory, ...]] = Cell(()) if memory is None else memory
 
         def lacking() -> _Due | None:
             if self._known.latest is None:
@@ -104,11 +111,11 @@ class GpuNodeKeeper:
                 return _Due(_New(API_VERSION, KIND, _Name(self._dependencies.node)))
             if not views.get().host_observed and node.status is not None:
                 return None  # the status from before the restart stays until the host has been observed
-            status = status_of(views.get(), node, self._dependencies.clock.now())
+            status = status_of(views.get(), node, self._dependencies.clock.now(), used.get())
             is_due = status != node.status and (status, node.status) != self._pruned
             return _Due(_StatusPatch(status)) if is_due else None
 
-        with views.notifying(self._due):
+        with views.notifying(self._due), used.notifying(self._due):
             await self._dependencies.keep(lacking, self._write, report, self._due)
 
     async def _write(self, due: _Due) -> None:

@@ -208,6 +208,21 @@ class Invalid(ReadInvalid, frozen=True, kw_only=True):
     near: Annotated[tuple[str, ...], Meta(description="The most similar valid values, the most similar first.")] = ()
 
 
+class PodMemory(Part, frozen=True, kw_only=True):
+    """The memory of a pod with a limit."""
+
+    namespace: Annotated[str, Meta(description="The namespace of the pod.")]
+    pod: Annotated[str, Meta(description="The name of the pod.")]
+    limit_mib: Annotated[int, Meta(description="The limits of its containers together, in MiB.")]
+    used_mib: Annotated[
+        int | None,
+        Meta(
+            description="What they use together, in MiB, as their own processes count it. null: it is unknown, or no"
+            " process has used the GPU."
+        ),
+    ] = None
+
+
 class SharesStatus(Part, frozen=True, kw_only=True):
     """How the GPUs in mode shared are shared."""
 
@@ -217,6 +232,10 @@ class SharesStatus(Part, frozen=True, kw_only=True):
     origin: Annotated[
         str, Meta(description="The source of enforcement: a label, a field of this spec, or the agent's settings.")
     ] = ""
+    memory: Annotated[
+        tuple[PodMemory, ...],
+        Meta(description="The memory of the pods with a limit, a minute old at most."),
+    ] = ()
 
 
 class Totals(Part, frozen=True, kw_only=True):

@@ -69,7 +69,7 @@ class GpuPlan:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """What would change on a node; its JSON is a contract (docs/reference.md)."""
+    """What would change on a node; its JSON is a contract (docs/reference/json.md)."""
 
     node: str
     mode: str

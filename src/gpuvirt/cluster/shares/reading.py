@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from random import Random
 from typing import TypeVar
 
@@ -9,6 +10,7 @@ from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError, ForbiddenError
+from gpuvirt.cluster.kinds.gpunode import PodMemory
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.reflector import Reflector
@@ -17,6 +19,7 @@ from gpuvirt.cluster.shares.awayworkers import away, read_schedules
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
 from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.cluster.shares.usedmemory import read_memory
 from gpuvirt.cluster.watchevents import Listed
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.schedules.away import AwayWorker
@@ -29,7 +32,7 @@ T = TypeVar("T", bound=KubernetesObject)
 MIN_PAUSE_S = 0.5
 """Between two states of a stream, so that a burst of changes is one state."""
 SCHEDULES_S = 10.0
-"""How often a stream reads the schedules, which few clusters have; the nodes' cordons are watched."""
+"""How often a stream reads the memory of pods, and the schedules, which few clusters have. Cordons are watched."""
 
 
 async def read_index(client: Client, sharing: Sharing) -> Index:
@@ -64,13 +67,13 @@ def shares_for_pod(index: Index, pod: SharingPod) -> Mapping[PodUid, PodShare]:
 
 async def read_overview(client: Client, sharing: Sharing) -> SharesOverview:
     """Return the overview of a cluster's shares now; raises ApiError."""
-    nodes, pods, schedules = await asyncio.gather(
-        client.list(SHARING_NODES), client.list(SHARING_PODS), _schedules(client)
+    nodes, pods, schedules, memory = await asyncio.gather(
+        client.list(SHARING_NODES), client.list(SHARING_PODS), _schedules(client), read_memory(client)
     )
     index = Index(sharing)
     index.observe_nodes(_all_of(nodes))
     index.observe_pods(_all_of(pods))
-    return _overview_of(index, away(schedules, cordoned_by(nodes.items)))
+    return _overview_of(index, away(schedules, cordoned_by(nodes.items)), memory)
 
 
 def cordoned_by(nodes: Iterable[SharingNode]) -> Mapping[NodeName, str]:
@@ -86,8 +89,13 @@ async def _schedules(client: Client) -> tuple[VgpuSchedule, ...]:
         return ()
 
 
-def _overview_of(index: Index, away: Mapping[NodeName, AwayWorker]) -> SharesOverview:
-    return overview.overview(index.nodes, shares_of_pods(index), away, index.limiting)
+def _overview_of(index: Index, away: Mapping[NodeName, AwayWorker], memory: Mapping[str, PodMemory]) -> SharesOverview:
+    pods = {uid: _with_memory(share, memory.get(share.pod)) for uid, share in shares_of_pods(index).items()}
+    return overview.overview(index.nodes, pods, away, index.limiting)
+
+
+def _with_memory(share: PodShare, memory: PodMemory | None) -> PodShare:
+    return replace(share, limit_mib=memory.limit_mib, used_mib=memory.used_mib) if memory is not None else share
 
 
 class SharesFollower:
@@ -102,13 +110,14 @@ class SharesFollower:
         self._client = client
         self._cordoned_by: Mapping[NodeName, str] = {}
         self._schedules: tuple[VgpuSchedule, ...] = ()
+        self._memory: Mapping[str, PodMemory] = {}
 
     async def run(self, show: Callable[[SharesOverview], None], report: Callable[[ApiError | None], None]) -> None:
         """Show each state that differs from the one before, for ever; `report` gets each error."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._nodes.run(self._observe_nodes, report))
             group.create_task(self._pods.run(self._observe_pods, report))
-            group.create_task(self._read_schedules(report))
+            group.create_task(self._read_others(report))
             group.create_task(self._show(show))
 
     def _observe_nodes(self, delta: Delta[SharingNode]) -> None:
@@ -120,11 +129,12 @@ class SharesFollower:
         self._index.observe_pods(delta)
         self._changed.set()
 
-    async def _read_schedules(self, report: Callable[[ApiError | None], None]) -> None:
-        """Read the schedules again and again, for the times at which workers come back."""
+    async def _read_others(self, report: Callable[[ApiError | None], None]) -> None:
+        """Read again and again the schedules, for the times at which workers come back, and the memory of pods."""
         while True:
             try:
                 self._schedules = await _schedules(self._client)
+                self._memory = await read_memory(self._client)
             except ApiError as error:
                 report(error)
             self._changed.set()
@@ -141,7 +151,7 @@ class SharesFollower:
             await self._clock.sleep(MIN_PAUSE_S)
 
     def _overview(self) -> SharesOverview:
-        return _overview_of(self._index, away(self._schedules, self._cordoned_by))
+        return _overview_of(self._index, away(self._schedules, self._cordoned_by), self._memory)
 
 
 def _all_of(listed: Listed[T]) -> Delta[T]:

@@ -35,17 +35,16 @@ def read_running_pods(kernel: Kernel, pods: Collection[PodUid]) -> frozenset[Pod
     by_name = {name: uid for uid in pods for name in (f"pod{uid}", f"pod{uid.replace('-', '_')}")}
     found: set[PodUid] = set()
     try:
-        pids = [int(name) for name in kernel.listdir(PROC) if name.isascii() and name.isdigit()]
-        if not _shows_pods(kernel, pids):
+        processes = pids(kernel)
+        if not _shows_pods(kernel, processes):
             return Unread(NAMESPACE, seen="neither the host's processes nor the kubelet")
         seen: set[str] = set()
-        for pid in pids:
-            groups = _content(kernel, pid, "cgroup")
+        for pid in processes:
+            groups = content(kernel, pid, "cgroup")
             named = {uid for name, uid in by_name.items() if name in groups}
-            if not named and (namespace := _mount_namespace(kernel, pid)) not in seen:
+            if not named and (namespace := mount_namespace(kernel, pid)) not in seen:
                 seen.add(namespace)
-                mounts = _mounts(kernel, pid)
-                named = {PodUid(uid) for uid in _OWN_FILES.findall(mounts)} & {*pods}
+                named = {PodUid(uid) for uid in _OWN_FILES.findall(mounts(kernel, pid))} & {*pods}
             found |= named
     except OSError as error:
         path = error.filename if isinstance(error.filename, str) else PROC
@@ -53,14 +52,19 @@ def read_running_pods(kernel: Kernel, pods: Collection[PodUid]) -> frozenset[Pod
     return frozenset(found)
 
 
-def _shows_pods(kernel: Kernel, pids: Collection[int]) -> bool:
+def pids(kernel: Kernel) -> Sequence[int]:
+    """Return the processes that `/proc` shows; raise OSError."""
+    return [int(name) for name in kernel.listdir(PROC) if name.isascii() and name.isdigit()]
+
+
+def _shows_pods(kernel: Kernel, processes: Collection[int]) -> bool:
     with suppress(OSError):  # the kubelet's process proves it, too, where this link can't be read
         if kernel.readlink(NAMESPACE) == INITIAL_NAMESPACE:
             return True
-    return any(command_of(kernel, pid) in KUBELETS for pid in pids)
+    return any(command_of(kernel, pid) in KUBELETS for pid in processes)
 
 
-def _mount_namespace(kernel: Kernel, pid: int) -> str:
+def mount_namespace(kernel: Kernel, pid: int) -> str:
     """Return the mount namespace of a process, which many processes share; its pid where it can't be read."""
     try:
         return kernel.readlink(HostPath(f"/proc/{pid}/ns/mnt"))
@@ -68,21 +72,21 @@ def _mount_namespace(kernel: Kernel, pid: int) -> str:
         return str(pid)
 
 
-def _mounts(kernel: Kernel, pid: int) -> str:
+def mounts(kernel: Kernel, pid: int) -> str:
     """Return the mounts of a process, nothing for one that has ended.
 
     A thread that has ended, and whose end nobody has awaited, has no mounts: EINVAL (`mounts_open_common` in
     fs/proc_namespace.c). Where it is a process's first thread, others may run on.
     """
     try:
-        return _content(kernel, pid, "mountinfo")
+        return content(kernel, pid, "mountinfo")
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     found = ""
     for thread in _threads(kernel, pid):
         try:
-            found += _content(kernel, pid, f"task/{thread}/mountinfo")
+            found += content(kernel, pid, f"task/{thread}/mountinfo")
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -98,7 +102,7 @@ def _threads(kernel: Kernel, pid: int) -> Sequence[str]:
         raise
 
 
-def _content(kernel: Kernel, pid: int, name: str) -> str:
+def content(kernel: Kernel, pid: int, name: str) -> str:
     """Return a file of a process, nothing for a process that has ended."""
     try:
         return kernel.read(HostPath(f"/proc/{pid}/{name}"), limit=FILE_BYTES).decode(errors="replace")

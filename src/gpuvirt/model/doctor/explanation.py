@@ -74,7 +74,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class DeviceExplanation:
-    """The explanation of a device or a resource; its JSON is a contract (docs/reference.md)."""
+    """The explanation of a device or a resource; its JSON is a contract (docs/reference/json.md)."""
 
     target: str
     """The address, vGPU id or resource name that the user gave."""

@@ -69,7 +69,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The findings of all checks; its JSON is a contract (docs/reference.md): fields are added, never renamed."""
+    """The findings of all checks; its JSON is a contract (docs/reference/json.md): fields are added, never renamed."""
 
     level: Level
     results: tuple[Result, ...]

@@ -1,7 +1,7 @@
 """The view of a node from which all output is made: ListAndWatch, tables, metrics, files.
 
-The agent writes it to `/run/gpuvirt/node.json` in this form, so its fields are a contract (docs/reference.md): fields
-are added, never renamed. `version` grows with changes that readers must handle.
+The agent writes it to `/run/gpuvirt/node.json` in this form, so its fields are a contract
+(docs/reference/json.md): fields are added, never renamed. `version` grows with changes that readers must handle.
 """
 
 from collections.abc import Mapping

@@ -16,7 +16,7 @@ class Level(StrEnum):
 
 
 class Topic(StrEnum):
-    """The parts of the catalogue, which are the tables of docs/reference.md."""
+    """The parts of the catalogue, which are the tables of docs/reference/reasons.md and findings.md."""
 
     NOT_OFFERED = "not offered"
     UNHEALTHY = "unhealthy"
@@ -46,7 +46,7 @@ class Code(StrEnum):
 
     topic: Topic
     meaning: str
-    """The text of docs/reference.md."""
+    """The text of docs/reference."""
     level: Level
     """The level in `gpuvirt doctor` and `gpuvirt why`."""
     passes: bool

@@ -24,6 +24,10 @@ class PodShare:
     units: int
     enforcement: str = Enforcement.NONE
     """What limits the pod's containers, by its annotation: `none` or `hami-core`."""
+    limit_mib: int | None = None
+    """The memory that it can use by its limits; None without limits, or while its agent has not reported them."""
+    used_mib: int | None = None
+    """The memory that it uses by its own word; None while that is unknown, or no process has used the GPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,9 @@ class Intervals:
     kubelet_s: float = 1.5
     """Between checks of the kubelet's socket and the agent's own sockets."""
     kubelet_return_s: float = 0.03
-    """The same while the kubelet has just ended, and may be starting."""
+    """The same while the kubelet has just ended, or the agent has just started, so that the kubelet may be starting."""
     kubelet_return_most_s: float = 60.0
-    """How long the kubelet counts as just ended."""
+    """How long that counts as just now."""
     reconcile_s: float = 9.0
     """Between comparisons of desired and observed state without new conclusions; they read only memory."""
     move_s: float = 60.0
@@ -61,6 +61,8 @@ class Intervals:
     """Between readings of a file of vGPU configs."""
     schedulers_s: float = 600.0
     """Between readings of a GPU's vGPU scheduler, which an admin may change; a reading opens the GPU."""
+    share_use_s: float = 15.0
+    """Between readings of the memory that containers with limits use."""
     specs_s: float = 5.0
     """Between checks of NVIDIA's CDI specs while GPUs are shared; a spec that has not changed is not parsed."""
     streamless_s: float = 5.0

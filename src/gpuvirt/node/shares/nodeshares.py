@@ -15,7 +15,9 @@ from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.offers.givenshares import GivenShares
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.node.choice import NodeSharing
+from gpuvirt.model.shares.node.memoryregion import MemoryUses
 from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
+from gpuvirt.model.shares.node.podmemory import PodMemory
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, with_gpus
 from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId
@@ -46,6 +48,10 @@ class NodeShares:
     limit_files: LimitFiles = NO_LIBRARY
     pending: Cell[Mapping[PodUid, PodRecord]] = field(default_factory=lambda: Cell({}))
     """The shares that are being given: not on disk yet."""
+    used: Cell[MemoryUses] = field(default_factory=lambda: Cell({}))
+    """The memory that containers with limits use, by their own word."""
+    shown: Cell[tuple[PodMemory, ...]] = field(default_factory=lambda: Cell(()))
+    """The same by pod, as the node's GpuNode shows it: it follows more slowly."""
     refusals: Refusals = field(default_factory=Refusals)
     """The refused shares, for metrics and events."""
 

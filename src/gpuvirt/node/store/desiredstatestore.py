@@ -4,6 +4,7 @@ The file is written later, without waiting: the API server has the same state, s
 """
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,8 +113,8 @@ def _take_former(path: Path) -> Reason | None:
         return None
     try:
         former.rename(path)
-    except FileNotFoundError:
-        return None
     except OSError as error:
+        if not os.path.lexists(former):  # also below a path that is no folder: NotADirectoryError
+            return None
         return nodeproblems.desired_state_lost(former, f"can't be renamed to {path.name}: {error.strerror}")
     return None

@@ -50,7 +50,7 @@ class AllocatedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The explanation of a VM, a VMI or a pod; its JSON is a contract (docs/reference.md)."""
+    """The explanation of a VM, a VMI or a pod; its JSON is a contract (docs/reference/json.md)."""
 
     target: str
     namespace: str

@@ -25,6 +25,7 @@ PRELOAD = "/etc/ld.so.preload"
 """By which the dynamic linker loads the library, whatever a pod has in LD_PRELOAD."""
 REGION_FOLDER = "/usr/local/gpuvirt/region"
 """A file system of the container, with the file in which its processes count their memory."""
+REGION_FILE = "memory"
 MEMORY, COMPUTE = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT"
 REGION, POLICY = "CUDA_DEVICE_MEMORY_SHARED_CACHE", "GPU_CORE_UTILIZATION_POLICY"
 VARIABLES = frozenset({MEMORY, f"{MEMORY}_0", COMPUTE, f"{COMPUTE}_0", REGION, POLICY})
@@ -80,7 +81,7 @@ def variables(limit: ShareLimit) -> Mapping[str, str]:
         f"{MEMORY}_0": memory,
         COMPUTE: compute,
         f"{COMPUTE}_0": compute,
-        REGION: f"{REGION_FOLDER}/memory",
+        REGION: f"{REGION_FOLDER}/{REGION_FILE}",
         POLICY: "force",
     }
 

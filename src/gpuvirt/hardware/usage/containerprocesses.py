@@ -1,0 +1,39 @@
+"""Finds a process of each container that counts its memory in a file system of its own, by control groups and mounts.
+
+The control group names the pod (`podprocesses`). The termination message, which the kubelet mounts into each container
+from `pods/UID/containers/NAME/`, names the container.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+
+from gpuvirt.facts.ids import PodUid
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.usage.podprocesses import content, mount_namespace, mounts, pids
+from gpuvirt.paths import HostPath
+
+ContainerOfPod = tuple[PodUid, str]
+"""The pod, and the name of the container."""
+
+
+def read_containers(kernel: Kernel, pods: Collection[PodUid], folder: HostPath) -> Mapping[ContainerOfPod, int]:
+    """Return a process of each container of these pods that has a tmpfs at `folder`; raise OSError."""
+    by_name = {name: uid for uid in pods for name in (f"pod{uid}", f"pod{uid.replace('-', '_')}")}
+    found: dict[ContainerOfPod, int] = {}
+    seen: set[str] = set()
+    for pid in pids(kernel):
+        groups = content(kernel, pid, "cgroup")
+        uid = next((uid for name, uid in by_name.items() if name in groups), None)
+        if uid is None or (namespace := mount_namespace(kernel, pid)) in seen:
+            continue
+        seen.add(namespace)
+        lines = mounts(kernel, pid)
+        container = re.search(rf"/pods/{re.escape(uid)}/containers/([^/\s]+)/", lines)
+        if container is not None and _has_tmpfs(lines, folder):
+            found.setdefault((uid, container[1]), pid)
+    return found
+
+
+def _has_tmpfs(mount_lines: str, folder: HostPath) -> bool:
+    """Return whether a file system is mounted there: proc_pid_mountinfo(5), fields 5 and 9."""
+    return re.search(rf"^\S+ \S+ \S+ \S+ {re.escape(folder)} .* - tmpfs ", mount_lines, re.MULTILINE) is not None

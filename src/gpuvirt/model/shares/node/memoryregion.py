@@ -1,0 +1,64 @@
+"""What a container uses of its GPU's memory, by the region in which HAMi-core counts it.
+
+The region is a file of the container, which can write anything there: what is read is its own word, and any bytes are
+an answer. Contract: `shared_region_t` of Project-HAMi/HAMi-core 8f3a89c, version 1.2, as a compiler for x86-64 or arm64
+lays it out (little-endian, glibc's `sem_t` of 32 bytes).
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuvirt.facts.ids import PodUid
+
+MAGIC, VERSION = 19920718, (1, 2)
+HEADER_BYTES = 1856
+"""Of the region, before the slots of processes."""
+SLOT_BYTES = 1960
+SLOTS = 1024
+COUNT_AT = HEADER_BYTES + SLOTS * SLOT_BYTES
+"""The place of the number of slots that were ever used, four bytes."""
+REGION_BYTES = 2008952
+"""The size of the file."""
+_HEADER = struct.Struct("<iII")
+_COUNT = struct.Struct("<i")
+_TOTAL = struct.Struct("<Q")
+_TOTAL_AT = 8 + 32
+"""Of a slot: after the two pids, and the first GPU's contexts, modules, data and offset."""
+MOST_BYTES = 1 << 50
+"""More than any GPU has: a sum above it is no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableRegion:
+    """A region that tells nothing, with the reason."""
+
+    why: str
+
+
+MemoryUses = Mapping[tuple[PodUid, str], int | UnreadableRegion]
+"""What each container uses in bytes, by its pod and its name. One that is not in it has no region: no process of it has
+used the GPU by the library yet, or it is unknown."""
+
+
+def count_of_slots(header: bytes, count: bytes) -> int | UnreadableRegion:
+    """Return how many slots have to be read, from the beginning of the region and the four bytes at `COUNT_AT`."""
+    if len(header) < HEADER_BYTES or len(count) < _COUNT.size:
+        return UnreadableRegion("is shorter than HAMi-core's region")
+    magic, major, minor = _HEADER.unpack_from(header)
+    if magic != MAGIC:
+        return UnreadableRegion("is not initialised by HAMi-core")
+    if (major, minor) != VERSION:
+        return UnreadableRegion(f"has version {major}.{minor}; expected {VERSION[0]}.{VERSION[1]} of HAMi-core")
+    (number,) = _COUNT.unpack_from(count)
+    if not 0 <= number <= SLOTS:
+        return UnreadableRegion(f"has {number} processes; expected at most {SLOTS}")
+    return int(number)
+
+
+def used_bytes(slots: bytes) -> int | UnreadableRegion:
+    """Return the memory that the processes of these slots use together; a container with a limit has one GPU."""
+    used = 0  # a slot that is free has 0
+    for at in range(0, len(slots) - SLOT_BYTES + 1, SLOT_BYTES):
+        used += _TOTAL.unpack_from(slots, at + _TOTAL_AT)[0]
+    return used if used <= MOST_BYTES else UnreadableRegion("counts more memory than a GPU has")
