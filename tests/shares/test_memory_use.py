@@ -90,6 +90,14 @@ def test_a_pod_can_not_speak_for_another(containers: Containers) -> None:
     assert containers.read(P, Q) == {(Q, "liar"): 9 << 20}
 
 
+def test_without_control_groups_of_pods_the_mounts_name_the_pod(containers: Containers) -> None:
+    """The kubelet's `cgroupsPerQOS: false`."""
+    pid = containers.start(P, "train", region(2 << 20))
+    containers.kernel.tree.place(HostPath(f"/proc/{pid}/cgroup"), constant("0::/k8s.io/5ca1ab1e\n"))
+    assert containers.read(P) == {(P, "train"): 2 << 20}
+    assert containers.read(Q) == {}
+
+
 async def follower(node: SharedNode, uses: MemoryUses) -> tuple[MemoryFollower, list[Collection[PodUid]]]:
     asked: list[Collection[PodUid]] = []
 

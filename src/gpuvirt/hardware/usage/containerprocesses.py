@@ -14,6 +14,9 @@ from gpuvirt.paths import HostPath
 
 ContainerOfPod = tuple[PodUid, str]
 """The pod, and the name of the container."""
+_ALL_PODS = "/kubepods"
+"""The control group of all pods. With `cgroupsPerQOS: false` there is none, and the mounts alone name the pod."""
+_ANY = r"[^/\s]+"
 
 
 def read_containers(kernel: Kernel, pods: Collection[PodUid], folder: HostPath) -> Mapping[ContainerOfPod, int]:
@@ -24,13 +27,13 @@ def read_containers(kernel: Kernel, pods: Collection[PodUid], folder: HostPath) 
     for pid in pids(kernel):
         groups = content(kernel, pid, "cgroup")
         uid = next((uid for name, uid in by_name.items() if name in groups), None)
-        if uid is None or (namespace := mount_namespace(kernel, pid)) in seen:
+        if (uid is None and _ALL_PODS in groups) or (namespace := mount_namespace(kernel, pid)) in seen:
             continue
         seen.add(namespace)
         lines = mounts(kernel, pid)
-        container = re.search(rf"/pods/{re.escape(uid)}/containers/([^/\s]+)/", lines)
-        if container is not None and _has_tmpfs(lines, folder):
-            found.setdefault((uid, container[1]), pid)
+        container = re.search(rf"/pods/({re.escape(uid) if uid is not None else _ANY})/containers/({_ANY})/", lines)
+        if container is not None and container[1] in pods and _has_tmpfs(lines, folder):
+            found.setdefault((PodUid(container[1]), container[2]), pid)
     return found
 
 
