@@ -20,7 +20,7 @@ from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_allocatab
 from gpuvirt.model.shares.quantities import units_of
 from gpuvirt.paths import KubeletPaths
 
-PATIENCE_S = 100.0
+PATIENCE_S = 180.0
 """Nothing that is waited for takes so long, unless it does not happen."""
 POD_RESOURCES = KubeletPaths(KUBELET_ROOT).pod_resources_socket
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
