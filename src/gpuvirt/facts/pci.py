@@ -99,6 +99,11 @@ class PciFunction:
         return kind_of(self.class_code, self.id.vendor)
 
     @property
+    def is_nvidias_vf(self) -> bool:
+        """Whether the function is a virtual function of NVIDIA's, which is a device only with a vGPU."""
+        return self.physfn is not None and self.id.vendor == NVIDIA
+
+    @property
     def on_vfio(self) -> bool:
         """Whether the function is bound to a VFIO driver, vfio-pci or a variant of it, so that one VM gets it whole.
 

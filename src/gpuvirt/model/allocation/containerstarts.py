@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import UNSET
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, is_mdev_uuid
-from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.ondemandids import vgpus_in
@@ -47,15 +47,11 @@ def _why_awaited(inventory: Inventory, device: DeviceId) -> Reason | None:
     function = inventory.facts.functions.get(PciAddress(device))
     if VgpuId(device) in inventory.vgpus:
         return None
-    if is_mdev_uuid(device) or (function is not None and _carries_vgpus(function)):
+    if is_mdev_uuid(device) or (function is not None and function.is_nvidias_vf):
         return unhealthy.awaited_vgpu(device)
     if function is None or isinstance(function.driver, Unread) or function.on_vfio:
         return None
     return unhealthy.awaited_gpu(device, (driver_link(device, function.driver),))
-
-
-def _carries_vgpus(function: PciFunction) -> bool:
-    return function.physfn is not None and function.id.vendor == NVIDIA
 
 
 def _answers(recorded: Recorded | Unknown, resource: ResourceName, device: DeviceId) -> Sequence[PluginAnswer]:

@@ -8,7 +8,6 @@ pod's device.
 from collections.abc import Iterable
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId
-from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.model.allocation.attachment import CONTAINER, VFIO_FOLDER
 from gpuvirt.model.allocation.ondemandids import vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
@@ -38,11 +37,11 @@ def own_nodes(inventory: Inventory, devices: Iterable[DeviceId]) -> tuple[HostPa
 
 
 def _group_of(inventory: Inventory, device: DeviceId) -> IommuGroup | None:
-    """Return the group of a vGPU or a whole function; a VF of NVIDIA's is a device only with a vGPU."""
+    """Return the group of a vGPU or a whole function."""
     vgpu, function = inventory.vgpus.get(VgpuId(device)), inventory.facts.functions.get(PciAddress(device))
     if vgpu is not None:
         group = vgpu.live.group
-    elif function is not None and (function.physfn is None or function.id.vendor != NVIDIA):
+    elif function is not None and not function.is_nvidias_vf:
         group = function.iommu_group
     else:
         return None

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType, is_mdev_uuid
-from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.desired.settings import Settings
@@ -150,7 +150,7 @@ def _why_not_accepted(address: str) -> Reason | None:
 
 def _why_not_on_vfio(function: PciFunction) -> Reason | None:
     address = function.address
-    if function.physfn is not None and function.id.vendor == NVIDIA:
+    if function.is_nvidias_vf:
         return notoffered.virtual_function(function)
     if function.virtfns:
         return refusals.vfs_enabled(function)
