@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.hardware.usage.podprocesses import content, mount_namespace, mounts, pids
+from gpuvirt.hardware.usage.podprocesses import content, group_names, mount_namespace, mounts, pids
 from gpuvirt.paths import HostPath
 
 ContainerOfPod = tuple[PodUid, str]
@@ -21,7 +21,7 @@ _ANY = r"[^/\s]+"
 
 def read_containers(kernel: Kernel, pods: Collection[PodUid], folder: HostPath) -> Mapping[ContainerOfPod, int]:
     """Return a process of each container of these pods that has a tmpfs at `folder`; raise OSError."""
-    by_name = {name: uid for uid in pods for name in (f"pod{uid}", f"pod{uid.replace('-', '_')}")}
+    by_name = group_names(pods)
     found: dict[ContainerOfPod, int] = {}
     seen: set[str] = set()
     for pid in pids(kernel):

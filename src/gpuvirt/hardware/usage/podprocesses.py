@@ -9,7 +9,7 @@ the file of the termination message are in the pod's folder, `/var/lib/kubelet/p
 
 import errno
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from gpuvirt.facts.ids import PodUid
@@ -32,7 +32,7 @@ def read_running_pods(kernel: Kernel, pods: Collection[PodUid]) -> frozenset[Pod
     It shows them if it is that of the host, or if it shows the kubelet: on a node that is a container itself, the pods
     are in the kubelet's namespace or below it.
     """
-    by_name = {name: uid for uid in pods for name in (f"pod{uid}", f"pod{uid.replace('-', '_')}")}
+    by_name = group_names(pods)
     found: set[PodUid] = set()
     try:
         processes = pids(kernel)
@@ -50,6 +50,11 @@ def read_running_pods(kernel: Kernel, pods: Collection[PodUid]) -> frozenset[Pod
         path = error.filename if isinstance(error.filename, str) else PROC
         return Unread(HostPath(path), errno=error.errno or errno.EIO)
     return frozenset(found)
+
+
+def group_names(pods: Collection[PodUid]) -> Mapping[str, PodUid]:
+    """Return the pods by the names that their control groups have with either driver."""
+    return {name: uid for uid in pods for name in (f"pod{uid}", f"pod{uid.replace('-', '_')}")}
 
 
 def pids(kernel: Kernel) -> Sequence[int]:

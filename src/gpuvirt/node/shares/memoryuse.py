@@ -14,6 +14,7 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage import containerfiles
 from gpuvirt.hardware.usage.containerprocesses import ContainerOfPod, read_containers
 from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
+from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.node import memoryregion
 from gpuvirt.model.shares.node.hamicore import REGION_FILE, REGION_FOLDER
 from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableRegion
@@ -50,8 +51,8 @@ class MemoryFollower:
 
     async def read(self, now_s: float) -> None:
         """Read once; where a reading hangs, nothing is known."""
-        records = self._shares.records.pods.items()
-        limited = [uid for uid, pod in records if any(share.limit for share in pod.containers.values())]
+        pods = self._shares.records.pods.items()
+        limited = [uid for uid, pod in pods if pod.enforcement is not Enforcement.NONE]
         uses: MemoryUses = {}
         if limited:
             with suppress(WorkerBlockedError):  # the worker logs it
@@ -69,10 +70,8 @@ class MemoryFollower:
 
     def _show(self, now_s: float) -> None:
         """Show what pods use: at once where other pods have limits, else each minute at most, since it is written."""
-        before, now = (
-            self._shares.shown.get(),
-            memory_of_pods(self._shares.store.records.get(), self._shares.used.get()),
-        )
+        before = self._shares.shown.get()
+        now = memory_of_pods(self._shares.store.records.get(), self._shares.used.get())
         are_others = [(pod.namespace, pod.pod) for pod in now] != [(pod.namespace, pod.pod) for pod in before]
         if now != before and (are_others or now_s >= self._shown_s + SHOW_S):
             self._shown_s = now_s
