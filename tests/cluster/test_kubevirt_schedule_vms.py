@@ -14,8 +14,9 @@ from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.operator.schedules.kubevirt.changing import Writer
 from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
 from gpuvirt.cluster.operator.schedules.kubevirt.judging import VmObjects
-from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import SAVED, StateChange, Vm, Vmi, virtual_machines
+from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import StateChange, Vm, Vmi, virtual_machines
 from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, Power, VmKey, VmsUnknown, WorkerVm
+from gpuvirt.model.schedules.spec import SAVED_STRATEGY
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.kubevirtkinds import install
 
@@ -92,7 +93,7 @@ async def test_a_strategy_is_saved_halted_and_restored(workers: Workers, strateg
     await workers.call(Action.START)
     restored = await workers.vm()
     assert restored.spec == before
-    assert SAVED not in restored.metadata.annotations
+    assert SAVED_STRATEGY not in restored.metadata.annotations
 
 
 async def test_requests_are_written_into_the_status_and_the_spec_stays(workers: Workers) -> None:

@@ -9,12 +9,12 @@ from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.operator.schedules.kubevirt.judging import BY_REQUEST, VmObjects
 from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import (
     RUNNING,
-    SAVED,
     StateChange,
     Vm,
     subresources,
     virtual_machines,
 )
+from gpuvirt.model.schedules.spec import SAVED_STRATEGY
 
 TYPE_PATH = "/spec/template/spec/domain/devices/gpus/0/deviceName"
 
@@ -105,7 +105,7 @@ class Writer:
         await self._client.patch(virtual_machines(self._namespace), vm.metadata.name, operations, PatchType.JSON, Vm)
 
     async def _patch(self, vm: Vm, spec: _Strategy, saved: str | None) -> None:
-        patch = _SpecPatch(_Metadata(vm.metadata.resource_version, {SAVED: saved}), spec)
+        patch = _SpecPatch(_Metadata(vm.metadata.resource_version, {SAVED_STRATEGY: saved}), spec)
         await self._client.patch(virtual_machines(self._namespace), vm.metadata.name, patch, PatchType.MERGE, Vm)
 
     async def _request(self, vm: Vm, *changes: StateChange) -> None:

@@ -10,7 +10,6 @@ from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.model.schedules.spec import SAVED_STRATEGY
 
 GROUP = "kubevirt.io"
-SAVED = SAVED_STRATEGY
 RUNNING = "running"
 DEFAULT_GRACE_S = 30
 """How long a guest has to shut down without `terminationGracePeriodSeconds` (DefaultGracePeriodSeconds)."""
@@ -157,7 +156,7 @@ class Vm(msgspec.Struct, frozen=True):
     @property
     def saved(self) -> str:
         """The runStrategy that a schedule has replaced by Halted; empty if none has."""
-        return self.metadata.annotations.get(SAVED, "")
+        return self.metadata.annotations.get(SAVED_STRATEGY, "")
 
 
 def virtual_machines(namespace: str) -> Resource:
