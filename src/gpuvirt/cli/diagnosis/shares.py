@@ -35,8 +35,9 @@ def shares(  # noqa: PLR0913  one parameter an option
 ) -> None:
     """Show the shared GPUs of the cluster, and what is left.
 
-    Each GPU has a bar and its pods. The command reads nodes, pods and VgpuSchedules. A pod whose GPUs are not known yet
-    counts on each shared GPU of its node. No unit of a worker that a VgpuSchedule has suspended is free.
+    Each GPU has a bar and its pods. The command reads nodes, pods, VgpuSchedules and, for the memory that pods with
+    limits use, GpuNodes. A pod whose GPUs are not known yet counts on each shared GPU of its node. No unit of a worker
+    that a VgpuSchedule has suspended is free.
     """
     listing = Listing(output, no_headers)
     sharing = Sharing(options.resource_of(resource), Units(units))
