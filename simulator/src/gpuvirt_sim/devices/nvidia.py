@@ -1,7 +1,8 @@
 """What NVIDIA's driver shows of a GPU that it is bound to: `/dev/nvidia0`, its folder in /proc, and `unbindLock`.
 
-It follows descriptions of the driver, which was not run here: `unbindLock` reads 1 after a 1 was written while no
-process had the GPU open; unbinding the driver from an open GPU waits until the GPU is closed.
+`information` is that of driver 580.159.04 on an H200. `unbindLock` follows NVIDIA's source (nv-procfs.c, 595.45.04): it
+reads 1 after a 1 was written while no process had the GPU open. Only the vGPU manager's driver has it there; here each
+GPU does. Unbinding the driver from an open GPU waits until the GPU is closed.
 """
 
 import uuid
@@ -18,6 +19,21 @@ from gpuvirt_sim.files.tree import DeviceNode, File, Tree, constant
 MAJOR = 195
 GPUS = "/proc/driver/nvidia/gpus"
 UUID_SPACE = uuid.UUID("0b1f6c0e-3f0a-4a55-8a0e-5b0c8a5f6d21")
+
+
+INFORMATION = """\
+Model: \t\t {model}
+IRQ:   \t\t 41
+GPU UUID: \t {uuid}
+Video BIOS: \t 96.00.a5.00.1a
+Bus Type: \t PCIe
+DMA Size: \t 52 bits
+DMA Mask: \t 0xfffffffffffff
+Bus Location: \t {slot}
+Device Minor: \t {minor}
+GPU Firmware: \t 580.159.04
+GPU Excluded:\t No
+"""
 
 
 def gpu_uuid(address: PciAddress) -> str:
@@ -50,10 +66,7 @@ class NvidiaDriver:
         if function.driver == "nvidia" and function.id.vendor == NVIDIA and is_gpu:
             minor = self._minors.setdefault(slot, len(self._minors))
             lock = File(read=lambda: f"{int(slot in self._locked)}\n", write=lambda text: self._lock(slot, text))
-            information = (
-                f"Model: \t\t {function.model}\nGPU UUID: \t {gpu_uuid(slot)}\nBus Location: \t {slot}\n"
-                f"Device Minor: \t {minor}\n"
-            )
+            information = INFORMATION.format(model=function.model, uuid=gpu_uuid(slot), slot=slot, minor=minor)
             self._tree.place(HostPath(f"{GPUS}/{slot}/information"), constant(information))
             self._tree.place(HostPath(f"{GPUS}/{slot}/unbindLock"), lock)
             self._tree.place(HostPath(f"/dev/nvidia{minor}"), DeviceNode(MAJOR << 8 | minor))
