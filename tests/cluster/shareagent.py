@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from lab.cluster import settings
@@ -18,6 +19,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import RealKernel
+from gpuvirt.hardware.programs.mpscontrol import MpsControl
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
@@ -29,6 +31,7 @@ from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.shares import limitfiles, recordstore
 from gpuvirt.node.shares.limitfiles import LimitFiles
+from gpuvirt.node.shares.mpslimits import MpsLimits
 from gpuvirt.node.shares.nodeshares import stored_shares
 from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.shareallocator import Dependencies
@@ -44,13 +47,16 @@ log = logging.getLogger(__name__)
 MEMORY_MIB = 16_384
 
 
-async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int], library: str) -> None:
-    """Share GPUs until SIGTERM, where `library` is not empty with limits."""
-    kubelet = KubeletPaths(KUBELET_ROOT)
-    enforcement = Enforcement.HAMI_CORE if library else Enforcement.NONE
-    limits = LimitFiles(Path(library or "/"), Path("/"), folder / limitfiles.FILE)
+async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int], limited_by: str) -> None:
+    """Share GPUs until SIGTERM: without limits, by a library, or by the MPS daemon of a driver in a folder."""
+    kubelet, by = KubeletPaths(KUBELET_ROOT), Path(limited_by or "/")
+    enforcement = Enforcement.NONE
+    if limited_by:
+        enforcement = Enforcement.HAMI_CORE if by.suffix == ".so" else Enforcement.MPS
+    limits = LimitFiles(by, Path("/"), folder / limitfiles.FILE)
     records, files = folder / recordstore.FILE, SpecFiles(cdi, (cdi,))
     shares = stored_shares(records, files, ThreadWorker("records"), ShareSettings(enforcement=enforcement), limits)
+    shares = replace(shares, mps=MpsLimits(MpsControl((by,), by / "pipe")))
     memory = {GpuId(gpu): MEMORY_MIB for gpu in gpus}
     capacity = {GpuId(gpu): Units(units) for gpu, units in gpus.items()}
     shares.publish(NodeSharing(capacity, memory_mib=memory, enforcement=enforcement))

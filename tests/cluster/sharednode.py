@@ -47,10 +47,10 @@ class Shared:
         self.gpus = {A: 1000, B: 1000}
 
     @contextmanager
-    def agent(self, library: Path | str = "") -> Iterator["subprocess.Popen[bytes]"]:
-        """Run the agent; with a library, shares are limits."""
+    def agent(self, limited_by: Path | str = "") -> Iterator["subprocess.Popen[bytes]"]:
+        """Run the agent; with a library, or a driver's folder with an MPS daemon, shares are limits."""
         config, gpus = str(self.node.cluster.kubeconfig), json.dumps(self.gpus)
-        arguments = [str(self.folder), str(self.cdi), config, gpus, str(library)]
+        arguments = [str(self.folder), str(self.cdi), config, gpus, str(limited_by)]
         log = self.node.cluster.folder / "log/shares.log"
         command = [sys.executable, "-m", "tests.cluster.shareagent", *arguments]
         with log.open("a") as output, subprocess.Popen(command, stderr=output) as agent:

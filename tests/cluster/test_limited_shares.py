@@ -4,6 +4,7 @@ No container computes here: a small library stands in for HAMi-core, and says th
 """
 
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gpuvirt.paths import HostRoots
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.sharednode import A, Shared, main, shared_node
 from tests.shares.memoryregions import region
+from tests.shares.mpsdaemon import write_program
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
@@ -24,6 +26,35 @@ LINKER = Path("/lib64/ld-linux-x86-64.so.2")
 SOURCE = """
 #include <unistd.h>
 __attribute__((constructor)) static void begin(void) { if (write(1, "loaded\\n", 7) < 0) _exit(1); }
+"""
+CLIENT = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+int main(void) {
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof at.sun_path, "%s/control", getenv("CUDA_MPS_PIPE_DIRECTORY"));
+    int daemon = socket(AF_UNIX, SOCK_STREAM, 0), given = 0;
+    if (connect(daemon, (struct sockaddr *)&at, sizeof at)) { perror(at.sun_path); return 1; }
+    dprintf(daemon, "client %s\\n", getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"));
+    char answer[16] = "ok";
+    for (; !strncmp(answer, "ok", 2); given += 100) {
+        dprintf(daemon, "alloc 100\\n");
+        if (read(daemon, answer, sizeof answer) <= 0) break;
+    }
+    printf("given %d MiB\\n", given - 100);
+    return 0;
+}
+"""
+USE_MPS = """
+env | grep '^CUDA_MPS' | sort
+ls /usr/local/gpuvirt/mps
+/given/client & /given/client & wait
+echo end
+sleep 1000
 """
 FOLDERS = {"/lib": "/usr/lib", "/lib64": "/usr/lib64", "/programs": "/usr/bin"}
 """The host's folders that the container has, since its image has no dynamic linker."""
@@ -40,6 +71,10 @@ sleep 1000
 """
 
 
+SETS = {"CUDA_DEVICE_MEMORY_LIMIT_0": "0", "CUDA_DEVICE_SM_LIMIT": "0"}
+SETS_OF_MPS = {"CUDA_MPS_PIPE_DIRECTORY": "/nowhere", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}
+
+
 @pytest.fixture
 def shared(node: LabNode, tmp_path: Path) -> Iterator[Shared]:
     """The node with two GPUs."""
@@ -47,16 +82,18 @@ def shared(node: LabNode, tmp_path: Path) -> Iterator[Shared]:
         yield shared
 
 
-def limited(shared: Shared, name: str, units: int, given: Path) -> Mapping[str, object]:
+def limited(
+    shared: Shared, name: str, units: int, given: Path, command: str = SHOW, *, sets: Mapping[str, str] = SETS
+) -> Mapping[str, object]:
     """Return a pod that sets variables of the limit itself, and whose programs are the host's.
 
-    `given` has a region as its processes would have made it.
+    `given` is a folder of the host that it has.
     """
-    pod = shared.pod(name, main(units, SHOW), gpu=A, policy="Never")
+    pod = shared.pod(name, main(units, command), gpu=A, policy="Never")
     spec = pod["spec"]
     assert isinstance(spec, dict)
     (container,) = spec["containers"]
-    container["env"] += [{"name": f"CUDA_DEVICE_{what}", "value": "0"} for what in ("MEMORY_LIMIT_0", "SM_LIMIT")]
+    container["env"] += [{"name": variable, "value": value} for variable, value in sets.items()]
     mounted = {**FOLDERS, "/given": str(given)}
     folders = {f"folder-{number}": paths for number, paths in enumerate(mounted.items())}
     container["volumeMounts"] = [
@@ -124,3 +161,44 @@ def test_a_container_has_its_limit_and_an_older_one_has_none(shared: Shared, tmp
 
         node.until(lambda: "LimitNotPossible" in described(), described)
         assert node.status("waits").phase == "Pending"
+
+
+@pytest.mark.skipif(not LINKER.exists(), reason="the dynamic linker of other architectures is elsewhere")
+def test_processes_of_a_container_are_limited_by_the_mps_daemon(
+    shared: Shared, short_path: Path, tmp_path: Path
+) -> None:
+    node, given, driver = shared.node, tmp_path / "given", short_path / "driver"
+    given.mkdir(mode=0o755)
+    compiled = ["gcc", "-o", str(given / "client"), "-xc", "-"]
+    subprocess.run(compiled, input=CLIENT, text=True, check=True)
+    write_program(driver)
+    daemon = subprocess.Popen([sys.executable, "-m", "tests.shares.mpsdaemon", str(driver / "pipe"), str(A)])
+    try:
+        node.until((driver / "pipe/control").exists, lambda: "no daemon")
+        with shared.agent(driver):
+            node.apply(limited(shared, "limited", 300, given, USE_MPS, sets=SETS_OF_MPS))
+            node.until(
+                lambda: "end" in node.output("limited", "main"), lambda: f"{node.status('limited')} {shared.log}"
+            )
+            assert list(node.output("limited", "main")) == [
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30",
+                f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={A}=4915M",
+                "CUDA_MPS_PIPE_DIRECTORY=/usr/local/gpuvirt/mps",
+                "control",
+                "given 4900 MiB",
+                "given 4900 MiB",
+                "end",
+            ], "each of its processes has the limit of its own"
+            until_annotated(shared, "limited", "mps")
+            daemon.kill()
+            daemon.wait()
+            node.apply(limited(shared, "waits", 300, given, USE_MPS))
+
+            def described() -> str:
+                return node.kubectl("describe", "pod", "waits")
+
+            node.until(lambda: "has no MPS daemon that answers" in described(), described)
+            assert node.status("waits").phase == "Pending"
+    finally:
+        daemon.kill()
+        daemon.wait()

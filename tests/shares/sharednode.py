@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt.facts.ids import PodUid, ResourceName
+from gpuvirt.hardware.programs.mpscontrol import MpsControl
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
@@ -24,6 +25,7 @@ from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.shares.limitfiles import LimitFiles
+from gpuvirt.node.shares.mpslimits import MpsLimits
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.shares.podends import Accounts
@@ -81,7 +83,8 @@ class Agent:
         kubelet = KubeletPaths(folder)
         limits = LimitFiles(LIBRARY, folder / "host", folder / "run/ld.so.preload")
         state = Cell(ShareState(replace(published, enforcement=enforcement), "containerd://2.4.2"))
-        self.shares = NodeShares(self.store, files, pods, state, limit_files=limits)
+        control = MpsControl((folder / "driver", folder / "host"), folder / "run/mps/pipe")
+        self.shares = NodeShares(self.store, files, pods, state, limit_files=limits, mps=MpsLimits(control))
         accounts = Accounts(RecordedUnits(kubelet, VGPU).read, lambda uids: read_running_pods(host, uids))
         on = Dependencies(
             self.shares, CLOCK, worker, accounts, OpenGpus(), room_s=0.3, pod_s=0.3, recheck_s=0.01, kept_s=0.05

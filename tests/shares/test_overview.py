@@ -8,6 +8,7 @@ from rich.console import Console
 
 from gpuvirt.cli.output.sharesrender import bar, print_shares
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.overview import GpuOverview, PodShare, SharesOverview, overview, short_ids
@@ -91,7 +92,10 @@ def test_the_table_says_which_shares_are_limits() -> None:
     assert "nothing keeps a container" in table(), "on a node without pods"
     mixed = table(("p", "hami-core"), ("q", "none"))
     assert "1 hami-core, 1 none" in mixed
-    assert "others can use more" in mixed
+    assert "Pods without a limit can use more" in mixed
+    both = table(("p", "hami-core"), ("q", "mps"))
+    assert "1 hami-core, 1 mps" in both
+    assert "Each share has a limit" in both
 
 
 @pytest.mark.parametrize(
@@ -129,14 +133,14 @@ def test_a_bar_is_empty_or_full_only_for_an_empty_or_full_gpu() -> None:
     assert [text.count(cells[1000][0]) for text in cells.values()] == [0, 1, 5, 9, 10]
 
 
-@pytest.mark.parametrize(("began", "now", "says"), [("none", True, "hami-core"), ("hami-core", False, "none")])
-def test_a_node_with_pods_of_other_limits_says_what_new_pods_get(began: str, now: bool, says: str) -> None:
+@pytest.mark.parametrize(("began", "now"), [("none", "hami-core"), ("hami-core", "none"), ("hami-core", "mps")])
+def test_a_node_with_pods_of_other_limits_says_what_new_pods_get(began: str, now: str) -> None:
     gpu, name, pod = GpuId("GPU-aaaaaaaa"), NodeName("node01"), PodUid("p")
     books = NodeBooks()
     books.set_capacity({gpu: Units(1000)})
     books.put(pod, {gpu: Units(300)}, Units(300))
     pods = {pod: PodShare("default/p", 300, began)}
-    found = overview({name: books}, pods, limiting=(name,) if now else ())
-    assert found.nodes[0].enforcement == says
-    assert f"new pods of node01: {says}" in printed(found)
-    assert "new pods of" not in printed(overview({name: books}, pods, limiting=() if now else (name,)))
+    found = overview({name: books}, pods, limiting={name: Enforcement(now)})
+    assert found.nodes[0].enforcement == now
+    assert f"new pods of node01: {now}" in printed(found)
+    assert "new pods of" not in printed(overview({name: books}, pods, limiting={name: Enforcement(began)}))

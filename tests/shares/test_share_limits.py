@@ -17,7 +17,8 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.capacity import memory_mib_of
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerName, Units, demand_of
 from gpuvirt.model.shares.node.choice import NodeSharing
-from gpuvirt.model.shares.node.hamicore import HEADER, limit_of, why_unusable, with_limits
+from gpuvirt.model.shares.node.hamicore import HEADER, why_unusable
+from gpuvirt.model.shares.node.limits import limit_of, with_limits
 from gpuvirt.model.shares.node.records import ShareLimit, record_of
 from gpuvirt.node.shares.recordstore import FILE
 from gpuvirt.support import shares as archived
@@ -90,7 +91,7 @@ def test_a_part_of_a_gpu_has_a_limit_and_whole_gpus_have_none(enforcement: Enfor
     found = with_limits(record_of("ns", "p", demand, chosen), replace(WITH_MEMORY, enforcement=enforcement))
     assert not isinstance(found, Reason)
     limits = {name: share.limit for name, share in found.containers.items()}
-    expected = ShareLimit(16, 1) if enforcement is Enforcement.HAMI_CORE else None
+    expected = ShareLimit(16, 1, enforcement) if enforcement.is_limit else None
     assert limits == {"part": expected, "whole": None}
     assert found.enforcement is enforcement
 
@@ -284,7 +285,7 @@ def test_a_library_has_an_absolute_path(path: str) -> None:
         check(Settings(shares=ShareSettings(hami_core=HamiCore(library=path))), where="node.yaml")
 
 
-@pytest.mark.parametrize("text", ['{"enforcement":"mps"}', '{"gpu_memory_mib":{"A":0}}'])
+@pytest.mark.parametrize("text", ['{"enforcement":"mig"}', '{"gpu_memory_mib":{"A":0}}'])
 def test_a_back_end_that_does_not_exist_is_no_setting(text: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=ShareSettings)

@@ -13,6 +13,8 @@ from pathlib import Path
 from gpuvirt import __version__
 from gpuvirt.clock import Clock
 from gpuvirt.facts.nodes import ReadNode, unread_node
+from gpuvirt.hardware.programs import mpscontrol
+from gpuvirt.hardware.programs.mpscontrol import MpsControl
 from gpuvirt.hardware.usage.devicenodes import read_node
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import has_usual_root, read_kubelets
@@ -34,6 +36,7 @@ from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.shares import limitfiles, recordstore
 from gpuvirt.node.shares.limitfiles import LimitFiles
 from gpuvirt.node.shares.memoryuse import MemoryFollower, read_uses
+from gpuvirt.node.shares.mpslimits import MpsLimits
 from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.shareallocator import Dependencies
@@ -260,7 +263,8 @@ def _shares(options: NodeOptions, folder: Path) -> NodeShares:
     library = Path(options.settings.shares.hami_core.library)
     limits = LimitFiles(library, options.system_root, run / limitfiles.FILE)
     shares = stored_shares(path, files, options.workers("shares.json"), options.settings.shares, limits)
-    return replace(shares, cdi_enabled=options.cdi_enabled)
+    control = MpsControl((options.driver_root, options.system_root), run / "mps" / mpscontrol.PIPES)
+    return replace(shares, cdi_enabled=options.cdi_enabled, mps=MpsLimits(control))
 
 
 async def _report_shares(agent: Agent, shares: NodeShares) -> None:

@@ -44,6 +44,8 @@ class NodeOptions:
     """Reads whether the container runtime's configuration has CDI on; None where it says nothing."""
     system_root: Path = Path("/")
     """The root folder of the host, with the library that limits shares."""
+    driver_root: Path = Path("/run/nvidia/driver")
+    """The root folder of the driver's container, whose programs take precedence over the host's."""
     proc: Path | None = None
     """The host's `/proc`, by which files of containers can be read; None: they are not read."""
     plugin_only: bool = False

@@ -16,7 +16,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.model.doctor.pseudonyms import Pseudonyms
 from gpuvirt.model.shares.demand import ContainerName
 from gpuvirt.model.shares.node import sharespec
-from gpuvirt.model.shares.node.hamicore import VARIABLES
+from gpuvirt.model.shares.node.limits import VARIABLES
 from gpuvirt.model.shares.node.nvidiacdi import VISIBLE
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.node.shares import recordstore

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, say
-from gpuvirt.model.desired.settings import Enforcement
+from gpuvirt.model.shares.annotations import LIMITS
 from gpuvirt.model.shares.overview import GpuOverview, NodeOverview, PodShare, SharesOverview, short_ids
 
 COLUMNS = (
@@ -91,12 +91,12 @@ def memory(pods: Sequence[PodShare]) -> str:
 
 
 def _limits(found: SharesOverview) -> str:
-    shares = [share for node in found.nodes for gpu in node.gpus for share in gpu.pods]
-    if shares and all(share.enforcement == Enforcement.HAMI_CORE for share in shares):
-        return "Each share has a limit, which HAMi-core enforces; docs/sharing.md says what it can't limit."
-    if any(share.enforcement == Enforcement.HAMI_CORE for share in shares):
-        return "HAMi-core limits the pods with hami-core; others can use more of their GPU than their share."
-    return "Shares are accounting: nothing keeps a container from using more of its GPU."
+    by = {share.enforcement for node in found.nodes for gpu in node.gpus for share in gpu.pods}
+    if not by & set(LIMITS):
+        return "Shares are accounting: nothing keeps a container from using more of its GPU."
+    if by <= set(LIMITS):
+        return "Each share has a limit; docs/sharing.md says what each means of ENFORCED can't limit."
+    return "Pods without a limit can use more of their GPU than their share."
 
 
 def bar(gpu: GpuOverview) -> Text:

@@ -118,6 +118,7 @@ def node(  # noqa: PLR0913  one parameter an option
         cdi_folders=(roots.system / "etc/cdi",),
         cdi_enabled=lambda: enables_cdi(read_runtimes(RealKernel(HostRoots.under(roots.system)))),
         system_root=roots.system,
+        driver_root=roots.run / "nvidia/driver",
         proc=None if plugin_only else roots.proc,
         settings=settings,
         ids=options.read_pci_ids(pci_ids, roots),

@@ -11,8 +11,8 @@ from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, filte
 from gpuvirt.cluster.shares.objects import demand_of_pod, needs_limits
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import (
+    LIMITS,
     LIMITS_ANNOTATION,
     REQUIRED,
     REQUIRED_ANNOTATION,
@@ -30,7 +30,7 @@ NO_UNITS = f"the node shares no GPUs: it has no annotation {SHARED_GPUS_ANNOTATI
 
 NO_LIMITS = (
     f"the pod requires shares that are limits ({REQUIRED_ANNOTATION}: {REQUIRED}), and those of the node are none:"
-    f" it has no annotation {LIMITS_ANNOTATION}: {Enforcement.HAMI_CORE}"
+    f" it has no annotation {LIMITS_ANNOTATION}: {' or '.join(LIMITS)}"
 )
 
 HELD = (

@@ -75,7 +75,8 @@ class DesiredShares(Part, frozen=True, kw_only=True):
         Enforcement | None,
         Meta(
             description="What limits the containers of new pods to their shares. none: shares are accounting."
-            " hami-core: the library limits memory and compute time. If unset: the node's label"
+            " hami-core: the library limits memory and compute time of a container. mps: NVIDIA's daemon limits memory"
+            " and threads of each process. If unset: the node's label"
             " gpuvirt.io/shares.enforcement, else the ClusterPolicy or the agent's settings."
         ),
     ] = None

@@ -10,7 +10,7 @@ A pod that is withheld counts on each GPU of each node, since a binding of anoth
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.cache import Delta
@@ -21,7 +21,7 @@ from gpuvirt.cluster.shares.podunits import gpus_of_pod, units_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.settings import Enforcement
-from gpuvirt.model.shares.annotations import InvalidAnnotationError, shared_gpus
+from gpuvirt.model.shares.annotations import LIMITS, InvalidAnnotationError, shared_gpus
 from gpuvirt.model.shares.books import NO_PODS, Books, NodeBooks, NodeRow, row_of
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.nomination import Nomination, with_nominated
@@ -65,7 +65,7 @@ class Index:
         """The pods that count everywhere, with their units."""
         self._nominations = Nominations(sharing)
         self._observed: set[str] = set()
-        self._limiting: set[NodeName] = set()
+        self._limiting: dict[NodeName, Enforcement] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -83,8 +83,8 @@ class Index:
         return self._books
 
     @property
-    def limiting(self) -> Collection[NodeName]:
-        """The nodes whose shares are limits."""
+    def limiting(self) -> Mapping[NodeName, Enforcement]:
+        """What limits the shares of new pods, by node; the nodes whose shares are no limits are not in it."""
         return self._limiting
 
     def pod(self, namespace: str, name: str) -> SharingPod | None:
@@ -134,7 +134,7 @@ class Index:
         for key in delta.removed:
             name = NodeName(key.name)
             self._set_capacity(name, {})
-            self._limiting.discard(name)
+            self._limiting.pop(name, None)
         self._observed.add("nodes")
 
     def observe_pods(self, delta: Delta[SharingPod]) -> None:
@@ -221,10 +221,11 @@ class Index:
         return row if books is row.books else row_of(books)
 
     def _take_node(self, node: SharingNode) -> None:
-        if node.metadata.annotations.limits == Enforcement.HAMI_CORE:
-            self._limiting.add(node.name)
+        limits = node.metadata.annotations.limits
+        if limits in LIMITS:
+            self._limiting[node.name] = Enforcement(limits)
         else:  # unknown: what a later version writes may be no limit
-            self._limiting.discard(node.name)
+            self._limiting.pop(node.name, None)
         text = node.metadata.annotations.shared_gpus
         try:
             capacity = shared_gpus(text) if text else {}

@@ -64,6 +64,13 @@ class Enforcement(StrEnum):
     """Nothing: shares are accounting. A container can use the GPU's whole memory and compute time."""
     HAMI_CORE = "hami-core"
     """The library of HAMi-core, in each container: it refuses memory above the share, and delays kernels."""
+    MPS = "mps"
+    """NVIDIA's Multi-Process Service, a daemon of the node: it limits memory and threads of each process."""
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether a share is a limit, by whatever means."""
+        return self is not Enforcement.NONE
 
 
 class HamiCore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -83,7 +90,7 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     vgpu_type_labels: tuple[str, ...] = ("vgpu.type",)
     """The node labels with the vGPU type: `vgpu.type=v100-8q-8GB`. An empty list: no labels."""
     enforcement: Enforcement = Enforcement.NONE
-    """What limits the containers of new pods to their shares: `none` or `hami-core`."""
+    """What limits the containers of new pods to their shares: `none`, `hami-core` or `mps`."""
     hami_core: HamiCore = HamiCore()
     """The library of HAMi-core, for `hami-core`."""
     gpu_memory_mib: dict[str, Annotated[int, Meta(ge=1)]] = {}

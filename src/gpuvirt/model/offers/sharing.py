@@ -73,8 +73,8 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s
     memory_mib: dict[GpuId, int] = {}
     for address in shared:
         found = _sized(inventory, address, whole)
-        if limits is not None and limits.value is not Enforcement.NONE:
-            found = _with_memory(inventory, found, settings, memory_mib)
+        if limits is not None and limits.value.is_limit:
+            found = _with_memory(inventory, found, settings, limits.value, memory_mib)
         against = verdict.health(_key(resource, address)).against
         withheld = found.withheld or _why_for_vms(inventory, address)
         withheld = withheld or _why_changing(inputs, address) or elsewhere.get(address)
@@ -97,7 +97,11 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s
 
 
 def _with_memory(
-    inventory: Inventory, gpu: SharedGpu, settings: ShareSettings, memory_mib: dict[GpuId, int]
+    inventory: Inventory,
+    gpu: SharedGpu,
+    settings: ShareSettings,
+    enforcement: Enforcement,
+    memory_mib: dict[GpuId, int],
 ) -> SharedGpu:
     """Add the memory of a GPU to `memory_mib`, or return why its shares can't have limits."""
     information = inventory.facts.device_ids.information.get(gpu.address)
@@ -108,7 +112,7 @@ def _with_memory(
     ids = inventory.facts.functions[gpu.address]
     found = memory_mib_of(information.model, ids.id, ids.subsystem, settings.gpu_memory_mib)
     if found is None:
-        return replace(gpu, withheld=withheldshares.memory_unknown(gpu.address, information.model))
+        return replace(gpu, withheld=withheldshares.memory_unknown(gpu.address, information.model, enforcement))
     memory_mib[gpu.id] = found
     return gpu
 

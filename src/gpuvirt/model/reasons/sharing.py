@@ -80,7 +80,7 @@ def spec_not_written(path: object, error: str) -> Reason:
 def limit_required(pod: str) -> Reason:
     """A pod asks for a limit where the shares of the node are none."""
     message = "requires that its share of a GPU is a limit, and the shares of this node are none, so it does not start"
-    fix = "kubectl label node NODE gpuvirt.io/shares.enforcement=hami-core, or remove the pod's gpuvirt.io/enforcement"
+    fix = "kubectl label node NODE gpuvirt.io/shares.enforcement=hami-core, or mps; or remove the pod's annotation"
     seen = (Seen("gpuvirt.io/enforcement", "required"), Seen("shares.enforcement", "none"))
     return Reason(ReasonCode.LIMIT_REQUIRED, pod, message, seen, fix)
 
@@ -103,6 +103,20 @@ def limit_not_written(path: object, error: str) -> Reason:
     """The file names the library that limits shares to the dynamic linker of each container."""
     message = "can't be written, so no container with part of a GPU starts"
     return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, str(path), message, (Seen("", error),), "make the folder writable")
+
+
+def limit_without_daemon(folder: object, why: str) -> Reason:
+    """A process that finds no MPS daemon runs without it, and without its limits."""
+    message = "has no MPS daemon that answers, so no container with part of a GPU starts"
+    fix = "kubectl get pods -l app=gpuvirt-mps on this node; docs/sharing.md says how the daemon is run"
+    return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, str(folder), message, (Seen("", why),), fix)
+
+
+def too_many_clients(gpu: str, clients: int) -> Reason:
+    """The MPS daemon refuses further processes, so that the container would start and fail."""
+    message = f"is used by {clients} processes through MPS, which serves no more, so the container waits"
+    fix = "wait until a process has ended; use fewer processes for each container"
+    return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, gpu, message, (Seen("ps", f"{clients} clients"),), fix)
 
 
 def records_lost(path: object, what: str) -> Reason:

@@ -48,10 +48,10 @@ def enforcement_unknown(address: str) -> Reason:
     return Reason(ReasonCode.API_SERVER_AWAY, address, message, seen, fix)
 
 
-def memory_unknown(subject: str, model: str) -> Reason:
+def memory_unknown(subject: str, model: str, enforcement: str) -> Reason:
     """Shares are limits on this node, and a limit is a part of the GPU's memory."""
     message = f"is {model}, whose memory is not known, so its shares can't be limited"
-    seen = (Seen("shares.enforcement", "hami-core"), Seen.absent(f"shares.gpu_memory_mib.{model}"))
+    seen = (Seen("shares.enforcement", enforcement), Seen.absent(f"shares.gpu_memory_mib.{model}"))
     fix = "set shares.gpu_memory_mib to the MiB that nvidia-smi shows for this product, or set enforcement none"
     return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, subject, message, seen, fix)
 

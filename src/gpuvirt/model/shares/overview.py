@@ -1,6 +1,6 @@
 """An overview of shared GPUs: what each has left, and which pods have how much of it."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
@@ -13,6 +13,7 @@ FEWEST_DIGITS = 8
 """Of the UUID of a GPU in tables: `GPU-8a5c31f2`. nvidia-smi takes any unambiguous beginning, too."""
 _PREFIX = "GPU-"
 NONE_AWAY: Mapping[NodeName, AwayWorker] = {}
+NO_LIMITS: Mapping[NodeName, Enforcement] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class PodShare:
     """Namespace and name: `research/train-0`."""
     units: int
     enforcement: str = Enforcement.NONE
-    """What limits the pod's containers, by its annotation: `none` or `hami-core`."""
+    """What limits the pod's containers, by its annotation: `none`, `hami-core` or `mps`."""
     limit_mib: int | None = None
     """The memory that it can use by its limits; None without limits, or while its agent has not reported them."""
     used_mib: int | None = None
@@ -57,7 +58,7 @@ class NodeOverview:
     away: str | None = None
     """Why no unit of the node is free now: a VgpuSchedule has suspended it. None while pods can come."""
     enforcement: str = Enforcement.NONE
-    """What limits new pods, by the node's annotation: `none` or `hami-core`."""
+    """What limits new pods, by the node's annotation: `none`, `hami-core` or `mps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,15 @@ def overview(
     nodes: Mapping[NodeName, NodeBooks],
     pods: Mapping[PodUid, PodShare],
     away: Mapping[NodeName, AwayWorker] = NONE_AWAY,
-    limiting: Collection[NodeName] = (),
+    limiting: Mapping[NodeName, Enforcement] = NO_LIMITS,
 ) -> SharesOverview:
     """Return the overview of nodes; `pods` has the name and the units of each pod in the books.
 
-    `away` has the nodes that get no pods because of a schedule: no unit of theirs is free. The shares of new pods are
-    limits on the nodes `limiting`.
+    `away` has the nodes that get no pods because of a schedule: no unit of theirs is free. `limiting` has what limits
+    the shares of new pods, of the nodes on which they are limits.
     """
     found = tuple(
-        _node(name, nodes[name], pods, away.get(name), Enforcement.HAMI_CORE if name in limiting else Enforcement.NONE)
+        _node(name, nodes[name], pods, away.get(name), limiting.get(name, Enforcement.NONE))
         for name in sorted(nodes)
         if nodes[name].capacity or nodes[name].all_pods
     )

@@ -9,7 +9,7 @@ from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.model.reasons import Reason, sharing
 from gpuvirt.model.shares.demand import ContainerName, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode, choose, why_refused
-from gpuvirt.model.shares.node.hamicore import with_limits
+from gpuvirt.model.shares.node.limits import with_limits
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, record_of
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.shares.gpuclaims import GpuClaims

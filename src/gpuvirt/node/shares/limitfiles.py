@@ -6,7 +6,8 @@ from pathlib import Path
 
 from gpuvirt.model.desired.settings import HamiCore
 from gpuvirt.model.reasons import sharing
-from gpuvirt.model.shares.node.hamicore import HEADER, LIBRARY, LimitPaths, why_unusable
+from gpuvirt.model.shares.node.hamicore import HEADER, LIBRARY, why_unusable
+from gpuvirt.model.shares.node.limits import LimitPaths
 from gpuvirt.node.shares.refusals import ShareRefusedError
 from gpuvirt.node.store.files import replace_file
 

@@ -52,7 +52,7 @@ class MemoryFollower:
     async def read(self, now_s: float) -> None:
         """Read once; where a reading hangs, nothing is known."""
         pods = self._shares.records.pods.items()
-        limited = [uid for uid, pod in pods if pod.enforcement is not Enforcement.NONE]
+        limited = [uid for uid, pod in pods if pod.enforcement is Enforcement.HAMI_CORE]
         uses: MemoryUses = {}
         if limited:
             with suppress(WorkerBlockedError):  # the worker logs it

@@ -23,6 +23,7 @@ from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE, SharedGpus
 from gpuvirt.node.shares.limitfiles import NO_LIBRARY, LimitFiles
+from gpuvirt.node.shares.mpslimits import NO_DAEMON, MpsLimits
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.recordstore import RecordStore
 from gpuvirt.node.shares.refusals import Refusals
@@ -46,6 +47,7 @@ class NodeShares:
     resource: ResourceName = UNITS_RESOURCE
     whole: Units = WHOLE
     limit_files: LimitFiles = NO_LIBRARY
+    mps: MpsLimits = NO_DAEMON
     pending: Cell[Mapping[PodUid, PodRecord]] = field(default_factory=lambda: Cell({}))
     """The shares that are being given: not on disk yet."""
     used: Cell[MemoryUses] = field(default_factory=lambda: Cell({}))

@@ -23,12 +23,13 @@ from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.reasons import sharing
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node import sharespec
-from gpuvirt.model.shares.node.hamicore import NO_FILES
+from gpuvirt.model.shares.node.limits import NO_PATHS, LimitPaths
 from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, container_edits
-from gpuvirt.model.shares.node.records import PodRecord, ShareRecords
+from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareRecords
 from gpuvirt.node.shares.gpuchoice import GpuChoice
 from gpuvirt.node.shares.gpuclaims import GpuClaims
 from gpuvirt.node.shares.nodeshares import NodeShares
@@ -256,7 +257,7 @@ class ShareAllocator:
 
         def write() -> None:
             edits = container_edits(files.nvidia_specs(), gpus)
-            paths = self._shares.limit_files.ensure() if share.limit is not None else NO_FILES
+            paths = self._limit_paths(share)
             files.write(nonce, sharespec.spec(nonce, allocation.pod, allocation.container, pod, edits, paths))
 
         try:
@@ -269,6 +270,14 @@ class ShareAllocator:
         except (OSError, GpuvirtError) as error:
             path = files.folder / sharespec.file_name(nonce)
             raise ShareRefusedError(sharing.spec_not_written(path, str(error))) from error
+
+    def _limit_paths(self, share: ContainerRecord) -> LimitPaths:
+        """Return what a container with a limit has mounted; raise ShareRefusedError where the limit would not hold."""
+        if share.limit is None:
+            return NO_PATHS
+        if share.limit.by is Enforcement.MPS:
+            return self._shares.mps.ensure(next(iter(share.gpus)))
+        return self._shares.limit_files.ensure()
 
     async def _in_worker(self, job: Callable[[], T]) -> T:
         return await self._on.worker.run(job, name="CDI specs of shares", timeout_s=FILES_S)

@@ -70,7 +70,7 @@ def no_limits(node: str, shares: SharesSeen) -> Finding | None:
         node,
         "has shares that are no limits, and the pod requires limits",
         (Seen(f"pod {REQUIRED_ANNOTATION}", REQUIRED), Seen.absent(f"node {node} {LIMITS_ANNOTATION}")),
-        fix=(f"kubectl label node {node} {LABEL}=hami-core, or use a node whose shares are limits",),
+        fix=(f"kubectl label node {node} {LABEL}=hami-core (or mps), or use a node whose shares are limits",),
     )
 
 

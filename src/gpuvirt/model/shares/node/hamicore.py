@@ -6,17 +6,9 @@ multiprocess_memory_limit.c reads these variables. A limit with an index takes p
 container with a limit has one GPU. So both are set, as a pod may set the other one itself.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-import msgspec
-
-from gpuvirt.model.desired.settings import Enforcement
-from gpuvirt.model.reasons import Reason, sharing
-from gpuvirt.model.shares.demand import ContainerName, Units
-from gpuvirt.model.shares.node.choice import NodeSharing
-from gpuvirt.model.shares.node.nvidiacdi import Fields
-from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareLimit
+from gpuvirt.model.shares.node.records import ShareLimit
 from gpuvirt.plain import Plain
 
 LIBRARY = "/usr/local/gpuvirt/libvgpu.so"
@@ -37,42 +29,6 @@ HEADER = 18
 _ELF_64_LITTLE, _SHARED_OBJECT = b"\x7fELF\x02\x01", 3
 
 
-@dataclass(frozen=True, slots=True)
-class LimitPaths:
-    """The files of the host that a container with a limit has."""
-
-    library: str = ""
-    preload: str = ""
-
-
-NO_FILES = LimitPaths()
-
-
-def limit_of(units: Units, gpu_units: Units, memory_mib: int) -> ShareLimit:
-    """Return the limit of a container with some of a GPU's units; 0 would mean no limit, so it is at least 1."""
-    return ShareLimit(max(units * memory_mib // gpu_units, 1), max(units * 100 // gpu_units, 1))
-
-
-def with_limits(pod: PodRecord, node: NodeSharing, *, requires: bool = False) -> PodRecord | Reason:
-    """Return the record of a new pod with a limit for each container that has a part of a GPU, or why that can't be.
-
-    Nobody else has a share of the GPUs of a container that has whole ones. `requires`: the pod asks for limits.
-    """
-    if node.enforcement is Enforcement.NONE:
-        return sharing.limit_required(f"pod {pod.namespace}/{pod.name}") if requires else pod
-    limited: dict[ContainerName, ContainerRecord] = {}
-    for name, share in pod.containers.items():
-        limited[name] = share
-        if share.units >= node.whole:
-            continue
-        (gpu,) = share.gpus
-        if gpu not in node.memory_mib:
-            return sharing.limit_without_memory(gpu)
-        limit = limit_of(share.units, node.capacity[gpu], node.memory_mib[gpu])
-        limited[name] = msgspec.structs.replace(share, limit=limit)
-    return msgspec.structs.replace(pod, containers=limited)
-
-
 def variables(limit: ShareLimit) -> Mapping[str, str]:
     """Return the variables of a container with a limit."""
     memory, compute = f"{limit.memory_mib}m", str(limit.compute_percent)
@@ -86,15 +42,13 @@ def variables(limit: ShareLimit) -> Mapping[str, str]:
     }
 
 
-def with_mounts(edits: Fields, files: LimitPaths) -> Fields:
-    """Return the edits of a container's CDI device with the mounts of its limit."""
-    theirs = edits.get("mounts")
-    mounts: list[Plain] = [
-        {"hostPath": files.library, "containerPath": LIBRARY, "options": _READ_ONLY},
-        {"hostPath": files.preload, "containerPath": PRELOAD, "options": _READ_ONLY},
+def mounts(library: str, preload: str) -> Sequence[Plain]:
+    """Return the mounts of a container with a limit; the library and its list are files of the host."""
+    return [
+        {"hostPath": library, "containerPath": LIBRARY, "options": _READ_ONLY},
+        {"hostPath": preload, "containerPath": PRELOAD, "options": _READ_ONLY},
         {"hostPath": "tmpfs", "containerPath": REGION_FOLDER, "type": "tmpfs", "options": _REGION_OPTIONS},
     ]
-    return {**edits, "mounts": [*(theirs if isinstance(theirs, list) else ()), *mounts]}
 
 
 def why_unusable(header: bytes) -> str | None:

@@ -23,6 +23,8 @@ class ShareLimit(msgspec.Struct, frozen=True):
 
     memory_mib: int
     compute_percent: int
+    by: Enforcement = Enforcement.HAMI_CORE
+    """What enforces it; a record of a version before MPS does not say so."""
 
 
 class ContainerRecord(msgspec.Struct, frozen=True):
@@ -55,9 +57,9 @@ class PodRecord(msgspec.Struct, frozen=True):
 
     @property
     def enforcement(self) -> Enforcement:
-        """What limits the pod's containers that have a part of a GPU: either all of them have a limit, or none."""
-        limited = any(container.limit is not None for container in self.containers.values())
-        return Enforcement.HAMI_CORE if limited else Enforcement.NONE
+        """What limits the pod's containers that have a part of a GPU: either all of them have the same, or none."""
+        limits = (container.limit for container in self.containers.values())
+        return next((limit.by for limit in limits if limit is not None), Enforcement.NONE)
 
     @property
     def placement(self) -> Placement:

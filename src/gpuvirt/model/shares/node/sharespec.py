@@ -13,7 +13,7 @@ from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.demand import ContainerName
-from gpuvirt.model.shares.node.hamicore import NO_FILES, LimitPaths, variables, with_mounts
+from gpuvirt.model.shares.node.limits import NO_PATHS, LimitPaths, variables, with_mounts
 from gpuvirt.model.shares.node.nvidiacdi import VISIBLE, Edits, Fields, later
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords
 from gpuvirt.plain import Plain
@@ -73,15 +73,16 @@ def nonce_in(name: str) -> str | None:
 
 
 def spec(
-    nonce: str, uid: PodUid, container: ContainerName, pod: PodRecord, edits: Edits, files: LimitPaths = NO_FILES
+    nonce: str, uid: PodUid, container: ContainerName, pod: PodRecord, edits: Edits, paths: LimitPaths = NO_PATHS
 ) -> bytes:
-    """Return the content of a container's spec; `edits` are those of its GPUs, `files` those of its limit."""
+    """Return the content of a container's spec; `edits` are those of its GPUs, `paths` those of its limit."""
     share = pod.containers[container]
     own = {**NO_GPUS, GPUS: ",".join(sorted(share.gpus)), UNITS: str(share.units)}
     fields = edits.fields
     if share.limit is not None:
-        own |= variables(share.limit)
-        fields = with_mounts(fields, files)
+        (gpu,) = share.gpus
+        own |= variables(share.limit, gpu)
+        fields = with_mounts(fields, share.limit, paths)
     device: Fields = {
         "name": nonce,
         "annotations": {RECORD: msgspec.json.encode(Owner(uid, container, pod)).decode()},

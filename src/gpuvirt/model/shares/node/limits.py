@@ -1,0 +1,71 @@
+"""The limit of a share: how much it is, and what a container gets by which it holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from gpuvirt.model.desired.settings import Enforcement
+from gpuvirt.model.reasons import Reason, sharing
+from gpuvirt.model.shares.demand import ContainerName, Units
+from gpuvirt.model.shares.node import hamicore, mps
+from gpuvirt.model.shares.node.choice import NodeSharing
+from gpuvirt.model.shares.node.nvidiacdi import Fields
+from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareLimit
+from gpuvirt.model.shares.placement import GpuId
+
+VARIABLES = hamicore.VARIABLES | mps.VARIABLES
+"""The names of the variables by which limits hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitPaths:
+    """The paths of the host that a container with a limit has mounted; those of the other means are empty."""
+
+    library: str = ""
+    """HAMi-core's library."""
+    preload: str = ""
+    """The dynamic linker's list with the library."""
+    pipes: str = ""
+    """The folder with the sockets of the MPS daemon."""
+
+
+NO_PATHS = LimitPaths()
+
+
+def limit_of(units: Units, gpu_units: Units, memory_mib: int, by: Enforcement = Enforcement.HAMI_CORE) -> ShareLimit:
+    """Return the limit of a container with some of a GPU's units; 0 would mean no limit, so it is at least 1."""
+    return ShareLimit(max(units * memory_mib // gpu_units, 1), max(units * 100 // gpu_units, 1), by)
+
+
+def with_limits(pod: PodRecord, node: NodeSharing, *, requires: bool = False) -> PodRecord | Reason:
+    """Return the record of a new pod with a limit for each container that has a part of a GPU, or why that can't be.
+
+    Nobody else has a share of the GPUs of a container that has whole ones. `requires`: the pod asks for limits.
+    """
+    if not node.enforcement.is_limit:
+        return sharing.limit_required(f"pod {pod.namespace}/{pod.name}") if requires else pod
+    limited: dict[ContainerName, ContainerRecord] = {}
+    for name, share in pod.containers.items():
+        limited[name] = share
+        if share.units >= node.whole:
+            continue
+        (gpu,) = share.gpus
+        if gpu not in node.memory_mib:
+            return sharing.limit_without_memory(gpu)
+        limit = limit_of(share.units, node.capacity[gpu], node.memory_mib[gpu], node.enforcement)
+        limited[name] = msgspec.structs.replace(share, limit=limit)
+    return msgspec.structs.replace(pod, containers=limited)
+
+
+def variables(limit: ShareLimit, gpu: GpuId) -> Mapping[str, str]:
+    """Return the variables of a container with a limit; it has a part of one GPU."""
+    return mps.variables(limit, gpu) if limit.by is Enforcement.MPS else hamicore.variables(limit)
+
+
+def with_mounts(edits: Fields, limit: ShareLimit, paths: LimitPaths) -> Fields:
+    """Return the edits of a container's CDI device with the mounts of its limit."""
+    theirs = edits.get("mounts")
+    by_mps = limit.by is Enforcement.MPS
+    ours = mps.mounts(paths.pipes) if by_mps else hamicore.mounts(paths.library, paths.preload)
+    return {**edits, "mounts": [*(theirs if isinstance(theirs, list) else ()), *ours]}

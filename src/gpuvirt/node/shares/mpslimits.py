@@ -1,0 +1,42 @@
+"""Whether containers can be limited by the node's MPS daemon now: it is asked before each of them starts."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuvirt.hardware.access.tools import ToolError
+from gpuvirt.hardware.programs.mpscontrol import MpsControl
+from gpuvirt.model.reasons import sharing
+from gpuvirt.model.shares.node import mps
+from gpuvirt.model.shares.node.limits import LimitPaths
+from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.node.shares.refusals import ShareRefusedError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MpsLimits:
+    """The daemon of the node."""
+
+    control: MpsControl
+
+    def ensure(self, gpu: GpuId) -> LimitPaths:
+        """Return the folder of the daemon's sockets; raise ShareRefusedError where a client would run without limits.
+
+        A process that finds no daemon runs without it, and so without its limits (seen with driver 580.159.04).
+        """
+        pipes = self.control.pipes
+        try:
+            daemon = mps.parse(self.control.ask(mps.QUESTIONS))
+        except ToolError as error:
+            raise ShareRefusedError(sharing.limit_without_daemon(pipes, str(error))) from error
+        if daemon is None:
+            raise ShareRefusedError(sharing.limit_without_daemon(pipes, f"it did not answer {mps.PERCENTAGE}"))
+        if (clients := daemon.clients_of(gpu)) >= mps.MOST_CLIENTS:
+            raise ShareRefusedError(sharing.too_many_clients(gpu, clients))
+        return LimitPaths(pipes=str(pipes))
+
+
+NO_DAEMON = MpsLimits(MpsControl((), Path("/run/gpuvirt/mps/pipe")))
+"""That of an agent that limits no shares."""
