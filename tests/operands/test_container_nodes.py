@@ -21,7 +21,12 @@ IMAGES = {
     "GFD_IMAGE": "r/gfd:1",
 }
 NODES = replace(ALL_KINDS, settings=replace(ALL_KINDS.settings, images=IMAGES))
-FOR_CONTAINERS = set(OperandName) - {OperandName.AGENT, OperandName.LABELLER, OperandName.VGPU_MANAGER}
+FOR_CONTAINERS = set(OperandName) - {
+    OperandName.AGENT,
+    OperandName.LABELLER,
+    OperandName.MPS,
+    OperandName.VGPU_MANAGER,
+}
 
 
 def daemon_set(name: str, policy: ClusterPolicy, site: Site = NODES) -> DaemonSet:

@@ -50,6 +50,41 @@ def value_of(container: Container, name: str) -> str | None:
 VGPU = {"enabled": True, "repository": "registry.example", "image": "vgpu-manager", "version": "570.1"}
 
 
+# --- the MPS daemon
+
+
+def test_the_mps_daemon_runs_on_labelled_nodes_and_waits_for_its_clients() -> None:
+    daemon = daemon_sets(render(sandbox(sandboxDevicePlugin={"shares": {"mps": {"enabled": True}}}), SITE))[
+        "gpuvirt-mps"
+    ]
+    pod = daemon.spec.template.spec
+    labels = {"gpuvirt.io/node": "true", "gpuvirt.io/shares.enforcement": "mps", "kubernetes.io/os": "linux"}
+    assert pod.node_selector == labels
+    assert daemon.spec.update_strategy.type == "OnDelete"
+    assert not daemon.metadata.owner_references, "it does not end with the policy"
+    container = main_of(daemon)
+    assert container.args == ("mps", "run")
+    assert container.lifecycle is not None
+    assert container.lifecycle.pre_stop.exec.command == ("gpuvirt", "mps", "quit")
+    assert (container.liveness_probe, container.resources.limits) == (None, {}), "nothing ends it beside its clients"
+    assert pod.termination_grace_period_seconds == 365 * 24 * 3600
+    assert pod.host_pid
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        {},
+        {"shares": {}},
+        {"shares": {"enforcement": "mps"}},
+        {"shares": {"mps": {"enabled": False}}},
+        {"enabled": False, "shares": {"mps": {"enabled": True}}},
+    ],
+)
+def test_no_mps_daemon_runs_unless_the_policy_asks_for_it(plugin: Plain) -> None:
+    assert OperandName.MPS not in render(sandbox(sandboxDevicePlugin=plugin), SITE).operands
+
+
 # --- the agent
 
 
@@ -395,5 +430,5 @@ def check(found: DaemonSet) -> None:
 def test_the_full_policy_renders_without_a_fault() -> None:
     found = render(full(), ALL_KINDS)
     assert found.faults == ()
-    # The NRI plugin gives GPUs to pods in place of RuntimeClasses.
-    assert found.operands == set(OperandName) - {OperandName.RUNTIME_CLASSES}
+    # The NRI plugin gives GPUs to pods in place of RuntimeClasses; NVIDIA's policy has no MPS daemon.
+    assert found.operands == set(OperandName) - {OperandName.RUNTIME_CLASSES, OperandName.MPS}

@@ -58,6 +58,7 @@ COMMANDS = {
     "vgpu": Command("changes", "Create and delete vGPUs, and apply vGPU configs."),
     "install": Command("services", "Install what helm cannot; the chart's Jobs run this."),
     "sim": Command("", "Simulate hosts with GPUs, and run programs on them.", distribution=SIMULATOR),
+    "mps": Command("services", "Run NVIDIA's MPS daemon, which limits shares of GPUs."),
     "validate": Command("services", "Check a container node, for NVIDIA's operands."),
     "version": Command("diagnosis", "Print the version."),
 }

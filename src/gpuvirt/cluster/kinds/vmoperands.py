@@ -132,6 +132,12 @@ class HamiCoreLibrary(Part, frozen=True, kw_only=True):
     )
 
 
+class MpsDaemon(Part, frozen=True, kw_only=True):
+    """NVIDIA's MPS daemon on the nodes with the label gpuvirt.io/shares.enforcement: mps."""
+
+    enabled: Annotated[bool | None, Meta(description="Whether gpuvirt runs the daemon. If unset: false.")] = None
+
+
 class ShareLimits(Part, frozen=True, kw_only=True):
     """What limits the containers of pods to their shares of GPUs. gpuvirt alone has this part."""
 
@@ -139,10 +145,11 @@ class ShareLimits(Part, frozen=True, kw_only=True):
         Enforcement | None,
         Meta(
             description="none: shares are accounting. hami-core: the library limits memory and compute time of the"
-            " containers of new pods. If unset: none."
+            " containers of new pods. mps: NVIDIA's daemon limits memory and threads of each process. If unset: none."
         ),
     ] = None
     hami_core: HamiCoreLibrary = HamiCoreLibrary()
+    mps: MpsDaemon = MpsDaemon()
     gpu_memory_mib: Annotated[
         dict[str, int] | None,
         Meta(description="The memory of GPUs by the product name that NVIDIA's driver shows, in MiB."),

@@ -48,6 +48,7 @@ CHANGERS: Mapping[str, str] = {
 _AGENT_WORKLOADS = CHANGERS.keys()
 PODS: Mapping[str, str] = {
     OperandName.VGPU_MANAGER: "vgpu-manager",
+    OperandName.MPS: "mps-daemon",
     OperandName.DRIVER: "driver",
     OperandName.TOOLKIT: "container-toolkit",
     OperandName.VALIDATOR: "operator-validator",

@@ -9,6 +9,7 @@ from gpuvirt.cluster.operator.operands.dcgm import dcgm, dcgm_exporter
 from gpuvirt.cluster.operator.operands.deviceplugin import device_plugin, gfd
 from gpuvirt.cluster.operator.operands.driver import driver
 from gpuvirt.cluster.operator.operands.labeller import labeller
+from gpuvirt.cluster.operator.operands.mpsdaemon import mps_daemon
 from gpuvirt.cluster.operator.operands.site import Fault, OperandName, Rendered, Site
 from gpuvirt.cluster.operator.operands.toolkit import runtime_classes, toolkit
 from gpuvirt.cluster.operator.operands.validator import validator
@@ -19,6 +20,7 @@ Render = Callable[[ClusterPolicy, Site], Iterator[Manifest | SpecFault]]
 OPERANDS: tuple[tuple[OperandName, Render], ...] = (
     (OperandName.VGPU_MANAGER, vgpu_manager),
     (OperandName.AGENT, agent),
+    (OperandName.MPS, mps_daemon),
     (OperandName.LABELLER, labeller),
     (OperandName.RUNTIME_CLASSES, runtime_classes),
     (OperandName.DRIVER, driver),

@@ -16,6 +16,7 @@ class OperandName(StrEnum):
 
     AGENT = "gpuvirt-node"
     LABELLER = "gpuvirt-node-labels"
+    MPS = "gpuvirt-mps"
     VGPU_MANAGER = "nvidia-vgpu-manager-daemonset"
     DRIVER = "nvidia-driver-daemonset"
     TOOLKIT = "nvidia-container-toolkit-daemonset"

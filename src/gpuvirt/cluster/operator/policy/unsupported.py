@@ -37,7 +37,7 @@ def _agents(*more: str, **parts: _Known) -> _Known:
 _UNKNOWN_ON, _UNKNOWN_OFF = _Known(off=False), _Known(off=True)
 _CONFIG = _Known(("name", "default"))
 _ON_DEMAND = _Known(("names", "prefix", "types", "idleCount", "sizes"))
-_SHARES = _Known(("enforcement", "gpuMemoryMib"), {"hamiCore": _Known(("library",))})
+_SHARES = _Known(("enforcement", "gpuMemoryMib"), {"hamiCore": _Known(("library",)), "mps": _Known(("enabled",))})
 _ONLY_SWITCH = _Known((*_NAMED, *_POD, "args", "defaultMode", "config"), off=True)
 """An operand that gpuvirt never deploys: only its field `enabled` is reported."""
 ACTED_ON = _Known(

@@ -1,0 +1,73 @@
+"""How NVIDIA's MPS daemon of a node is started, in the root of its driver.
+
+Contract: `man nvidia-cuda-mps-control`, and driver 580.159.04. Its server needs the driver's libraries, so the daemon
+runs in the root of the host or of the driver's container, and the folder of its sockets has the same path everywhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.hardware.access.tools import PATH, Run, ToolError, ToolMissingError, run_program
+from gpuvirt.hardware.programs.containerdriver import DriverRoots, NotReadyError, find_driver
+from gpuvirt.hardware.programs.mpscontrol import PIPE_DIRECTORY, PIPES, PROGRAM, SERVERS, MpsControl
+from gpuvirt.paths import HostPath
+
+FOLDER = Path("/run/gpuvirt/mps")
+"""The daemon's folder on a host, with the folders of its sockets and its logs."""
+LOGS, LOG_DIRECTORY = "log", "CUDA_MPS_LOG_DIRECTORY"
+MANY_USERS = "multiuser-server"
+"""The option of newer daemons to serve the processes of all users at once; else those of another user wait."""
+HELP_S, MOUNT_S = 10.0, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class MpsStart:
+    """The command of a daemon that stays in the foreground, and its whole environment."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+
+def prepare(system: Path, driver: Path, folder: Path = FOLDER, run: Run = run_program) -> MpsStart:
+    """Prepare the daemon's folder, and return how it is started; raise NotReadyError, GpuvirtError.
+
+    `system` and `driver` are the roots of the host and of the driver's container as this process sees them.
+    """
+    found = find_driver(DriverRoots(system, driver, HostPath(str(driver)), started=None), run)
+    root = system if found.is_on_host else driver
+    into = () if root == Path("/") else ("chroot", str(root))
+    _check_alone(MpsControl((root,), folder / PIPES))
+    for part in (PIPES, LOGS):
+        (folder / part).mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not found.is_on_host:
+        _mount(folder, root, run)
+    options = (f"-{MANY_USERS}",) if MANY_USERS in run((*into, PROGRAM, "--help"), HELP_S).output else ()
+    environment = {
+        "PATH": PATH,
+        "LC_ALL": "C",
+        PIPE_DIRECTORY: str(folder / PIPES),
+        LOG_DIRECTORY: str(folder / LOGS),
+    }
+    return MpsStart((*into, PROGRAM, "-f", *options), environment)
+
+
+def _check_alone(control: MpsControl) -> None:
+    """Raise NotReadyError where a daemon serves the folder already: a second one would take its sockets away."""
+    try:
+        control.ask((SERVERS,))
+    except ToolMissingError as error:
+        raise NotReadyError(f"{error}; it comes with NVIDIA's driver") from error
+    except ToolError:
+        return
+    raise NotReadyError(f"{control.pipes} has an MPS daemon that serves it; end it by gpuvirt mps quit")
+
+
+def _mount(folder: Path, root: Path, run: Run) -> None:
+    """Mount the folder at the same path in the root of the driver's container; raise GpuvirtError."""
+    place = root / folder.relative_to("/")
+    place.mkdir(parents=True, exist_ok=True)
+    done = run(("mount", "--bind", str(folder), str(place)), MOUNT_S)
+    if done.exit_code != 0:
+        raise GpuvirtError(f"{folder} can't be mounted at {place}: {done.output}")
