@@ -121,7 +121,7 @@ def unbind_pending(address: PciAddress, users: Sequence[User], *, certain: bool 
 def users_unseen(subject: str, *seen: Seen) -> Reason:
     """A user of the device may not be visible."""
     message = "may be in use: gpuvirt can't see all processes of this host"
-    fix = "run as root; in a pod, with hostPID: true and the host's /dev"
+    fix = "run as root with CAP_SYS_PTRACE; in a pod, privileged, with hostPID: true and the host's /dev"
     return Reason(ReasonCode.PROCESSES_NOT_VISIBLE, subject, message, seen or (Seen("/proc"),), fix)
 
 

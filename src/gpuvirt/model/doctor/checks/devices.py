@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.findings import Finding, fine, of_reason
+from gpuvirt.model.doctor.findings import Finding, fine, number_of_gpus, of_reason
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 OF_OTHER_CHECKS = frozenset({ReasonCode.GROUP_NOT_VIABLE, ReasonCode.NO_VGPUS, ReasonCode.VFS_ENABLED})
@@ -19,7 +19,7 @@ def devices(evidence: Evidence) -> Iterator[Finding]:
     vgpus = [vgpu for gpu in view.gpus for vgpu in gpu.vgpus]
     if view.gpus:
         offered_vgpus = sum(vgpu.offered_as is not None for vgpu in vgpus)
-        yield fine(f"{len(view.gpus)} GPUs", f"found: {offered} offered whole, and {offered_vgpus} vGPUs offered")
+        yield fine(number_of_gpus(len(view.gpus)), f"found: {offered} offered whole, and {offered_vgpus} vGPUs offered")
     for reason in _reasons(evidence):
         if reason.code not in OF_OTHER_CHECKS and not _is_of_host(evidence, reason):
             yield of_reason(reason, reason.code.level)

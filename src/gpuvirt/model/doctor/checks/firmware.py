@@ -7,7 +7,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute, FunctionSetup
 from gpuvirt.model.doctor.bootloader import set_arguments
 from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.findings import Finding, fine, problem, seen, unread
+from gpuvirt.model.doctor.findings import Finding, fine, number_of_gpus, problem, seen, unread
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.reasons import FindingCode, Seen
 
@@ -129,9 +129,8 @@ def bars(evidence: Evidence) -> Iterator[Finding]:
             placed.append(setup)
             largest = max(largest, *(size for size in sizes.values() if size is not None), 0)
     if placed:
-        yield fine(
-            f"{len(placed)} GPUs", f"have addresses for all BARs, the largest of {_size(largest)}", placed[0].resource
-        )
+        message = f"with an address for each BAR, the largest of {_size(largest)}"
+        yield fine(number_of_gpus(len(placed)), message, placed[0].resource)
 
 
 def parse_bars(resource: str) -> dict[int, int | None] | None:

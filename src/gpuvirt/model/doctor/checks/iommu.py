@@ -10,7 +10,7 @@ from gpuvirt.facts.platform import Attribute, Listing
 from gpuvirt.model.doctor.bootloader import drop_arguments, set_arguments
 from gpuvirt.model.doctor.checks.firmware import is_amd, is_vm, is_x86
 from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.findings import Finding, fine, problem, seen, unread
+from gpuvirt.model.doctor.findings import Finding, fine, number_of_gpus, problem, seen, unread
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.reasons.codes import Level
@@ -213,7 +213,7 @@ def shared_groups(evidence: Evidence) -> Iterator[Finding]:
             yield _shared(evidence, gpu, group, foreign)
     alone = sum(isinstance(gpu.function.iommu_group, int) for gpu in gpus.values())
     if alone and not done:
-        yield fine(f"{alone} GPUs", "share their IOMMU groups only with functions of their own card")
+        yield fine(number_of_gpus(alone), "in IOMMU groups with functions of their own card alone")
 
 
 def _foreign_functions(evidence: Evidence, gpu: Gpu) -> tuple[PciFunction, ...]:

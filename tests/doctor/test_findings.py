@@ -1,0 +1,10 @@
+"""The texts that findings share."""
+
+import pytest
+
+from gpuvirt.model.doctor.findings import number_of_gpus
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 GPUs"), (1, "1 GPU"), (8, "8 GPUs")])
+def test_a_number_of_gpus_is_a_phrase(number: int, text: str) -> None:
+    assert number_of_gpus(number) == text
