@@ -69,6 +69,7 @@ def test_the_mps_daemon_runs_on_labelled_nodes_and_waits_for_its_clients() -> No
     assert (container.liveness_probe, container.resources.limits) == (None, {}), "nothing ends it beside its clients"
     assert pod.termination_grace_period_seconds == 365 * 24 * 3600
     assert pod.host_pid
+    assert pod.automount_service_account_token is False, "it asks the API server nothing"
 
 
 @pytest.mark.parametrize(

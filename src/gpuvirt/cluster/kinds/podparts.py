@@ -235,6 +235,8 @@ class PodSpec(Written, frozen=True, kw_only=True):
     """The spec of a pod."""
 
     service_account_name: str
+    automount_service_account_token: bool | None = None
+    """None: the pod has the account's token."""
     containers: tuple[Container, ...]
     init_containers: tuple[Container, ...] = ()
     node_selector: dict[str, str] = msgspec.field(default_factory=dict)

@@ -8,7 +8,15 @@ last client has: a hook waits for them, for a year at most.
 from collections.abc import Iterator
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.podparts import Container, EnvVar, Exec, Lifecycle, LifecycleHandler, PodSpec
+from gpuvirt.cluster.kinds.podparts import (
+    Container,
+    EnvVar,
+    Exec,
+    Lifecycle,
+    LifecycleHandler,
+    PodSpec,
+    SecurityContext,
+)
 from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.labels import ENFORCEMENT_LABEL, NODE_LABEL
 from gpuvirt.cluster.operator.operands import agent, assembly, hostpaths
@@ -28,6 +36,7 @@ def mps_daemon(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFau
     plugin, paths = policy.spec.sandbox_device_plugin, policy.spec.host_paths
     pod = PodSpec(
         service_account_name=agent.NAME,
+        automount_service_account_token=False,
         node_selector={NODE_LABEL: "true", ENFORCEMENT_LABEL: Enforcement.MPS, "kubernetes.io/os": "linux"},
         # The daemon knows its clients by their process ids.
         host_pid=True,
@@ -56,7 +65,7 @@ def _container(site: Site) -> Container:
         args=("mps", "run"),
         env=(EnvVar(name="GPUVIRT_SYSTEM_ROOT", value="/system"),),
         # It opens the device nodes of all GPUs, mounts its folder into the driver's root, and runs there.
-        security_context=hostpaths.PRIVILEGED,
+        security_context=SecurityContext(privileged=True, read_only_root_filesystem=True),
         lifecycle=Lifecycle(pre_stop=wait),
         volume_mounts=(
             mount("run", "/run/gpuvirt"),
