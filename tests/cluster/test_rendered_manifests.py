@@ -21,7 +21,12 @@ pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 NAMESPACE = "default"
 SITE = replace(ALL_KINDS, settings=replace(ALL_KINDS.settings, namespace=NAMESPACE))
-NRI = {"sandboxWorkloads": {"enabled": True}, "cdi": {"nriPluginEnabled": True}, "hostPaths": {"rootFS": "/x"}}
+NRI = {
+    "sandboxWorkloads": {"enabled": True},
+    "sandboxDevicePlugin": {"shares": {"mps": {"enabled": True}}},
+    "cdi": {"nriPluginEnabled": True},
+    "hostPaths": {"rootFS": "/x"},
+}
 IMAGES = {
     f"{name}_IMAGE": "r/x:1"
     for name in ("DRIVER", "DRIVER_MANAGER", "CONTAINER_TOOLKIT", "DEVICE_PLUGIN", "DCGM", "DCGM_EXPORTER", "GFD")
