@@ -58,8 +58,12 @@ def test_the_mps_daemon_runs_on_labelled_nodes_and_waits_for_its_clients() -> No
         "gpuvirt-mps"
     ]
     pod = daemon.spec.template.spec
-    labels = {"gpuvirt.io/node": "true", "gpuvirt.io/shares.enforcement": "mps", "kubernetes.io/os": "linux"}
-    assert pod.node_selector == labels
+    assert pod.node_selector == {"gpuvirt.io/node": "true", "kubernetes.io/os": "linux"}
+    assert pod.affinity is not None
+    (term,) = pod.affinity.node_affinity.required.node_selector_terms
+    (label,) = term.match_expressions
+    assert (label.key, label.operator) == ("gpuvirt.io/shares.enforcement", "In")
+    assert label.values == ("mps", "hami-core-mps")
     assert daemon.spec.update_strategy.type == "OnDelete"
     assert not daemon.metadata.owner_references, "it does not end with the policy"
     container = main_of(daemon)

@@ -19,10 +19,11 @@ from gpuvirt.node.shares.recordstore import FILE
 from gpuvirt_sim.kubelet.starting import StartError
 from tests.shares.mpsdaemon import MOST, MpsDaemon, write_program
 from tests.shares.sharednode import GPUS, SharedNode, shared_node
-from tests.shares.test_share_limits import LIMITED, enforce
+from tests.shares.test_share_limits import LIMITED, enforce, library_on
 
 A, B = GPUS
 H200 = GpuId("GPU-bd5cfcb0-bb78-15f9-a306-0ea801b0bec8")
+THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 LIMITED_BY_MPS = {
     "NVIDIA_VISIBLE_DEVICES": "void",
     "GPUVIRT_GPUS": "GPU-a",
@@ -99,6 +100,24 @@ async def test_a_container_has_its_limit_whatever_its_pod_sets(short_path: Path)
         assert next(iter(node.records.pods.values())).enforcement is Enforcement.MPS
         whole = await node.start(await node.admit("whole", 1000, gpu=B))
         assert "CUDA_MPS_PIPE_DIRECTORY" not in whole.env, "nobody else has a share of its GPU"
+
+
+async def test_both_means_together_limit_memory_once(short_path: Path) -> None:
+    async with served(short_path) as (node, daemon):
+        await enforce(node, Enforcement.HAMI_CORE_MPS)
+        pod = await node.admit("p", 300, gpu=A)
+        found = await node.start(pod)
+        threads = {name: LIMITED_BY_MPS[name] for name in ("CUDA_MPS_PIPE_DIRECTORY", THREADS)}
+        assert found.env == LIMITED | threads | {"CUDA_DEVICE_SM_LIMIT": "0", "CUDA_DEVICE_SM_LIMIT_0": "0"}
+        assert {"/usr/local/gpuvirt/libvgpu.so", "/usr/local/gpuvirt/mps/control"} <= found.mounts.keys()
+        assert next(iter(node.records.pods.values())).enforcement is Enforcement.HAMI_CORE_MPS
+        daemon.quitting = True
+        with pytest.raises(StartError, match="has no MPS daemon that answers"):
+            await node.start(pod)
+        daemon.quitting = False
+        library_on(node).unlink()
+        with pytest.raises(StartError, match="can't be used as the library"):
+            await node.start(pod)
 
 
 async def test_pods_of_each_means_are_side_by_side(short_path: Path) -> None:

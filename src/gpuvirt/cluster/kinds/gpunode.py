@@ -76,7 +76,8 @@ class DesiredShares(Part, frozen=True, kw_only=True):
         Meta(
             description="What limits the containers of new pods to their shares. none: shares are accounting."
             " hami-core: the library limits memory and compute time of a container. mps: NVIDIA's daemon limits memory"
-            " and threads of each process. If unset: the node's label"
+            " and threads of each process. hami-core-mps: the library limits memory, and the daemon threads."
+            " If unset: the node's label"
             " gpuvirt.io/shares.enforcement, else the ClusterPolicy or the agent's settings."
         ),
     ] = None

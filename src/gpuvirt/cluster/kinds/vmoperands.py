@@ -133,7 +133,7 @@ class HamiCoreLibrary(Part, frozen=True, kw_only=True):
 
 
 class MpsDaemon(Part, frozen=True, kw_only=True):
-    """NVIDIA's MPS daemon on the nodes with the label gpuvirt.io/shares.enforcement: mps."""
+    """NVIDIA's MPS daemon on the nodes with the label gpuvirt.io/shares.enforcement: mps, or hami-core-mps."""
 
     enabled: Annotated[bool | None, Meta(description="Whether gpuvirt runs the daemon. If unset: false.")] = None
 
@@ -145,7 +145,8 @@ class ShareLimits(Part, frozen=True, kw_only=True):
         Enforcement | None,
         Meta(
             description="none: shares are accounting. hami-core: the library limits memory and compute time of the"
-            " containers of new pods. mps: NVIDIA's daemon limits memory and threads of each process. If unset: none."
+            " containers of new pods. mps: NVIDIA's daemon limits memory and threads of each process."
+            " hami-core-mps: the library limits memory, and the daemon threads. If unset: none."
         ),
     ] = None
     hami_core: HamiCoreLibrary = HamiCoreLibrary()

@@ -66,6 +66,18 @@ class Enforcement(StrEnum):
     """The library of HAMi-core, in each container: it refuses memory above the share, and delays kernels."""
     MPS = "mps"
     """NVIDIA's Multi-Process Service, a daemon of the node: it limits memory and threads of each process."""
+    HAMI_CORE_MPS = "hami-core-mps"
+    """Both: the library limits the memory of a container, and the daemon the threads of its processes."""
+
+    @property
+    def has_library(self) -> bool:
+        """Whether containers have HAMi-core's library."""
+        return self in {Enforcement.HAMI_CORE, Enforcement.HAMI_CORE_MPS}
+
+    @property
+    def has_daemon(self) -> bool:
+        """Whether the processes of containers are clients of the MPS daemon."""
+        return self in {Enforcement.MPS, Enforcement.HAMI_CORE_MPS}
 
     @property
     def is_limit(self) -> bool:
@@ -90,7 +102,7 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     vgpu_type_labels: tuple[str, ...] = ("vgpu.type",)
     """The node labels with the vGPU type: `vgpu.type=v100-8q-8GB`. An empty list: no labels."""
     enforcement: Enforcement = Enforcement.NONE
-    """What limits the containers of new pods to their shares: `none`, `hami-core` or `mps`."""
+    """What limits the containers of new pods to their shares: `none`, `hami-core`, `mps` or `hami-core-mps`."""
     hami_core: HamiCore = HamiCore()
     """The library of HAMi-core, for `hami-core`."""
     gpu_memory_mib: dict[str, Annotated[int, Meta(ge=1)]] = {}

@@ -26,7 +26,7 @@ SHARES_ANNOTATION = "gpuvirt.io/shares"
 FENCE_ANNOTATION = "gpuvirt.io/shares-fence"
 """Of a pod that is not bound yet: any text, which the extender changes so that the pod gets another version."""
 LIMITS_ANNOTATION = "gpuvirt.io/shares-enforcement"
-"""Of a node: what makes its shares limits, `hami-core` or `mps`; a node without it has shares that are none."""
+"""Of a node: what makes its shares limits, `hami-core`, `mps` or `hami-core-mps`; without it, they are none."""
 LIMITS = tuple(enforcement for enforcement in Enforcement if enforcement.is_limit)
 """The values of that annotation."""
 REQUIRED_ANNOTATION = "gpuvirt.io/enforcement"

@@ -24,7 +24,7 @@ class PodShare:
     """Namespace and name: `research/train-0`."""
     units: int
     enforcement: str = Enforcement.NONE
-    """What limits the pod's containers, by its annotation: `none`, `hami-core` or `mps`."""
+    """What limits the pod's containers, by its annotation: `none`, `hami-core`, `mps` or `hami-core-mps`."""
     limit_mib: int | None = None
     """The memory that it can use by its limits; None without limits, or while its agent has not reported them."""
     used_mib: int | None = None
@@ -58,7 +58,7 @@ class NodeOverview:
     away: str | None = None
     """Why no unit of the node is free now: a VgpuSchedule has suspended it. None while pods can come."""
     enforcement: str = Enforcement.NONE
-    """What limits new pods, by the node's annotation: `none`, `hami-core` or `mps`."""
+    """What limits new pods, by the node's annotation: `none`, `hami-core`, `mps` or `hami-core-mps`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage import containerfiles
 from gpuvirt.hardware.usage.containerprocesses import ContainerOfPod, read_containers
 from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
-from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.node import memoryregion
 from gpuvirt.model.shares.node.hamicore import REGION_FILE, REGION_FOLDER
 from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableRegion
@@ -52,7 +51,7 @@ class MemoryFollower:
     async def read(self, now_s: float) -> None:
         """Read once; where a reading hangs, nothing is known."""
         pods = self._shares.records.pods.items()
-        limited = [uid for uid, pod in pods if pod.enforcement is Enforcement.HAMI_CORE]
+        limited = [uid for uid, pod in pods if pod.enforcement.has_library]
         uses: MemoryUses = {}
         if limited:
             with suppress(WorkerBlockedError):  # the worker logs it

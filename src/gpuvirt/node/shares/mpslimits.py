@@ -8,7 +8,6 @@ from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.hardware.programs.mpscontrol import MpsControl
 from gpuvirt.model.reasons import sharing
 from gpuvirt.model.shares.node import mps
-from gpuvirt.model.shares.node.limits import LimitPaths
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.shares.refusals import ShareRefusedError
 
@@ -21,7 +20,7 @@ class MpsLimits:
 
     control: MpsControl
 
-    def ensure(self, gpu: GpuId) -> LimitPaths:
+    def ensure(self, gpu: GpuId) -> str:
         """Return the folder of the daemon's sockets; raise ShareRefusedError where a client would run without limits.
 
         A process that finds no daemon runs without it, and so without its limits (seen with driver 580.159.04).
@@ -35,7 +34,7 @@ class MpsLimits:
             raise ShareRefusedError(sharing.limit_without_daemon(pipes, f"it did not answer {mps.PERCENTAGE}"))
         if (clients := daemon.clients_of(gpu)) >= mps.MOST_CLIENTS:
             raise ShareRefusedError(sharing.too_many_clients(gpu, clients))
-        return LimitPaths(pipes=str(pipes))
+        return str(pipes)
 
 
 NO_DAEMON = MpsLimits(MpsControl((), Path("/run/gpuvirt/mps/pipe")))

@@ -23,7 +23,6 @@ from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
-from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.reasons import sharing
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node import sharespec
@@ -275,9 +274,12 @@ class ShareAllocator:
         """Return what a container with a limit has mounted; raise ShareRefusedError where the limit would not hold."""
         if share.limit is None:
             return NO_PATHS
-        if share.limit.by is Enforcement.MPS:
-            return self._shares.mps.ensure(next(iter(share.gpus)))
-        return self._shares.limit_files.ensure()
+        by, paths = share.limit.by, NO_PATHS
+        if by.has_library:
+            paths = self._shares.limit_files.ensure()
+        if by.has_daemon:
+            paths = replace(paths, pipes=self._shares.mps.ensure(next(iter(share.gpus))))
+        return paths
 
     async def _in_worker(self, job: Callable[[], T]) -> T:
         return await self._on.worker.run(job, name="CDI specs of shares", timeout_s=FILES_S)

@@ -9,13 +9,18 @@ from collections.abc import Iterator
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.podparts import (
+    Affinity,
     Container,
     EnvVar,
     Exec,
     Lifecycle,
     LifecycleHandler,
+    NodeAffinity,
+    NodeSelector,
     PodSpec,
+    Requirement,
     SecurityContext,
+    SelectorTerm,
 )
 from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.labels import ENFORCEMENT_LABEL, NODE_LABEL
@@ -37,7 +42,8 @@ def mps_daemon(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFau
     pod = PodSpec(
         service_account_name=agent.NAME,
         automount_service_account_token=False,
-        node_selector={NODE_LABEL: "true", ENFORCEMENT_LABEL: Enforcement.MPS, "kubernetes.io/os": "linux"},
+        node_selector={NODE_LABEL: "true", "kubernetes.io/os": "linux"},
+        affinity=_affinity(),
         # The daemon knows its clients by their process ids.
         host_pid=True,
         termination_grace_period_seconds=GRACE_S,
@@ -54,6 +60,13 @@ def mps_daemon(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFau
         OperandName.MPS, pod, tolerations=agent.TOLERATIONS, labels=labels, on_delete=True, owned=False
     )
     yield assembly.daemon_set(policy, site, draft)
+
+
+def _affinity() -> Affinity:
+    by_daemon = tuple(str(enforcement) for enforcement in Enforcement if enforcement.has_daemon)
+    label = Requirement(key=ENFORCEMENT_LABEL, operator="In", values=by_daemon)
+    terms = (SelectorTerm(match_expressions=(label,)),)
+    return Affinity(node_affinity=NodeAffinity(required=NodeSelector(node_selector_terms=terms)))
 
 
 def _container(site: Site) -> Container:

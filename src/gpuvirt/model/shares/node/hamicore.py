@@ -19,6 +19,8 @@ REGION_FOLDER = "/usr/local/gpuvirt/region"
 """A file system of the container, with the file in which its processes count their memory."""
 REGION_FILE = "memory"
 MEMORY, COMPUTE = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT"
+NO_LIMIT = "0"
+"""Of compute time, where the MPS daemon divides it."""
 REGION, POLICY = "CUDA_DEVICE_MEMORY_SHARED_CACHE", "GPU_CORE_UTILIZATION_POLICY"
 VARIABLES = frozenset({MEMORY, f"{MEMORY}_0", COMPUTE, f"{COMPUTE}_0", REGION, POLICY})
 _READ_ONLY: list[Plain] = ["ro", "nosuid", "nodev", "bind"]
@@ -31,7 +33,8 @@ _ELF_64_LITTLE, _SHARED_OBJECT = b"\x7fELF\x02\x01", 3
 
 def variables(limit: ShareLimit) -> Mapping[str, str]:
     """Return the variables of a container with a limit."""
-    memory, compute = f"{limit.memory_mib}m", str(limit.compute_percent)
+    memory = f"{limit.memory_mib}m"
+    compute = NO_LIMIT if limit.by.has_daemon else str(limit.compute_percent)
     return {
         MEMORY: memory,
         f"{MEMORY}_0": memory,

@@ -60,12 +60,17 @@ def with_limits(pod: PodRecord, node: NodeSharing, *, requires: bool = False) ->
 
 def variables(limit: ShareLimit, gpu: GpuId) -> Mapping[str, str]:
     """Return the variables of a container with a limit; it has a part of one GPU."""
-    return mps.variables(limit, gpu) if limit.by is Enforcement.MPS else hamicore.variables(limit)
+    found: dict[str, str] = {}
+    if limit.by.has_library:
+        found |= hamicore.variables(limit)
+    if limit.by.has_daemon:
+        found |= mps.variables(limit, gpu)
+    return found
 
 
 def with_mounts(edits: Fields, limit: ShareLimit, paths: LimitPaths) -> Fields:
     """Return the edits of a container's CDI device with the mounts of its limit."""
     theirs = edits.get("mounts")
-    by_mps = limit.by is Enforcement.MPS
-    ours = mps.mounts(paths.pipes) if by_mps else hamicore.mounts(paths.library, paths.preload)
-    return {**edits, "mounts": [*(theirs if isinstance(theirs, list) else ()), *ours]}
+    library = hamicore.mounts(paths.library, paths.preload) if limit.by.has_library else ()
+    daemon = mps.mounts(paths.pipes) if limit.by.has_daemon else ()
+    return {**edits, "mounts": [*(theirs if isinstance(theirs, list) else ()), *library, *daemon]}

@@ -43,12 +43,9 @@ class MpsDaemon:
 
 
 def variables(limit: ShareLimit, gpu: GpuId) -> Mapping[str, str]:
-    """Return the variables of a container with a limit."""
-    return {
-        PIPE_DIRECTORY: PIPES,
-        THREADS: str(limit.compute_percent),
-        MEMORY: f"{gpu}={limit.memory_mib}M",
-    }
+    """Return the variables of a container with a limit; HAMi-core's limit of memory is one for all its processes."""
+    memory = {} if limit.by.has_library else {MEMORY: f"{gpu}={limit.memory_mib}M"}
+    return {PIPE_DIRECTORY: PIPES, THREADS: str(limit.compute_percent), **memory}
 
 
 def mounts(pipes: str) -> Sequence[Plain]:
