@@ -34,13 +34,14 @@ from tests.contract.hosts import CdevHost, Host, MemoryHost, mounted
 from tests.mounting import detach_dead_mounts
 from tests.rings import RINGS
 from tests.simnode import SimNode, Workers, running_node
+from tests.thoroughness import sized
 
 # The duration of an example depends on the load of the computer.
 settings.register_profile("any-load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-load")
 
 NAMESPACES = itertools.count(1)
-RING_TIMEOUT_S = 600
+RING_TIMEOUT_S = sized(3600, 600)
 
 
 def pytest_configure(config: pytest.Config) -> None:

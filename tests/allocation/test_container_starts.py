@@ -13,7 +13,9 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.allocation.recordednodes import foreign_nodes
+from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
@@ -33,6 +35,7 @@ from tests.simnode import Record, SimNode, at_once, running_node
 from tests.simulated import Simulated
 
 RTX4090 = ResourceName("nvidia.com/AD102_GEFORCE_RTX_4090")
+WHOLE = Settings(mode=DesiredMode.PASSTHROUGH)
 LEFT, RIGHT = PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0")
 
 
@@ -226,6 +229,60 @@ async def test_a_gpu_that_is_bound_again_after_a_reboot_is_listed_as_healthy_unt
         kernel.rebind(LEFT, driver)
         await node.advance(5)
         assert node.offered[RTX4090][DeviceId(LEFT)] is False
+
+
+def natives(*, boots: int = 0) -> SimKernel:
+    """Return the two GPUs on their native drivers, as after a boot."""
+    kernel = gpus_in(12, 14, boots=boots)
+    for gpu, driver in ((LEFT, "nvidia"), (RIGHT, "nvidia")):
+        kernel.rebind(gpu, driver)
+        kernel.rebind(PciAddress(f"{gpu[:-1]}1"), "snd_hda_intel")
+    return kernel
+
+
+async def test_the_agent_binds_the_gpu_of_a_pod_again_after_a_reboot(tmp_path: Path) -> None:
+    """The pod has nothing of a GPU on its native driver, and waits for it; it is the pod's once it is bound."""
+    async with running_node(natives(), tmp_path, WHOLE) as before:
+        await before.report_account()
+        await before.advance(10)
+        admit(before, RTX4090, LEFT)
+        await before.report_account()
+        await before.advance(10)
+    async with running_node(natives(boots=1), tmp_path, WHOLE) as node:
+        await kept(node, before.recorded, before)
+        audio = PciAddress(f"{LEFT[:-1]}1")
+        assert {node.kernel.pci.functions[member].driver for member in (LEFT, audio)} == {"vfio-pci"}
+        start(node, RTX4090, LEFT)
+        assert node.offered[RTX4090] == {LEFT: True, RIGHT: True}
+
+
+@pytest.mark.parametrize("driver", ["nvidia", None])
+async def test_a_gpu_of_a_running_pod_is_not_bound_again_in_the_same_boot(tmp_path: Path, driver: str | None) -> None:
+    """Only a reboot shows that no container has it."""
+    async with running_node(natives(), tmp_path, WHOLE) as node:
+        await node.report_account()
+        await node.advance(10)
+        admit(node, RTX4090, LEFT)
+        await node.report_account()
+        node.kernel.rebind(LEFT, driver)
+        await node.advance(30)
+        await node.report_account()
+        await node.advance(30)
+        assert node.kernel.pci.functions[LEFT].driver == driver
+
+
+async def test_a_gpu_that_another_plugin_gave_is_not_bound_after_a_reboot(tmp_path: Path) -> None:
+    """Its containers may use the native driver; the ledger knows such a pod from the kubelet alone."""
+    async with running_node(natives(), tmp_path, WHOLE) as before:
+        await before.report_account()
+        await before.advance(10)
+        before.hold(RTX4090, LEFT)
+        await before.report_account()
+        await before.advance(10)
+    async with running_node(natives(boots=1), tmp_path, WHOLE) as node:
+        await kept(node, before.recorded, before)
+        assert node.kernel.pci.functions[LEFT].driver == "nvidia"
+        assert node.kernel.pci.functions[RIGHT].driver == "vfio-pci"
 
 
 @pytest.mark.parametrize(("groups", "starts"), [((12, 14), True), ((14, 12), False), ((12, 12), True)])

@@ -21,7 +21,7 @@ class StartVm(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        return world.kubelet.runs(self.pod)
+        return world.kubelet.runs(self.pod) and not world.kubelet.pods[self.pod].rebooted
 
     @override
     def act(self, world: World) -> None:

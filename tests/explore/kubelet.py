@@ -13,6 +13,7 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.podresources import Devices, PodResourcesUnknownError
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import Consumer
+from gpuvirt.model.shares.node.unitids import is_unit_id
 from gpuvirt.paths import KubeletPaths
 from tests.explore.agenda import Option
 
@@ -81,6 +82,11 @@ class Pod:
     """Whether a kubelet that has started has yet to admit the pod again."""
     deleted: bool = False
     """The API server has deleted the pod by force, so that the kubelet has freed its devices; its container runs on."""
+
+    @property
+    def is_sharer(self) -> bool:
+        """Whether the pod has units of shared GPUs."""
+        return any(is_unit_id(device) for _, device in self.keys)
 
     @property
     def taken_by_s(self) -> float:
@@ -220,7 +226,7 @@ class Kubelet:
         for pod in [pod for pod in self.pods.values() if not pod.known]:
             self.reject(pod)  # a kubelet that has ended starts no container with an answer that it has not recorded
         for pod in self.pods.values():
-            pod.readmits = bool(pod.vgpus)
+            pod.readmits = bool(pod.vgpus) or (pod.rebooted and not pod.started)
         if not self.paths.checkpoint.exists():
             for pod in self.pods.values():
                 pod.forgotten = True

@@ -43,6 +43,7 @@ from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.shares import podends
 from tests.explore.guard import DRAINED, DRAINS, GOES_ON, NEWEST, UNSETTLED, Guard, always, nothing, without_lease
 from tests.explore.ondemandguards import ON_DEMAND_GUARDS, RARELY_NOTICED
+from tests.explore.rebootscenarios import REBOOT_GUARDS
 
 
 def _none(*_: object, **__: object) -> tuple[object, ...]:
@@ -257,6 +258,7 @@ GUARDS: Mapping[str, Guard] = {
         beside=(Guard(withdrawal.Withdrawal, "leaving", lambda *_: frozenset(), ()),),
     ),
     **ON_DEMAND_GUARDS,
+    **REBOOT_GUARDS,
     **RARELY_NOTICED,
     "drivers: what failed is put back": Guard(driverphase, "_put_back", _none, ("driver-refuses-for-good",)),
 }

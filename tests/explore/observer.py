@@ -8,6 +8,7 @@ from typing_extensions import override
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.paths import HostPath
+from gpuvirt_sim.devices.drivers import is_vfio
 from gpuvirt_sim.files.processes import Process as SimProcess
 from gpuvirt_sim.kernel import OUR_PID, SimKernel
 from tests.explore.kubelet import Kubelet, Pod
@@ -187,7 +188,7 @@ class Observer(Watch):
         for pod in self._kubelet.pods.values():
             if pod.by_other and known is not None and pod.name not in known:
                 continue
-            if pod.has_devices and (taken := self.devices_of(pod) & devices):
+            if pod.has_devices and (taken := (self.devices_of(pod) - self._awaited_by(pod)) & devices):
                 self.violated("harm", f"{process.name}: {operation}, while {pod.name} has {', '.join(sorted(taken))}")
         seen = self._seen_open.get(process, frozenset()) if locks else self._just_seen()
         for device in sorted(devices):
@@ -224,6 +225,12 @@ class Observer(Watch):
             group = kernel.vfio.groups.get(IommuGroup(number))
             found |= group.members if group is not None else set()
         return found
+
+    def _awaited_by(self, pod: Pod) -> set[str]:
+        """Return the whole GPUs that a pod from before a reboot had by VFIO, and that have another driver since."""
+        functions = self._now().pci.functions
+        own = (PciAddress(device) for _, device in pod.keys if pod.rebooted and not (pod.started or pod.vgpus))
+        return {device for device in own if device in functions and not is_vfio(functions[device].driver)}
 
     def users(self, device: str) -> Iterator[str]:
         """Yield the processes, except gpuvirt's, that have a device or its group open."""

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuvirt.facts.ids import DeviceId, PodUid
-from gpuvirt.kubelet import wire
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.offers.ondemand.podends import PodEnds
@@ -15,14 +14,12 @@ from gpuvirt_sim.devices.vgpu import SimVgpuHost
 from tests.explore.agenda import Option
 from tests.explore.kubelet import Key, Pod
 from tests.explore.observer import ViolationError
+from tests.explore.readmission import BACK_OFF_S, verify_nodes
 from tests.explore.scheduler import KilledError, Process
 
 if TYPE_CHECKING:
     from tests.explore.agents import Running
     from tests.explore.world import World
-
-BACK_OFF_S = 10.0
-"""The kubelet's pause before it tries again to start a container."""
 
 
 class EndingPods:
@@ -69,10 +66,9 @@ class OnDemandKubelet:
         self.ending = EndingPods(world)
 
     def take_answer(self, pod: Pod, answer: Attachment) -> None:
-        """Take the answer to Allocate for a pod with such a vGPU, which the kubelet records as it is."""
+        """Take the answer to Allocate for a pod with such a vGPU."""
         if not any(is_on_demand_id(device) for _, device in pod.keys):
             return
-        pod.answer = wire.allocate_response((answer,)).container_responses[0].SerializeToString()
         before = pod.vgpus
         pod.vgpus = frozenset(vgpu for value in answer.env.values() for vgpu in value.split(","))
         if before and before != pod.vgpus:
@@ -103,27 +99,9 @@ class OnDemandKubelet:
                 pod.may_start = True
             is_over = pod.deleted or pod.ended or pod.forgotten
             if pod.readmits and not is_over:
-                if all(resource in kubelet.lists for resource, _ in pod.keys):
-                    yield Option(
-                        f"the kubelet admits {pod.name} again", partial(self._readmit, pod), ("again", pod.name)
-                    )
                 continue
             if pod.vgpus and pod.known and pod.has_folder and pod.may_start and not is_over:
                 yield Option(f"the kubelet starts {pod.name}", partial(self._start, pod, serving), ("start", pod.name))
-
-    def _readmit(self, pod: Pod) -> None:
-        """Admit a pod again after a start of the kubelet: it calls no Allocate, and refuses unhealthy devices.
-
-        Before plugins have registered the kubelet refuses each such pod, whatever they do: this one waits. A pod whose
-        only container runs is not checked (devicesToAllocate).
-        """
-        pod.readmits = False
-        lists = self._world.kubelet.lists
-        if pod.started and len(pod.containers) == 1:
-            return
-        for resource, device in pod.keys:
-            if not lists.get(resource, {}).get(device, False):
-                raise ViolationError("refused again", f"{pod.name}: {device} of {resource} is not healthy")
 
     def _start(self, pod: Pod, running: "Running") -> None:
         pod.may_start = False
@@ -143,6 +121,7 @@ class OnDemandKubelet:
         if pod.ended or pod.deleted:
             return
         pod.started = True
+        verify_nodes(world.observer, world.kernel, pod, pod.vgpus)
         world.observer.verify_unshared(pod)
         for vgpu in pod.vgpus:
             self._judge(pod, vgpu)

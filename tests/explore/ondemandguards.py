@@ -1,7 +1,7 @@
 """The guards of on-demand vGPUs, each with its replacement when it is removed."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName, VgpuType
@@ -14,7 +14,7 @@ from gpuvirt.model.change.vgpus import gpustate
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.node import recentvgpus
-from gpuvirt.model.offers.ondemand import capacity, offer
+from gpuvirt.model.offers.ondemand import capacity, offer, ondemandstarts
 from gpuvirt.model.offers.ondemand.capacity import Carried
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.node.change.gate.gate import Gate
@@ -47,12 +47,6 @@ def _without_gate(*_: object) -> Iterator[int]:
     yield 0
 
 
-def _startable(
-    allocating: OnDemandAllocator, resource: ResourceName, device: DeviceId, _: Sequence[DeviceId]
-) -> Entry | None:
-    return allocating._entry(resource, device)
-
-
 _carried_by = capacity.carried_by
 
 
@@ -69,7 +63,7 @@ def _by_the_catalog(gpu_state: GpuState, _: Carried) -> Counter[VgpuType]:
     return Counter(dict(gpu_state.most))
 
 
-_OWN_NODES = Guard(OnDemandAllocator, "_verify_nodes", nothing, ("on-demand-power-loss-after-a-start",))
+_OWN_NODES = Guard(ondemandstarts, "_why_foreign", nothing, ("on-demand-power-loss-after-a-start",))
 _FOLDERS = Guard(PodFolders, "unmade", lambda *_: frozenset[PodUid](), ("on-demand-without-folder",))
 
 RARELY_NOTICED: Mapping[str, Guard] = {
@@ -90,7 +84,7 @@ ON_DEMAND_GUARDS: Mapping[str, Guard] = {
     ),
     "on demand: allocations of an earlier boot": Guard(nodeledger, "locate", _of_this_boot, ("on-demand-power-loss",)),
     "on demand: a container starts only with the recorded vGPU": Guard(
-        OnDemandAllocator, "_startable", _startable, ("on-demand-power-loss",), beside=(_OWN_NODES,)
+        ondemandstarts, "_why_not_its_vgpu", nothing, ("on-demand-power-loss",), beside=(_OWN_NODES,)
     ),
     "on demand: an allocation is as new as the last request for its id": Guard(
         OnDemandAllocator, "_renewed", always, ("on-demand-id-of-a-refused-pod",)

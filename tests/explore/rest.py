@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, kind_of
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id
+from gpuvirt.model.shares.node.unitids import is_unit_id
 from gpuvirt_sim.devices.drivers import is_vfio
 from gpuvirt_sim.devices.function import SimFunction
 from tests.explore.observer import ViolationError
@@ -24,6 +26,8 @@ def _faults(world: World) -> Iterator[ViolationError]:
             yield from _of_gpu(world, address, function)
     yield from _of_ids(world)
     if (fault := world.on_demand.find_fault()) is not None:
+        yield fault
+    if (fault := world.readmission.find_fault()) is not None:
         yield fault
     if world.neighbour is not None and world.kubelet.up and not (world.neighbour.is_selected and world.neighbour.runs):
         yield ViolationError("left over", f"the other operator's plugin is stopped; reasons: {_reasons(world)}")
@@ -82,7 +86,7 @@ def _blockers(world: World, address: PciAddress) -> Iterator[str]:
     """Yield the words with which a reason would name the true obstacles to a change of a GPU."""
     parts = world.observer.with_dependents(address)
     for pod in world.kubelet.pods.values():
-        may_get_it = pod.answer is not None and not pod.functions
+        may_get_it = not pod.functions and any(is_on_demand_id(device) or is_unit_id(device) for _, device in pod.keys)
         if pod.has_devices and (may_get_it or world.observer.devices_of(pod) & parts):
             yield pod.name
             yield pod.uid

@@ -61,6 +61,7 @@ from tests.explore.nativescenarios import NATIVE_SCENARIOS
 from tests.explore.neighbourscenarios import NEIGHBOUR_SCENARIOS
 from tests.explore.observer import UNITS
 from tests.explore.ondemandscenarios import ON_DEMAND_SCENARIOS
+from tests.explore.rebootscenarios import REBOOT_SCENARIOS
 from tests.explore.scenario import Action, Scenario
 from tests.explore.vendorscenarios import VENDOR_SCENARIOS
 
@@ -315,4 +316,5 @@ SCENARIOS: Mapping[str, Scenario] = {
     **COMMAND_SCENARIOS,
     **NEIGHBOUR_SCENARIOS,
     **ON_DEMAND_SCENARIOS,
+    **REBOOT_SCENARIOS,
 }

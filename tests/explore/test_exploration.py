@@ -13,6 +13,7 @@ from tests.explore.known import KNOWN, Known, is_known
 from tests.explore.mutations import GUARDS
 from tests.explore.observer import ViolationError
 from tests.explore.ondemandguards import ON_DEMAND_GUARDS
+from tests.explore.rebootscenarios import REBOOT_GUARDS
 from tests.explore.removal import BrokenMutationError, after, find_missing
 from tests.explore.scenarios import SCENARIOS
 from tests.explore.seeds import parse
@@ -49,6 +50,7 @@ QUICKLY_NOTICED = (
     "tenants: no GPU with the memory of another tenant",
     "tenants: recorded before the answer of Allocate",
     *ON_DEMAND_GUARDS,
+    *REBOOT_GUARDS,
 )
 
 MOST_SCHEDULES_OF_KNOWN = 400

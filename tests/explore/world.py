@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.kubelet import wire
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.offers.view import NodeView, Registration
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
@@ -24,6 +25,7 @@ from tests.explore.kubelet import Key, Kubelet
 from tests.explore.neighbourplugin import NeighbourPlugin
 from tests.explore.observer import Observer
 from tests.explore.ondemand import OnDemandKubelet
+from tests.explore.readmission import Readmission, groups_behind
 from tests.explore.reduction import DESIRED, KERNEL
 from tests.explore.scenario import Action, Program, Scenario
 from tests.explore.scheduler import KilledError, Process, Scheduler
@@ -51,6 +53,7 @@ class World:
         self.agents = Agents(self)
         self.shares = ShareKubelet(self)
         self.on_demand = OnDemandKubelet(self)
+        self.readmission = Readmission(self)
         self.neighbour = NeighbourPlugin(self) if scenario.program is Program.VGPUS_ONLY else None
         self.kernel: SimKernel
         self.tools: SimTools
@@ -113,6 +116,7 @@ class World:
         self._boot()
         self.observer.reboot()
         self.on_demand.reboot()
+        self.readmission.reboot()
 
     def close(self) -> None:
         """End all that still runs."""
@@ -149,7 +153,8 @@ class World:
                 return
             pod.answered_s = self.clock.monotonic_s()
             pod.answered, pod.waits, pod.nodes = True, False, tuple(answer.device_nodes)
-            pod.groups = frozenset(int(node.rpartition("/")[2]) for node in pod.nodes if node[-1:].isdigit())
+            pod.groups = groups_behind(self.kernel, pod.nodes)
+            pod.answer = wire.allocate_response((answer,)).container_responses[0].SerializeToString()
             self.scheduler.add_line(f"  {name} is given {', '.join(ids)}")
             self.on_demand.take_answer(pod, answer)
             self.observer.given(pod, disturbed=self.by_hand_at >= reached_at)
@@ -188,6 +193,7 @@ class World:
             soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
         soon += kubelet.possible_events()
         soon += self.shares.possible_events()
+        soon += self.readmission.possible_events()
         soon += self.on_demand.possible_events()
         soon += self.on_demand.ending.possible_events()
         soon += self.neighbour.possible_events() if self.neighbour is not None else ()

@@ -17,7 +17,7 @@ from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.node.allocation.allocator import Allocator, Callbacks, Request
-from gpuvirt.node.allocation.startcheck import StartCheck
+from gpuvirt.node.allocation.startcheck import verify_start
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.membership import Membership
@@ -97,7 +97,6 @@ class Agent:
         callbacks = Callbacks(self._observe_allocation, refused, unseen)
         allocation_gate = AllocationGate(self._state.changes, lambda: membership.gate)
         self.allocator = Allocator(self._state, options, kubelet, self.telemetry, callbacks, allocation_gate)
-        self._start_check = StartCheck(self._state, kubelet)
         self._outlets = Outlets(options, self.views, self.reports.problem)
         self.on_demand = self._on_demand(allocation_gate)
         """Allocates vGPUs that are created for a pod; None for an agent that changes no GPUs."""
@@ -149,9 +148,10 @@ class Agent:
 
     async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceId]) -> None:
         """Let a container start with its devices; raise AllocationRefusedError."""
-        self._start_check.verify(resource, devices)
+        recorded = self._kubelet.recorded()
+        verify_start(self._state, recorded, resource, devices)
         if self.on_demand is not None:
-            await self.on_demand.pre_start(resource, devices)
+            await self.on_demand.pre_start(resource, devices, recorded)
 
     def _publish(self) -> None:
         """Show an allocation in all lists and in the CDI specs before the kubelet has its answer."""

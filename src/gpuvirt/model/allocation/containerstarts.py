@@ -1,6 +1,6 @@
 """Whether a container may start with the devices that the kubelet has recorded for it, or the reason against it.
 
-The ids name the devices themselves. Those of on-demand vGPUs do not, and have their own check (`ondemandallocator`).
+The ids name the devices themselves. Those of on-demand vGPUs do not, and have their own check (`ondemandstarts`).
 """
 
 from collections.abc import Iterable, Sequence

@@ -17,6 +17,7 @@ from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger
 from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.allocation.tenancy import FormerTenants
+from gpuvirt.model.allocation.waitingpods import had
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.smimemory import SmiMemory
@@ -66,7 +67,7 @@ class NodeState:
         self.terms = terms
         self.tenancies = tenancies if tenancies is not None else TenancyKeeper(None, ledger)
         """The tenants of GPUs in this boot."""
-        self.changes = Changes(lambda: (*self.ledger.entries, *self._entries_of_shares()))
+        self.changes = Changes(lambda: (*had(self.ledger.entries, self.inventory), *self._entries_of_shares()))
         self._read_shares = read_shares
         self.picture = NodePicture(ledger=node_ledger(ledger, settings.resources_without_gpus))
         """What was observed last."""

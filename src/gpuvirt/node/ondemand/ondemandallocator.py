@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET
@@ -22,12 +22,10 @@ from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.loops.serialworker import WorkerBlockedError
-from gpuvirt.model.allocation.allocations import Unknown
-from gpuvirt.model.allocation.attachment import Attachment, attach, vm_nodes
-from gpuvirt.model.allocation.ledger import Consumer, Entry, Ledger, Stage, record
-from gpuvirt.model.allocation.ondemandids import is_on_demand_id, vgpus_in
-from gpuvirt.model.allocation.pluginanswers import PluginAnswer
-from gpuvirt.model.allocation.recordednodes import foreign_nodes
+from gpuvirt.model.allocation.allocations import Recorded, Unknown
+from gpuvirt.model.allocation.attachment import Attachment, attach
+from gpuvirt.model.allocation.ledger import Entry, Ledger, Stage, record
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.allocation.tenancy import TenantKind
 from gpuvirt.model.change.steps import CreateVgpu
 from gpuvirt.model.desired.settings import CdiUse
@@ -35,9 +33,10 @@ from gpuvirt.model.devices.candidates import Candidate, Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import cdi_name
 from gpuvirt.model.offers.ondemand.choice import Place, choose, why_full
+from gpuvirt.model.offers.ondemand.ondemandstarts import started
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.offers.withholding import withholdings
-from gpuvirt.model.reasons import containerstarts, ondemand, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ondemand, refusals, unhealthy
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.site import Site
@@ -282,66 +281,23 @@ class OnDemandAllocator:
             self._drop(created)
             self._on.publish()
 
-    async def pre_start(self, resource: ResourceName, ids: Sequence[DeviceId]) -> None:
+    async def pre_start(self, resource: ResourceName, ids: Sequence[DeviceId], recorded: Recorded | Unknown) -> None:
         """Let a container start with its vGPUs; raise AllocationRefusedError if the kubelet's record has others.
 
         From the first start on, which is on disk, no other pod gets these vGPUs.
         """
-        recorded = self._on.kubelet.recorded()
-        entries: list[Entry] = []
-        for device in (device for device in ids if is_on_demand_id(device)):
-            if isinstance(recorded, Unknown):
-                why = recorded.reason.text if recorded.reason is not None else "could not be read"
-                raise AllocationRefusedError(ondemand.not_recorded(device, why))
-            consumers = recorded.get((resource, device), frozenset())
-            entry = self._startable(resource, device, list(_named(consumers)))
-            self._verify_nodes(entry, consumers)
-            with_it = next(consumer.in_ledger for consumer in consumers if entry.target.id in _named([consumer]))
-            consumer = entry.consumer.with_uid_of(with_it) if entry.consumer is not None else with_it
-            entries.append(replace(entry, consumer=consumer, stage=Stage.STARTED))
-        new = [entry for entry in entries if entry not in self._state.ledger.entries]
+        named = [device for device in ids if is_on_demand_id(device)]
+        if not named:
+            return
+        entries = self._state.ledger.entries
+        found = started(self._inventory(resource), entries, recorded, resource, named)
+        if isinstance(found, Reason):
+            raise AllocationRefusedError(found)
+        new = [entry for entry in found if entry not in entries]
         if not new:
             return
-        self._state.record_allocation(record(self._state.ledger.entries, new))
+        self._state.record_allocation(record(entries, new))
         try:
             await self._write()
         except RefusedError as error:
             raise AllocationRefusedError(error.reason) from error
-
-    def _startable(self, resource: ResourceName, device: DeviceId, named: Sequence[DeviceId]) -> Entry:
-        """Return the allocation of an id; raise AllocationRefusedError if the container can't start with its vGPU."""
-        entry = self._entry(resource, device)
-        if entry is None:
-            raise AllocationRefusedError(ondemand.not_recorded(device, "no vGPU was created for this id"))
-        if entry.target.id not in named:
-            why = f"names {', '.join(named) or 'no vGPU'}; expected {entry.target.id}"
-            raise AllocationRefusedError(ondemand.not_recorded(device, why))
-        if candidate_of(self._inventory(resource), entry) is None:
-            why = f"names {entry.target.id}, which does not exist on this host any more"
-            raise AllocationRefusedError(ondemand.not_recorded(device, why))
-        return entry
-
-    def _verify_nodes(self, entry: Entry, consumers: Iterable[Consumer]) -> None:
-        """Raise AllocationRefusedError if a container with the vGPU would get a node that is not its own.
-
-        Which of a pod's containers starts is unknown, so that the answers of all of them count.
-        """
-        inventory = self._inventory(entry.resource)
-        for answer in (answer for answer in _answers(consumers) if entry.target.id in vgpus_in(answer)):
-            if foreign := foreign_nodes(inventory, answer):
-                now = candidate_of(inventory, entry)
-                own = vm_nodes(inventory, now) if now is not None else ()
-                raise AllocationRefusedError(containerstarts.nodes_changed(entry.device, entry.target.id, foreign, own))
-
-
-def _answers(consumers: Iterable[Consumer]) -> Iterator[PluginAnswer]:
-    """Yield the answers that the kubelet has recorded for containers, and that could be read."""
-    for consumer in consumers:
-        if isinstance(consumer.answer, PluginAnswer):
-            yield consumer.answer
-
-
-def _named(consumers: Iterable[Consumer]) -> Iterator[DeviceId]:
-    """Yield the vGPUs in the answers that the kubelet has recorded for containers."""
-    for answer in _answers(consumers):
-        yield from vgpus_in(answer)

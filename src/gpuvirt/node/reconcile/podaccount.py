@@ -7,6 +7,7 @@ from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.allocation.allocations import Allocations, Consumers, ReadRecorded, Unknown, any_consumer
 from gpuvirt.model.allocation.ledger import KubeletAccount, allocations_of
 from gpuvirt.model.allocation.podallocations import PodAllocations, map_allocations
+from gpuvirt.model.allocation.waitingpods import had, waiting
 from gpuvirt.model.change.account import Account
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
@@ -63,7 +64,7 @@ class PodAccount:
             return unknown
         allocations, inventory = self._allocations, self._state.inventory
         found = {} if inventory is None else dict(allocations.by_gpu(inventory))
-        for gpu, account in pods_by_gpu(self._state.ledger.entries).items():
+        for gpu, account in pods_by_gpu(had(self._state.ledger.entries, inventory)).items():
             found[gpu] = tuple(dict.fromkeys((*found.get(gpu, ()), *account)))
         return found
 
@@ -81,9 +82,7 @@ class PodAccount:
         observed, inventory = self._state.ledger.account, self._state.inventory
         if observed is None or inventory is None:
             return PodAllocations()
-        return map_allocations(
-            inventory, allocations_of(self._with_gpus(observed.devices)), rules=self._state.ledger.rules
-        )
+        return self._mapped(inventory, observed.devices)
 
     def read(self) -> Account:
         """Return the devices of pods; unknown while pods may have devices that the ledger lacks."""
@@ -112,5 +111,10 @@ class PodAccount:
         recorded = self._recorded()
         if isinstance(recorded, Unknown):
             return PodAllocations(unknown=recorded.reason or refusals.allocations_unknown())
-        allocations = allocations_of(self._with_gpus(any_consumer(recorded)))
-        return map_allocations(inventory, allocations, rules=self._state.ledger.rules)
+        return self._mapped(inventory, any_consumer(recorded))
+
+    def _mapped(self, inventory: Inventory, consumers: Consumers) -> PodAllocations:
+        """Return the devices of pods on a host, without the GPUs for which pods of an earlier boot wait."""
+        without = waiting(self._state.ledger.entries, inventory)
+        others = {key: consumer for key, consumer in consumers.items() if key not in without} if without else consumers
+        return map_allocations(inventory, allocations_of(self._with_gpus(others)), rules=self._state.ledger.rules)
