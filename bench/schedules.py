@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import msgspec
 from tests.certificates import Authority, Pair
 from tests.controller.observedcluster import SETTINGS
 from tests.controller.servedcluster import ServedCluster, serving
@@ -27,7 +28,7 @@ from tests.hypervisors.proxy import proxy
 from tests.kubeletnode import CLOCK
 from tests.schedules.controlled import controlled, vm_cluster
 from tests.schedules.fastclock import FastClock
-from tests.schedules.vmcluster import CONTROLLER_LEASES, SPEC, VmCluster
+from tests.schedules.vmcluster import CONTROLLER_LEASES, SPEC, Type, VmCluster
 from tests.scriptedapi import Call, Reply
 
 from bench.clusternodes import name_of, node
@@ -130,11 +131,24 @@ async def idle_cluster(
     cluster = ServedCluster()
     cluster.install(ALL_SCHEDULES)
     for number in range(nodes):
-        cluster.put(NODES, node(number, Workload.VGPU, NOON))
+        cluster.put(NODES, worker(number))
     for number in range(schedules):
         cluster.put(ALL_SCHEDULES, schedule(number))
     async with serving(cluster, authority, server) as api:
         yield kubeconfig(api.port, authority, folder)
+
+
+def uid_of(number: int) -> str:
+    """Return the uid of a node."""
+    return f"{number:08}-0000-4000-8000-000000000000"
+
+
+def worker(number: int) -> Mapping[str, object]:
+    """Return a node that schedules select: it would be looked at in each minute if it were not as statuses have it."""
+    found = node(number, Workload.VGPU, NOON)
+    metadata: Mapping[str, object] = msgspec.convert(found["metadata"], dict[str, object])
+    labels = {**msgspec.convert(metadata["labels"], dict[str, str]), "vgpu.type": str(Type.QUARTER)}
+    return {**found, "metadata": {**metadata, "uid": uid_of(number), "labels": labels}}
 
 
 def schedule(number: int) -> dict[str, object]:
@@ -142,7 +156,7 @@ def schedule(number: int) -> dict[str, object]:
     workers = [
         {
             "node": name_of(10 * number + place),
-            "nodeUid": f"0000{number:04}-0000-4000-8000-{place:012}",
+            "nodeUid": uid_of(10 * number + place),
             "phases": ["day"],
             "vm": f"5017bbbb-0000-0000-{number:04}-{place:012}",
             "vmName": name_of(10 * number + place),

@@ -409,6 +409,26 @@ def test_each_node_has_its_obstacle_and_the_nearest_fit_is_first() -> None:
     assert found.scheduler == f"Unschedulable: {PENDING}"
 
 
+@pytest.mark.parametrize("strategy", ["Halted", "Manual", "RerunOnFailure"])
+def test_a_vm_that_a_schedule_has_stopped_is_not_to_be_started(strategy: str) -> None:
+    message = "is stopped until 2026-01-06 07:00 CET by schedule gpus"
+    vm = VmSeen(strategy, "Stopped", saved_strategy="Always" if strategy == "Halted" else "", requests=ONE_GPU)
+    found = explain(replace(stopped(vm), stopped=AwayWorker("gpus", message, "gpuvirt"))).blocker
+    assert found is not None
+    assert (found.code, found.message, found.fix) == (
+        FindingCode.VM_STOPPED,
+        message,
+        ("gpuvirt schedule show gpus -n gpuvirt",),
+    )
+
+
+def test_a_vm_that_a_schedule_has_stopped_which_may_not_be_read_has_its_strategy_in_an_annotation() -> None:
+    found = explain(stopped(VmSeen("Halted", "Stopped", saved_strategy="Always", requests=ONE_GPU))).blocker
+    assert found is not None
+    assert (found.code, found.seen[0].value) == (FindingCode.VM_STOPPED, "Always")
+    assert "is stopped by a VgpuSchedule" in found.message
+
+
 def test_nodes_that_could_run_a_stopped_vm_are_listed() -> None:
     found = explain(stopped(VmSeen("Halted", "Stopped", requests=ONE_GPU)))
     assert [(node.node, node.obstacle) for node in found.nodes] == [("node01", None)]

@@ -30,7 +30,7 @@ TARGETS = (
     "node/ondemand",
     "model/offers/ondemand",
     "model/schedules",
-    "cluster/operator/schedules/kubevirt",
+    "cluster/operator/schedules",
 )
 """The folders and modules whose guards are removed, those with the worst harm first."""
 

@@ -12,7 +12,7 @@ from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.nodes.scheduled import Kept, NodeConfig, config_of
 from gpuvirt.cluster.operator.schedules.configurednodes import unapplied
-from gpuvirt.cluster.operator.schedules.objects import schedule_of
+from gpuvirt.cluster.operator.schedules.objects import conditions_of, schedule_of, status_of
 from gpuvirt.cluster.operator.schedules.scheduledconfigs import configs_of
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
@@ -54,6 +54,14 @@ def found_faults(spec: Mapping[str, object], **status: object) -> list[str]:
         ({"phases": [DAY, {**DAY, "name": "n", "start": "0 8 * * *", "nodes": None, "workers": WORKERS}],
           "hypervisor": LIBVIRT}, ["spec.phases[1].nodes"]),
         ({"phases": [{**DAY, "nodes": {}}]}, ["spec.phases[0].nodes"]),
+        ({"phases": [{**DAY, "nodes": {"matchExpressions": [{"key": "pool", "operator": "Exists"}]}}]}, []),
+        ({"phases": [{**DAY, "vms": "Stop"}]}, []),
+        ({"phases": [{"name": "day", "start": "0 7 * * *", "workers": WORKERS, "vms": "Stop"}], "hypervisor": LIBVIRT},
+         ["spec.phases[0].vms"]),
+        ({"phases": [{"name": "day", "start": "0 7 * * *", "workers": WORKERS}], "leave": "Suspend",
+          "hypervisor": {"kubeVirt": {"namespace": "vms"}}}, ["spec.leave"]),
+        ({"phases": [{"name": "day", "start": "0 7 * * *", "workers": WORKERS}], "leave": "ShutDown",
+          "hypervisor": {"kubeVirt": {"namespace": "vms"}}}, []),
         ({"phases": [{**DAY, "vgpuConfig": "A10 4Q"}]}, ["spec.phases[0].vgpuConfig"]),
         ({"phases": [{**DAY, "vgpuConfig": ""}]}, ["spec.phases[0].vgpuConfig"]),
         ({"phases": [{**DAY, "profiles": [{"vgpuType": "grid_v100-4q"}]}]}, ["spec.phases[0].profiles"]),
@@ -156,3 +164,29 @@ def test_a_node_without_a_report_has_no_vgpu_config() -> None:
         reason = unapplied("bare01", "A10-4Q", "VgpuSchedule gpus phase day", gpu_node)
         assert reason is not None
         assert reason.code is PENDING
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_node_of_a_status_without_a_reason_waits_unless_it_is_applied(*, applied: bool) -> None:
+    """A status that another release has written may lack the code."""
+    node = {"node": "bare01", "phase": "day", "vgpuConfig": "A10-4Q", "applied": applied}
+    status = status_of(stored(SPEC, nodes=[node], phase="day"))
+    assert [node.is_applied for node in status.nodes] == [applied]
+    ready = next(conditions_of(stored(SPEC), status, (), NOON))
+    assert (ready.status, ready.reason) == (("True", "PhaseReached") if applied else ("False", PENDING))
+    assert applied or "the status does not say why" in ready.message
+
+
+def test_a_node_of_a_status_keeps_the_reason_that_was_written() -> None:
+    node = {"node": "bare01", "phase": "day", "vgpuConfig": "A10-4Q", "applied": False}
+    reason = {"code": "VgpuInUse", "subject": "node bare01", "message": "GPU 0 is in use", "fix": "wait"}
+    (found,) = status_of(stored(SPEC, nodes=[{**node, **reason}])).nodes
+    assert found.reason is not None
+    assert (found.reason.code, found.reason.message) == (ReasonCode.VGPU_IN_USE, "GPU 0 is in use")
+
+
+def test_a_schedule_is_not_ready_while_it_switches() -> None:
+    transition = {"phase": "night", "began": "2026-01-05T11:59:00Z", "generation": 1}
+    schedule = stored(SPEC, phase="day", transition=transition)
+    ready = next(conditions_of(schedule, status_of(schedule), (), NOON))
+    assert (ready.type, ready.status, ready.reason) == ("Ready", "False", "Switching")

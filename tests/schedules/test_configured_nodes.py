@@ -14,7 +14,9 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
 from gpuvirt.cluster.operator.schedules.objects import schedule_of
+from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.status import ConfiguredNode
 from tests.schedules.configcluster import SPEC
 from tests.schedules.test_config_phases import stored
@@ -115,3 +117,12 @@ def test_nothing_is_known_before_nodes_and_gpunodes_are_observed() -> None:
     assert of(configured, stored(SPEC), 12) is None
     configured.observe_gpu_nodes(Delta({}))
     assert of(configured, stored(SPEC), 12) == ()
+
+
+def test_which_configs_are_missing_is_unknown_before_they_are_observed() -> None:
+    configured, phases = ConfiguredNodes(), SPEC["phases"]
+    assert isinstance(phases, list)
+    schedule, _ = schedule_of(stored({"phases": [phases[0], {**phases[1], "vgpuConfig": "A10-25Q"}]}))
+    assert configured.faults(schedule) is None
+    configured.observe_configs(KnownConfigs())
+    assert [fault.code for fault in configured.faults(schedule) or ()] == [ReasonCode.CONFIG_INVALID]

@@ -1,16 +1,21 @@
 """Phases begin as Debian's cron would begin them, in each zone, at each change of summer time."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from zoneinfo import ZoneInfo
 
 import pytest
+from cronsim import CronSim
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
+from gpuvirt.model.schedules import times
 from gpuvirt.model.schedules.spec import Override, Phase, PhaseName, Schedule
 from gpuvirt.model.schedules.times import (
     CronLineError,
+    Switch,
     Timeline,
     ZoneError,
     last_start,
@@ -110,6 +115,72 @@ def test_overrides_go_before_cron_lines() -> None:
         (local("2026-12-28T07:00"), DAY),
         (local("2026-12-28T20:00"), NIGHT),
     ]
+
+
+class CountedCron(CronSim):
+    """Counts the starts that are computed."""
+
+    counted = 0
+
+    @override
+    def __next__(self) -> datetime:
+        CountedCron.counted += 1
+        return super().__next__()
+
+
+def test_the_switch_at_the_end_of_an_override_of_years_is_found_by_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gpuvirt schedule switch --until 2096-01-01` has ten thousands of starts in it."""
+    monkeypatch.setattr(times, "CronSim", CountedCron)
+    begin, end = datetime.fromisoformat("2026-01-01T00:00"), datetime.fromisoformat("2096-01-02T07:00")
+    timeline, now = Timeline(schedule(Override(NIGHT, begin, end))), local("2026-01-05T12:00")
+    assert timeline.next_switch(now) == Switch(local("2096-01-02T07:00"), DAY), "the day begins as the override ends"
+    assert timeline.next_switch(now + timedelta(days=365)) is timeline.next_switch(now)
+    assert CountedCron.counted < 20
+
+
+def test_phases_that_no_more_switch_are_searched_again_after_a_while() -> None:
+    spec = replace(schedule(), phases=(Phase(DAY, "0 7 * * *"),))
+    past = Override(NIGHT, datetime.fromisoformat("2025-12-24T12:00"), datetime.fromisoformat("2025-12-28T07:00"))
+    timeline, now = Timeline(replace(spec, overrides=(past,))), local("2026-01-05T06:30")
+    for minutes in (0, 59, 61, 60 * 24):
+        at = now + timedelta(minutes=minutes)
+        assert timeline.next_switch(at) is None
+        current = timeline.current(at)
+        assert current is not None
+        assert current.phase == DAY
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([DAY, NIGHT]), st.integers(-100, 200), st.integers(1, 200)), min_size=1, max_size=4
+    ),
+    st.sampled_from(["2026-03-28T12:00", "2026-10-24T12:00", "2026-06-01T07:00"]),
+)
+def test_starts_within_overrides_are_left_out_because_they_change_nothing(
+    overrides: list[tuple[PhaseName, int, int]], at: str
+) -> None:
+    now = datetime.fromisoformat(at)
+    given_overrides = (
+        Override(phase, now + timedelta(hours=begin), now + timedelta(hours=begin + length))
+        for phase, begin, length in overrides
+    )
+    timeline = Timeline(schedule(*given_overrides, day="30 2 * * *", night="0 20 * * *"))
+    current = timeline.current(local(at))
+    last = current.phase if current is not None else None
+    found = list(islice(timeline.switches(local(at)), 20))
+    for switch in found:
+        phases = [timeline.current(switch.at - timedelta(seconds=seconds)) for seconds in (1, 0)]
+        assert [each.phase for each in phases if each is not None] == [last, switch.phase]
+        last = switch.phase
+    # Nothing is left out between the switches: the phase at each hour is that of the latest one.
+    for hour in range(300):
+        after = local(at) + timedelta(hours=hour)
+        begun = [switch.phase for switch in found if switch.at <= after]
+        if begun and after < found[-1].at:
+            phase = timeline.current(after)
+            assert phase is not None
+            assert phase.phase == begun[-1]
 
 
 def test_an_override_in_the_gap_of_spring_begins_at_its_end() -> None:

@@ -44,6 +44,12 @@ def of_schedules(schedules: Iterable[VgpuSchedule], telemetry: ScheduleTelemetry
         [((stored.metadata.name,), sum(worker.held for worker in stored.status.workers)) for stored in found],
     )
     yield from gauge(
+        "gpuvirt_schedule_held_vms",
+        "VMs of a VgpuSchedule with vms: Stop that were not stopped or started in time.",
+        ("schedule",),
+        [((stored.metadata.name,), sum(vm.held for vm in stored.status.vms)) for stored in found if _has_vms(stored)],
+    )
+    yield from gauge(
         "gpuvirt_schedule_waiting_nodes",
         "Nodes that do not have the vGPU config of the phase of a VgpuSchedule yet.",
         ("schedule",),
@@ -56,7 +62,7 @@ def of_schedules(schedules: Iterable[VgpuSchedule], telemetry: ScheduleTelemetry
         [
             ((stored.metadata.name, str(step)), sum(vm.step is step for vm in stored.status.vms))
             for stored in found
-            if any(phase.vms is VmPolicy.STOP for phase in stored.spec.phases) or stored.status.vms
+            if _has_vms(stored)
             for step in VmStep
         ],
     )
@@ -72,6 +78,10 @@ def of_schedules(schedules: Iterable[VgpuSchedule], telemetry: ScheduleTelemetry
         ("action", "result"),
         telemetry.calls.items(),
     )
+
+
+def _has_vms(stored: VgpuSchedule) -> bool:
+    return any(phase.vms is VmPolicy.STOP for phase in stored.spec.phases) or bool(stored.status.vms)
 
 
 def _next_switch(stored: VgpuSchedule) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -10,7 +10,7 @@ from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.render import say_reason
 from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.schedules.forecast import Budget, Forecast, PlannedStep
+from gpuvirt.model.schedules.forecast import Budget, Forecast, PlannedAction, PlannedStep
 from gpuvirt.model.schedules.noderows import VmRow
 from gpuvirt.model.schedules.reports import (
     ScheduleDetail,
@@ -224,8 +224,13 @@ def step_table(rows: Iterable[PlannedStep]) -> Table:
     """Return the table of steps in their order."""
     table = Table(STEP_COLUMNS)
     for step in rows:
-        table.add(step.node, step.action, step.target, _budgets(step.budgets))
+        table.add(step.node, step.action, _target(step), _budgets(step.budgets))
     return table
+
+
+def _target(step: PlannedStep) -> str:
+    """Return what a step acts on; which VMs are stopped is decided once the node's agent reports what it waits for."""
+    return f"VMs whose vGPUs {step.target} removes" if step.action is PlannedAction.STOP_VMS else step.target
 
 
 def _budgets(budgets: tuple[Budget, ...] | None) -> Cell:

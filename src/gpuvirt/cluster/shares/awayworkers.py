@@ -1,4 +1,4 @@
-"""Reads which workers get no pods because of a VgpuSchedule: by the schedules' statuses and the labels of nodes."""
+"""Reads which workers get no pods, and which VMs are off, because of a VgpuSchedule: by statuses and nodes' labels."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -6,10 +6,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import NotFoundError
-from gpuvirt.cluster.kinds.vgpuschedule import GROUP, PLURAL, VERSION, VgpuSchedule
+from gpuvirt.cluster.kinds.vgpuschedule import GROUP, PLURAL, VERSION, VgpuSchedule, VmStatus
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.schedules.away import AwayWorker, ScheduleSeen, away_workers
+from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.schedules.away import AwayWorker, ScheduleSeen, away_workers, stopped_vm
+from gpuvirt.model.schedules.hypervisor import VmKey
+from gpuvirt.model.schedules.nodevms import NodeVm, VmStep
 from gpuvirt.model.schedules.spec import PhaseName
 from gpuvirt.model.schedules.status import Worker
 
@@ -27,6 +30,28 @@ async def read_schedules(client: Client) -> tuple[VgpuSchedule, ...]:
 def away(schedules: Iterable[VgpuSchedule], cordoned_by: Mapping[NodeName, str]) -> Mapping[NodeName, AwayWorker]:
     """Return the workers that get no pods; `cordoned_by` has the schedules of nodes' labels."""
     return away_workers(map(_seen, schedules), cordoned_by)
+
+
+def stopped_by(schedules: Iterable[VgpuSchedule], uid: str) -> AwayWorker | None:
+    """Return why a VM of KubeVirt is off: a schedule has stopped it, or its worker has left; None if none has.
+
+    `uid` is the VM's. A VM that an admin has started or stopped meanwhile is not in a status.
+    """
+    for schedule in schedules:
+        seen = _seen(schedule)
+        for vm in schedule.status.vms:
+            if vm.uid == uid and vm.step is not VmStep.WAIT:
+                return stopped_vm(seen, _vm(vm))
+        for worker in schedule.status.workers:
+            if worker.vm == uid and (found := away_workers((seen,), {}).get(NodeName(worker.node))) is not None:
+                return found
+    return None
+
+
+def _vm(vm: VmStatus) -> NodeVm:
+    reason = reasons.stored(vm.code, vm.subject, vm.message, vm.fix)
+    node, phase = NodeName(vm.node), PhaseName(vm.phase)
+    return NodeVm(VmKey(vm.uid), vm.namespace, vm.name, node, phase, vm.step, is_held=vm.held, reason=reason)
 
 
 def _seen(schedule: VgpuSchedule) -> ScheduleSeen:

@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
-from gpuvirt.cluster.shares.awayworkers import away, read_schedules
+from gpuvirt.cluster.shares.awayworkers import away, read_schedules, stopped_by
 from gpuvirt.cluster.shares.objects import demand_of_pod, needs_limits
 from gpuvirt.cluster.shares.reading import read_index, shares_for_pod, shares_of_pods
 from gpuvirt.cluster.shares.sharing import Sharing
@@ -150,11 +150,14 @@ class _Asker:
             self._list(RESOURCES[ObjectKind.POD], core.RequestingPod),
         )
         by_name = {NodeName(gpu_node.metadata.name): gpu_node for gpu_node in gpu_nodes or ()}
-        schedules = await self._schedules() if pod is not None and not pod.node else ()
+        waits = pod is not None and not pod.node
+        is_off = evidence.vm is not None and evidence.vmi is None and pod is None
+        schedules = await self._schedules() if waits or is_off else ()
         labels = {NodeName(node.metadata.name): node.metadata.labels for node in nodes or ()}
         return replace(
             evidence,
-            away=away(schedules, cordons(labels)) if pod is not None and not pod.node else {},
+            stopped=stopped_by(schedules, evidence.vm.uid) if evidence.vm is not None and is_off else None,
+            away=away(schedules, cordons(labels)) if waits else {},
             phases=await read_phases(self._client, schedules, labels, by_name),
             shares=await self._shares(pod) if pod is not None and units in evidence.requests else None,
             kubevirts=() if self._target.kind is ObjectKind.POD else await self._kubevirts(),

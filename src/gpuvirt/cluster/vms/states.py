@@ -44,6 +44,7 @@ def vm_seen(vm: vmstate.Vm, instancetype: Devices | None = None) -> VmSeen:
         placement=_placement(spec.template.spec),
         conditions=_conditions(vm.status.conditions),
         saved_strategy=vm.metadata.annotations.get(SAVED_STRATEGY, "") if strategy == "Halted" else "",
+        uid=vm.metadata.uid,
     )
 
 

@@ -1,9 +1,10 @@
-"""Which workers get no pods because of a schedule, and when they are expected back."""
+"""Which workers get no pods, and which VMs are off, because of a schedule, and when they are expected back."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.schedules.nodevms import NodeVm, VmStep
 from gpuvirt.model.schedules.spec import Leave, PhaseName
 from gpuvirt.model.schedules.status import Step, Worker
 
@@ -29,11 +30,11 @@ class ScheduleSeen:
 
 @dataclass(frozen=True, slots=True)
 class AwayWorker:
-    """A worker that gets no pods because of a schedule."""
+    """A worker that gets no pods, or a VM that is off, because of a schedule."""
 
     schedule: str
     message: str
-    """The words that follow the node: `is suspended until 2026-01-06 07:00 CET by schedule gpus`."""
+    """The words that follow the node, or the VM: `is suspended until 2026-01-06 07:00 CET by schedule gpus`."""
     namespace: str = ""
     """The schedule's; empty if only the node's label names the schedule."""
 
@@ -60,6 +61,19 @@ def away_workers(
         if node not in found:
             found[node] = AwayWorker(name, f"is cordoned by schedule {name}")
     return found
+
+
+def stopped_vm(schedule: ScheduleSeen, vm: NodeVm) -> AwayWorker:
+    """Return why a VM that `vms: Stop` has stopped, or stops, is off, and when it is started."""
+    by = f"by schedule {schedule.name}"
+    if vm.step is VmStep.START:
+        why = f": {vm.reason.message}" if vm.is_held and vm.reason is not None else ""
+        text = f"is being started {by}, since its phase {vm.phase} has ended{why}"
+    elif schedule.phase == vm.phase and schedule.next_switch is not None:
+        text = f"is stopped until {schedule.next_switch} {by}, for the vGPU config of its phase {vm.phase}"
+    else:
+        text = f"is stopped {by}, until its phase {vm.phase} ends"
+    return AwayWorker(schedule.name, text, schedule.namespace)
 
 
 def _message(schedule: ScheduleSeen, worker: Worker) -> str:

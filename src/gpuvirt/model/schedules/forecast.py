@@ -93,7 +93,7 @@ class PlannedStep:
     node: NodeName
     action: PlannedAction
     target: str
-    """The pod (`default/train-0`), the VM, with its new vGPU type, the volumes, the labels, or the node."""
+    """The pod (`default/train-0`), the VM, with its new vGPU type, volumes, labels, the vGPU config, or the node."""
     budgets: tuple[Budget, ...] | None = ()
     """The budgets that cover the pod; None where they could not be read."""
 

@@ -238,7 +238,7 @@ def _state(schedule: Schedule, status: Status, timeline: Timeline, now: datetime
     current = timeline.current(now)
     if schedule.is_suspended:
         return ScheduleState.PAUSED
-    if status.held:
+    if status.held or status.held_vms:
         return ScheduleState.HELD
     if status.transition is not None or not all(node.is_applied for node in status.nodes):
         return ScheduleState.SWITCHING

@@ -20,6 +20,8 @@ LONGEST_LINE = 200
 """The most characters of a cron line."""
 MARGIN = timedelta(hours=26)
 """Longer than any change of an offset from UTC: local times within it may come in another order than UTC's."""
+NO_SWITCH_FOR = timedelta(hours=1)
+"""How long it is remembered that no start of `MOST_SWITCHES` changes the phase. No two phases begin in one minute."""
 MOST_SWITCHES = 500
 """How many starts are looked through for one that changes the phase."""
 
@@ -90,6 +92,21 @@ class Switch:
     phase: PhaseName
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was found by the last search."""
+
+    at: datetime
+    until: datetime
+    current: Switch | None
+    """The phase between these times."""
+    following: Switch | None
+
+    def holds(self, now: datetime) -> bool:
+        """Return whether it holds at a time."""
+        return self.at <= now < self.until
+
+
 @lru_cache(256)
 def timeline_of(schedule: Schedule) -> "Timeline":
     """Return the timeline of a schedule without faults; the same object for the same schedule."""
@@ -104,8 +121,7 @@ class Timeline:
 
     def __init__(self, schedule: Schedule) -> None:
         """Raises ZoneError."""
-        self._found: tuple[datetime, Switch | None, Switch] | None = None
-        """The time of the last search, the phase then, and the next switch."""
+        self._found: _Found | None = None
         self.zone = zone_of(schedule.time_zone)
         self._phases = schedule.phases
         self._overrides = tuple(
@@ -115,8 +131,8 @@ class Timeline:
 
     def current(self, now: datetime) -> Switch | None:
         """Return the phase of now, and when it began; None if no phase has ever begun. A later override counts more."""
-        if self._found is not None and self._found[0] <= now < self._found[2].at:
-            return self._found[1]
+        if self._found is not None and self._found.holds(now):
+            return self._found.current
         return self._search(now)
 
     def _search(self, now: datetime) -> Switch | None:
@@ -148,16 +164,18 @@ class Timeline:
 
     def next_switch(self, now: datetime) -> Switch | None:
         """Return the next moment at which another phase begins; None if none does."""
-        if self._found is not None and self._found[0] <= now < self._found[2].at:
-            return self._found[2]
-        following = next(self.switches(now), None)
-        if following is not None:
-            self._found = now, self._search(now), following
-        return following
+        if self._found is None or not self._found.holds(now):
+            following = next(self.switches(now), None)
+            until = following.at if following is not None else now + NO_SWITCH_FOR
+            self._found = _Found(now, until, self._search(now), following)
+        return self._found.following
 
     def _boundaries(self, now: datetime) -> Iterator[datetime]:
-        """Yield the times after `now` at which a cron line or an override begins or ends, in order."""
-        lines = [starts_after(phase.start, now, self.zone) for phase in self._phases]
+        """Yield the times after `now` at which a cron line or an override begins or ends, in order.
+
+        A start within an override changes nothing, and is left out: an override may last for years.
+        """
+        lines = [self._starts(phase.start, now) for phase in self._phases]
         coming = [next(line, None) for line in lines]
         fixed = sorted({edge for begin, end, _ in self._overrides for edge in (begin, end) if edge > now})
         while candidates := [*(at for at in coming if at is not None), *fixed[:1]]:
@@ -167,3 +185,13 @@ class Timeline:
             for position, line in enumerate(lines):
                 if coming[position] == at:
                     coming[position] = next(line, None)
+
+    def _starts(self, line: str, after: datetime) -> Iterator[datetime]:
+        """Yield the starts of a cron line after a time that are in no override."""
+        starts = starts_after(line, after, self.zone)
+        while (start := next(starts, None)) is not None:
+            end = max((end for begin, end, _ in self._overrides if begin <= start < end), default=None)
+            if end is None:
+                yield start
+            else:  # a start at the very end of an override counts
+                starts = starts_after(line, end - timedelta(microseconds=1), self.zone)

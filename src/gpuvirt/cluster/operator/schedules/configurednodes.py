@@ -121,7 +121,7 @@ def unapplied(node: str, config: str, origin: str, gpu_node: OwnedGpuNode | None
     if gpu_node is None or gpu_node.spec is None:
         return reasons.vgpu_config_pending(node, config, NO_GPU_NODE)
     refused = not_followed(node, config, gpu_node.owner_of("vgpuConfig"), gpu_node.spec)
-    return refused if refused is not None else next(_waits(node, config, origin, gpu_node), None)
+    return refused if refused is not None else next(_waits(node, config, origin, gpu_node, gpu_node.spec), None)
 
 
 def not_followed(node: str, config: str, owner: str | None, spec: Spec) -> Reason | None:
@@ -133,11 +133,11 @@ def not_followed(node: str, config: str, owner: str | None, spec: Spec) -> Reaso
     return None
 
 
-def _waits(node: str, config: str, origin: str, gpu_node: OwnedGpuNode) -> Iterator[Reason]:
+def _waits(node: str, config: str, origin: str, gpu_node: OwnedGpuNode, spec: Spec) -> Iterator[Reason]:
     """Yield what the vGPU config of a node in mode vgpu waits for, the first step first."""
-    spec, status = gpu_node.spec, gpu_node.status
-    found = spec.origins.vgpu_config if spec is not None and spec.origins is not None else ""
-    if spec is None or spec.vgpu_config != config or found != origin:
+    status = gpu_node.status
+    found = spec.origins.vgpu_config if spec.origins is not None else ""
+    if spec.vgpu_config != config or found != origin:
         yield reasons.vgpu_config_pending(node, config, "the controller has not written it to the GpuNode yet")
     if status is None or status.observed_generation < gpu_node.metadata.generation:
         yield reasons.vgpu_config_pending(

@@ -137,11 +137,14 @@ class ScheduleObjects:
         configs = await self._read_config_nodes()
         problems = (*await self._shared(configs), *missing_profiles(nodes.values()))
         problems += await self._coverage.faults(workers)
-        configured = None
-        if self._object is not None and self._configured is not None:
-            configured = self._configured.of(self._object, stored.schedule, self._clock.now())
         config_nodes = {phase: frozenset(found) for phase, found in configs.items()}
-        return ClusterReading(nodes, placed, attached, problems, configured, config_nodes)
+        return ClusterReading(nodes, placed, attached, problems, self._configured_nodes(stored), config_nodes)
+
+    def _configured_nodes(self, stored: Stored) -> tuple[ConfiguredNode, ...] | None:
+        """Return the nodes that have a vGPU config by the phase of now; None if that is not observed."""
+        if self._configured is None or self._object is None:
+            return None
+        return self._configured.of(self._object, stored.schedule, self._clock.now())
 
     async def record(self, stored: Stored, status: Status, problems: tuple[Reason, ...], advance: Advance) -> None:
         """Write the status for the version that was read, if it has changed; raises ConflictError."""

@@ -128,6 +128,7 @@ class VmSeen:
     requests: DeviceRequests = DeviceRequests()
     placement: Placement = Placement()
     conditions: tuple[ConditionSeen, ...] = ()
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +238,8 @@ class VmEvidence:
     nodes: tuple[NodeSeen, ...] | None = ()
     pods: tuple[PodSeen, ...] | None = ()
     """All pods of the cluster that have not ended."""
+    stopped: AwayWorker | None = None
+    """Why the VM is off, if a VgpuSchedule is the cause."""
     away: Mapping[NodeName, AwayWorker] = field(default_factory=dict)
     """The nodes that get no pods because of a VgpuSchedule."""
     phases: Mapping[NodeName, tuple[NodePhase, ...]] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gpuvirt.model.doctor.checks.kubevirt import host_device_gate, not_permitted_by, permitted_entry
 from gpuvirt.model.doctor.findings import Finding, listed, problem
-from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, VmEvidence, condition
+from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, VmEvidence, VmSeen, condition
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.schedules.spec import SAVED_STRATEGY
@@ -104,6 +104,8 @@ def not_started(evidence: VmEvidence) -> Finding | None:
             (*seen, Seen(f"{target.text} $.status.conditions", f"Failure: {failure.text}")),
             fix=(f"kubectl describe vm {target.name} -n {target.namespace}",),
         )
+    if (by_schedule := _stopped_by_schedule(evidence, vm, seen)) is not None:
+        return by_schedule
     if vm.run_strategy in STARTS_BY_ITSELF:
         unmet = [found.text for found in vm.conditions if found.status != "True" and found.message]
         return problem(
@@ -115,14 +117,6 @@ def not_started(evidence: VmEvidence) -> Finding | None:
                 f"kubectl describe vm {target.name} -n {target.namespace}",
                 "check that KubeVirt's virt-controller runs",
             ),
-        )
-    if vm.saved_strategy:
-        return problem(
-            FindingCode.VM_STOPPED,
-            target.text,
-            "is stopped by a VgpuSchedule, which starts it once the phase that stopped it has ended",
-            (Seen(f"{target.text} $.metadata.annotations {SAVED_STRATEGY}", vm.saved_strategy), *seen),
-            fix=("kubectl get vgpuschedules -A",),
         )
     field, value = ("runStrategy", '"Always"') if vm.has_run_strategy else ("running", "true")
     return problem(
@@ -136,6 +130,21 @@ def not_started(evidence: VmEvidence) -> Finding | None:
             f"""#   -p '{{"spec":{{"{field}":{value}}}}}'""",
         ),
     )
+
+
+def _stopped_by_schedule(evidence: VmEvidence, vm: VmSeen, seen: tuple[Seen, ...]) -> Finding | None:
+    """Return which schedule has stopped a VM; the annotation alone shows it where schedules may not be read."""
+    place = evidence.target.text
+    if evidence.stopped is not None:
+        strategy = Seen(f"{place} $.spec.runStrategy", vm.run_strategy)
+        message, fix = evidence.stopped.message, evidence.stopped.command
+    elif vm.saved_strategy:
+        strategy = Seen(f"{place} $.metadata.annotations {SAVED_STRATEGY}", vm.saved_strategy)
+        message = "is stopped by a VgpuSchedule, which starts it once the phase that stopped it has ended"
+        fix = "kubectl get vgpuschedules -A"
+    else:
+        return None
+    return problem(FindingCode.VM_STOPPED, place, message, (strategy, *seen), fix=(fix,))
 
 
 def _gate_missing(evidence: VmEvidence) -> Finding | None:
