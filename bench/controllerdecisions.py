@@ -43,14 +43,17 @@ def policy(**components: bool) -> StoredPolicy:
 
 def picture_of(nodes: int) -> Picture:
     """Return a cluster whose agents run and have reported."""
-    policies = ObjectMap.of({key_of(one): one for one in [policy()]})
+    policies = ObjectMap.of({key_of(item): item for item in [policy()]})
     return Picture(
         policies,
-        ObjectMap.of({key_of(one): one for one in (observed(number) for number in range(nodes))}),
+        ObjectMap.of({key_of(node): node for node in (observed(number) for number in range(nodes))}),
         ObjectMap.of(
-            {key_of(one): one for one in (read(reported_gpu_node(number), OwnedGpuNode) for number in range(nodes))}
+            {
+                key_of(gpu_node): gpu_node
+                for gpu_node in (read(reported_gpu_node(number), OwnedGpuNode) for number in range(nodes))
+            }
         ),
-        Existing(pods=ObjectMap.of({key_of(one): one for one in map(agent, range(nodes))})),
+        Existing(pods=ObjectMap.of({key_of(pod): pod for pod in map(agent, range(nodes))})),
     )
 
 

@@ -68,7 +68,11 @@ def send_at_once(
         began = time.perf_counter()
         found = pool.starmap(send, [(url, requests, within_s, tls) for requests in clients], chunksize=1)
         seconds = time.perf_counter() - began
-    return [one for took, _ in found for one in took], [answer for _, answers in found for answer in answers], seconds
+    return (
+        [milliseconds for took, _ in found for milliseconds in took],
+        [answer for _, answers in found for answer in answers],
+        seconds,
+    )
 
 
 def p50_p99(took_ms: Sequence[float]) -> tuple[float, float]:

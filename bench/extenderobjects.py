@@ -53,7 +53,7 @@ async def load(
     try:
         await _each(lambda name: client.create(NODES, node_of(dialects, name), SharingNode), names)
         await _each(make_pod, allocated_pods(dialects, names, allocated))
-        await _each(make_asked, ((dialect, *one) for dialect in dialects for one in enumerate(asked)))
+        await _each(make_asked, ((dialect, *numbered) for dialect in dialects for numbered in enumerate(asked)))
     finally:
         client.close()
     return Loaded(names, {name: dict(sorted(found.items())) for name, found in uids.items()})

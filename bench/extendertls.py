@@ -78,7 +78,7 @@ def measure(
 
 def main() -> None:
     """Measure, and print the table."""
-    nodes, pods, rounds = (int(one) for one in sys.argv[1:4]) if len(sys.argv) > 3 else (5000, 20_000, 400)
+    nodes, pods, rounds = (int(argument) for argument in sys.argv[1:4]) if len(sys.argv) > 3 else (5000, 20_000, 400)
     table, scale = Table(), Scale(nodes, pods)
     with tempfile.TemporaryDirectory(prefix="gvb-") as name:
         folder, certificates = Path(name), Path(name, "certificates")

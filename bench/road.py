@@ -86,7 +86,7 @@ def _arguments(frame: FrameType) -> Iterator[object]:
 def _is_form(value: object) -> bool:
     if isinstance(value, dict | tuple | list | frozenset):
         inside = value.values() if isinstance(value, dict) else value
-        return any(_is_form(one) for one in inside)
+        return any(_is_form(item) for item in inside)
     return not inspect.isclass(value) and type(value).__module__.startswith(FORMS)
 
 

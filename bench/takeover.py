@@ -50,7 +50,7 @@ def main() -> None:
         try:
             start(lab)
             asyncio.run(prepare(lab, 0, 0))
-            for count in [int(one) for one in sys.argv[1:]] or PODS:
+            for count in [int(argument) for argument in sys.argv[1:]] or PODS:
                 asyncio.run(prepare(lab, before, count - before))
                 before = count
                 took_s = sorted(serves_after(lab) for _ in range(ROUNDS))

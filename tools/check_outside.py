@@ -53,7 +53,7 @@ def _owner_of(written: ast.Attribute, found: Type | None) -> TypeInfo | None:
     if isinstance(written.value, ast.Name) and written.value.id in {"self", "cls"}:
         return None
     items = flatten_nested_unions(found.items) if isinstance(found, UnionType) else [found] if found else []
-    infos = [item.type for one in items if isinstance(item := get_proper_type(one), Instance)]
+    infos = [item.type for part in items if isinstance(item := get_proper_type(part), Instance)]
     bases = (base for info in infos for base in info.mro if written.attr in base.names)
     return next(bases, next(iter(infos), None))
 

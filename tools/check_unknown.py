@@ -145,7 +145,7 @@ def _is_plain(value: ast.expr) -> bool:
 def _unknown_in(found: Type | None) -> str:
     """Return the name of the class that stands for unknown in a type; empty where there is none."""
     items = flatten_nested_unions(found.items) if isinstance(found, UnionType) else [found] if found else []
-    classes = (item.type for one in items if isinstance(item := get_proper_type(one), Instance))
+    classes = (item.type for part in items if isinstance(item := get_proper_type(part), Instance))
     return next((info.name for info in classes if any(base.fullname == BASE for base in info.mro)), "")
 
 

@@ -1,5 +1,6 @@
 """Finds words that must not return (tools/words.toml), in names and in texts; exits with 1 if it finds one."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import msgspec
 ROOT = Path(__file__).parent.parent
 NAMED = ("*.py",)
 TEXTS = ("*.md", "*.py", "*.yaml", "*.tpl", "*.txt", "*.toml", "Makefile")
+LOOPS = (ast.For, ast.AsyncFor, ast.comprehension)
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -33,6 +35,8 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The words by where they are looked for, each with its replacement."""
 
     names: dict[str, str]
+    loops: dict[str, str]
+    """Words that name no variable of a loop, of a comprehension or of a lambda."""
     public: dict[str, str]
     text: dict[str, str]
     phrases: tuple[str, ...]
@@ -48,6 +52,7 @@ def found(words: Words, path: str) -> Iterator[tuple[int, str, str]]:
             if part.lower() in words.names:
                 yield 1, part, words.names[part.lower()]
         yield from _in_names(words, path)
+        yield from _in_loops(words, text)
     texts = {**words.public, **words.text}
     phrases, listed = ("|".join(map(re.escape, strings)) for strings in (words.phrases, texts))
     pattern = re.compile(rf"\b(?:(?i:{phrases})|({listed}))\b")
@@ -64,12 +69,28 @@ def _in_names(words: Words, path: str) -> Iterator[tuple[int, str, str]]:
                         yield token.start[0], token.string, better
 
 
+def _in_loops(words: Words, text: str) -> Iterator[tuple[int, str, str]]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, LOOPS):
+            named = ((name.lineno, name.id) for name in ast.walk(node.target) if isinstance(name, ast.Name))
+        elif isinstance(node, ast.Lambda):
+            named = ((argument.lineno, argument.arg) for argument in node.args.args)
+        else:
+            continue
+        yield from ((line, name, words.loops[name]) for line, name in named if name in words.loops)
+
+
+def _tracked() -> list[str]:
+    command = ["/usr/bin/env", "git", "ls-files"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 def main() -> int:
-    """Check all files that git tracks."""
+    """Check the files that are named, else all that git tracks."""
     words = msgspec.convert(tomllib.loads((ROOT / "tools/words.toml").read_text()), Words)
-    listed = subprocess.run(["/usr/bin/env", "git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = sys.argv[1:] or _tracked()
     count = 0
-    for path in listed.stdout.splitlines():
+    for path in paths:
         if not any(fnmatchcase(path, pattern) for pattern in TEXTS) or not (ROOT / path).is_file():
             continue
         for line, word, better in sorted(set(found(words, path))):

@@ -21,7 +21,7 @@ from gpuvirt.model.doctor.explanation import DeviceExplanation
 from gpuvirt.model.doctor.vms.nodeexplanation import NodeExplanation
 from gpuvirt.model.doctor.vms.vmexplanation import Explanation
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.model.schedules import reports
+from gpuvirt.model.schedules import reports, workerchecks
 from gpuvirt.model.shares.overview import SharesOverview
 from gpuvirt_sim.commands import sim
 
@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, object] = {
     "schedule list": list[reports.ScheduleRow],
     "schedule show NAME": reports.ScheduleDetail,
     "schedule plan NAME": reports.SchedulePlan,
-    "schedule check NAME": reports.ScheduleCheck,
+    "schedule check NAME": workerchecks.ScheduleCheck,
     "schedule switch NAME PHASE": reports.SwitchResult,
     "vfio status": list[vfiorender.Row],
     "vfio bind": list[vfiorender.Result],

@@ -99,7 +99,7 @@ async def test_mdevs_give_their_group_nodes_only(simulated: Simulated, tmp_path:
     async with running_node(simulated("4xT4"), tmp_path) as node:
         first, second, *_ = node.offered[T4_8Q]
         (both,) = node.allocate(T4_8Q, [first, second])
-        groups = [node.kernel.mdev.devices[one].group for one in (first, second)]
+        groups = [node.kernel.mdev.devices[mdev].group for mdev in (first, second)]
         assert both.env == {"MDEV_PCI_RESOURCE_NVIDIA_COM_GRID_T4-8Q": f"{first},{second}"}
         assert both.device_nodes == ("/dev/vfio/vfio", *(f"/dev/vfio/{group}" for group in groups))
 

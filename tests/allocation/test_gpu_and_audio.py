@@ -19,7 +19,7 @@ BOTH = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
 
 
 def preferred(node: SimNode, count: int = 1, *must: str) -> list[str]:
-    musts = [DeviceId(one) for one in must]
+    musts = [DeviceId(device) for device in must]
     return list(node.agent.allocator.prefer(ResourceName(AUDIO), SOUNDS, musts, count))
 
 

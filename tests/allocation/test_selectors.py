@@ -29,10 +29,10 @@ from tests.simnode import IDS
 )
 def test_a_resource_reports_its_kind_and_selectors(simulated: str, resource: str, expected: Selectors) -> None:
     view = snapshot.take(build_host(load_host(simulated)), Settings(), IDS, SimClock())
-    (found,) = (one for one in view.resources if one.name == resource)
+    (found,) = (offered for offered in view.resources if offered.name == resource)
     assert Selectors(found.kind, found.pci_vendor_selectors, found.mdev_name_selectors) == expected
     status = status_of(view, GpuNode(metadata=Metadata(name="node01")), BEGINNING)
-    (reported,) = (one for one in status.resources if one.name == resource)
+    (reported,) = (entry for entry in status.resources if entry.name == resource)
     assert (reported.kind, reported.pci_vendor_selectors, reported.mdev_name_selectors) == (
         expected.kind,
         expected.pci,

@@ -195,8 +195,8 @@ class World:
         )
         self.cache = result.cache
         if result.delta is not None:
-            self.applied |= {one: result.delta.objects[one] for one in result.delta.changed}
-            self.applied = {one: item for one, item in self.applied.items() if one not in result.delta.removed}
+            self.applied |= {key: result.delta.objects[key] for key in result.delta.changed}
+            self.applied = {key: item for key, item in self.applied.items() if key not in result.delta.removed}
         assert self.applied == (self.cache.objects or {})
 
 
@@ -236,16 +236,16 @@ def test_events_together_lead_to_the_state_of_each_alone(
     listed: set[str], came: Sequence[tuple[str, str, str] | None]
 ) -> None:
     events: Events[Node] = ()
-    for version, one in enumerate(came, 2):
-        if one is None:
+    for version, change in enumerate(came, 2):
+        if change is None:
             events += bookmark(version)
         else:
-            events += modified(one[1], version, one[2]) if one[0] == "set" else deleted(one[1], version)
+            events += modified(change[1], version, change[2]) if change[0] == "set" else deleted(change[1], version)
     before, _ = after(Listed(tuple(node(name, 1) for name in listed), "1"))
     alone, _ = after(*((event,) for event in events), cache=before)
     together, deltas = after(events, cache=before)
     assert (known(together), together.version) == (known(alone), alone.version)
     old, new = known(before) or {}, known(together) or {}
-    changed, removed = frozenset(one for one in new if old.get(one) != new[one]), frozenset(old.keys() - new.keys())
+    changed, removed = frozenset(key for key in new if old.get(key) != new[key]), frozenset(old.keys() - new.keys())
     expected = [(changed, removed)] if changed or removed else []
     assert [(delta.changed, delta.removed) for delta in deltas] == expected

@@ -36,7 +36,7 @@ from gpuvirt_sim.clock import BEGINNING, SimClock
 def test_the_object_matches_the_last_watch_event_after_any_interleaving(data: st.DataObject) -> None:
     existing = data.draw(st.lists(st.booleans(), min_size=1, max_size=8))
     history = [Node(Metadata(resource_version=str(at))) if exists else None for at, exists in enumerate(existing)]
-    written = data.draw(st.sampled_from([at for at, one in enumerate(history) if one is not None] or [0]))
+    written = data.draw(st.sampled_from([at for at, state in enumerate(history) if state is not None] or [0]))
     item = history[written]
     begins = data.draw(st.integers(0, written))
     answered = data.draw(st.integers(begins, len(history)))

@@ -98,7 +98,7 @@ def pairs(of: inspect.Type) -> st.SearchStrategy[Pair]:
         case inspect.Metadata():
             return pairs(of.type)
         case inspect.UnionType():
-            return st.one_of(*(pairs(one) for one in of.types if not isinstance(one, inspect.NoneType)))
+            return st.one_of(*(pairs(member) for member in of.types if not isinstance(member, inspect.NoneType)))
         case inspect.StructType():
             return _objects(of)
         case inspect.DictType():
@@ -106,14 +106,14 @@ def pairs(of: inspect.Type) -> st.SearchStrategy[Pair]:
             return st.dictionaries(st.sampled_from("abc"), values, max_size=2).map(_split)
         case inspect.ListType() | inspect.VarTupleType() | inspect.FrozenSetType():
             items = st.lists(pairs(of.item_type), max_size=2)
-            return items.map(lambda found: ([one for one, _ in found], [two for _, two in found]))
+            return items.map(lambda found: ([item for item, _ in found], [item for _, item in found]))
         case inspect.EnumType():
-            return st.sampled_from([one.value for one in of.cls]).map(lambda one: (one, one))
+            return st.sampled_from([member.value for member in of.cls]).map(lambda member: (member, member))
         case inspect.StrType():
             texts = st.from_regex(of.pattern) if of.pattern else st.sampled_from(["", "x", "null"])
-            return texts.map(lambda one: (one, one))
+            return texts.map(lambda member: (member, member))
         case _:
-            return SCALARS[type(of)].map(lambda one: (one, one))
+            return SCALARS[type(of)].map(lambda member: (member, member))
 
 
 def _objects(of: inspect.StructType) -> st.SearchStrategy[Pair]:
@@ -123,7 +123,7 @@ def _objects(of: inspect.StructType) -> st.SearchStrategy[Pair]:
 
 
 def _split(found: dict[str, Pair]) -> Pair:
-    with_nulls: dict[str, Plain] = {key: one for key, (one, _) in found.items()}
+    with_nulls: dict[str, Plain] = {key: value for key, (value, _) in found.items()}
     without: dict[str, Plain] = {key: two for key, (_, two) in found.items() if two is not None}
     return with_nulls, without
 
@@ -149,7 +149,7 @@ def test_nulls_anywhere_in_a_policy_spec_read_as_absent(pair: Pair) -> None:
 @given(pairs(inspect.type_info(KubeVirt)))
 def test_nulls_anywhere_in_a_printed_kubevirt_read_as_absent(pair: Pair) -> None:
     written = [{**item, "kind": "KubeVirt"} for item in pair if isinstance(item, dict)]
-    found = [kubevirt.parse(msgspec.json.encode(one).decode(), where="-") for one in written]
+    found = [kubevirt.parse(msgspec.json.encode(document).decode(), where="-") for document in written]
     assert found[0] == found[1]
 
 

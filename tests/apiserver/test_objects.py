@@ -37,6 +37,6 @@ def test_an_object_map_behaves_as_a_dict_and_never_changes_earlier_maps(
         assert set(objects) == expected.keys()
         assert dict(objects.items()) == expected
         assert sorted(stored.metadata.resource_version for stored in objects.values()) == sorted(
-            one.metadata.resource_version for one in expected.values()
+            stored.metadata.resource_version for stored in expected.values()
         )
         assert all(objects.get(key) == expected.get(key) for key, _ in changes)

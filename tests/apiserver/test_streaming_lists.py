@@ -57,8 +57,8 @@ class Script:
         return 200, {"metadata": {"resourceVersion": "7"}, "items": [node("a", 1), node("b", 2)]}
 
     async def later(self, *first: object) -> AsyncIterator[object]:
-        for one in first:
-            yield one
+        for sent in first:
+            yield sent
         yield event("ADDED", node("c", 8))
         yield bookmark(9)
         await self.ends.wait()

@@ -97,7 +97,7 @@ class Host:
     def locked(self) -> list[PciAddress]:
         locks = {gpu: HostPath(f"/proc/driver/nvidia/gpus/{gpu}/unbindLock") for gpu in self.gpus}
         return [
-            one for one, lock in locks.items() if self.kernel.tree.exists(lock) and self.kernel.read(lock) == b"1\n"
+            gpu for gpu, lock in locks.items() if self.kernel.tree.exists(lock) and self.kernel.read(lock) == b"1\n"
         ]
 
     def expect(self, desired_driver: DesiredDriver) -> None:

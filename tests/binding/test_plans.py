@@ -124,7 +124,7 @@ def test_a_gpu_in_use_by_a_process_is_not_unbound(t4: PlannedHost) -> None:
     assert f"python3 (pid {process.pid})" in reason.message
     # NVIDIA's driver refuses the unbind even if the change is forced.
     forced = inputs(forced=True)
-    assert {one.code for one in t4.move(DesiredDriver.PASSTHROUGH, T4[2], forced)} == {ReasonCode.DRIVER_LOCK}
+    assert {refusal.code for refusal in t4.move(DesiredDriver.PASSTHROUGH, T4[2], forced)} == {ReasonCode.DRIVER_LOCK}
     t4.kernel.end_vm(process)
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
 

@@ -110,7 +110,7 @@ def with_less(scc: Manifest) -> Mapping[str, Manifest]:
     less: dict[str, Manifest] = {flag: {**scc, flag: False} for flag in flags if scc[flag]}
     kinds = items(at(scc, "volumes"))
     for kind in kinds:
-        less[str(kind)] = {**scc, "volumes": [one for one in kinds if one != kind]}
+        less[str(kind)] = {**scc, "volumes": [volume for volume in kinds if volume != kind]}
     if not scc["readOnlyRootFilesystem"]:
         less["readOnlyRootFilesystem"] = {**scc, "readOnlyRootFilesystem": True}
     return less

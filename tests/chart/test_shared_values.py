@@ -41,9 +41,9 @@ def test_common_labels_are_on_all_objects_and_pods_and_select_none(helm: Helm) -
     without = [
         manifest for manifest in rendered.manifests if any(at(labels, "team") is None for labels in labels_of(manifest))
     ]
-    assert [(one["kind"], at(one, "metadata", "name")) for one in without] == []
-    for one, before in zip(rendered.manifests, plain.manifests, strict=True):
-        assert at(one, "spec", "selector") == at(before, "spec", "selector")
+    assert [(manifest["kind"], at(manifest, "metadata", "name")) for manifest in without] == []
+    for manifest, before in zip(rendered.manifests, plain.manifests, strict=True):
+        assert at(manifest, "spec", "selector") == at(before, "spec", "selector")
     pod = at(rendered.one("Deployment", "gpuvirt-controller"), "spec", "template", "metadata", "labels")
     assert (at(pod, "team"), at(pod, "app.kubernetes.io/name")) == ("own", "gpuvirt"), "the nearer value wins"
 
@@ -103,8 +103,8 @@ def test_global_secrets_pull_all_images(helm: Helm) -> None:
     rendered = helm.template(*ALL, *both)
     expected = [{"name": name} for name in ("mine", "shared", "third")]
     ours = {
-        name: at(one, "imagePullSecrets")
-        for name, one in rendered.named("ServiceAccount").items()
+        name: at(account, "imagePullSecrets")
+        for name, account in rendered.named("ServiceAccount").items()
         if name.startswith("gpuvirt-")
     }
     assert len(ours) == 9

@@ -134,10 +134,10 @@ def test_the_extender_may_bind_pods_and_change_nothing_else(helm: Helm) -> None:
 def test_the_second_scheduler_has_the_rights_of_a_scheduler_and_a_lease_of_its_own(helm: Helm) -> None:
     rendered = helm.template(*BOTH)
     roles = {
-        str(at(one, "roleRef", "name"))
+        str(at(binding, "roleRef", "name"))
         for kind in ("ClusterRoleBinding", "RoleBinding")
-        for one in rendered.named(kind).values()
-        if at(one, "subjects", 0, "name") == "gpuvirt-scheduler"
+        for binding in rendered.named(kind).values()
+        if at(binding, "subjects", 0, "name") == "gpuvirt-scheduler"
     }
     assert roles == {
         "system:kube-scheduler",
@@ -205,7 +205,7 @@ def test_pods_for_shares_have_minimal_privileges_and_prefer_different_nodes(helm
     assert at(pod, "serviceAccountName") == name
     assert at(pod, "securityContext", "runAsNonRoot") is True
     assert at(pod, "securityContext", "seccompProfile", "type") == "RuntimeDefault"
-    assert not any(at(pod, one) for one in ("hostPID", "hostNetwork", "hostIPC"))
+    assert not any(at(pod, field) for field in ("hostPID", "hostNetwork", "hostIPC"))
     assert at(pod, "affinity", "podAntiAffinity", "preferredDuringSchedulingIgnoredDuringExecution")
     (only,) = items(at(pod, "containers"))
     may = at(only, "securityContext")

@@ -209,7 +209,7 @@ def test_pods_of_gpuvirt_have_minimal_privileges(helm: Helm, values: tuple[str, 
     for name, pod in pods.items():
         assert at(pod, "securityContext", "runAsNonRoot") is True, name
         assert at(pod, "securityContext", "seccompProfile", "type") == "RuntimeDefault", name
-        assert not any(at(pod, one) for one in ("hostPID", "hostNetwork", "hostIPC")), name
+        assert not any(at(pod, field) for field in ("hostPID", "hostNetwork", "hostIPC")), name
         for container in items(at(pod, "containers")):
             may = at(container, "securityContext")
             assert at(may, "capabilities") == {"drop": ["ALL"]}, name
@@ -252,7 +252,7 @@ def test_the_coexist_value_sets_the_controllers_option(helm: Helm) -> None:
 def test_roles_allow_no_kubevirt_patch_if_unmanaged_but_allow_the_uninstall_to_revert(helm: Helm) -> None:
     def may(role: str, *values: str) -> dict[str, list[Plain]]:
         found = rules(helm.template(*values).one("ClusterRole", f"gpuvirt-{role}"))
-        return {str(at(one, "resources", 0)): items(at(one, "verbs")) for one in found}
+        return {str(at(rule, "resources", 0)): items(at(rule, "verbs")) for rule in found}
 
     def arguments(*values: str) -> list[Plain]:
         return items(at(helm.template(*values).pods()["gpuvirt-controller"], "containers", 0, "args"))
@@ -362,8 +362,8 @@ def test_the_charts_crds_equal_those_of_the_manifests(helm: Helm) -> None:
     for role in (rendered, helm.template("operator.cleanupCRD=true")):
         kinds = [
             at(rule, "resourceNames")
-            for one in role.named("ClusterRole").values()
-            for rule in rules(one)
+            for cluster_role in role.named("ClusterRole").values()
+            for rule in rules(cluster_role)
             if at(rule, "resources") == ["customresourcedefinitions"]
         ]
         assert kinds

@@ -50,8 +50,8 @@ def resolved(schema: Plain) -> Plain:
 def keys(schema: Plain, before: str = "") -> Iterator[tuple[str, Plain]]:
     """Yield all paths that a schema names."""
     properties = at(schema, "properties")
-    for name, one in properties.items() if isinstance(properties, dict) else ():
-        inner = resolved(one)
+    for name, value in properties.items() if isinstance(properties, dict) else ():
+        inner = resolved(value)
         yield f"{before}{name}", inner
         yield from keys(inner, f"{before}{name}.")
 
@@ -64,13 +64,15 @@ def paths(values: Plain, before: str = "") -> Iterator[str]:
 
 KEYS = dict(keys(SCHEMA))
 OF_THE_POLICY = sorted(
-    key for key in KEYS if not any(key == one or key.startswith(f"{one}.") for one in ELSEWHERE) and "." in key
+    key for key in KEYS if not any(key == parent or key.startswith(f"{parent}.") for parent in ELSEWHERE) and "." in key
 )
 
 
 def test_the_schema_covers_all_values() -> None:
     free = [key for key, schema in KEYS.items() if at(schema, "properties") is None and at(schema, "type") == "object"]
-    unknown = [path for path in paths(VALUES) if path not in KEYS and not any(path.startswith(one) for one in free)]
+    unknown = [
+        path for path in paths(VALUES) if path not in KEYS and not any(path.startswith(parent) for parent in free)
+    ]
     assert unknown == []
 
 

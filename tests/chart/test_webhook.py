@@ -71,8 +71,8 @@ def test_the_webhook_has_minimal_privileges_and_no_rights(helm: Helm) -> None:
     bound = [
         subject
         for kind in ("ClusterRoleBinding", "RoleBinding")
-        for one in rendered.named(kind).values()
-        for subject in items(at(one, "subjects"))
+        for binding in rendered.named(kind).values()
+        for subject in items(at(binding, "subjects"))
         if at(subject, "name") == NAME
     ]
     assert bound == []

@@ -151,7 +151,7 @@ def test_devices_shows_the_schedulers_that_the_agent_reports(tmp_path: Path) -> 
     assert shown.rstrip().endswith("read from agent test, pid 1")
     reported = json.loads(ran("devices", "-o", "json", "--host-root", str(tmp_path)).stdout)["gpus"]
     equal_4 = {"policy": "equal-share", "timeslice_ms": 4}
-    assert [one["scheduler"] for one in reported[:3]] == [
+    assert [gpu["scheduler"] for gpu in reported[:3]] == [
         {"policy": "best-effort", "timeslice_ms": None},
         equal_4,
         None,

@@ -94,7 +94,7 @@ def test_kubevirt_from_standard_input() -> None:
     done = gpuvirt("sim", "run", "-H", "2xA10", "--", "sh", "-c", command)
     results = json.loads(done.stdout)["results"]
     reported = next(result["findings"] for result in results if result["check"] == "permitted_names")
-    assert [one["subject"] for one in reported] == ["nvidia.com/GA102GL_A10"]
+    assert [finding["subject"] for finding in reported] == ["nvidia.com/GA102GL_A10"]
 
 
 def test_why_names_the_blocker_of_a_gpu(on: On) -> None:

@@ -63,7 +63,7 @@ NEW = {"metadata": {"name": "node03"}}
 
 
 def answer(call: Call) -> Reply:
-    nodes = {one["metadata"]["name"]: one for one in (NODE01, NODE02, NEW)}  # type: ignore[index]
+    nodes = {node["metadata"]["name"]: node for node in (NODE01, NODE02, NEW)}  # type: ignore[index]
     if call.path == GPU_NODES:
         return 200, {"metadata": {"resourceVersion": "1"}, "items": list(nodes.values())}
     found = nodes.get(call.path.removeprefix(f"{GPU_NODES}/"))

@@ -17,8 +17,9 @@ from rich.text import Text
 from gpuvirt.cli.output import schedulecheckrender, schedulerender
 from gpuvirt.cli.output.tables import Cell
 from gpuvirt.model.schedules.forecast import PlannedStep
-from gpuvirt.model.schedules.reports import ScheduleRow, SwitchRow, WorkerCheck, WorkerRow
+from gpuvirt.model.schedules.reports import ScheduleRow, SwitchRow, WorkerRow
 from gpuvirt.model.schedules.spec import Leave
+from gpuvirt.model.schedules.workerchecks import WorkerCheck
 from tests.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
 from tests.schedules.servedcommands import answering

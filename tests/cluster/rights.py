@@ -112,7 +112,7 @@ def rights_in(documents: Iterable[Plain]) -> frozenset[Right]:
     found = [
         msgspec.convert(document, _Object) for document in documents if document is not None and _is_of_rbac(document)
     ]
-    roles = {(one.kind, one.metadata.name): one.rules or [] for one in found if one.kind.endswith("Role")}
+    roles = {(role.kind, role.metadata.name): role.rules or [] for role in found if role.kind.endswith("Role")}
     return frozenset(
         replace(right, account=subject.name, namespace=binding.metadata.namespace)
         for binding in found

@@ -153,7 +153,9 @@ def shared_node(node: LabNode, folder: Path) -> Iterator[Shared]:
     cdi = node.cluster.folder / settings.CDI
     cdi.mkdir(exist_ok=True)
     nodes = [{"path": f"/dev/nvidia{number}", "hostPath": "/dev/null"} for number in range(2)]
-    devices = [{"name": gpu, "containerEdits": {"deviceNodes": [one]}} for gpu, one in zip((A, B), nodes, strict=True)]
+    devices = [
+        {"name": gpu, "containerEdits": {"deviceNodes": [node]}} for gpu, node in zip((A, B), nodes, strict=True)
+    ]
     (cdi / "nvidia.json").write_text(
         json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices, "containerEdits": {}})
     )

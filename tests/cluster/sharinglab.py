@@ -63,7 +63,8 @@ class SharingLab:
         image = {"repository": import_kube_scheduler(user.cluster, "v1"), "tag": "v1", "pullPolicy": "Never"}
         values = ("extender.enabled=true", "scheduler.enabled=true")
         sets = [
-            f"--set={one}" for one in (*values, *(f"scheduler.image.{key}={value}" for key, value in image.items()))
+            f"--set={setting}"
+            for setting in (*values, *(f"scheduler.image.{key}={value}" for key, value in image.items()))
         ]
         user.must("upgrade", release, str(CHART), "-n", NAMESPACE, "--reset-then-reuse-values", *sets)
         user.kubectl("label", "node", settings.NODE, "--overwrite", f"{PRESENT}=true", f"{WORKLOAD}=shared")

@@ -39,7 +39,7 @@ async def holds(paths: KubeletPaths, pod: str, uid: str) -> None:
     api = PodResources(paths.pod_resources_socket, RealClock())
     reported, counted = await api.consumers(), await api.allocatable()
     await api.close()
-    assert {one for one in counted if one[0] == A10} == {(A10, device) for device in BOTH}, "allocated or free"
+    assert {key for key in counted if key[0] == A10} == {(A10, device) for device in BOTH}, "allocated or free"
     names = {key: (consumer.pod, consumer.container) for key, consumer in reported.items()}
     assert names == {(A10, device): (pod, "compute") for device in BOTH}
 

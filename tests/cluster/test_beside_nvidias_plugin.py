@@ -15,7 +15,7 @@ from tests.cluster.clusterlab import LabNode, PodRequest
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 NAMESPACE = "gpu-operator"
-PLUGIN, VALIDATOR = (f"nvidia.com/gpu.deploy.sandbox-{one}" for one in ("device-plugin", "validator"))
+PLUGIN, VALIDATOR = (f"nvidia.com/gpu.deploy.sandbox-{operand}" for operand in ("device-plugin", "validator"))
 CONFIG = "nvidia.com/vgpu.config"
 KEYS = (PLUGIN, VALIDATOR, CONFIG, f"{CONFIG}.state")
 MANIFEST = """

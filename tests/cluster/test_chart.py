@@ -44,7 +44,7 @@ def test_a_release_is_installed_upgraded_and_uninstalled(user: Install) -> None:
     user.kubectl("delete", "crd", "gpunodes.gpuvirt.io", "--wait=true")
     before.remove("gpunode.gpuvirt.io/elsewhere")
     manager = ("enabled=true", "repository=registry.example/own", "version=510.73.06", "imagePullSecrets={name}")
-    values = ("operator.replicas=2", "psa.enabled=true", *(f"vgpuManager.{one}" for one in manager))
+    values = ("operator.replicas=2", "psa.enabled=true", *(f"vgpuManager.{value}" for value in manager))
     sets = [f"--set={value}" for value in values]
     user.must(
         "upgrade", release, str(CHART), "-n", NAMESPACE, "--wait", "--timeout=120s", "--reset-then-reuse-values", *sets

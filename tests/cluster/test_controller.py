@@ -13,7 +13,9 @@ from tests.cluster.controllerlab import PRESENT, WORKLOAD, controlled
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 WHOLE, HALF = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
-CONTAINER, PASSTHROUGH, VGPU = (set(SETS[one]) for one in (Workload.CONTAINER, Workload.PASSTHROUGH, Workload.VGPU))
+CONTAINER, PASSTHROUGH, VGPU = (
+    set(SETS[workload]) for workload in (Workload.CONTAINER, Workload.PASSTHROUGH, Workload.VGPU)
+)
 
 
 def test_a_node_changes_to_its_labelled_workload_and_waits_for_vms(node: LabNode) -> None:

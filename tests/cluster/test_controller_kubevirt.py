@@ -46,8 +46,8 @@ class Admin:
         lists = self.configuration().get("permittedHostDevices") or {}
         assert isinstance(lists, dict)
         return {
-            one["resourceName"]: (one["mdevNameSelector"], one.get("externalResourceProvider", False))
-            for one in lists.get("mediatedDevices") or ()
+            entry["resourceName"]: (entry["mdevNameSelector"], entry.get("externalResourceProvider", False))
+            for entry in lists.get("mediatedDevices") or ()
         }
 
     def reported(self) -> str:
@@ -141,7 +141,7 @@ def registered(node: LabNode, since: int) -> list[str]:
     """Return the resources that agents registered with the kubelet, from their log since an offset."""
     lines = (node.cluster.folder / "log/agent.log").read_text()[since:].splitlines()
     reported = [json.loads(line) for line in lines if line.startswith("{")]
-    return [one["resource"] for one in reported if one["message"] == "registered"]
+    return [event["resource"] for event in reported if event["message"] == "registered"]
 
 
 def test_a_resource_that_kubevirt_provides_is_never_registered_even_after_a_restart(node: LabNode) -> None:

@@ -78,7 +78,7 @@ def processes(cluster: Cluster) -> Sequence[str]:
         return ""
 
     found = (command(folder) for folder in Path("/proc").iterdir() if folder.name.isdigit())
-    return [one for one in found if str(cluster.folder) in one]
+    return [line for line in found if str(cluster.folder) in line]
 
 
 def has(*texts: str) -> Callable[[str], bool]:

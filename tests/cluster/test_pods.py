@@ -123,8 +123,11 @@ def test_an_agent_that_is_killed_and_upgraded_disturbs_no_pod(node: LabNode) -> 
 def test_gpus_return_to_the_host_and_a_pods_gpu_stays_until_the_pod_ends(node: LabNode) -> None:
     def drivers() -> dict[str, str]:
         """The drivers of the GPUs; during a move a GPU has no driver."""
-        links = {one: node.host / "sys/bus/pci/devices" / one / "driver" for one in ("0000:65:00.0", "0000:ca:00.0")}
-        return {one: os.path.realpath(link).rpartition("/")[2] for one, link in links.items()}
+        links = {
+            address: node.host / "sys/bus/pci/devices" / address / "driver"
+            for address in ("0000:65:00.0", "0000:ca:00.0")
+        }
+        return {address: os.path.realpath(link).rpartition("/")[2] for address, link in links.items()}
 
     with node.simulated_host("2xA10"):
         with node.agent("mode: passthrough"):

@@ -187,7 +187,7 @@ def an_unknown_pod_is_not_bound(sharing: SharingLab) -> None:
 
 def accounts_use_their_rights(granted: frozenset[Right], log: list[str]) -> None:
     """Each right of the extender, and those that agents have for shares, were used, and the extender needs no other."""
-    asked = [one for one in asked_in(log) if one.account in {EXTENDER, AGENT}]
+    asked = [request for request in asked_in(log) if request.account in {EXTENDER, AGENT}]
     assert outside(granted, (request for request in asked if request.account == EXTENDER)) == []
     own = (
         right

@@ -46,7 +46,7 @@ def test_init_containers_sidecars_and_several_containers_have_their_shares(share
         first = {"name": "first", "units": 500, "init": "init"}
         other = {"name": "other", "units": 200, "script": SLEEP}
         shared.start("all", side, first, main(500), other, gpu=B)
-        assert {shared.seen("all", one) for one in ("side", "first", "main", "other")} == {B}
+        assert {shared.seen("all", container) for container in ("side", "first", "main", "other")} == {B}
         assert shared.used() == {A: 0, B: 800}
         shared.start("ends", main(1000, SHOW), gpu=A)
         assert shared.seen("ends") == A

@@ -34,7 +34,7 @@ def webhook(node: LabNode, helm: Helm, tmp_path: Path) -> Iterator[WebhookLab]:
 
 def names(content: object) -> list[object]:
     assert isinstance(content, list)
-    return [one["name"] for one in content]
+    return [item["name"] for item in content]
 
 
 def enforce_baseline(webhook: WebhookLab) -> None:

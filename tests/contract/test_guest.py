@@ -103,8 +103,8 @@ def test_the_simulated_host_equals_the_guest(guest: GuestHost) -> None:
 
 def test_the_inventories_of_guest_and_simulated_host_are_equal(guest: GuestHost) -> None:
     real, simulated = (build_inventory(scan(kernel)).gpus for kernel in (guest.kernel, MemoryHost().kernel))
-    assert {one: (gpu.mode, gpu.siblings) for one, gpu in real.items()} == {
-        one: (gpu.mode, gpu.siblings) for one, gpu in simulated.items()
+    assert {address: (gpu.mode, gpu.siblings) for address, gpu in real.items()} == {
+        address: (gpu.mode, gpu.siblings) for address, gpu in simulated.items()
     }
 
 
@@ -177,7 +177,7 @@ def test_virtual_functions_are_recognized(guest: GuestHost) -> None:
         # QEMU 7.2 creates VFs when they are enabled, with the class of the emulated device, an NVMe disk.
         assert functions[vf].kind is FunctionKind.OTHER
         assert guest.kernel.readlink(HostPath(f"/sys/bus/pci/devices/{vf}/physfn")).endswith(f"/{SRIOV}")
-    assert len({functions[one].iommu_group for one in (SRIOV, *vfs)}) == 3
+    assert len({functions[address].iommu_group for address in (SRIOV, *vfs)}) == 3
     assert write(guest, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "0") == 0
     assert scan(guest.kernel).functions[SRIOV].virtfns == ()
 

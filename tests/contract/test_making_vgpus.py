@@ -47,13 +47,13 @@ def test_a_created_vgpu_is_found_and_removed_under_a_lease(host: Host) -> None:
 def test_creating_fails_on_a_full_gpu_for_another_size_and_for_a_used_uuid(host: Host) -> None:
     for number in range(12):
         MDEV.create(host.kernel, PARENT, LARGE, uuid(number))
-    for type_, one, expected in (
+    for type_, name, expected in (
         (LARGE, uuid(99), errno.ENOSPC),
         (SMALL, uuid(99), errno.ENOSPC),
         (LARGE, uuid(3), errno.EEXIST),
     ):
         with pytest.raises(OSError, match=os.strerror(expected)) as failed:
-            MDEV.create(host.kernel, PARENT, type_, one)
+            MDEV.create(host.kernel, PARENT, type_, name)
         assert failed.value.errno == expected
     assert len(live(host)) == 12
 
@@ -75,7 +75,7 @@ def test_a_removed_or_replaced_vgpu_is_not_removed(host: Host) -> None:
     MDEV.create(host.kernel, PARENT, SMALL, UUID)
     with pytest.raises(VgpuUnavailableError, match="points to nvidia-222; expected nvidia-223"):
         remove(MDEV, host.kernel, first)
-    assert [one.type for one in live(host)] == [SMALL]
+    assert [vgpu.type for vgpu in live(host)] == [SMALL]
 
 
 def test_a_vgpu_in_use_cannot_be_leased_and_its_vm_gets_no_vfio_request(host: Host) -> None:

@@ -290,11 +290,11 @@ def test_commands_do_not_remove_a_vgpu_allocated_to_a_pod(
 
     with kubelet_with_pod(short_path / "k", "nvidia.com/GRID_T4-2B", mine):
         makes_vgpus.steps.clear()
-        assert any("pod default/cuda" in one.message for one in remove(mine))
+        assert any("pod default/cuda" in reason.message for reason in remove(mine))
         assert not vm.asked_back(host.patience_s)
         vm.end()
         until_free(host, group_of(host, mine))
-        assert any("pod default/cuda" in one.message for one in remove(mine))
+        assert any("pod default/cuda" in reason.message for reason in remove(mine))
         assert makes_vgpus.steps == []
         makes_vgpus.given = Inputs(account.account)
         assert any("pod default/cuda" in reason.message for reason in makes_vgpus.apply_vgpus(RTX))

@@ -113,7 +113,7 @@ def test_objects_are_applied_after_the_objects_they_need() -> None:
     first = complete_decisions(observed_cluster)
     while fresh := applied(observed_cluster.decided(DEPLOYS)).keys():
         steps.append(set(fresh))
-        kept = [one for name, one in applied(first).items() if name in set[str]().union(*steps)]
+        kept = [write for name, write in applied(first).items() if name in set[str]().union(*steps)]
         observed_cluster = replace(observed_cluster, existing=deployed_objects(replace(first, writes=tuple(kept))))
     assert steps == [
         {"configmaps/gpuvirt-node", "roles/gpuvirt-node-configs"},

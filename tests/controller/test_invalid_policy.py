@@ -125,7 +125,7 @@ def test_every_outlet_reports_an_invalid_policy(name: str, caplog: pytest.LogCap
     caplog.clear()
     log_invalid(decided.progress.invalid, decided.progress.invalid)
     assert caplog.text == "", "the problem is logged once"
-    assert {outlet: text for outlet, text in reported.items() if not all(one in text for one in case.says)} == {}
+    assert {outlet: text for outlet, text in reported.items() if not all(phrase in text for phrase in case.says)} == {}
 
 
 def test_an_unreadable_policy_changes_nothing_and_hides_no_node() -> None:

@@ -25,7 +25,7 @@ def pod(node: int, template: str, *, ready: bool = True, going: bool = False) ->
 
 
 def nodes(*pods: Pod, desired: int = 4, most: str | int = 1) -> list[str]:
-    return [one.spec.node_name for one in rollout(pods, NEW, desired=desired, most_unavailable=most).delete]
+    return [pod.spec.node_name for pod in rollout(pods, NEW, desired=desired, most_unavailable=most).delete]
 
 
 def test_a_single_node_is_upgraded_first() -> None:

@@ -32,7 +32,11 @@ def agents_label(observed_cluster: ObservedCluster, settings: ControllerSettings
 
 def daemon_set(observed_cluster: ObservedCluster) -> DaemonSet | None:
     written = (write.content for write in observed_cluster.decided(LABELS).writes if isinstance(write, ApplyObject))
-    found = (one for one in written if isinstance(one, DaemonSet) and one.metadata.name == OperandName.LABELLER)
+    found = (
+        manifest
+        for manifest in written
+        if isinstance(manifest, DaemonSet) and manifest.metadata.name == OperandName.LABELLER
+    )
     return next(found, None)
 
 

@@ -65,10 +65,10 @@ def test_every_setting_is_explained() -> None:
 
 
 def test_the_vgpu_config_in_the_reference_is_valid() -> None:
-    (text,) = (one for one in re.findall(r"```yaml\n(.*?)```", REFERENCE, re.DOTALL) if CONFIGS in one)
+    (text,) = (block for block in re.findall(r"```yaml\n(.*?)```", REFERENCE, re.DOTALL) if CONFIGS in block)
     assert VERSION in text
     assert parse(text, where="reference.md").notes == ()
-    assert all(f"`{one}`" in REFERENCE for one in (*SchedulerPolicy, *Sizes))
+    assert all(f"`{value}`" in REFERENCE for value in (*SchedulerPolicy, *Sizes))
 
 
 def test_every_metric_is_explained() -> None:

@@ -137,7 +137,7 @@ def test_a_runtime_that_does_not_ask_the_kubelet_is_named_with_its_file() -> Non
 def test_mediated_devices_are_not_plugged_before_the_vm_starts() -> None:
     found = problems(kata_host({}, "4xT4"))
     assert {finding.code for finding in found} == {FindingCode.KATA_PLUGS_NO_MDEV}
-    go, rust = sorted(found, key=lambda one: one.subject)
+    go, rust = sorted(found, key=lambda finding: finding.subject)
     assert "gives the VM the whole GPU" in go.message
     assert "fails" in rust.message
 

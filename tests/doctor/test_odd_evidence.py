@@ -91,7 +91,7 @@ def test_an_unreadable_path_is_reported_with_its_errno(path: str) -> None:
     kernel = full_host()
     kernel.faults.fail(HostPath(path), errno.EACCES)
     reported = [finding for finding in findings(examine(kernel)) if finding.code is FindingCode.NOT_READ]
-    assert any(thing.path == path and thing.value == "EACCES" for one in reported for thing in one.seen)
+    assert any(thing.path == path and thing.value == "EACCES" for finding in reported for thing in finding.seen)
 
 
 CONTENTS = [b"", b"\xff\xfe", b"\0", b"9" * 5000, b"[[[[", b"\n\n:=-,", b"A" * 200_000, b"\x1b[2J[/x]:smile:"]

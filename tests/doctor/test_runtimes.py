@@ -140,7 +140,7 @@ def test_a_redacted_configuration_yields_the_same_findings(text: str) -> None:
     assert without_secrets(reported) == reported
     assert (parse_toml(reported) is None) == (parse_toml(text) is None)
     plain = "'secret'" not in text and "/etc/secret" not in text and "'x'" not in text
-    kernels = [with_files({OWN: one}) for one in (text, reported)]
+    kernels = [with_files({OWN: content}) for content in (text, reported)]
     one, other = ([(found.level, found.code) for found in findings(examine(kernel))] for kernel in kernels)
     assert one == other
     assert not plain or cdi_findings(kernels[0]) == cdi_findings(kernels[1])

@@ -61,10 +61,10 @@ class Agenda:
         found = [default]
         if default.key is not None and default.key not in self._held and len(in_order) > 1:
             found.append(Option(f"hold {default.name}", lambda: self._held.append(default.key)))
-        found += [one for one in free[1:] if one.goes_on and one.key is default.key]
+        found += [option for option in free[1:] if option.goes_on and option.key is default.key]
         found += [action for action in others.actions if action is not default]
-        found += [one for one in last if one is not default]
-        found += [one for one in time if one is not default]
+        found += [option for option in last if option is not default]
+        found += [option for option in time if option is not default]
         return found
 
     def release(self, option: Option) -> None:

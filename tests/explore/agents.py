@@ -94,7 +94,7 @@ class Agents:
     @property
     def all(self) -> Iterator[Running]:
         """Yield the agents that run."""
-        return (one for one in (self.running, self.older) if one is not None)
+        return (agent for agent in (self.running, self.older) if agent is not None)
 
     @property
     def are_dying(self) -> bool:

@@ -45,7 +45,7 @@ class Disk:
         if not self._may_lose_power:
             return
         if path.is_dir():
-            self._names[path] = {one.name: one.stat().st_ino for one in path.iterdir() if one.is_file()}
+            self._names[path] = {file.name: file.stat().st_ino for file in path.iterdir() if file.is_file()}
         else:
             self._contents[path.stat().st_ino] = path.read_bytes()
 

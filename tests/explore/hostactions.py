@@ -105,7 +105,7 @@ class OpenVgpu(Action):
         world.processes[self.name] = world.kernel.start_vm(next(self._free(world)), "qemu-by-hand")
 
     def _free(self, world: World) -> Iterator[IommuGroup]:
-        given = {one for pod in world.kubelet.pods.values() for one in (pod.keys if pod.has_devices else ())}
+        given = {key for pod in world.kubelet.pods.values() for key in (pod.keys if pod.has_devices else ())}
         for vgpu, found in sorted(world.kernel.mdev.devices.items()):
             group = world.kernel.vfio.groups.get(found.group)
             if group is not None and group.user is None and vgpu not in {str(device) for _, device in given}:

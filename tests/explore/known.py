@@ -33,4 +33,4 @@ KNOWN: Mapping[str, Known] = {
 
 def is_known(scenario: str, kind: str) -> bool:
     """Return whether a violation in a scenario is a known finding."""
-    return any(one.scenario == scenario.removesuffix(WHOLE) and one.kind == kind for one in KNOWN.values())
+    return any(finding.scenario == scenario.removesuffix(WHOLE) and finding.kind == kind for finding in KNOWN.values())

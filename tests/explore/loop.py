@@ -48,7 +48,7 @@ class ExploredLoop(asyncio.BaseEventLoop):
         more = range(1, count)
         return (
             strand.way,
-            *(Option(f"{strand.name}, #{one}", self._picker(one), strand, goes_on=True) for one in more),
+            *(Option(f"{strand.name}, #{index}", self._picker(index), strand, goes_on=True) for index in more),
         )
 
     def _picker(self, number: int) -> Callable[[], None]:

@@ -30,7 +30,7 @@ TAKEN, AWAY = (Want("passthrough"),), (Want("container"),)
 
 def used_by(*opened: Open, host: HostSpec, then: tuple[Action, ...] = ()) -> Scenario:
     """Return a scenario of a native host whose GPUs are taken for VMs while processes open nodes."""
-    users = tuple((one, Close(one.name)) for one in opened)
+    users = tuple((opening, Close(opening.name)) for opening in opened)
     return Scenario(host, CONTAINER, ((*TAKEN, *then), *users))
 
 

@@ -48,8 +48,8 @@ def test_an_omitted_schedule_has_the_execution_of_another_schedule(name: str, tm
     found = list(redundant(choices))
     assert found
     for step, option in found:
-        action = next(one for index, one, _ in choices[step].movable if index == option)
-        later = next(index for index, one, _ in choices[step + 1].movable if one == action)
+        action = next(movable for index, movable, _ in choices[step].movable if index == option)
+        later = next(index for index, movable, _ in choices[step + 1].movable if movable == action)
         left_out, run = (
             explorer.try_seed(Seed(name, {at: index}), traced=True) for at, index in ((step, option), (step + 1, later))
         )

@@ -103,7 +103,7 @@ class World:
     def _desired_by(self, process: Process) -> str | None:
         if not self.scenario.judges_desired:
             return None
-        running = next((one for one in self.agents.all if one.process is process), None)
+        running = next((agent for agent in self.agents.all if agent.process is process), None)
         return running.mode if running is not None and running.loop.rests > running.mode_at else None
 
     def reboot(self) -> None:

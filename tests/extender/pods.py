@@ -55,7 +55,7 @@ def pod(
             "nodeName": on,
             "priority": priority,
             "containers": [_container(f"c{index}", unit) for index, unit in enumerate(units)],
-            "initContainers": [_container(f"i{index}", one) for index, one in enumerate(init)] or None,
+            "initContainers": [_container(f"i{index}", unit) for index, unit in enumerate(init)] or None,
         },
         "status": {"phase": "Pending"} | ({"nominatedNodeName": nominated} if nominated else {}),
     }
@@ -71,7 +71,7 @@ def budget(name: str, allowed: int, namespace: str = "default", disrupted: Seque
 def budgets_of(*contents: Object) -> DisruptionBudgets:
     """Return the PodDisruptionBudgets that events have reported."""
     decoded = [msgspec.convert(content, DisruptionBudget) for content in contents]
-    found = {key_of(one): one for one in decoded}
+    found = {key_of(budget): budget for budget in decoded}
     budgets = DisruptionBudgets()
     budgets.observe(Delta(found, frozenset(found)))
     return budgets
@@ -101,12 +101,12 @@ class IndexUnderTest:
 
     def nodes(self, *contents: Object) -> None:
         """Report nodes that were added or changed."""
-        found = {key_of(one): one for one in map(_decoded_node, contents)}
+        found = {key_of(decoded): decoded for decoded in map(_decoded_node, contents)}
         self.index.observe_nodes(Delta(found, frozenset(found)))
 
     def pods(self, *contents: Object) -> None:
         """Report pods that were added or changed."""
-        found = {key_of(one): one for one in map(decoded_pod, contents)}
+        found = {key_of(decoded): decoded for decoded in map(decoded_pod, contents)}
         self.index.observe_pods(Delta(found, frozenset(found)))
 
     def gone(self, *contents: Object) -> None:

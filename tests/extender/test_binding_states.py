@@ -393,7 +393,7 @@ class Bindings(RuleBasedStateMachine):
 
     def bound_pods(self) -> list[SharingPod]:
         found = (decoded_pod(content) for content in self.api.pods.values())
-        return [one for one in found if one.spec.node_name]
+        return [bound for bound in found if bound.spec.node_name]
 
     def come_to_rest(self) -> None:
         """In the end, the books are those of the pods that exist, and no late binding can be made any more."""

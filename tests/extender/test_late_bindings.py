@@ -218,4 +218,4 @@ async def test_a_term_begins_when_its_processs_own_bindings_are_known(bench: Ben
 def versions(bench: Bench) -> list[str]:
     """Return the versions of pods in the bindings that were sent."""
     found = (msgspec.convert(binding["metadata"], dict[str, object]) for binding in bench.api.bindings)
-    return [str(one["resourceVersion"]) for one in found]
+    return [str(metadata["resourceVersion"]) for metadata in found]

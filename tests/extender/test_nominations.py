@@ -44,8 +44,8 @@ async def test_a_pod_cannot_take_the_gpu_that_was_freed_for_another(tmp_path: Pa
     """By the sum of units both fit, and kube-scheduler's own filter lets the second pass."""
     api = PodApi()
     api.put("nodes", node("n", a=1000, b=1000, c=1000))
-    for one in (*PINNED, NOMINATED, pod("low", 500)):
-        api.put("pods", one)
+    for content in (*PINNED, NOMINATED, pod("low", 500)):
+        api.put("pods", content)
     async with running(api, tmp_path) as processes:
         process = await processes.start(elects=False)
         await until(lambda: is_ready(process))
@@ -171,10 +171,14 @@ def test_only_nominated_pods_of_no_lower_priority_take_room(
         elif fits(found, content):
             assert fits(alone, content), "a nomination makes no room"
     best = max(pods, key=lambda pod: pod[1])[1]
-    first = [one for one, (_, priority, where) in zip(pending, pods, strict=True) if where == "n" and priority == best]
-    fitting = [one for one in first if fits(index_of(nodes, [*on_node, one]), one)]
+    first = [
+        content
+        for content, (_, priority, where) in zip(pending, pods, strict=True)
+        if where == "n" and priority == best
+    ]
+    fitting = [content for content in first if fits(index_of(nodes, [*on_node, content]), content)]
     if fitting and len(fitting) == len(first):
-        assert any(fits(found, one) for one in first), "two nominated pods never wait for each other"
+        assert any(fits(found, content) for content in first), "two nominated pods never wait for each other"
     for content in pending:
         found.gone(content)
     assert fits(found, pending[0]) == fits(index_of(nodes, on_node), pending[0])

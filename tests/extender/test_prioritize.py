@@ -12,7 +12,9 @@ from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, n
 
 def scores(found: IndexUnderTest, content: Object, *names: str, policy: Policy = Policy.BINPACK) -> dict[str, int]:
     asked = NodeArguments(decoded_pod(content), [NodeName(name) for name in names])
-    return {one.host: one.score for one in prioritized(asked, found.index.books.rows, Sharing(policy=policy))}
+    return {
+        priority.host: priority.score for priority in prioritized(asked, found.index.books.rows, Sharing(policy=policy))
+    }
 
 
 @pytest.fixture

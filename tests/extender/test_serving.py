@@ -91,8 +91,8 @@ async def connect(port: int) -> AsyncIterator[Callable[[], Awaitable[Connection]
         return opened[-1]
 
     yield open_one
-    for one in opened:
-        one.writer.transport.abort()
+    for connection in opened:
+        connection.writer.transport.abort()
 
 
 async def ask(port: int, content: bytes) -> tuple[int, dict[str, str], bytes]:

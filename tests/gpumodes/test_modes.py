@@ -117,10 +117,10 @@ def test_an_unknown_mode_is_unread_and_never_off() -> None:
     assert odd.mixed_sizes.seen == "-q: GPU Virtualization Mode / vGPU Heterogeneous Mode: Vielleicht"
     without_modes = nvidiasmi.parse_modes("GPU 00000000:B1:00.0\n    Product Name : NVIDIA A10\n", OFF)
     assert all(
-        isinstance(one, Unread) for one in (without_modes.mixed_sizes, without_modes.can_mix_sizes, without_modes.mig)
+        isinstance(mode, Unread) for mode in (without_modes.mixed_sizes, without_modes.can_mix_sizes, without_modes.mig)
     )
     other = nvidiasmi.parse_modes(QUERY, A100)
-    assert all(isinstance(one, Unread) for one in (other.mixed_sizes, other.mig, other.gpu_instances))
+    assert all(isinstance(mode, Unread) for mode in (other.mixed_sizes, other.mig, other.gpu_instances))
 
 
 def test_a_mode_that_an_older_driver_does_not_print_is_absent() -> None:
@@ -166,7 +166,10 @@ def test_an_unknown_table_of_gpu_instances_is_unread(text: str) -> None:
 def test_the_supported_types_are_read_with_their_limits(a30: HostWithPrograms) -> None:
     found = nvidiasmi.read_supported(a30.tools, A30[1])
     assert not isinstance(found, Unread)
-    shown = {str(one.name): (one.id, one.framebuffer_mib, one.most, one.profile_id) for one in found}
+    shown = {
+        str(vgpu_type.name): (vgpu_type.id, vgpu_type.framebuffer_mib, vgpu_type.most, vgpu_type.profile_id)
+        for vgpu_type in found
+    }
     assert shown["NVIDIA A30-12C"] == (686, 12288, 2, None)
     assert shown["NVIDIA A30-2-12C"] == (690, 12288, 2, 5)
     text = a30.tools.nvidia_smi("vgpu", "-i", A30[1], "-s", "-v")

@@ -48,8 +48,8 @@ def test_a_scheduler_that_does_not_fit_the_modes_is_refused(
 
 
 def test_a_scheduler_is_refused_while_its_mode_is_unread() -> None:
-    assert [one.code for one in refuse(GpuModes(GPU, mig=ODD), Scheduler(EQUAL))] == [ReasonCode.UNREAD]
-    assert [one.code for one in refuse(GpuModes(GPU, mixed_sizes=ODD), Scheduler(FIXED))] == [ReasonCode.UNREAD]
+    assert [reason.code for reason in refuse(GpuModes(GPU, mig=ODD), Scheduler(EQUAL))] == [ReasonCode.UNREAD]
+    assert [reason.code for reason in refuse(GpuModes(GPU, mixed_sizes=ODD), Scheduler(FIXED))] == [ReasonCode.UNREAD]
     assert refuse(GpuModes(GPU, mixed_sizes=ODD), Scheduler(EQUAL)) == ()
 
 
@@ -166,7 +166,7 @@ def test_schedulers_are_written_to_gpuvirts_file_only(roots: HostRoots) -> None:
     assert mine.stat().st_mode & 0o777 == 0o644
     others.write_text(f'options nvidia NVreg_RegistryDwordsPerDevice="pci={OTHER};RmPVMRL=0x01"\n')
     before = mine.read_text(), others.read_text()
-    assert [one.code for one in persist(kernel, roots, OTHER, Scheduler(EQUAL))] == [ReasonCode.OPTION_ELSEWHERE]
+    assert [reason.code for reason in persist(kernel, roots, OTHER, Scheduler(EQUAL))] == [ReasonCode.OPTION_ELSEWHERE]
     assert (mine.read_text(), others.read_text()) == before
     assert persist(kernel, roots, GPU, None) == (), "gpuvirt's own entry can always be removed"
     assert not mine.exists()

@@ -156,5 +156,5 @@ async def test_doctor_finds_the_specs_by_which_kata_starts_no_pod(short_path: Pa
             node.root.write(path, text)
         error = (await node.root.witness("a")).error
     found = [finding for finding in kata_findings(kata_host(files)) if finding.code is FindingCode.KATA_CDI_SPEC]
-    found = [one for one in found if one.level is not Level.OK]
+    found = [finding for finding in found if finding.level is not Level.OK]
     assert bool(found) == (bool(error) or name in STRICTER), (error, found)

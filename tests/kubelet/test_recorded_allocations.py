@@ -46,7 +46,7 @@ def test_every_container_counts_and_every_write_is_read(tmp_path: Path) -> None:
         found = record.read()
         assert pods_of(found) == {pod}
         assert not isinstance(found, Unknown)
-        assert {one.container for one in found[GPU, DeviceId("GPU-1")]} == {"init", "main"}
+        assert {consumer.container for consumer in found[GPU, DeviceId("GPU-1")]} == {"init", "main"}
 
 
 def test_ended_pods_have_no_devices(tmp_path: Path) -> None:

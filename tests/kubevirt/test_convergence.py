@@ -137,13 +137,13 @@ def without_empty(document: Plain) -> Plain:
             for key, value in inner.items()
             if key not in {"resourceVersion", "generation"} and value not in ({}, [])
         }
-    return [without_empty(one) for one in document] if isinstance(document, list) else document
+    return [without_empty(item) for item in document] if isinstance(document, list) else document
 
 
 def is_part(part: list[Plain], whole: list[Plain]) -> bool:
     """Return whether `whole` contains all items of `part` in the same order."""
     rest = iter(whole)
-    return all(any(one == other for other in rest) for one in part)
+    return all(any(item == other for other in rest) for item in part)
 
 
 @given(cluster=CLUSTERS)

@@ -182,7 +182,7 @@ def test_our_entry_is_restored_after_another_program_changed_it() -> None:
     lists = at(cluster.document, *PCI)
     assert isinstance(lists, list)
     lists[0] = entry("10DE:2236", A10, external=False)
-    assert [one.resource for one in cluster.plan.withheld] == [A10], (
+    assert [entry.resource for entry in cluster.plan.withheld] == [A10], (
         "KubeVirt provides the resource until the entry is restored"
     )
     assert at(converged(cluster), *PCI) == [OUR_A10]
@@ -344,7 +344,7 @@ def test_hco_gets_several_resources_of_an_id_by_different_spellings() -> None:
     assert {str(at(device_list, "resourceName")) for device_list in lists} == types.keys()
     spelt = [str(at(device_list, "pciDeviceSelector")) for device_list in lists]
     assert len(set(spelt)) == 3
-    assert {one.upper() for one in spelt} == {"10DE:26B9"}
+    assert {selector.upper() for selector in spelt} == {"10DE:26B9"}
     assert cluster.plan.reasons == ()
 
 
@@ -359,7 +359,9 @@ def test_entries_disabled_in_hco_stay_disabled() -> None:
 
 def test_a_selector_whose_every_spelling_is_taken_is_reported() -> None:
     spelt = ["10DE:2236", "10De:2236", "10dE:2236", "10de:2236"]
-    taken: list[Plain] = [{"pciDeviceSelector": one, "resourceName": f"example.com/{one[:4]}"} for one in spelt]
+    taken: list[Plain] = [
+        {"pciDeviceSelector": selector, "resourceName": f"example.com/{selector[:4]}"} for selector in spelt
+    ]
     for taken_entry in taken:
         assert isinstance(taken_entry, dict)
         taken_entry["externalResourceProvider"] = True

@@ -347,9 +347,9 @@ class Life(RuleBasedStateMachine):
     def of_what_is_withheld_pods_keep_what_they_have(self) -> None:
         if hasattr(self, "rig"):
             withheld = [resource for resource in self.rig.view.resources if resource.withheld]
-            assert {one.name for one in withheld} <= self.withheld
-            assert all(device.allocated_to is not None for one in withheld for device in one.devices)
-            assert not any(one.registered for one in withheld)
+            assert {resource.name for resource in withheld} <= self.withheld
+            assert all(device.allocated_to is not None for resource in withheld for device in resource.devices)
+            assert not any(resource.registered for resource in withheld)
 
     @invariant()
     def nothing_is_done_to_the_host(self) -> None:

@@ -139,9 +139,9 @@ class Moving(RuleBasedStateMachine):
     @invariant()
     def what_a_vm_has_keeps_its_driver(self) -> None:
         for _, has in self.vms:
-            functions = {self.kernel.pci.functions[PciAddress(one)].driver for one in has if ":" in one}
+            functions = {self.kernel.pci.functions[PciAddress(device)].driver for device in has if ":" in device}
             assert functions <= {"vfio-pci"}
-            assert {one for one in has if ":" not in one} <= self.kernel.mdev.devices.keys()
+            assert {device for device in has if ":" not in device} <= self.kernel.mdev.devices.keys()
 
 
 TestMoving = Moving.TestCase

@@ -141,12 +141,12 @@ class VgpuLife(RuleBasedStateMachine):
                 self.tools.before = lambda _: None
                 raise OSError(errno.EIO, "Input/output error", command[0])
 
-        before = [one for one in self.live() if one[2] == gpu]
+        before = [vgpu for vgpu in self.live() if vgpu[2] == gpu]
         self.tools.before = happen
         reasons = change_vgpus(self.site, gpu, desired_vgpus, self.given, lambda _: None)
         self.tools.before = lambda _: None
         if ReasonCode.STEP_FAILED in {reason.code for reason in reasons}:
-            assert sorted(before) == sorted(one for one in self.live() if one[2] == gpu)
+            assert sorted(before) == sorted(vgpu for vgpu in self.live() if vgpu[2] == gpu)
 
     @rule(number=NUMBERS)
     def start_vm(self, number: int) -> None:

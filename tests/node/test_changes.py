@@ -59,7 +59,7 @@ def _paced(monkeypatch: pytest.MonkeyPatch) -> None:
 def live(kernel: SimKernel) -> dict[str, str]:
     """The types of the GPU's vGPUs, by their ids."""
     found = kernel.mdev.devices.items()
-    return {one: str(mdev.spec.name).rpartition(" ")[2] for one, mdev in found if mdev.slot.startswith("0000:b1:")}
+    return {vgpu: str(mdev.spec.name).rpartition(" ")[2] for vgpu, mdev in found if mdev.slot.startswith("0000:b1:")}
 
 
 async def want(node: SimNode, name: str) -> None:
@@ -198,14 +198,14 @@ async def test_a_mode_reverted_during_a_change_takes_no_gpu_from_a_pod(simulated
             for _ in range(60):
                 give_all(node, given)
                 await node.advance(OPERATION_S)
-                assert {driver(kernel, PciAddress(one)) for one in given} <= {"vfio-pci"}, (
+                assert {driver(kernel, PciAddress(address)) for address in given} <= {"vfio-pci"}, (
                     "an allocated GPU lost its driver"
                 )
             for _ in range(4):
                 await node.report_account()
                 await node.advance(10)
                 give_all(node, given)
-                assert {driver(kernel, PciAddress(one)) for one in given} <= {"vfio-pci"}
+                assert {driver(kernel, PciAddress(address)) for address in given} <= {"vfio-pci"}
             assert given == {FIRST, SECOND}
             for gpu in (FIRST, SECOND):
                 override = HostPath(f"/sys/bus/pci/devices/{gpu}/driver_override")

@@ -142,7 +142,7 @@ def test_the_gate_is_settling_during_a_rollback(simulated: Simulated, tmp_path: 
 
     def report(step: Step | RollBack) -> None:
         taken.append(step)
-        back = any(isinstance(one, RollBack) for one in taken[:-1])
+        back = any(isinstance(step, RollBack) for step in taken[:-1])
         seen.append((back, gate.state(SLOT)))
 
     (reason,) = change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, report, change)

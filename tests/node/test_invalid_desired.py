@@ -308,7 +308,7 @@ OUTLETS: Mapping[str, Callable[[NodeReports], str]] = {
     "the controller's log": lambda reports: reports.controller_log,
     "gpuvirt status": status_rows,
     "gpuvirt status, its list": lambda reports: " ".join(
-        one.text for one in of_node("node01", None, GpuNode(metadata=Metadata(name="node01"), status=reports.after))
+        row.text for row in of_node("node01", None, GpuNode(metadata=Metadata(name="node01"), status=reports.after))
     ),
 }
 
@@ -330,7 +330,7 @@ def policy_of(status: Status) -> Decisions:
 def incomplete_outlets(reports: NodeReports, outlets: Iterable[str]) -> dict[str, str]:
     """Return the outlets with an incomplete report, each with its text."""
     texts = {name: " ".join(OUTLETS[name](reports).split()) for name in outlets}
-    return {name: text for name, text in texts.items() if not all(one in text for one in reports.case.says)}
+    return {name: text for name, text in texts.items() if not all(phrase in text for phrase in reports.case.says)}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -76,6 +76,14 @@ def _vm_by_hand(kernel: SimKernel) -> None:
     kernel.start_vm(IommuGroup(30), "qemu-by-hand")
 
 
+def _a_vgpu_removed(kernel: SimKernel) -> None:
+    kernel.write(HostPath(f"/sys/bus/mdev/devices/{min(kernel.mdev.devices)}/remove"), b"1")
+
+
+def _node_of_the_a10_deleted(kernel: SimKernel) -> None:
+    kernel.delete_node(IommuGroup(30))
+
+
 HOSTS: tuple[Callable[[SimKernel], None], ...] = (
     _as_built,
     _a10_unplugged,
@@ -83,6 +91,8 @@ HOSTS: tuple[Callable[[SimKernel], None], ...] = (
     _a10_off_the_bus,
     _rtx_on_its_native_driver,
     _vm_by_hand,
+    _a_vgpu_removed,
+    _node_of_the_a10_deleted,
 )
 
 
@@ -96,7 +106,8 @@ def facts_of(happens: Callable[[SimKernel], None]) -> Facts:
 
 
 def with_host(picture: NodePicture, facts: Facts) -> NodePicture:
-    """Return the picture after an observation of the host."""
+    """Return the picture after an observation of the host, as an agent takes it."""
+    facts = facts.after(picture.inventory.facts) if picture.inventory is not None else facts
     named = picture.ledger.with_type_names(facts)
     inventory = build_inventory(facts, named.type_names)
     ledger = named.with_known(known_devices(inventory), facts.platform.boot_id)

@@ -77,7 +77,7 @@ async def test_no_vgpu_is_changed_before_the_plugin_has_stopped_and_the_kubelet_
 ) -> None:
     kernel = simulated("4xT4")
     async with vgpu_host(kernel, tmp_path) as node:
-        node.count(T4_8Q, *(one for gpu in scan(kernel).vgpu_hosts for one in of(kernel, gpu)))
+        node.count(T4_8Q, *(vgpu for gpu in scan(kernel).vgpu_hosts for vgpu in of(kernel, gpu)))
         await want(node, "T4-4Q")
         for observed in (RUNNING, ENDING, None):
             node.agent.observations.observe_operands(observed)

@@ -115,7 +115,7 @@ def test_the_base_policy_has_no_unsupported_field() -> None:
 )
 def test_each_field_is_rendered_or_reported_as_unsupported(path: tuple[str, ...], value: Plain) -> None:
     spec = with_field(path, value)
-    reported = [one for one in unsupported(spec) if f"$.spec.{'.'.join(path)}.".startswith(f"{one}.")]
+    reported = [field for field in unsupported(spec) if f"$.spec.{'.'.join(path)}.".startswith(f"{field}.")]
     if path[0] in NEVER:
         assert reported == (["$.spec." + ".".join(path)] if path[1:] == ("enabled",) else [])
     elif ".".join(path) not in BY_THE_CONTROLLER:
@@ -169,7 +169,7 @@ def test_unsupported_paths_are_reported_once_at_the_topmost_level(spec: Plain, p
 @given(specs())
 def test_unsupported_fields_of_any_spec_are_reported(spec: object) -> None:
     found = unsupported(json.loads(json.dumps(spec)))
-    assert all(one.startswith("$.spec.") for one in found)
+    assert all(field.startswith("$.spec.") for field in found)
     assert len(set(found)) == len(found)
 
 

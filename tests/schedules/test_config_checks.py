@@ -14,7 +14,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuMode, Spec
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.schedules.noderows import NodeCheck
-from gpuvirt.model.schedules.reports import ScheduleCheck
+from gpuvirt.model.schedules.workerchecks import ScheduleCheck
 from tests.certificates import Authority, Pair
 from tests.controller.observedcluster import ALL_ON
 from tests.node.test_node_plans import give_first_vgpu, reported

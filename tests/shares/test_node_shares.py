@@ -124,8 +124,8 @@ def test_no_gpu_ever_has_more_units_than_it_is_worth(
         if found is not None:
             records = records.with_pod(it.uid, record_of("d", uid, it.demand, found.containers))
         used = total(records)
-        assert all(used.get(one, 0) <= NODE.capacity.get(one, 0) for one in used)
-        assert found is not None or all(NODE.capacity[one] - used.get(one, 0) < units for one in NODE.capacity)
+        assert all(used.get(unit, 0) <= NODE.capacity.get(unit, 0) for unit in used)
+        assert found is not None or all(NODE.capacity[unit] - used.get(unit, 0) < units for unit in NODE.capacity)
         gone = next(ends, None)
         if gone is not None:
             existing.pop(PodUid(gone), None)

@@ -105,7 +105,7 @@ UNITS = st.integers(1, 10).map(lambda tenths: tenths * 100)
 @st.composite
 def demands(draw: st.DrawFn) -> Demand:
     drawn = draw(st.lists(st.tuples(KINDS, UNITS | st.just(2000)), min_size=1, max_size=4))
-    ordered = sorted(drawn, key=lambda one: one[0] is APP)
+    ordered = sorted(drawn, key=lambda container: container[0] is APP)
     return pod(*(container(f"c{number}", units, kind) for number, (kind, units) in enumerate(ordered)))
 
 

@@ -189,7 +189,7 @@ async def test_an_unhealthy_gpu_takes_its_free_units_away(short_path: Path) -> N
             await node.start(pod)
         node.share(NodeSharing({A: Units(1000)}, minors=MINORS))
         await until(lambda: node.kubelet.allocatable()[VGPU] == 1400)
-        held = {device for pod in pods for one in pod.held for device in one.devices}
+        held = {device for pod in pods for container in pod.held for device in container.devices}
         assert held <= node.kubelet.manager.resources[VGPU].healthy, "what containers have stays listed"
         with pytest.raises(AdmissionError, match="Requested: 601, Available: 600"):
             await node.admit("q", 601)

@@ -57,7 +57,7 @@ def test_no_two_cards_have_the_same_ids() -> None:
 
 def test_ids_are_those_of_nvidia_cards_in_the_shipped_database() -> None:
     # The shipped database is of July 2025; these cards are newer.
-    later = {parse_pci_id(one) for one in ("10de:2bb9", "10de:2c3a", "10de:3182", "10de:2337")}
+    later = {parse_pci_id(pci_id) for pci_id in ("10de:2bb9", "10de:2c3a", "10de:3182", "10de:2337")}
     devices = {device_id.device for card in CARDS for device_id in card.ids}
     assert {device.vendor for device in devices} == {NVIDIA}
     assert {device for device in devices if device not in pciids.shipped()} <= later
@@ -80,7 +80,7 @@ def test_larger_types_never_fit_more_often() -> None:
                 for vgpu_type in card.types()
                 if not vgpu_type.profile.is_mig and vgpu_type.profile.series is series
             ]
-            mosts = [one.most for one in sorted(sliced, key=lambda vgpu_type: vgpu_type.profile.gb)]
+            mosts = [vgpu_type.most for vgpu_type in sorted(sliced, key=lambda vgpu_type: vgpu_type.profile.gb)]
             assert mosts == sorted(mosts, reverse=True), card.product_name
 
 

@@ -17,7 +17,7 @@ from gpuvirt.model.desired.vgpuentries import DeviceFilter, Entry, NoteCode, Siz
 from gpuvirt.model.vgputypes.profiles import parse_profile
 from tests.vgpu import shipped
 
-A10, T4, A2_A16, UNKNOWN = (parse_pci_id(f"10de:{one}") for one in ("2236", "1eb8", "25b6", "ffff"))
+A10, T4, A2_A16, UNKNOWN = (parse_pci_id(f"10de:{device_id}") for device_id in ("2236", "1eb8", "25b6", "ffff"))
 
 
 def gpus(*devices: PciId | ConfigGpu) -> list[ConfigGpu]:
@@ -212,7 +212,7 @@ def test_the_last_matching_entry_decides_the_types_of_a_gpu(several: list[Entry]
             continue
         last = mine[-1]
         assert desired_vgpus.types in [entry.types for entry in mine if entry.picks_as(last)]
-        if all(not one.picks_as(last) for one in mine[:-1]):
+        if all(not entry.picks_as(last) for entry in mine[:-1]):
             assert desired_vgpus.types == last.types
 
 

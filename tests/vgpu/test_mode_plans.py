@@ -150,7 +150,7 @@ class Gpu:
     def each_has_its_instance(self) -> None:
         needed: Counter[str] = Counter()
         for vgpu_type, number in self.types.items():
-            instance = next(one.gpu_instance for one in A30.types() if NAMES[one.profile.text] == vgpu_type)
+            instance = next(known.gpu_instance for known in A30.types() if NAMES[known.profile.text] == vgpu_type)
             assert instance is not None
             needed[instance.profile] += number
         assert needed <= Counter(instance.profile for instance in self.instances.values())
@@ -341,7 +341,7 @@ def test_gpu_instances_that_exceed_the_memory_slices_are_refused() -> None:
     assert [reason.code for reason in plan.refusals] == [ReasonCode.NO_ROOM]
 
 
-@pytest.mark.parametrize("card", [card for card in catalog.cards() if card.is_mig], ids=lambda one: one.product_name)
+@pytest.mark.parametrize("card", [card for card in catalog.cards() if card.is_mig], ids=lambda card: card.product_name)
 def test_every_card_has_as_many_placements_as_gpu_instances(card: catalog.Card) -> None:
     for vgpu_type in card.types():
         if vgpu_type.gpu_instance is not None and not vgpu_type.gpu_instance.profile.endswith(

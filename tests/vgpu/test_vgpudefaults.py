@@ -39,7 +39,7 @@ def test_every_config_that_nvidia_ships_is_built_in(path: Path) -> None:
     for name in set(theirs) - {"default"}:
         (entry,) = theirs[name]
         if not name.startswith("DC-"):
-            assert [(one.types, one.is_for_all) for one in BUILTIN[name]] == [(entry.types, True)], name
+            assert [(builtin.types, builtin.is_for_all) for builtin in BUILTIN[name]] == [(entry.types, True)], name
 
 
 @pytest.mark.parametrize("path", shipped.sources(), ids=lambda path: path.name)
@@ -67,7 +67,7 @@ def test_the_default_config_equals_nvidias_except_for_shared_device_ids(path: Pa
     theirs = shipped.read(path)["default"]
     assert len(theirs) == 56
     for entry in theirs:
-        device = next(one.device for one in entry.filters or ())
+        device = next(device_filter.device for device_filter in entry.filters or ())
         if device not in SHARED_IDS:
             assert desired("default", device) == {profile.text: n for profile, n in entry.types.items()}
 
@@ -170,7 +170,7 @@ def test_nvidias_device_manager_parses_the_printed_configs_with_one_entry_a_boar
         flat = [text for several in filters for text in several]
         assert len(flat) == len(set(flat))
         assert len(entries) == 1 or "" not in flat
-        assert all(one.startswith("0x") for one in flat if one)
+        assert all(text.startswith("0x") for text in flat if text)
 
 
 def test_default_config_prints_a_single_config_by_name() -> None:

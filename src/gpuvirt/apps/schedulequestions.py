@@ -28,10 +28,11 @@ from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast, wi
 from gpuvirt.model.schedules.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
 from gpuvirt.model.schedules.noderows import NodeCheck, node_rows, vm_rows
 from gpuvirt.model.schedules.observed import Observed
-from gpuvirt.model.schedules.reports import ScheduleCheck, ScheduleDetail, SchedulePlan, ScheduleRow, SwitchResult
+from gpuvirt.model.schedules.reports import ScheduleDetail, SchedulePlan, ScheduleRow, SwitchResult
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
 from gpuvirt.model.schedules.status import Status
 from gpuvirt.model.schedules.times import moment, timeline_of
+from gpuvirt.model.schedules.workerchecks import ScheduleCheck, worker_checks
 from gpuvirt.model.schedules.workers import members
 
 
@@ -127,7 +128,7 @@ class ScheduleQuestions:
         known, observed = await self._observed(known)
         vms, abilities = await self._ask(known, observed, Asks.ALWAYS)
         observed = replace(observed, vms=vms)
-        workers = tuple(reports.checks(known.schedule, known.status, observed, abilities))
+        workers = tuple(worker_checks(known.schedule, known.status, observed, abilities))
         nodes = await self._node_checks(known) if known.config_nodes else ()
         return ScheduleCheck(known.row, known.schedule.leave, reports.unknown_reason(vms), workers, nodes)
 

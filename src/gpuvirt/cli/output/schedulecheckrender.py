@@ -10,8 +10,8 @@ from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
 from gpuvirt.model.reasons import with_code
 from gpuvirt.model.schedules.hypervisor import Ability
 from gpuvirt.model.schedules.noderows import NodeCheck
-from gpuvirt.model.schedules.reports import ScheduleCheck, WorkerCheck
 from gpuvirt.model.schedules.spec import Leave, VmPolicy
+from gpuvirt.model.schedules.workerchecks import ScheduleCheck, WorkerCheck
 
 CHECK_COLUMNS = (
     Column("NODE"),

@@ -1,7 +1,7 @@
 """Plans the vGPUs of one node: which are desired, what nvidia-smi has reported, the plans and questions that follow."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
@@ -117,7 +117,7 @@ def plan_node_vgpus(
     of_gpus = inventory.gpus if with_vgpus else (*whole, *on_demand)
     planned = states_of(inventory, of_gpus, demand.holdings, smi, last.planned_from)
     found, states = planned.found, planned.states
-    desired_types, gpus = _resolved(inventory, demand.config, found if with_vgpus else {})
+    desired_types, gpus = _resolved(inventory, demand.config, found if with_vgpus else {}, last)
     vgpus = dict.fromkeys(whole, DesiredVgpus(whole=True))
     vgpus |= dict.fromkeys(on_demand, DesiredVgpus(sizes=demand.sizes, on_demand=True))
     vgpus |= {gpu: target for gpu, target in desired_types.desired_by_gpu.items() if gpu in with_vgpus}
@@ -135,6 +135,7 @@ def plan_node_vgpus(
         if gpu not in asked or not asked[gpu][1].blocks
     }
     of_config = [gpu for gpu in gpus if gpu.address in with_vgpus]
+    known = {gpu: last.time_shared.get(gpu) for gpu in planned_again}
     return NodeVgpus(
         demand.config,
         desired_types,
@@ -142,19 +143,22 @@ def plan_node_vgpus(
         by_gpu,
         desired,
         asked,
-        dict(_scheduler_contexts(inventory, carriers, states)),
+        dict(_scheduler_contexts(inventory, carriers, states, known)),
         {gpu: states[gpu] for gpu in on_demand},
-        planned,
+        replace(planned, config_gpus=gpus),
     )
 
 
 def _resolved(
-    inventory: Inventory, config: DesiredConfig, found: Mapping[PciAddress, GpuState | None]
+    inventory: Inventory, config: DesiredConfig, found: Mapping[PciAddress, GpuState | None], last: NodeVgpus
 ) -> tuple[DesiredTypes, list[ConfigGpu]]:
     """Return the desired vGPUs, and the GPUs in the form that configs choose from, none without a config."""
     if not found or config.config_set is None or config.name is None:
         return DesiredTypes(), []
     gpus = config_gpus(inventory, {gpu: state for gpu, state in found.items() if state is not None})
+    is_same = config.config_set is last.config.config_set and config.name == last.config.name
+    if is_same and last.planned_from is not None and last.planned_from.config_gpus == gpus:
+        return last.desired_types, gpus
     return resolve(config.name, config.config_set, gpus), gpus
 
 
@@ -189,11 +193,18 @@ def _invalid(
 
 
 def _scheduler_contexts(
-    inventory: Inventory, with_vgpus: Iterable[PciAddress], states: Mapping[PciAddress, GpuState | None]
+    inventory: Inventory,
+    with_vgpus: Iterable[PciAddress],
+    states: Mapping[PciAddress, GpuState | None],
+    known: Mapping[PciAddress, SchedulerContext | None],
 ) -> Iterator[tuple[PciAddress, SchedulerContext]]:
-    """Yield the GPUs whose vGPUs share time, with the contexts of their schedulers."""
+    """Yield the GPUs whose vGPUs share time, with the contexts of their schedulers; `known` are those of the last plans
+    for GPUs that have not changed."""
     for gpu in with_vgpus:
-        state = states[gpu]
-        scheduler_context = scheduler_context_of(inventory.facts.functions[gpu], state) if state is not None else None
+        if gpu in known:
+            scheduler_context = known[gpu]
+        else:
+            state, function = states[gpu], inventory.facts.functions[gpu]
+            scheduler_context = scheduler_context_of(function, state) if state is not None else None
         if scheduler_context is not None:
             yield gpu, scheduler_context

@@ -1,7 +1,7 @@
 """The states of a node's GPUs as plans of vGPUs see them, and which of them are those of the last plans."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction
@@ -17,6 +17,7 @@ from gpuvirt.model.change.vgpus.gpustate import (
     holdings_on,
     with_report,
 )
+from gpuvirt.model.desired.configchoice import ConfigGpu
 from gpuvirt.model.inventory.inventory import Inventory
 
 
@@ -32,6 +33,8 @@ class PlannedFrom:
     states: Mapping[PciAddress, GpuState | None]
     again: frozenset[PciAddress] = frozenset()
     """The GPUs whose states, with nvidia-smi's reports, are those of the plans before."""
+    config_gpus: list[ConfigGpu] = field(default_factory=list)
+    """The GPUs that the vGPU config has chosen from; none without a config."""
 
     def state_again(self, inventory: Inventory, gpu: PciAddress, holdings: tuple[Holding, ...]) -> GpuState | None:
         """Return the last state of a GPU if the same follows again, else None."""

@@ -1,6 +1,6 @@
 """The functions and vGPUs that can be offered to VMs, and why the others can't."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType, is_mdev_uuid
@@ -77,10 +77,31 @@ def passthrough(inventory: Inventory, naming: Naming, settings: Settings) -> Ite
             )
 
 
-def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
+@dataclass(frozen=True, slots=True)
+class KnownVgpus:
+    """The vGPUs of an earlier inventory, by the same inputs of names."""
+
+    inventory: Inventory
+    candidates: Mapping[VgpuId, Candidate]
+    """Those that could be offered."""
+
+    def again(self, inventory: Inventory, vgpu: Vgpu) -> Candidate | None:
+        """Return the candidate of a vGPU if the same follows from a later inventory, else None."""
+        live, before = vgpu.live, self.inventory.vgpus.get(vgpu.live.id)
+        if before is None or before.live is not live or (before.gpu, before.framework) != (vgpu.gpu, vgpu.framework):
+            return None
+        now, then = inventory.facts.functions, self.inventory.facts.functions
+        is_same = all(now.get(address) is then.get(address) for address in (vgpu.gpu, live.parent))
+        return self.candidates.get(live.id) if is_same else None
+
+
+def vgpus(inventory: Inventory, naming: Naming, known: KnownVgpus | None = None) -> Iterator[Candidate | Reason]:
     """Yield each vGPU that can be offered, and a reason for each other vGPU."""
     functions, names = inventory.facts.functions, dict[tuple[int, VgpuType], Named]()
     for vgpu in inventory.vgpus.values():
+        if known is not None and (again := known.again(inventory, vgpu)) is not None:
+            yield again
+            continue
         live, gpu = vgpu.live, functions.get(vgpu.gpu)
         carrier = functions.get(live.parent)
         if (reason := _why_not_vgpu(inventory, vgpu)) is not None:

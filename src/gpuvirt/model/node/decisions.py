@@ -19,7 +19,7 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node.desirednode import DesiredNode, desire
 from gpuvirt.model.node.desiredunits import DesiredUnits
 from gpuvirt.model.node.offering import Offering, offering_of
-from gpuvirt.model.node.parts import VgpusBasis, ViewBasis, holdings_part, part_of, vgpus_part
+from gpuvirt.model.node.parts import VgpusBasis, ViewBasis, holdings_part, vgpus_part, view_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.departures import Departures
 from gpuvirt.model.offers.deviceusers import DeviceUsers
@@ -33,7 +33,7 @@ from gpuvirt.model.offers.schedulable import Taken
 from gpuvirt.model.offers.sharing import ShareInputs, share_gpus
 from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.model.offers.viewmaking import ViewInputs, make_view
+from gpuvirt.model.offers.viewinputs import ViewInputs
 from gpuvirt.model.offers.withdrawal import Departing, KubeletCount, Withdrawal, withdraw
 from gpuvirt.model.offers.withholding import withholdings
 from gpuvirt.model.reasons import Reason
@@ -95,7 +95,7 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     units = DesiredUnits(vgpus, desired.modes)
     decisions = NodeDecisions(desired=units, invalid=invalid, names=names, memory=after)
     shown = _view_inputs(picture, decisions, inventory, drivers, offering.users, terms)
-    drawn = part_of(parts.view, ViewBasis(shown), _drawn)
+    drawn = view_part(parts.view, ViewBasis(shown))
     view = replace(drawn.value, at=at)
     return replace(decisions, view=view, memory=replace(after, parts=replace(parts, view=drawn)))
 
@@ -120,10 +120,6 @@ def _demand(
 ) -> VgpuDemand:
     sizes = terms.settings.on_demand.sizes
     return VgpuDemand(desired.config, desired.modes, drivers, holdings, desired.named, sizes)
-
-
-def _drawn(basis: ViewBasis) -> NodeView:
-    return make_view(basis.inputs, NO_TIME)
 
 
 def _invalid(desired: DesiredNode, gpus: Collection[str] | None, vgpus: NodeVgpus) -> InvalidStates:

@@ -15,6 +15,7 @@ from gpuvirt.model.node.parts import (
     Parts,
     UsersBasis,
     by_kind,
+    candidates_part,
     on_demand_part,
     part_of,
     settled,
@@ -22,7 +23,7 @@ from gpuvirt.model.node.parts import (
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.deviceusers import DeviceUsers, device_users
 from gpuvirt.model.offers.namereview import NameReview, review_names
-from gpuvirt.model.offers.offermaking import Candidates, OfferInputs, candidates_of, make_offers
+from gpuvirt.model.offers.offermaking import OfferInputs, make_offers
 from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.offers.ondemand.offer import (
     OnDemandGpu,
@@ -85,7 +86,7 @@ def _with_offers(
 ) -> Offering:
     """Return the offering with the offers of devices, and the names that wait for the review."""
     basis = CandidatesBasis(inventory, inputs.naming, inputs.settings)
-    found = part_of(memory.parts.candidates, basis, _candidates)
+    found = candidates_part(memory.parts.candidates, basis)
     offered = part_of(
         settled(memory.parts.offers),
         OffersBasis(inventory, inputs, memory.offers),
@@ -107,10 +108,6 @@ def _with_offers(
 def _users(basis: UsersBasis) -> DeviceUsers:
     # unknown: a view of processes; nothing is changed by it
     return device_users(basis.entries, basis.processes or {})
-
-
-def _candidates(basis: CandidatesBasis) -> Candidates:
-    return candidates_of(basis.inventory, basis.naming, basis.settings)
 
 
 def _offer_inputs(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: float) -> OfferInputs:

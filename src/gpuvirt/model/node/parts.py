@@ -16,14 +16,18 @@ from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand, plan_node_vgpu
 from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.vgpus.gpustate import Holding, holding_of
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.devices.candidates import KnownVgpus
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.deviceusers import DeviceUsers
-from gpuvirt.model.offers.offermaking import Candidates, OfferInputs
+from gpuvirt.model.offers.givenshares import NO_TIME
+from gpuvirt.model.offers.offermaking import Candidates, OfferInputs, candidates_of
 from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.offers.ondemand.offer import OnDemandInputs, OnDemandOffer, offer_on_demand, on_demand_entries
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.model.offers.viewmaking import ViewInputs
+from gpuvirt.model.offers.viewinputs import ViewInputs
+from gpuvirt.model.offers.viewmaking import Drawn, make_view
+from gpuvirt.model.reasons import Reason
 
 
 class Basis(Protocol):
@@ -142,6 +146,24 @@ class CandidatesBasis:
         return same and self.naming == other.naming
 
 
+CandidatesPart = Part[CandidatesBasis, Candidates]
+
+
+def candidates_part(last: CandidatesPart | None, basis: CandidatesBasis) -> CandidatesPart:
+    """Return the devices that can be offered; vGPUs that have not changed are the objects from before."""
+    return part_of(
+        last, basis, lambda basis: candidates_of(basis.inventory, basis.naming, basis.settings, _known(last, basis))
+    )
+
+
+def _known(last: CandidatesPart | None, basis: CandidatesBasis) -> KnownVgpus | None:
+    if last is None or last.basis.naming != basis.naming:
+        return None
+    found = [(found.target.vgpu, found) for found in last.value if not isinstance(found, Reason)]
+    vgpus = {vgpu: candidate for vgpu, candidate in found if vgpu is not None}
+    return KnownVgpus(last.basis.inventory, vgpus)
+
+
 @dataclass(frozen=True, slots=True)
 class OffersBasis:
     """What the offers follow from."""
@@ -207,6 +229,15 @@ class ViewBasis:
         return same and now == last
 
 
+ViewPart = Part[ViewBasis, NodeView]
+
+
+def view_part(last: ViewPart | None, basis: ViewBasis) -> ViewPart:
+    """Return the view of the node, at no time; the views of what has not changed are taken over."""
+    drawn = Drawn(last.basis.inputs, last.value) if last is not None else None
+    return part_of(last, basis, lambda basis: make_view(basis.inputs, NO_TIME, drawn))
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The parts of the last decisions; None for parts to decide from scratch."""
@@ -214,8 +245,8 @@ class Parts:
     by_kind: Part[AllocationsBasis, ByKind] | None = None
     holdings: HoldingsPart | None = None
     vgpus: VgpusPart | None = None
-    candidates: Part[CandidatesBasis, Candidates] | None = None
+    candidates: CandidatesPart | None = None
     on_demand: OnDemandPart | None = None
     offers: OffersPart | None = None
     users: Part[UsersBasis, DeviceUsers] | None = None
-    view: Part[ViewBasis, NodeView] | None = None
+    view: ViewPart | None = None

@@ -12,7 +12,7 @@ from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices import candidates as possible
-from gpuvirt.model.devices.candidates import Candidate
+from gpuvirt.model.devices.candidates import Candidate, KnownVgpus
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Named, Naming
 from gpuvirt.model.offers.allocationcheck import device_gone, why_changed
@@ -52,9 +52,11 @@ class OfferInputs:
 Candidates = tuple[Candidate | Reason, ...]
 
 
-def candidates_of(inventory: Inventory, naming: Naming, settings: Settings) -> Candidates:
-    """Return the devices that can be offered, and the reasons against the others."""
-    return (*possible.passthrough(inventory, naming, settings), *possible.vgpus(inventory, naming))
+def candidates_of(
+    inventory: Inventory, naming: Naming, settings: Settings, known: KnownVgpus | None = None
+) -> Candidates:
+    """Return the devices that can be offered, and the reasons against the others; `known` vGPUs are taken over."""
+    return (*possible.passthrough(inventory, naming, settings), *possible.vgpus(inventory, naming, known))
 
 
 def make_offers(

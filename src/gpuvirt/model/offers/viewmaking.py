@@ -1,28 +1,20 @@
 """Draws the view of a node from its inventory, its offers, and what is known of allocations and desired state."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
-from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import DriverInformation
 from gpuvirt.facts.vgpu import Scheduler, host_of_vfs
 from gpuvirt.model.allocation.attachment import vm_nodes
-from gpuvirt.model.desired.invalid import InvalidDesired
-from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.devices.selectors import selectors_of
 from gpuvirt.model.inventory.inventory import Gpu, Inventory, Mode, Vgpu, malformed_entries, mode_of
-from gpuvirt.model.inventory.naming import Naming
-from gpuvirt.model.offers.deviceusers import DeviceUsers
-from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
+from gpuvirt.model.offers.offers import Offer, OfferedDevice
 from gpuvirt.model.offers.ondemand import ondemandviews
-from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
-from gpuvirt.model.offers.sharing import SharedOffer
-from gpuvirt.model.offers.validation import Condition
 from gpuvirt.model.offers.view import (
-    AgentView,
     DeviceView,
     GpuView,
     NodeView,
@@ -32,63 +24,35 @@ from gpuvirt.model.offers.view import (
     SchedulerView,
     VgpuView,
 )
-from gpuvirt.model.offers.withholding import Withholding
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.offers.viewinputs import ChangedNodes, ViewInputs, changed_gpus, changed_nodes
 from gpuvirt.model.shares.placement import GpuId
-
-
-@dataclass(frozen=True, slots=True)
-class ViewInputs:
-    """The inputs of a NodeView."""
-
-    inventory: Inventory
-    offers: Offers
-    users: DeviceUsers
-    """The pods, VMs and processes that use its devices."""
-    naming: Naming
-    registrations: Mapping[ResourceName, Registration] = field(default_factory=dict)
-    problems: tuple[Reason, ...] = ()
-    agent: AgentView | None = None
-    desired_by_gpu: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The desired modes of the GPUs that the agent manages."""
-    vgpu_configs: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The desired vGPU configs."""
-    schedulers: Mapping[PciAddress, Scheduler | Unread] = field(default_factory=dict)
-    """The schedulers of the GPUs for which they were read."""
-    workload: Workload = Workload.PASSTHROUGH
-    conditions: tuple[Condition, ...] = ()
-    withholdings: Mapping[ResourceName, Withholding] = field(default_factory=dict)
-    """The withheld resources."""
-    invalid: tuple[InvalidDesired, ...] = ()
-    sharing: SharedOffer = field(default_factory=SharedOffer)
-    pods_with_shares: Mapping[GpuId, tuple[str, ...]] = field(default_factory=dict)
-    """The pods with shares of each GPU, as texts: `pod default/a`."""
-    on_demand: OnDemandOffer = field(default_factory=OnDemandOffer)
-    given: Mapping[VgpuId, ResourceName] = field(default_factory=dict)
-    """The resources under which on-demand vGPUs were given to pods."""
-
 
 Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]
 """The offered devices with their resources, by device id."""
 
 
-def make_view(inputs: ViewInputs, at: datetime) -> NodeView:
-    """Return the view of a node."""
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A view with its inputs."""
+
+    inputs: ViewInputs
+    view: NodeView
+
+
+def make_view(inputs: ViewInputs, at: datetime, last: Drawn | None = None) -> NodeView:
+    """Return the view of a node. What has not changed since the `last` view is taken from it."""
     facts, gpus = inputs.inventory.facts, inputs.inventory.gpus
     offered: Offered = {device.id: (resource, device) for resource, device in inputs.offers.devices()}
-    vgpus: defaultdict[PciAddress, list[Vgpu]] = defaultdict(list)
-    for vgpu in inputs.inventory.vgpus.values():
-        vgpus[vgpu.gpu].append(vgpu)
     return NodeView(
         at=at,
-        gpus=tuple(_function(inputs, offered, gpu.function, gpu, vgpus[address]) for address, gpu in gpus.items()),
+        gpus=_gpus(inputs, offered, last),
         functions=tuple(
             _function(inputs, offered, function, None, ())
             for address, function in sorted(facts.functions.items())
             if address not in gpus and VgpuId(address) not in inputs.inventory.vgpus
             if address in offered or (function.physfn is None and inputs.inventory.matters(function))
         ),
-        resources=tuple(_resource(inputs, name) for name in sorted(inputs.offers.names | inputs.on_demand.names)),
+        resources=_resources(inputs, last),
         problems=(*inputs.problems, *malformed_entries(facts)),
         boot_id=facts.platform.boot_id,
         agent=inputs.agent,
@@ -97,6 +61,20 @@ def make_view(inputs: ViewInputs, at: datetime) -> NodeView:
         invalid=inputs.invalid,
         shared=inputs.sharing.gpus,
         vgpu_type=inputs.sharing.vgpu_type,
+    )
+
+
+def _gpus(inputs: ViewInputs, offered: Offered, last: Drawn | None) -> tuple[GpuView, ...]:
+    gpus = inputs.inventory.gpus
+    before = {view.address: view for view in last.view.gpus} if last is not None else {}
+    changed = changed_gpus(inputs, last.inputs) if last is not None else gpus.keys()
+    vgpus: defaultdict[PciAddress, list[Vgpu]] = defaultdict(list)
+    for vgpu in inputs.inventory.vgpus.values():
+        if vgpu.gpu in changed:
+            vgpus[vgpu.gpu].append(vgpu)
+    return tuple(
+        _function(inputs, offered, gpu.function, gpu, vgpus[address]) if address in changed else before[address]
+        for address, gpu in gpus.items()
     )
 
 
@@ -181,7 +159,26 @@ def _vgpu(inputs: ViewInputs, offered: Offered, vgpu: Vgpu) -> VgpuView:
     )
 
 
-def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
+def _resources(inputs: ViewInputs, last: Drawn | None) -> tuple[ResourceView, ...]:
+    nodes = changed_nodes(inputs.inventory, last.inputs.inventory) if last is not None else None
+    before = {view.name: view for view in last.view.resources} if last is not None and nodes is not None else {}
+    names = sorted(inputs.offers.names | inputs.on_demand.names)
+    return tuple(_resource(inputs, name, _kept(name, before.get(name), last, nodes)) for name in names)
+
+
+def _kept(
+    name: ResourceName, view: ResourceView | None, last: Drawn | None, nodes: ChangedNodes | None
+) -> Mapping[DeviceId, tuple[OfferedDevice, DeviceView]]:
+    """Return the devices in the last view of a resource whose nodes have not changed, with their views."""
+    if view is None or last is None or nodes is None:
+        return {}
+    views, offer = {device.id: device for device in view.devices}, last.inputs.offers.by_resource.get(name, Offer(name))
+    return {id_: (device, views[id_]) for id_, device in offer.devices.items() if not nodes.concern(device.candidate)}
+
+
+def _resource(
+    inputs: ViewInputs, name: ResourceName, before: Mapping[DeviceId, tuple[OfferedDevice, DeviceView]]
+) -> ResourceView:
     offer = inputs.offers.by_resource.get(name, Offer(name))
     withheld = inputs.offers.of_withheld_resources.get(name, ())
     allocated_to = inputs.users.allocations(name)
@@ -197,7 +194,7 @@ def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
         name=name,
         devices=(
             *ondemandviews.devices(inputs.inventory, inputs.on_demand, name),
-            *(_device(inputs.inventory, device, allocated_to.get(id_)) for id_, device in offer.devices.items()),
+            *_devices(inputs.inventory, offer, allocated_to, before),
         ),
         also_called=tuple(sorted(inputs.offers.other_names.get(name, ()))),
         registered=registration.registered,
@@ -209,6 +206,18 @@ def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
         on_demand=vgpu_type,
         silent=withholding is not None and withholding.silent,
     )
+
+
+def _devices(
+    inventory: Inventory,
+    offer: Offer,
+    allocated_to: Mapping[DeviceId, str],
+    before: Mapping[DeviceId, tuple[OfferedDevice, DeviceView]],
+) -> Iterator[DeviceView]:
+    for id_, device in offer.devices.items():
+        pod, (last, view) = allocated_to.get(id_), before.get(id_, (None, None))
+        is_same = last is device and view is not None and view.allocated_to == pod
+        yield view if view is not None and is_same else _device(inventory, device, pod)
 
 
 def _device(inventory: Inventory, device: OfferedDevice, pod: str | None) -> DeviceView:

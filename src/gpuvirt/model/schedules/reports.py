@@ -1,6 +1,6 @@
-"""What `gpuvirt schedule` prints: a schedule's state, its switches, a forecast, and what the hypervisor can do."""
+"""What `gpuvirt schedule` prints: a schedule's state, its phases and workers, its switches, and a forecast."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -10,15 +10,11 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.forecast import Forecast
-from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
-from gpuvirt.model.schedules.moves import unmatched
-from gpuvirt.model.schedules.noderows import NodeCheck, NodeRow, VmRow
-from gpuvirt.model.schedules.observed import Observed
-from gpuvirt.model.schedules.profiles import keeps_type
+from gpuvirt.model.schedules.hypervisor import VmsReading, VmsUnknown
+from gpuvirt.model.schedules.noderows import NodeRow, VmRow
 from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule, VmPolicy
-from gpuvirt.model.schedules.status import Status, Step, Worker
+from gpuvirt.model.schedules.status import Status, Step
 from gpuvirt.model.schedules.times import Switch, Timeline, timeline_of
-from gpuvirt.model.schedules.workers import members
 
 AHEAD = timedelta(days=14)
 """How far ahead the switches are listed."""
@@ -158,65 +154,6 @@ class SwitchResult:
     assumed: Reason | None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCheck:
-    """What the hypervisor says of one worker's VM."""
-
-    node: NodeName
-    phases: tuple[PhaseName, ...]
-    vm: str
-    power: Power | None
-    """None while no VM is matched."""
-    vgpu_types: tuple[str, ...]
-    suspend: Ability | None
-    """The abilities are None where the hypervisor reported nothing about the VM."""
-    shut_down: Ability | None
-    start: Ability | None
-    remarks: tuple[str, ...]
-    reason: Reason | None
-    """Why no call would be made for the worker."""
-    set_vgpu_type: Ability | None = None
-    phase_types: tuple[str, ...] = ()
-    """The types that its phases give its VM, if a switch changes the type: the VM is then shut down."""
-
-    @property
-    def is_retyped(self) -> bool:
-        """Whether a switch changes the vGPU type of the VM."""
-        return bool(self.phase_types)
-
-    def leaves(self, leave: Leave) -> Ability | None:
-        """Return the ability by which the worker leaves at the end of its phase."""
-        return self.suspend if leave is Leave.SUSPEND and not self.is_retyped else self.shut_down
-
-    def used(self, leave: Leave) -> tuple[Ability | None, ...]:
-        """Return the abilities that the schedule uses."""
-        return (self.leaves(leave), self.start, *((self.set_vgpu_type,) if self.is_retyped else ()))
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleCheck:
-    """What holds for each worker and each node of a schedule before anything happens."""
-
-    schedule: ScheduleRow
-    leave: Leave
-    hypervisor: Reason | None
-    """Why the hypervisor gave no answer."""
-    workers: tuple[WorkerCheck, ...]
-    nodes: tuple[NodeCheck, ...] = ()
-
-    @property
-    def holds(self) -> bool:
-        """Whether nothing is known to keep the schedule from switching."""
-        if self.schedule.state is ScheduleState.INVALID or self.hypervisor is not None:
-            return False
-        if any(node.reason is not None for node in self.nodes):
-            return False
-        return all(worker.reason is None and not self._refused(worker) for worker in self.workers)
-
-    def _refused(self, worker: WorkerCheck) -> bool:
-        return any(ability is None or ability.is_possible is False for ability in worker.used(self.leave))
-
-
 def row_of(schedule: Schedule, status: Status, problems: tuple[Reason, ...], now: datetime) -> ScheduleRow:
     """Return the row of a schedule; `problems` has what is wrong with its spec."""
     timeline = None if problems else timeline_of(schedule)
@@ -294,40 +231,6 @@ def switch_rows(schedule: Schedule, now: datetime) -> tuple[SwitchRow, ...]:
 
     near = takewhile(is_near, timeline_of(schedule).switches(now))
     return tuple(SwitchRow(switch.at, switch.at - announce, switch.phase) for switch in near)
-
-
-def checks(
-    schedule: Schedule,
-    status: Status,
-    observed: Observed,
-    abilities: Mapping[VmKey, Abilities],
-) -> Iterator[WorkerCheck]:
-    """Yield what holds for each worker; `abilities` has what the hypervisor reported about VMs."""
-    for worker in members(status.workers, observed, schedule.name).workers:
-        node = observed.nodes.get(worker.node)
-        vms = observed.vms
-        vm = None if isinstance(vms, VmsUnknown) else vms.get(worker.vm)
-        known = abilities.get(worker.vm) if worker.vm else None
-        yield WorkerCheck(
-            worker.node,
-            worker.phases,
-            vm.name if vm is not None else worker.vm_name,
-            vm.power if vm is not None else None,
-            vm.vgpu_types if vm is not None else (),
-            known.suspend if known is not None else None,
-            known.shut_down if known is not None else None,
-            known.start if known is not None else None,
-            known.remarks if known is not None else (),
-            None if isinstance(vms, VmsUnknown) else unmatched(worker, node, vms),
-            known.set_vgpu_type if known is not None else None,
-            _phase_types(worker, vm),
-        )
-
-
-def _phase_types(worker: Worker, vm: WorkerVm | None) -> tuple[str, ...]:
-    """Return the types of a worker's phases; nothing if its VM keeps the one that it has."""
-    keeps = keeps_type(worker, vm) if vm is not None else len({name for _, name in worker.types}) < 2
-    return () if keeps else tuple(vgpu_type for _, vgpu_type in worker.types)
 
 
 def unknown_reason(vms: VmsReading) -> Reason | None:
