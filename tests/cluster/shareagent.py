@@ -19,7 +19,6 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import RealKernel
-from gpuvirt.hardware.programs.mpscontrol import MpsControl
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
@@ -56,7 +55,7 @@ async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int], l
     limits = LimitFiles(by, Path("/"), folder / limitfiles.FILE)
     records, files = folder / recordstore.FILE, SpecFiles(cdi, (cdi,))
     shares = stored_shares(records, files, ThreadWorker("records"), ShareSettings(enforcement=enforcement), limits)
-    shares = replace(shares, mps=MpsLimits(MpsControl((by,), by / "pipe")))
+    shares = replace(shares, mps=MpsLimits((by,), by / "pipe"))
     memory = {GpuId(gpu): MEMORY_MIB for gpu in gpus}
     capacity = {GpuId(gpu): Units(units) for gpu, units in gpus.items()}
     shares.publish(NodeSharing(capacity, memory_mib=memory, enforcement=enforcement))

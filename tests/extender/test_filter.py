@@ -40,18 +40,19 @@ def test_nodes_with_a_piece_that_is_large_enough_pass(cluster: IndexUnderTest) -
 
 
 def test_a_pod_that_requires_limits_passes_only_nodes_whose_shares_are_limits() -> None:
-    found = index_of([node("hard", "hami-core", a=1000), node("soft", a=1000), node("newer", "x", a=1000)])
-    names = ("hard", "soft", "newer", "unknown")
+    hard = [node(f"by-{limits}", limits, a=1000) for limits in ("hami-core", "mps", "hami-core-mps")]
+    found = index_of([*hard, node("soft", a=1000), node("newer", "x", a=1000)])
+    names = ["by-hami-core", "by-mps", "by-hami-core-mps", "soft", "newer", "unknown"]
     answer = ask(found, pod("p", 500, enforcement="required"), *names)
-    assert answer.node_names == ["hard"]
+    assert answer.node_names == names[:3]
     assert answer.failed_and_unresolvable_nodes["soft"] == (
         "the pod requires shares that are limits (gpuvirt.io/enforcement: required), and those of the node are none:"
-        " it has no annotation gpuvirt.io/shares-enforcement: hami-core"
+        " it has no annotation gpuvirt.io/shares-enforcement: hami-core, mps, hami-core-mps"
     )
     assert answer.failed_and_unresolvable_nodes.keys() == {"soft", "newer", "unknown"}
     assert "shares no GPUs" in answer.failed_and_unresolvable_nodes["unknown"]
-    assert ask(found, pod("p", 500, 500, enforcement="required"), *names).node_names == ["hard"]
-    assert ask(found, pod("p", 500), *names).node_names == ["hard", "soft", "newer"]
+    assert ask(found, pod("p", 500, 500, enforcement="required"), *names).node_names == names[:3]
+    assert ask(found, pod("p", 500), *names).node_names == names[:5]
 
 
 def test_a_pod_of_whole_gpus_shares_them_with_nobody_and_needs_no_limit() -> None:

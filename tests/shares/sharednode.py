@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt.facts.ids import PodUid, ResourceName
-from gpuvirt.hardware.programs.mpscontrol import MpsControl
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
@@ -83,8 +82,8 @@ class Agent:
         kubelet = KubeletPaths(folder)
         limits = LimitFiles(LIBRARY, folder / "host", folder / "run/ld.so.preload")
         state = Cell(ShareState(replace(published, enforcement=enforcement), "containerd://2.4.2"))
-        control = MpsControl((folder / "driver", folder / "host"), folder / "run/mps/pipe")
-        self.shares = NodeShares(self.store, files, pods, state, limit_files=limits, mps=MpsLimits(control))
+        mps = MpsLimits((folder / "driver", folder / "host"), folder / "run/mps/pipe")
+        self.shares = NodeShares(self.store, files, pods, state, limit_files=limits, mps=mps)
         accounts = Accounts(RecordedUnits(kubelet, VGPU).read, lambda uids: read_running_pods(host, uids))
         on = Dependencies(
             self.shares, CLOCK, worker, accounts, OpenGpus(), room_s=0.3, pod_s=0.3, recheck_s=0.01, kept_s=0.05

@@ -13,8 +13,6 @@ from pathlib import Path
 from gpuvirt import __version__
 from gpuvirt.clock import Clock
 from gpuvirt.facts.nodes import ReadNode, unread_node
-from gpuvirt.hardware.programs import mpscontrol
-from gpuvirt.hardware.programs.mpscontrol import MpsControl
 from gpuvirt.hardware.usage.devicenodes import read_node
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import has_usual_root, read_kubelets
@@ -263,8 +261,8 @@ def _shares(options: NodeOptions, folder: Path) -> NodeShares:
     library = Path(options.settings.shares.hami_core.library)
     limits = LimitFiles(library, options.system_root, run / limitfiles.FILE)
     shares = stored_shares(path, files, options.workers("shares.json"), options.settings.shares, limits)
-    control = MpsControl((options.driver_root, options.system_root), run / "mps" / mpscontrol.PIPES)
-    return replace(shares, cdi_enabled=options.cdi_enabled, mps=MpsLimits(control))
+    mps = MpsLimits((options.driver_root, options.system_root), run / "mps/pipe")
+    return replace(shares, cdi_enabled=options.cdi_enabled, mps=mps)
 
 
 async def _report_shares(agent: Agent, shares: NodeShares) -> None:

@@ -30,7 +30,7 @@ NO_UNITS = f"the node shares no GPUs: it has no annotation {SHARED_GPUS_ANNOTATI
 
 NO_LIMITS = (
     f"the pod requires shares that are limits ({REQUIRED_ANNOTATION}: {REQUIRED}), and those of the node are none:"
-    f" it has no annotation {LIMITS_ANNOTATION}: {' or '.join(LIMITS)}"
+    f" it has no annotation {LIMITS_ANNOTATION}: {', '.join(LIMITS)}"
 )
 
 HELD = (

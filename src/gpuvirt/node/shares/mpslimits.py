@@ -1,33 +1,34 @@
 """Whether containers can be limited by the node's MPS daemon now: it is asked before each of them starts."""
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuvirt.hardware.access.tools import ToolError
-from gpuvirt.hardware.programs.mpscontrol import MpsControl
 from gpuvirt.model.reasons import sharing
 from gpuvirt.model.shares.node import mps
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.shares.refusals import ShareRefusedError
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MpsLimits:
     """The daemon of the node."""
 
-    control: MpsControl
+    roots: tuple[Path, ...]
+    """The roots in which NVIDIA's driver may be installed, in the order of precedence."""
+    pipes: Path
+    """The folder of the daemon's sockets, with the same path for the agent and on the host."""
 
     def ensure(self, gpu: GpuId) -> str:
         """Return the folder of the daemon's sockets; raise ShareRefusedError where a client would run without limits.
 
         A process that finds no daemon runs without it, and so without its limits (seen with driver 580.159.04).
         """
-        pipes = self.control.pipes
+        from gpuvirt.hardware.programs.mpscontrol import MpsControl  # noqa: PLC0415  other agents do without
+
+        pipes = self.pipes
         try:
-            daemon = mps.parse(self.control.ask(mps.QUESTIONS))
+            daemon = mps.parse(MpsControl(self.roots, pipes).ask(mps.QUESTIONS))
         except ToolError as error:
             raise ShareRefusedError(sharing.limit_without_daemon(pipes, str(error))) from error
         if daemon is None:
@@ -37,5 +38,5 @@ class MpsLimits:
         return str(pipes)
 
 
-NO_DAEMON = MpsLimits(MpsControl((), Path("/run/gpuvirt/mps/pipe")))
+NO_DAEMON = MpsLimits((), Path("/run/gpuvirt/mps/pipe"))
 """That of an agent that limits no shares."""
