@@ -28,7 +28,7 @@ from tests.hypervisors.proxy import proxy
 from tests.kubeletnode import CLOCK
 from tests.schedules.controlled import controlled, vm_cluster
 from tests.schedules.fastclock import FastClock
-from tests.schedules.vmcluster import CONTROLLER_LEASES, SPEC, Type, VmCluster
+from tests.schedules.vmcluster import CONTROLLER_LEASES, SPEC, VmCluster
 from tests.scriptedapi import Call, Reply
 
 from bench.clusternodes import name_of, node
@@ -46,6 +46,8 @@ SUSPEND_MS, START_MS = 3000, 2000
 GRACE_S = 8.0
 """How long pods take to end: longer than a cordon takes to settle."""
 LOOK_S = 0.01
+WORKERS = 10
+"""How many workers a schedule of an idle cluster has."""
 SETTLED_S = 20.0
 
 
@@ -139,31 +141,36 @@ async def idle_cluster(
 
 
 def uid_of(number: int) -> str:
-    """Return the uid of a node."""
-    return f"{number:08}-0000-4000-8000-000000000000"
+    """Return the uid that the cluster gives to a node."""
+    return f"uid-{NODES.path}-{name_of(number)}"
+
+
+def pool_of(schedule: int) -> str:
+    """Return the label by which one schedule selects its nodes: a node in two schedules is a fault of both."""
+    return f"pool-{schedule}"
 
 
 def worker(number: int) -> Mapping[str, object]:
     """Return a node that schedules select: it would be looked at in each minute if it were not as statuses have it."""
     found = node(number, Workload.VGPU, NOON)
     metadata: Mapping[str, object] = msgspec.convert(found["metadata"], dict[str, object])
-    labels = {**msgspec.convert(metadata["labels"], dict[str, str]), "vgpu.type": str(Type.QUARTER)}
-    return {**found, "metadata": {**metadata, "uid": uid_of(number), "labels": labels}}
+    labels = {**msgspec.convert(metadata["labels"], dict[str, str]), "pool": pool_of(number // WORKERS)}
+    return {**found, "metadata": {**metadata, "labels": labels}}
 
 
 def schedule(number: int) -> dict[str, object]:
     """Return a schedule that has reached its phase, with ten workers, as the API server has it."""
     workers = [
         {
-            "node": name_of(10 * number + place),
-            "nodeUid": uid_of(10 * number + place),
+            "node": name_of(WORKERS * number + place),
+            "nodeUid": uid_of(WORKERS * number + place),
             "phases": ["day"],
             "vm": f"5017bbbb-0000-0000-{number:04}-{place:012}",
-            "vmName": name_of(10 * number + place),
+            "vmName": name_of(WORKERS * number + place),
             "step": "Serving",
             "since": "2026-01-05T06:03:00Z",
         }
-        for place in range(10)
+        for place in range(WORKERS)
     ]
     at = {"observedGeneration": 1, "lastTransitionTime": "2026-01-05T06:03:00Z", "message": ""}
     conditions = [
@@ -174,7 +181,11 @@ def schedule(number: int) -> dict[str, object]:
     status = {"phase": "day", "observedGeneration": 1, "workers": workers, "conditions": conditions}
     metadata = {"name": f"gpus-{number}", "namespace": SETTINGS.namespace, "generation": 1}
     overrides = [{"phase": "day", "from": "2026-01-01T00:00", "until": "2096-01-01T00:00"}]
-    return {"metadata": metadata, "spec": {**SPEC, "overrides": overrides}, "status": status}
+    phases: list[dict[str, object]] = [
+        {"name": name, "start": start, "workers": {"matchLabels": {"pool": pool}}}
+        for name, start, pool in (("day", "0 7 * * 1-5", pool_of(number)), ("night", "0 20 * * 1-5", "none"))
+    ]
+    return {"metadata": metadata, "spec": {**SPEC, "phases": phases, "overrides": overrides}, "status": status}
 
 
 def kubeconfig(port: int, authority: Authority, folder: Path) -> Path:

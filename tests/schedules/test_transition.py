@@ -75,8 +75,12 @@ def test_the_round_after_a_cordon_follows_soon_unless_the_cordon_fails() -> None
     assert again.pause_s == ROUND_S
 
 
-def test_rounds_follow_sooner_while_a_vm_changes_than_in_a_drain() -> None:
-    assert decided(observed(pods=(POD,))).pause_s == ROUND_S
+def test_rounds_follow_sooner_while_a_vm_changes_than_in_a_long_drain() -> None:
+    begun = decided(observed(pods=(POD,)))
+    assert begun.pause_s == VM_ROUND_S
+    for seconds, pause_s in ((59, VM_ROUND_S), (60, ROUND_S)):
+        at = EVENING + timedelta(seconds=seconds)
+        assert decided(observed(pods=(POD,)), status=begun.status, at=at).pause_s == pause_s
     leaving = decided(observed())
     assert (calls(leaving), leaving.pause_s) == ([Action.SUSPEND], VM_ROUND_S)
 

@@ -38,7 +38,8 @@ FORCED_S = 600.0
 """How much longer a drain takes by `onTimeout: Force`: the pods' grace periods."""
 ROUND_S = 1.0
 VM_ROUND_S = 0.5
-"""While a VM leaves or arrives, which takes seconds; a drain takes minutes."""
+"""While a VM leaves or arrives, which takes seconds, and in the first minute of a drain, in which most pods end."""
+QUICK_DRAIN_S = 60.0
 CHANGING = frozenset({Step.LEAVE, Step.SET_TYPE, Step.START, Step.HEARTBEAT})
 AFTER_MARKS_S = 0.1
 """After a change of nodes, which holds at once. One that was not made in a second is tried again after `ROUND_S`."""
@@ -222,4 +223,13 @@ def _pause_s(status: Status, actions: tuple[ScheduleAction, ...], now: datetime)
     is_stuck = all(worker.is_held or worker.step is Step.WAIT_FOR_GPU for worker in waiting)
     if is_stuck and not actions:
         return HELD_ROUND_S
-    return VM_ROUND_S if any(worker.step in CHANGING and not worker.is_held for worker in waiting) else ROUND_S
+    is_quick = any(_changes_soon(worker, now) for worker in waiting)
+    return VM_ROUND_S if is_quick else ROUND_S
+
+
+def _changes_soon(worker: Worker, now: datetime) -> bool:
+    """Return whether what a worker waits for takes seconds."""
+    if worker.is_held:
+        return False
+    is_new = worker.since is not None and (now - worker.since).total_seconds() < QUICK_DRAIN_S
+    return worker.step in CHANGING or (worker.step in {Step.DRAIN, Step.DETACH} and is_new)

@@ -1,6 +1,8 @@
 """One schedule's requests to the API server: what a round reads, and its writes with the versions that it has read."""
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -47,6 +49,11 @@ from gpuvirt.model.schedules.transition import Advance
 
 EVICTION_S = 10.0
 """How long the API server may take for an eviction, which asks all budgets."""
+
+
+READS_AT_ONCE = 8
+"""How many requests about single nodes are under way at once."""
+T = TypeVar("T")
 
 
 class _StatusPatch(msgspec.Struct, frozen=True):
@@ -123,11 +130,12 @@ class ScheduleObjects:
         self._cordoned_s = {
             name: self._cordoned_s.get(name, now_s) for name, node in found.items() if node.spec.unschedulable
         }
+        renewals = await _of_each(found, self._renewal)
         nodes = {
-            name: node.worker(types.get(name, {}), await self._renewal(name), now_s - self._cordoned_s.get(name, now_s))
+            name: node.worker(types.get(name, {}), renewals[name], now_s - self._cordoned_s.get(name, now_s))
             for name, node in found.items()
         }
-        placed = {name: await self._read_pods(name) for name in nodes}
+        placed = await _of_each(nodes, self._read_pods)
         attachments = (await self._client.list(Collection(ATTACHMENTS, AttachmentObject))).items if nodes else ()
         attached = {
             name: tuple(volume.metadata.name for volume in attachments if volume.spec.node_name == name)
@@ -243,6 +251,18 @@ class ScheduleObjects:
     async def _read_pods(self, name: NodeName) -> tuple[NodePod, ...]:
         listed = await self._client.list(Collection(ALL_PODS, PodObject, on_node=name))
         return tuple(pod.node_pod for pod in listed.items)
+
+
+async def _of_each(names: Iterable[NodeName], read: Callable[[NodeName], Awaitable[T]]) -> dict[NodeName, T]:
+    """Return what is read of each node; several are read at once, since each answer takes some milliseconds."""
+    limit = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def limited(name: NodeName) -> T:
+        async with limit:
+            return await read(name)
+
+    order = tuple(names)
+    return dict(zip(order, await asyncio.gather(*map(limited, order)), strict=True))
 
 
 def _selected(
