@@ -26,7 +26,8 @@ from bench.clusternodes import name_of, node
 from gpuvirt.clock import RealClock, Signal
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.objects import ObjectKey

@@ -8,7 +8,7 @@ from time import process_time
 
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.cache import Cache, step
-from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.core import Pod, PodSpec
 from gpuvirt.cluster.objects import PARTS, ObjectMap, key_of
 from gpuvirt.cluster.operator.store import Store

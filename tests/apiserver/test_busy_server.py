@@ -6,7 +6,8 @@ from time import monotonic  # noqa: TID251  the pause is what is tested
 import pytest
 
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import RefusedError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES

@@ -11,7 +11,8 @@ import pytest
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.reflector import Reflector, Waits

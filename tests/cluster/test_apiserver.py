@@ -14,7 +14,8 @@ import yaml
 from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
-from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import (
     ApiError,
     ConflictError,

@@ -7,7 +7,8 @@ import pytest
 from lab.cluster.kubevirtkinds import SOURCES
 
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import RefusedError
 from gpuvirt.cluster.kinds.kubevirt import (
     HYPER_CONVERGEDS,

@@ -9,7 +9,8 @@ import pytest
 from lab.cluster.kubevirtkinds import SOURCES
 
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.operator.schedules.kubevirt.changing import Writer
 from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms

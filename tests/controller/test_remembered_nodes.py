@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.core import Condition, Node, NodeInfo, NodeStatus, Pod, PodSpec, ReadNode
 from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
 from gpuvirt.cluster.kinds.kubevirt import KubeVirt

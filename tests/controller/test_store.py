@@ -2,7 +2,7 @@
 
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError, UnreachableError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES

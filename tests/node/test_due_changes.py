@@ -25,8 +25,9 @@ from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.node.announcing import departures
 from gpuvirt.model.node.circumstances import EarlierFailure, Surroundings
-from gpuvirt.model.node.decisions import NodeDecisions, departures
+from gpuvirt.model.node.decisions import NodeDecisions
 from gpuvirt.model.node.duechanges import (
     Difference,
     GateUse,

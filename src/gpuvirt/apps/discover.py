@@ -12,7 +12,8 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.keeping import SPREAD_S, KeeperDependencies, ReportOutcome
 from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ApiError, NotFoundError, retried
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.labelpatch import DesiredLabels, patch_of

@@ -9,8 +9,9 @@ import asyncio
 import logging
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client, GroupVersion
+from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
+from gpuvirt.cluster.groupversions import GroupVersion
 from gpuvirt.cluster.resources import Resource
 
 log = logging.getLogger(__name__)

@@ -8,17 +8,19 @@ from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
 from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import (
     Asked,
     NotStreamedError,
     failure,
 )
+from gpuvirt.cluster.groupversions import GROUPS_PATH, Groups, GroupVersion
 from gpuvirt.cluster.resources import KubernetesObject, Resource
 from gpuvirt.cluster.transport import Answer, Request, Transport
 from gpuvirt.cluster.watchevents import Events, Listed, beginning, decoded, listed, watched
@@ -28,7 +30,6 @@ D = TypeVar("D")
 
 MaySend = Callable[[], bool]
 """Whether a process may still write: asked when the connection is there, right before the request is sent."""
-GROUPS_PATH = "/apis"
 PAGE = 500
 """Objects on a page of a list."""
 FIELD_MANAGER = "gpuvirt"
@@ -49,51 +50,6 @@ class PatchType(StrEnum):
     APPLY = "application/apply-patch+yaml"
     """Server-side apply: all fields that the writer owns. Owned fields that it no longer sends are deleted. The body is
     JSON, which is valid YAML."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collection(Generic[T]):
-    """The objects to list and watch, and the type that they are decoded into."""
-
-    resource: Resource
-    shape: type[T]
-    name: str | None = None
-    """Selects one object by a field selector on its name, which also satisfies `resourceNames` of RBAC."""
-    on_node: str | None = None
-    """Selects the pods of one node."""
-    labelled: str = ""
-    """A label selector: `app in (a,b)`."""
-    fields: str = ""
-    """More of a field selector: `status.phase!=Failed`."""
-
-    def query(self, **more: str) -> str:
-        """Return the query string that selects the objects, with more parameters."""
-        desired = {"metadata.name": self.name, "spec.nodeName": self.on_node}
-        chosen = [f"{field}={value}" for field, value in desired.items() if value is not None]
-        fields = ",".join(filter(None, (*chosen, self.fields)))
-        selected = {"fieldSelector": fields, "labelSelector": self.labelled}
-        return urlencode({key: value for key, value in selected.items() if value} | more)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupVersion:
-    """A version of an API group that the server has; the core group, without a name, is not among them."""
-
-    group: str
-    version: str
-
-
-class _Version(msgspec.Struct):
-    version: str
-
-
-class _Group(msgspec.Struct):
-    name: str
-    versions: tuple[_Version, ...] = ()
-
-
-class _Groups(msgspec.Struct):
-    groups: tuple[_Group, ...] = ()
 
 
 class _ListMetadata(msgspec.Struct, rename="camel"):
@@ -170,8 +126,7 @@ class Client:
     async def group_versions(self) -> frozenset[GroupVersion]:
         """Return the API groups of the server in all their versions; raises ApiError."""
         asked = Asked("get", Resource(GROUPS_PATH), is_path=True)
-        found = decoded(asked, await self._call(asked, Request("GET", GROUPS_PATH)), _Groups)
-        return frozenset(GroupVersion(group.name, of.version) for group in found.groups for of in group.versions)
+        return decoded(asked, await self._call(asked, Request("GET", GROUPS_PATH)), Groups).all_versions
 
     async def list(self, collection: Collection[T], *, page: int = PAGE) -> Listed[T]:
         """Return all objects of a collection at one version, read in pages of `page` objects; raises ApiError.

@@ -4,7 +4,8 @@ import asyncio
 from contextlib import suppress
 
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import NotFoundError
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.errors import ConfigError

@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.apigroups import ApiGroups
 from gpuvirt.cluster.cache import Cache, Delta, Ended, Failed, Input, pause_s, step
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ApiError, GoneError, NotFoundError, NotStreamedError
 from gpuvirt.cluster.resources import KubernetesObject
 from gpuvirt.cluster.watchevents import Events

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.election import CONTROLLER_LEASE, RENEW_S, Candidacy, Election
 from gpuvirt.cluster.failures import ConflictError, NotFoundError, retried
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES

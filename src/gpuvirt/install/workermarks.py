@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator, Iterable
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.election import Terms
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.cluster.operator.schedules.nodemarks import unmarking

@@ -51,7 +51,8 @@ def _gpu_nodes(ctx: typer.Context) -> tuple[str, ...]:
 
 
 async def _read(kubeconfig: Path | None, context: str) -> tuple[str, ...]:
-    from gpuvirt.cluster.client import Client, Collection
+    from gpuvirt.cluster.client import Client
+    from gpuvirt.cluster.collection import Collection
     from gpuvirt.cluster.kinds.core import AnyObject
     from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 

@@ -25,7 +25,8 @@ from gpuvirt.cluster.agent.podshares import NodePod, PodShares, node_pods
 from gpuvirt.cluster.agent.sharedkeys import shared_claim
 from gpuvirt.cluster.agent.vgputypes import VgpuTypes
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
 from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode

@@ -9,7 +9,7 @@ of the agent too, and if the pods did not go.
 from collections.abc import Iterable, Mapping
 
 from gpuvirt.cluster.agent.nodelabels import Claim
-from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.core import Pod
 from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, deploy_label

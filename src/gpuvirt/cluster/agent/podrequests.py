@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
-from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.kinds.core import ENDED
 from gpuvirt.cluster.resources import Metadata, Resource

@@ -15,7 +15,8 @@ from gpuvirt.clock import Signal
 from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.cluster.agent.podrequests import STATIC_POD
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Collection, PatchType
+from gpuvirt.cluster.client import PatchType
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.core import ENDED, AnyObject
 from gpuvirt.cluster.resources import Resource, pods

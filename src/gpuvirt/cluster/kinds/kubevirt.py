@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.core import ENDED
 from gpuvirt.cluster.resources import KubernetesObject, Metadata, Resource
 from gpuvirt.model.doctor.kubevirt import MediatedDevices, Spec, Status

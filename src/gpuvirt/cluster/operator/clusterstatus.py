@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, Choice, ClusterPolicy, StoredPolicy, choose
 from gpuvirt.cluster.kinds.core import Node, Pod

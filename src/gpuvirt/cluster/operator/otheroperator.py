@@ -5,7 +5,7 @@ name, and may be scaled to zero; a lease that is being renewed proves that the o
 """
 
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.election import DURATION_S, Lease
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Resource

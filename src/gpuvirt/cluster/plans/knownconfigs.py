@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, KIND, SpecFault, StoredPolicy, choose
 from gpuvirt.cluster.kinds.core import ConfigMap

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import NotFoundError
 from gpuvirt.cluster.kinds.vgpuschedule import GROUP, PLURAL, VERSION, VgpuSchedule, VmStatus
 from gpuvirt.cluster.resources import Resource

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.labelselector import LabelSelector
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Resource

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.resources import NODES, Resource
 from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
 from gpuvirt.model.schedules.spec import CORDONED_BY

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, PodMemory
 from gpuvirt.cluster.resources import Metadata

@@ -3,7 +3,8 @@
 import asyncio
 
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds import core
 from gpuvirt.cluster.kinds.core import ENDED

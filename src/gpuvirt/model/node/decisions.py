@@ -8,7 +8,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.allocation.nodeledger import OfferedNames
 from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
@@ -16,25 +15,22 @@ from gpuvirt.model.change.invalidstates import InvalidStates, invalid_states
 from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.node.announcing import announced, counted, taken
 from gpuvirt.model.node.desirednode import DesiredNode, desire
 from gpuvirt.model.node.desiredunits import DesiredUnits
-from gpuvirt.model.node.offering import Offering, offering_of
+from gpuvirt.model.node.offering import offering_of
 from gpuvirt.model.node.parts import VgpusBasis, ViewBasis, holdings_part, vgpus_part, view_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
-from gpuvirt.model.offers.departures import Departures
 from gpuvirt.model.offers.deviceusers import DeviceUsers
 from gpuvirt.model.offers.givenshares import NO_TIME, with_given
 from gpuvirt.model.offers.namereview import NameReview
-from gpuvirt.model.offers.notice import Notice, announce, with_counts
 from gpuvirt.model.offers.offers import Offers, first_names
 from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
-from gpuvirt.model.offers.ondemand.ondemandviews import healthy_ids
-from gpuvirt.model.offers.schedulable import Taken
 from gpuvirt.model.offers.sharing import ShareInputs, share_gpus
 from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.offers.viewinputs import ViewInputs
-from gpuvirt.model.offers.withdrawal import Departing, KubeletCount, Withdrawal, withdraw
+from gpuvirt.model.offers.withdrawal import Departing, withdraw
 from gpuvirt.model.offers.withholding import withholdings
 from gpuvirt.model.reasons import Reason
 
@@ -80,14 +76,14 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     vgpus = planned.value
     invalid = _invalid(desired, inventory.gpus, vgpus)
     departing = Departing(withdrawn(inventory, drivers), vgpus.undesired, picture.gates.drained.functions)
-    notice = _announced(picture, memory, desired, terms, departing, now_s)
+    notice = announced(picture, memory, desired, terms, departing, now_s)
     passed = notice.passed if terms.notice is not None else departing.names
     withdrawal = withdraw(memory.withdrawal, departing, passed, now_s)
     before = replace(memory, desired=desired, withdrawal=withdrawal)
     offering = offering_of(inventory, picture, before, terms, vgpus, now_s)
     offers, on_demand, review = offering.offers, offering.on_demand, offering.review
     sharing = share_gpus(inventory, _share_inputs(picture, desired, terms), memory.sharing.verdict, now_s)
-    notice = _counted(picture, notice, terms, _taken(picture, inventory, desired, offering), departing, now_s)
+    notice = counted(picture, notice, terms, taken(picture, inventory, desired, offering), departing, now_s)
     smi = memory.smi.of_contexts(vgpus.time_shared)
     parts = replace(offering.parts, holdings=holdings, vgpus=planned)
     after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, on_demand, smi, parts)
@@ -124,44 +120,6 @@ def _demand(
 
 def _invalid(desired: DesiredNode, gpus: Collection[str] | None, vgpus: NodeVgpus) -> InvalidStates:
     return invalid_states(desired.invalid_workload, desired.configs.problem, desired.named, gpus, vgpus)
-
-
-def _taken(picture: NodePicture, inventory: Inventory, desired: DesiredNode, offering: Offering) -> Taken:
-    """Return what the kubelet takes from this agent of what is offered."""
-    known, on_demand = _names_taken(picture, desired, offering.review), offering.on_demand
-    ids = {name: healthy_ids(inventory, on_demand, name) for name in on_demand.names & known}
-    return Taken(_among(offering.offers, known), ids)
-
-
-def _names_taken(picture: NodePicture, desired: DesiredNode, review: NameReview) -> frozenset[ResourceName]:
-    """Return the resources that the kubelet takes from this agent; another device plugin may offer the others."""
-    known = frozenset(name for name, registration in picture.registrations.items() if registration.registered)
-    return known - (withholdings(desired.spec).keys() | review.waiting.keys())
-
-
-def _among(offers: Offers, known: frozenset[ResourceName]) -> Offers:
-    return replace(offers, by_resource={name: offer for name, offer in offers.by_resource.items() if name in known})
-
-
-def _announced(
-    picture: NodePicture, memory: NodeMemory, desired: DesiredNode, terms: NodeTerms, departing: Departing, now_s: float
-) -> Notice:
-    """Return the withdrawals that were announced, beside the devices that the kubelet has of the last offers."""
-    if terms.notice is None:
-        return memory.notice
-    offers = _among(memory.offers, _names_taken(picture, desired, memory.review))
-    return announce(memory.notice, departing.names, offers, picture.status_counts, terms.notice, now_s)
-
-
-def _counted(
-    picture: NodePicture, notice: Notice, terms: NodeTerms, taken: Taken, departing: Departing, now_s: float
-) -> Notice:
-    """Return the notice with the counts that the scheduler should see."""
-    if terms.notice is None:
-        return notice
-    account = picture.ledger.account
-    counted = account.surely_counted if account is not None else ()
-    return with_counts(notice, taken, departing.names, counted, terms.notice, now_s)
 
 
 def _share_inputs(picture: NodePicture, desired: DesiredNode, terms: NodeTerms) -> ShareInputs:
@@ -220,10 +178,3 @@ def _problems(picture: NodePicture, invalid: InvalidStates, review: NameReview) 
     """Return the problems of the node, the invalid desired state first."""
     found = (*invalid.reasons, picture.unrecorded_tenants, review.problem, *picture.problems.values())
     return tuple(dict.fromkeys(reason for reason in found if reason is not None))
-
-
-def departures(picture: NodePicture, withdrawal: Withdrawal) -> Departures:
-    """Return what the kubelet may still count of the withdrawn devices, by its last answer."""
-    ledger = picture.ledger
-    count = KubeletCount(picture.inventory, ledger.account, ledger.rules)
-    return Departures(withdrawal, count, picture.gates.drained, ledger.entries, ledger.known, ledger.resources)

@@ -25,7 +25,8 @@ from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
 from gpuvirt.model.desired.enforcement import DesiredEnforcement
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
-from gpuvirt.model.node.decisions import NodeDecisions, decide, departures
+from gpuvirt.model.node.announcing import departures
+from gpuvirt.model.node.decisions import NodeDecisions, decide
 from gpuvirt.model.node.desirednode import nothing_desired
 from gpuvirt.model.node.offering import on_demand_gpus
 from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms

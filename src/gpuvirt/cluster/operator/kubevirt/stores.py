@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtObserved, PatchKubeVirt
 from gpuvirt.cluster.operator.store import AnyStore, Store

@@ -9,7 +9,8 @@ from functools import partial
 from typing import TypeVar
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ConflictError, NotFoundError, RefusedError, retried
 from gpuvirt.cluster.kinds.core import AnyObject, RequestingPod
 from gpuvirt.cluster.kinds.gpunode import GpuNode

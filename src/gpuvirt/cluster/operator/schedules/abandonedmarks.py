@@ -4,7 +4,8 @@ import logging
 from collections.abc import Mapping
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.cluster.operator.schedules.nodemarks import unmarking
 from gpuvirt.cluster.operator.schedules.workerobjects import NodeObject

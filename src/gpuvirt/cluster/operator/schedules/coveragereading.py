@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds import clusterapi as kind
 from gpuvirt.cluster.operator.schedules.workerobjects import NodeObject

@@ -11,7 +11,8 @@ from random import Random
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.apigroups import ApiGroups
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, VgpuSchedule
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode

@@ -8,7 +8,8 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster import events
-from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.events import About, events_of
 from gpuvirt.cluster.failures import NotFoundError
 from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, PhaseSpec, VgpuSchedule, vgpu_schedules

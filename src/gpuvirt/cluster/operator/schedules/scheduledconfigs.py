@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.vgpuschedule import PhaseSpec, VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.operator.nodes.scheduled import Layout, ScheduledConfig, ScheduledConfigs
 from gpuvirt.cluster.operator.schedules.objects import schedule_of

@@ -6,7 +6,8 @@ none without the lease. Only taking the power has no such precondition.
 
 from collections.abc import Iterable, Mapping
 
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import (
     NOT_MADE,
     ApiError,

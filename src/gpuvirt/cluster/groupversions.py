@@ -1,0 +1,39 @@
+"""The versions of API groups that an API server has, as it lists them."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+GROUPS_PATH = "/apis"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupVersion:
+    """A version of an API group that the server has; the core group, without a name, is not among them."""
+
+    group: str
+    version: str
+
+
+class Version(msgspec.Struct):
+    """A version of a group, as the server lists it."""
+
+    version: str
+
+
+class Group(msgspec.Struct):
+    """A group with its versions."""
+
+    name: str
+    versions: tuple[Version, ...] = ()
+
+
+class Groups(msgspec.Struct):
+    """The answer for `/apis`."""
+
+    groups: tuple[Group, ...] = ()
+
+    @property
+    def all_versions(self) -> frozenset[GroupVersion]:
+        """All groups in all their versions."""
+        return frozenset(GroupVersion(group.name, of.version) for group in self.groups for of in group.versions)

@@ -1,0 +1,62 @@
+"""What is announced to the scheduler before it is withdrawn, and what the kubelet may still count of what was."""
+
+from dataclasses import replace
+
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.node.desirednode import DesiredNode
+from gpuvirt.model.node.offering import Offering
+from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
+from gpuvirt.model.offers.departures import Departures
+from gpuvirt.model.offers.namereview import NameReview
+from gpuvirt.model.offers.notice import Notice, announce, with_counts
+from gpuvirt.model.offers.offers import Offers
+from gpuvirt.model.offers.ondemand.ondemandviews import healthy_ids
+from gpuvirt.model.offers.schedulable import Taken
+from gpuvirt.model.offers.withdrawal import Departing, KubeletCount, Withdrawal
+from gpuvirt.model.offers.withholding import withholdings
+
+
+def taken(picture: NodePicture, inventory: Inventory, desired: DesiredNode, offering: Offering) -> Taken:
+    """Return what the kubelet takes from this agent of what is offered."""
+    known, on_demand = _names_taken(picture, desired, offering.review), offering.on_demand
+    ids = {name: healthy_ids(inventory, on_demand, name) for name in on_demand.names & known}
+    return Taken(_among(offering.offers, known), ids)
+
+
+def _names_taken(picture: NodePicture, desired: DesiredNode, review: NameReview) -> frozenset[ResourceName]:
+    """Return the resources that the kubelet takes from this agent; another device plugin may offer the others."""
+    known = frozenset(name for name, registration in picture.registrations.items() if registration.registered)
+    return known - (withholdings(desired.spec).keys() | review.waiting.keys())
+
+
+def _among(offers: Offers, known: frozenset[ResourceName]) -> Offers:
+    return replace(offers, by_resource={name: offer for name, offer in offers.by_resource.items() if name in known})
+
+
+def announced(
+    picture: NodePicture, memory: NodeMemory, desired: DesiredNode, terms: NodeTerms, departing: Departing, now_s: float
+) -> Notice:
+    """Return the withdrawals that were announced, beside the devices that the kubelet has of the last offers."""
+    if terms.notice is None:
+        return memory.notice
+    offers = _among(memory.offers, _names_taken(picture, desired, memory.review))
+    return announce(memory.notice, departing.names, offers, picture.status_counts, terms.notice, now_s)
+
+
+def counted(
+    picture: NodePicture, notice: Notice, terms: NodeTerms, offered: Taken, departing: Departing, now_s: float
+) -> Notice:
+    """Return the notice with the counts that the scheduler should see."""
+    if terms.notice is None:
+        return notice
+    account = picture.ledger.account
+    by_kubelet = account.surely_counted if account is not None else ()
+    return with_counts(notice, offered, departing.names, by_kubelet, terms.notice, now_s)
+
+
+def departures(picture: NodePicture, withdrawal: Withdrawal) -> Departures:
+    """Return what the kubelet may still count of the withdrawn devices, by its last answer."""
+    ledger = picture.ledger
+    count = KubeletCount(picture.inventory, ledger.account, ledger.rules)
+    return Departures(withdrawal, count, picture.gates.drained, ledger.entries, ledger.known, ledger.resources)
