@@ -11,6 +11,7 @@ from gpuvirt.facts.cdispecs import parse_spec
 from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.hardware.host.kata import read_kata
 from gpuvirt.hardware.host.runtimes import read_runtimes, without_secrets
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.doctor.findings import Finding, Report
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
@@ -53,12 +54,13 @@ def kata_host(files: dict[str, str], simulated: str = "2xA10") -> SimKernel:
     return host(PlatformSpec(files={**HANDLERS, GO: COLD, RUST: COLD, **files}), simulated)
 
 
-def kata_findings(kernel: SimKernel) -> list[Finding]:
-    return [finding for result in examine(kernel).results if "kata" in result.check for finding in result.findings]
+def kata_findings(kernel: SimKernel, own: Settings | None = None) -> list[Finding]:
+    results = examine(kernel, settings=own).results
+    return [finding for result in results if "kata" in result.check for finding in result.findings]
 
 
-def problems(kernel: SimKernel) -> list[Finding]:
-    return [finding for finding in kata_findings(kernel) if finding.level is not Level.OK]
+def problems(kernel: SimKernel, own: Settings | None = None) -> list[Finding]:
+    return [finding for finding in kata_findings(kernel, own) if finding.level is not Level.OK]
 
 
 def report_of(files: dict[str, str]) -> Report:
@@ -140,6 +142,11 @@ def test_mediated_devices_are_not_plugged_before_the_vm_starts() -> None:
     go, rust = sorted(found, key=lambda finding: finding.subject)
     assert "gives the VM the whole GPU" in go.message
     assert "fails" in rust.message
+
+
+def test_a_runtime_that_plugs_mediated_devices_by_the_settings_is_not_reported() -> None:
+    found = problems(kata_host({}, "4xT4"), Settings(kata_plugs_mdev=("kata-qemu",)))
+    assert [finding.subject for finding in found] == ["the Kata runtime kata-qemu-rs"]
 
 
 def test_cri_os_handlers_and_default_configurations_are_read() -> None:

@@ -170,6 +170,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     While a pod has a device of any other plugin, and neither its id nor the plugin's answer shows which, no GPU leaves
     its native driver. Networks, RDMA, KVM and some accelerators are known to be no GPUs.
     """
+    kata_plugs_mdev: tuple[str, ...] = ()
+    """Kata's runtimes that plug mediated devices, by the name of their handler: builds in which that fault is mended.
+
+    No version of Kata known to gpuvirt does, so `gpuvirt doctor` reports all others on a node with such vGPUs.
+    """
     cdi: CdiUse = CdiUse.FILES
     """How CDI is used: `none`, `files` or `answers`; without privileges there are neither files nor answers."""
     compat: Compat = Compat()

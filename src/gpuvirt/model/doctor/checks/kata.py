@@ -123,7 +123,8 @@ def kata_devices(evidence: Evidence) -> Iterator[Finding]:
         unreadable = [file for file in runtime.files if isinstance(file.value, Unread)]
         yield from (unread("Kata's configuration", "could not be read", file) for file in unreadable)
         if not unreadable and _is_on(runtime, "cold_plug_vfio"):
-            yield from _of_cold_plug(runtime, has_mdevs=has_mdevs)
+            plugs_mdevs = runtime.handler.name in evidence.settings.kata_plugs_mdev
+            yield from _of_cold_plug(runtime, has_mdevs=has_mdevs and not plugs_mdevs)
 
 
 def _of_cold_plug(runtime: KataRuntime, *, has_mdevs: bool) -> Iterator[Finding]:
@@ -149,6 +150,7 @@ def _of_cold_plug(runtime: KataRuntime, *, has_mdevs: bool) -> Iterator[Finding]
             fix=(
                 f"keep pods that request these vGPUs off the RuntimeClass of {name}: KubeVirt's VMs can use them,",
                 "or use cards whose vGPUs are VFs (vendor-specific VFIO), or whole GPUs; see docs/kata.md",
+                f"if this build of Kata plugs them: kata_plugs_mdev: [{name}] in the settings",
             ),
         )
     if socket and not has_mdevs:
