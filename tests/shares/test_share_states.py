@@ -22,10 +22,11 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.loops.cell import Cell
 from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.allocation.allocations import Unknown
-from gpuvirt.model.reasons import Reason, gaterefusals
+from gpuvirt.model.desired.settings import Enforcement
+from gpuvirt.model.reasons import Reason, gaterefusals, sharing
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units, most_at_a_time
-from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
+from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.keptshares import KeptShare, why_kept
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.node.sharestate import ShareState
@@ -33,6 +34,7 @@ from gpuvirt.model.shares.node.unitids import unit_id
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.shares import podends, recordstore
+from gpuvirt.node.shares.mpslimits import MpsLimits
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.shares.podends import Accounts, PodEnds
@@ -45,6 +47,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.clock import SimClock
 from tests.shares.sharednode import BOTH, GPUS, MINORS, nvidia_spec, spec_env
 
+LIMITED = replace(BOTH, memory_mib=dict.fromkeys(GPUS, 16_384))
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 SHAPES = ((APP,), (INIT, APP), (SIDECAR, APP), (INIT, SIDECAR, APP, APP))
 
@@ -57,6 +60,8 @@ class Pod:
     allocations: Sequence[UnitAllocation]
     running: dict[ContainerName, GpuId] = field(default_factory=dict)
     """The containers that have started, with the GPU that each sees."""
+    by_mps: dict[ContainerName, bool] = field(default_factory=dict)
+    """Whether MPS limits the containers that have started."""
     reported: bool = True
     """Whether the API server has reported it."""
     forgotten: bool = False
@@ -79,6 +84,22 @@ class Changes:
         record()
 
 
+@dataclass(frozen=True, slots=True)
+class MpsNode(MpsLimits):
+    """The MPS daemon of the node, which ends and begins at any time."""
+
+    roots: tuple[Path, ...] = ()
+    pipes: Path = Path("/run/gpuvirt/mps/pipe")
+    away: list[str] = field(default_factory=list)
+    """Why it does not answer; empty while it does."""
+
+    @override
+    def ensure(self, gpu: GpuId) -> str:
+        for why in self.away:
+            raise ShareRefusedError(sharing.limit_without_daemon(self.pipes, why))
+        return str(self.pipes)
+
+
 class Shares(RuleBasedStateMachine):
     """A node with two GPUs, whose kubelet, API server and agent fail at any time, and whose GPUs are changed."""
 
@@ -95,7 +116,8 @@ class Shares(RuleBasedStateMachine):
         """Allocations of ended pods, which the kubelet's record still has."""
         self.known = True
         self.visible = True
-        self.capacity = BOTH
+        self.capacity = LIMITED
+        self.daemon = MpsNode()
 
     @override
     def teardown(self) -> None:
@@ -113,7 +135,7 @@ class Shares(RuleBasedStateMachine):
         store.load(files.contents())
         self.api = NodePods()
         state = ShareState(self.capacity, "containerd://2.4.2", self.capacity)
-        self.shares = NodeShares(store, files, self.api, Cell(state))
+        self.shares = NodeShares(store, files, self.api, Cell(state), mps=self.daemon)
         accounts = Accounts(self.recorded, self.running)
         on = Dependencies(self.shares, SimClock(), InlineWorker(), accounts, self.claims, room_s=0, pod_s=0)
         self.allocator = ShareAllocator(on)
@@ -189,15 +211,20 @@ class Shares(RuleBasedStateMachine):
                 self.start_container(pod, allocation)
 
     def start_container(self, pod: Pod, allocation: UnitAllocation) -> None:
+        self.shares.refusals.take()
         try:
             self.loop.run_until_complete(self.allocator.pre_start(sorted(allocation.ids)))
         except ShareRefusedError:
             return
         assert allocation.device is not None
         path = self.folder / "cdi" / f"gpuvirt.io-share-{allocation.device.partition('=')[2]}.json"
-        if not path.exists():
+        if not path.exists() or any(refusal.pod.uid == pod.known.uid for refusal in self.shares.refusals.take()):
             return  # another container with these ids could start, and this one can't
-        seen = dict(text.split("=", 1) for text in spec_env(path))["GPUVIRT_GPUS"]
+        variables = dict(text.split("=", 1) for text in spec_env(path))
+        by_mps = "CUDA_MPS_PIPE_DIRECTORY" in variables
+        assert not (by_mps and self.daemon.away), "a process that finds no daemon has no limit"
+        assert pod.by_mps.setdefault(allocation.container, by_mps) == by_mps, "a container keeps its limit"
+        seen = variables["GPUVIRT_GPUS"]
         assert seen not in self.claims.changed, "a container starts with a GPU that a change has"
         before = pod.running.get(allocation.container)
         assert before is None or before == seen, "a container keeps its GPU"
@@ -241,6 +268,18 @@ class Shares(RuleBasedStateMachine):
     def end_changes(self) -> None:
         self.claims.changed.clear()
 
+    @rule(enforcement=st.sampled_from((Enforcement.NONE, Enforcement.MPS)))
+    def change_limits(self, enforcement: Enforcement) -> None:
+        """Shares of new pods are limits from now on, or no more."""
+        self.capacity = replace(self.capacity, enforcement=enforcement)
+        self.shares.set(replace(self.shares.state.get(), published=self.capacity, node=self.capacity))
+
+    @rule(away=st.booleans())
+    def end_or_begin_the_daemon(self, away: bool) -> None:
+        """The containers of all pods start after it, since they end with their daemon."""
+        self.daemon.away[:] = ["Cannot find MPS control daemon process"] if away else []
+        self.start_all()
+
     @rule(visible=st.booleans())
     def hide_or_show_processes(self, visible: bool) -> None:
         self.visible = visible
@@ -255,7 +294,7 @@ class Shares(RuleBasedStateMachine):
 
     @rule(gpus=st.sets(st.sampled_from(GPUS)))
     def change_health(self, gpus: set[GpuId]) -> None:
-        self.capacity = NodeSharing({gpu: Units(1000) for gpu in gpus}, minors=MINORS)
+        self.capacity = replace(self.capacity, capacity={gpu: Units(1000) for gpu in gpus})
         self.shares.set(replace(self.shares.state.get(), published=self.capacity, node=self.capacity))
 
     @invariant()
@@ -270,6 +309,12 @@ class Shares(RuleBasedStateMachine):
             record = self.shares.store.records.get().pods.get(uid)
             assert record is not None or not pod.running
             assert all(list(record.containers[name].gpus) == [gpu] for name, gpu in pod.running.items() if record)
+
+    @invariant()
+    def pods_have_one_kind_of_limit(self) -> None:
+        for record in self.shares.store.records.get().pods.values():
+            parts = [share.limit for share in record.containers.values() if share.units < 1000]
+            assert len({limit.by if limit is not None else None for limit in parts}) <= 1
 
     @invariant()
     def no_change_has_the_gpu_of_a_container(self) -> None:
@@ -312,6 +357,11 @@ def _claim_anyway(_: Changes, gpus: Collection[GpuId], unit: DeviceId, record: C
     record()
 
 
+def _unasked(daemon: MpsNode, gpu: GpuId) -> str:
+    del gpu
+    return str(daemon.pipes)
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize(
     ("owner", "name", "instead"),
@@ -319,8 +369,9 @@ def _claim_anyway(_: Changes, gpus: Collection[GpuId], unit: DeviceId, record: C
         (PodEnds, "read", _by_the_api_server_alone),
         (podends, "why_kept", _without_running),
         (Changes, "claim", _claim_anyway),
+        (MpsNode, "ensure", _unasked),
     ],
-    ids=["the kubelet's account and the processes", "the processes", "the gate"],
+    ids=["the kubelet's account and the processes", "the processes", "the gate", "the daemon's answer"],
 )
 def test_the_removal_of_a_guard_is_noticed(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str, instead: object
