@@ -189,6 +189,7 @@ async def test_a_cluster_without_policy_or_gpunodes(authority: Authority, server
     reason = nights(found).reason
     assert reason is not None
     assert "it has no GpuNode" in reason.text
+    assert "gpuvirt status" in (reason.fix or "")
 
 
 async def test_a_check_of_workers_alone_reads_no_gpunode(authority: Authority, server: Pair) -> None:

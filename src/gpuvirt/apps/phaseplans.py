@@ -8,7 +8,7 @@ from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.operator.nodes.resolve import OwnedMetadata
-from gpuvirt.cluster.operator.schedules.configurednodes import NO_GPU_NODE, not_followed
+from gpuvirt.cluster.operator.schedules.configurednodes import not_followed
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.cluster.plans.nodeplan import GpuPlan, plan_node
 from gpuvirt.facts.ids import NodeName
@@ -60,7 +60,7 @@ def _check(node: NodeName, phase: Phase, config: str, reports: NodeReports, know
         return NodeCheck(node, phase.name, config, None, unknown=(reports.unread,))
     gpu_node = reports.gpu_nodes.get(node)
     if gpu_node is None or gpu_node.spec is None:
-        return NodeCheck(node, phase.name, config, reasons.vgpu_config_pending(node, config, NO_GPU_NODE))
+        return NodeCheck(node, phase.name, config, reasons.no_gpu_node(node, config))
     refused = not_followed(node, config, gpu_node.metadata.owner_of("vgpuConfig"), gpu_node.spec)
     if refused is None and known.has(config) is False:
         refused = next(iter(known.faults((phase,))))

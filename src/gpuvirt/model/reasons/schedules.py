@@ -62,6 +62,16 @@ def vgpu_config_pending(node: str, config: str, problem: str, code: str = "") ->
     return Reason(known, f"node {node}", message, fix=fix)
 
 
+def no_gpu_node(node: str, config: str) -> Reason:
+    """A node's agent makes its GpuNode."""
+    message = (
+        f"does not have the vGPU config {config} yet: it has no GpuNode, so it has no GPUs that gpuvirt manages, or no"
+        " agent has begun there"
+    )
+    fix = "gpuvirt status shows whether an agent runs on the node; its label gpuvirt.io/node is true then"
+    return Reason(ReasonCode.VGPU_CONFIG_PENDING, f"node {node}", message, fix=fix)
+
+
 def vgpu_config_overridden(node: str, config: str, origin: str) -> Reason:
     """What an admin has set in a GpuNode takes precedence."""
     message = f"does not get the vGPU config {config}: vgpuConfig is {origin}"

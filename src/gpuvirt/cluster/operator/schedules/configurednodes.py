@@ -22,7 +22,6 @@ from gpuvirt.model.schedules.status import ConfiguredNode
 
 MOST_PROBLEM = 500
 """The most characters of an agent's message that a schedule's status repeats; there may be many nodes."""
-NO_GPU_NODE = "it has no GpuNode, because it has no GPUs that gpuvirt manages"
 
 
 @dataclass(slots=True)
@@ -119,7 +118,7 @@ def _labels(node: ReadNode | None) -> Mapping[str, str] | None:
 def unapplied(node: str, config: str, origin: str, gpu_node: OwnedGpuNode | None) -> Reason | None:
     """Return why a node does not have the vGPU config that a schedule has for it; None if its agent reports it."""
     if gpu_node is None or gpu_node.spec is None:
-        return reasons.vgpu_config_pending(node, config, NO_GPU_NODE)
+        return reasons.no_gpu_node(node, config)
     refused = not_followed(node, config, gpu_node.owner_of("vgpuConfig"), gpu_node.spec)
     return refused if refused is not None else next(_waits(node, config, origin, gpu_node, gpu_node.spec), None)
 
