@@ -3,7 +3,7 @@
 import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -99,6 +99,17 @@ async def test_a_plan_has_the_steps_that_the_controller_then_takes(authority: Au
     assert {node for node, action in planned if action is PlannedAction.CORDON} == {
         name for name in ("worker-1", "worker-2", "worker-3", "worker-4") if day.node(name) == (True, "gpus")
     }
+
+
+async def test_a_plan_has_no_steps_of_a_switch_in_years(authority: Authority, server: Pair) -> None:
+    day = Day()
+    put_secret(day)
+    holds = {"phase": "day", "from": "2020-01-01T00:00", "until": "2099-01-01T00:00"}
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, "overrides": [holds]}})
+    async with asking(day, server, authority.certificate) as questions:
+        plan = await questions.plan("gpus")
+    assert (plan.switches, plan.forecast) == ((), None)
+    assert plan.schedule.next_switch == datetime(2098, 12, 31, 23, tzinfo=UTC)
 
 
 async def test_a_plan_shows_the_budgets_of_the_pods_that_it_evicts(authority: Authority, server: Pair) -> None:

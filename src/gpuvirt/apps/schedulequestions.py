@@ -111,13 +111,12 @@ class ScheduleQuestions:
         if known.problems:
             return SchedulePlan(known.row, (), None, None)
         switches = reports.switch_rows(known.schedule, now)
-        following = timeline_of(known.schedule).next_switch(now)
-        if following is None:
+        if not switches:  # what is observed now says nothing of a switch in years
             return SchedulePlan(known.row, switches, None, None)
         known, observed = await self._observed(known)
         if known.problems:
             return SchedulePlan(known.row, (), None, None)
-        steps, assumed = await self._forecast(known, known.schedule, observed, following.at)
+        steps, assumed = await self._forecast(known, known.schedule, observed, switches[0].at)
         return SchedulePlan(known.row, switches, steps, assumed)
 
     async def check(self, name: str) -> ScheduleCheck:
