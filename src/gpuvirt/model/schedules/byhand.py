@@ -12,6 +12,8 @@ from gpuvirt.model.schedules.times import moment, timeline_of
 TIME_OF_DAY = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9]", re.ASCII)
 DAY_AND_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}", re.ASCII)
 EXPECTED = "2026-12-28T07:00 or 07:00, in the schedule's time zone"
+LONGEST = timedelta(days=366)
+"""The longest switch without an end: nobody means the end of another override in years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,12 @@ def switch_by_hand(schedule: Schedule, name: str, until: str, now: datetime) -> 
     phase = _phase(schedule, name)
     timeline = timeline_of(schedule)
     current, following = timeline.current(now), timeline.next_switch(now)
+    if following is not None and following.at > now + LONGEST:
+        following = None
     if not until and current is not None and current.phase == phase:
         return None
     if not until and following is None:
-        raise ConfigError(f"is missing, and no phase begins later; expected {EXPECTED}", where="--until")
+        raise ConfigError(f"is missing, and no phase begins within a year; expected {EXPECTED}", where="--until")
     zone = timeline.zone
     end = following.at.astimezone(zone).replace(tzinfo=None) if following is not None else now
     end = _end(until, now, zone) if until else end
