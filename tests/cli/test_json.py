@@ -40,6 +40,8 @@ WITHOUT_TABLES = {
     "sim run",
     "sim mount",
     "sim import",
+    "mps run",
+    "mps quit",
     "validate driver",
     "validate toolkit",
     "validate plugin",
