@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpuvirt import __version__
 from gpuvirt.clock import Clock
+from gpuvirt.facts.mps import FOLDER, PIPES
 from gpuvirt.facts.nodes import ReadNode, unread_node
 from gpuvirt.hardware.usage.devicenodes import read_node
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
@@ -261,7 +262,7 @@ def _shares(options: NodeOptions, folder: Path) -> NodeShares:
     library = Path(options.settings.shares.hami_core.library)
     limits = LimitFiles(library, options.system_root, run / limitfiles.FILE)
     shares = stored_shares(path, files, options.workers("shares.json"), options.settings.shares, limits)
-    mps = MpsLimits((options.driver_root, options.system_root), run / "mps/pipe")
+    mps = MpsLimits((options.driver_root, options.system_root), run / FOLDER / PIPES)
     return replace(shares, cdi_enabled=options.cdi_enabled, mps=mps)
 
 

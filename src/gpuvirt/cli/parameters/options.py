@@ -47,6 +47,16 @@ SystemRoot = Annotated[
         " --host-root.",
     ),
 ]
+DRIVER_ROOT = Path("/run/nvidia/driver")
+DriverRoot = Annotated[
+    Path,
+    typer.Option(
+        envvar="GPUVIRT_DRIVER_ROOT",
+        file_okay=False,
+        metavar="DIR",
+        help="Folder where the root of the driver's container is mounted.",
+    ),
+]
 KubeletDir = Annotated[
     Path,
     typer.Option(envvar="GPUVIRT_KUBELET_DIR", file_okay=False, metavar="DIR", help="The kubelet's folder."),

@@ -2,11 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from gpuvirt.cli.parameters import options
+from gpuvirt.facts.mps import PIPES
 from gpuvirt.hardware.programs import mpscontrol, mpsdaemon
 from gpuvirt.hardware.programs.mpscontrol import MpsControl
 
@@ -15,20 +15,10 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Run NVIDIA's MPS daemon, which limits shares of GPUs.",
 )
-DriverRoot = Annotated[
-    Path,
-    typer.Option(
-        envvar="GPUVIRT_DRIVER_ROOT",
-        file_okay=False,
-        metavar="DIR",
-        help="Folder where the root of the driver's container is mounted.",
-    ),
-]
-DRIVER_ROOT = Path("/run/nvidia/driver")
 
 
 @app.command()
-def run(*, system_root: options.SystemRoot = None, driver_root: DriverRoot = DRIVER_ROOT) -> None:
+def run(*, system_root: options.SystemRoot = None, driver_root: options.DriverRoot = options.DRIVER_ROOT) -> None:
     """Run the daemon of the node's driver, in the place of this process.
 
     The driver is on the host or in its container. The daemon's end ends all processes that use a GPU through it:
@@ -39,10 +29,12 @@ def run(*, system_root: options.SystemRoot = None, driver_root: DriverRoot = DRI
 
 
 @app.command("quit")
-def quit_daemon(*, system_root: options.SystemRoot = None, driver_root: DriverRoot = DRIVER_ROOT) -> None:
+def quit_daemon(
+    *, system_root: options.SystemRoot = None, driver_root: options.DriverRoot = options.DRIVER_ROOT
+) -> None:
     """End the daemon once its last client has ended.
 
     Until then it takes no new clients, so that containers with a limit by MPS do not start.
     """
-    control = MpsControl((driver_root, system_root or Path("/")), mpsdaemon.FOLDER / mpscontrol.PIPES)
+    control = MpsControl((driver_root, system_root or Path("/")), mpsdaemon.FOLDER / PIPES)
     control.ask((mpscontrol.QUIT,), timeout_s=None)

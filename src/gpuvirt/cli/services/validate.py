@@ -43,15 +43,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Repeat the check every 5 s u
 def driver(
     *,
     system_root: options.SystemRoot = None,
-    driver_root: Annotated[
-        Path,
-        typer.Option(
-            envvar="GPUVIRT_DRIVER_ROOT",
-            file_okay=False,
-            metavar="DIR",
-            help="Folder where the root of the driver's container is mounted.",
-        ),
-    ] = Path("/run/nvidia/driver"),
+    driver_root: options.DriverRoot = options.DRIVER_ROOT,
     driver_dir: Annotated[
         str,
         typer.Option(envvar="GPUVIRT_DRIVER_DIR", metavar="DIR", help="Root of the driver's container on the host."),

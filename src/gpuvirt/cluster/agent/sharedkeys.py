@@ -7,7 +7,6 @@ from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION, owned_labels
 from gpuvirt.loops.cell import Cell
-from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION, shared_gpus_text
 from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpus
@@ -31,7 +30,7 @@ def _annotation(shared: SharedGpus) -> dict[str, str | None]:
         return {SHARED_GPUS_ANNOTATION: None, LIMITS_ANNOTATION: None}
     limits: dict[str, str | None] = {}
     if shared.enforcement is not None:
-        limits[LIMITS_ANNOTATION] = str(shared.enforcement) if shared.enforcement is not Enforcement.NONE else None
+        limits[LIMITS_ANNOTATION] = str(shared.enforcement) if shared.enforcement.is_limit else None
     units = {SHARED_GPUS_ANNOTATION: shared_gpus_text(shared.schedulable)} if shared.is_known else {}
     return {**units, **limits}
 

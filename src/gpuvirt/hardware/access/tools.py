@@ -131,6 +131,22 @@ def _written(file: BinaryIO) -> str:
     return file.read().decode(errors="replace").replace("\r\n", "\n")
 
 
+def run_checked(run: Run, command: Sequence[str], timeout_s: float | None) -> Ended:
+    """Return the result of a command that has succeeded; raise ToolMissingError or ToolError."""
+    line = " ".join(command)
+    try:
+        ended = run(command, timeout_s)
+    except FileNotFoundError as error:
+        raise ToolMissingError(f"{line}: {error}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolError(f"{line}: {error}") from error
+    if ended.exit_code != 0:
+        message = f"{line} ended with {ended.exit_code}: {ended.output or 'no output'}"
+        kind = ToolMissingError if ended.exit_code == NOT_FOUND else ToolError
+        raise kind(message, exit_code=ended.exit_code, output=ended.output)
+    return ended
+
+
 def exists(place: Path) -> bool:
     """Return whether a program exists; a link counts, since only chroot can resolve it within its own root."""
     return place.is_symlink() or place.exists()
@@ -216,18 +232,7 @@ class HostTools:
         )
 
     def _run_checked(self, command: Sequence[str], timeout_s: float | None) -> Ended:
-        line = " ".join(command)
-        try:
-            ended = self._run(command, timeout_s)
-        except FileNotFoundError as error:
-            raise ToolMissingError(f"{line}: {error}") from error
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ToolError(f"{line}: {error}") from error
-        if ended.exit_code != 0:
-            message = f"{line} ended with {ended.exit_code}: {ended.output or 'no output'}"
-            kind = ToolMissingError if ended.exit_code == NOT_FOUND else ToolError
-            raise kind(message, exit_code=ended.exit_code, output=ended.output)
-        return ended
+        return run_checked(self._run, command, timeout_s)
 
 
 def _into(root: Path) -> Sequence[str]:

@@ -6,16 +6,14 @@ answered, also where it knows a command not, and with 1 where there is no daemon
 """
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuvirt.hardware.access.tools import PATH, ToolError, ToolMissingError, exists
+from gpuvirt.facts.mps import PIPE_DIRECTORY
+from gpuvirt.hardware.access.tools import PATH, Ended, ToolMissingError, exists, run_checked
 
 PROGRAM = "nvidia-cuda-mps-control"
-PIPES = "pipe"
-"""The folder of its sockets in the daemon's folder."""
-PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 ANSWER_S = 2.0
 """The longest wait for an answer: a daemon that is stopped or overloaded answers nothing."""
 SERVERS = "get_server_list"
@@ -37,26 +35,30 @@ class MpsControl:
 
         The program needs libc alone, so that it runs outside of its driver's root.
         """
-        program = self._program()
-        try:
+
+        def run(command: Sequence[str], timeout_s: float | None) -> Ended:
             done = subprocess.run(
-                [program],
-                input="".join(f"{command}\n" for command in commands),
-                env={"PATH": PATH, "LC_ALL": "C", PIPE_DIRECTORY: str(self.pipes)},
+                command,
+                input="".join(f"{line}\n" for line in commands),
+                env=self.environment,
                 capture_output=True,
                 text=True,
                 errors="replace",
                 timeout=timeout_s,
                 check=False,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ToolError(f"{program}: {error}") from error
-        if done.returncode != 0:
-            output = " ".join((done.stderr + done.stdout).split()) or "no output"
-            raise ToolError(f"{program} ended with {done.returncode}: {output}", exit_code=done.returncode)
-        return done.stdout
+            return Ended(done.returncode, done.stdout, done.stderr)
 
-    def _program(self) -> Path:
+        return run_checked(run, (str(self.program),), timeout_s).stdout
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The whole environment of the control program."""
+        return {"PATH": PATH, "LC_ALL": "C", PIPE_DIRECTORY: str(self.pipes)}
+
+    @property
+    def program(self) -> Path:
+        """The control program; reading it raises ToolMissingError where no root has it."""
         for root in self.roots:
             for folder in PATH.split(":"):
                 if exists(found := root / folder.lstrip("/") / PROGRAM):

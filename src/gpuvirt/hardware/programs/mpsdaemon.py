@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.hardware.access.tools import PATH, Run, ToolError, ToolMissingError, run_program
+from gpuvirt.facts import mps
+from gpuvirt.facts.mps import PIPE_DIRECTORY, PIPES
+from gpuvirt.hardware.access.tools import PATH, Run, ToolError, ToolMissingError, run_checked, run_program
 from gpuvirt.hardware.programs.containerdriver import DriverRoots, NotReadyError, find_driver
-from gpuvirt.hardware.programs.mpscontrol import PIPE_DIRECTORY, PIPES, PROGRAM, SERVERS, MpsControl
+from gpuvirt.hardware.programs.mpscontrol import PROGRAM, SERVERS, MpsControl
 from gpuvirt.paths import HostPath
 
-FOLDER = Path("/run/gpuvirt/mps")
+FOLDER = Path("/run/gpuvirt") / mps.FOLDER
 """The daemon's folder on a host, with the folders of its sockets and its logs."""
 LOGS, LOG_DIRECTORY = "log", "CUDA_MPS_LOG_DIRECTORY"
 MANY_USERS = "multiuser-server"
@@ -43,7 +45,7 @@ def prepare(system: Path, driver: Path, folder: Path = FOLDER, run: Run = run_pr
         (folder / part).mkdir(mode=0o755, parents=True, exist_ok=True)
     if not found.is_on_host:
         _mount(folder, root, run)
-    options = (f"-{MANY_USERS}",) if MANY_USERS in run((*into, PROGRAM, "--help"), HELP_S).output else ()
+    options = (f"-{MANY_USERS}",) if MANY_USERS in _help((*into, PROGRAM), run) else ()
     environment = {
         "PATH": PATH,
         "LC_ALL": "C",
@@ -51,6 +53,14 @@ def prepare(system: Path, driver: Path, folder: Path = FOLDER, run: Run = run_pr
         LOG_DIRECTORY: str(folder / LOGS),
     }
     return MpsStart((*into, PROGRAM, "-f", *options), environment)
+
+
+def _help(program: Sequence[str], run: Run) -> str:
+    """Return the program's help, whatever its exit code is."""
+    try:
+        return run_checked(run, (*program, "--help"), HELP_S).output
+    except ToolError as error:
+        return error.output
 
 
 def _check_alone(control: MpsControl) -> None:
@@ -68,6 +78,7 @@ def _mount(folder: Path, root: Path, run: Run) -> None:
     """Mount the folder at the same path in the root of the driver's container; raise GpuvirtError."""
     place = root / folder.relative_to("/")
     place.mkdir(parents=True, exist_ok=True)
-    done = run(("mount", "--bind", str(folder), str(place)), MOUNT_S)
-    if done.exit_code != 0:
-        raise GpuvirtError(f"{folder} can't be mounted at {place}: {done.output}")
+    try:
+        run_checked(run, ("mount", "--bind", str(folder), str(place)), MOUNT_S)
+    except ToolError as error:
+        raise GpuvirtError(f"{folder} can't be mounted at {place}: {error.output or error}") from error

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuvirt.facts.mps import FOLDER, PIPES
 from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.model.reasons import sharing
 from gpuvirt.model.shares.node import mps
@@ -38,5 +39,5 @@ class MpsLimits:
         return str(pipes)
 
 
-NO_DAEMON = MpsLimits((), Path("/run/gpuvirt/mps/pipe"))
+NO_DAEMON = MpsLimits((), Path("/run/gpuvirt") / FOLDER / PIPES)
 """That of an agent that limits no shares."""

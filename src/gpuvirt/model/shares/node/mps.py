@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpuvirt.facts.mps import PIPE_DIRECTORY
 from gpuvirt.model.shares.node.records import ShareLimit
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.plain import Plain
@@ -17,7 +18,6 @@ PIPES = "/usr/local/gpuvirt/mps"
 """The folder with the daemon's socket in the container."""
 SOCKET = "control"
 """The socket of clients. A container does not get `control_privileged`, by which root can end or change the daemon."""
-PIPE_DIRECTORY, LOG_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 THREADS, MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 VARIABLES = frozenset({PIPE_DIRECTORY, THREADS, MEMORY})
 MOST_CLIENTS = 48
