@@ -47,11 +47,16 @@ class MpsDaemon:
     answering: asyncio.Event = field(default_factory=asyncio.Event)
     knows_ps: bool = True
     quitting: bool = False
+    refused_quits: int = 0
+    unused: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while there is no client."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     garbled: bool = False
     clients: list[int] = field(default_factory=list)
 
     async def start(self) -> asyncio.Server:
         self.answering.set()
+        self.unused.set()
         self.pipes.mkdir(parents=True, exist_ok=True)
         (self.pipes / "control_privileged").touch()
         (self.pipes / "control").unlink(missing_ok=True)
@@ -64,11 +69,21 @@ class MpsDaemon:
             first = (await reader.readline()).decode().split()
             if first == ["ui"]:
                 await self.answering.wait()
-                writer.write(self._answered((await reader.read()).decode().splitlines()).encode())
-                await writer.drain()
+                await self._answer((await reader.read()).decode().splitlines(), writer)
             elif first[:1] == ["client"]:
                 await self._serve_client(first[1], reader, writer)
         writer.close()
+
+    async def _answer(self, commands: list[str], writer: asyncio.StreamWriter) -> None:
+        if commands == ["quit"] and self.refused_quits > 0:
+            self.refused_quits -= 1
+        elif commands == ["quit"] and not self.quitting:
+            self.quitting = True
+            await self.unused.wait()
+            self.ended.set()
+        else:
+            writer.write(self._answered(commands).encode())
+            await writer.drain()
 
     def _answered(self, commands: list[str]) -> str:
         if self.quitting:
@@ -98,6 +113,7 @@ class MpsDaemon:
         gpu, _, most = limit.partition("=")
         left = int(most.removesuffix("M")) if gpu == self.gpu else 0
         self.clients.append(len(self.clients) + 1000)
+        self.unused.clear()
         try:
             while line := (await reader.readline()).decode().split():
                 has_room = int(line[1]) <= left
@@ -106,12 +122,15 @@ class MpsDaemon:
                 await writer.drain()
         finally:
             self.clients.pop()
+            if not self.clients:
+                self.unused.set()
 
 
-async def _run(pipes: Path, gpu: str) -> None:
-    server = await MpsDaemon(pipes, gpu).start()
-    await server.serve_forever()
+async def _run(pipes: Path, gpu: str, refused_quits: int) -> None:
+    daemon = MpsDaemon(pipes, gpu, refused_quits=refused_quits)
+    async with await daemon.start():
+        await daemon.ended.wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(_run(Path(sys.argv[1]), sys.argv[2]))
+    asyncio.run(_run(Path(sys.argv[1]), sys.argv[2], int("".join(sys.argv[3:]) or 0)))

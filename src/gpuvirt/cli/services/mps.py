@@ -1,11 +1,13 @@
 """`gpuvirt mps`: runs NVIDIA's MPS daemon of a node, by which shares of GPUs are limits, and ends it without harm."""
 
-import os
+import asyncio
 from pathlib import Path
 
 import typer
 
+from gpuvirt.apps import mps
 from gpuvirt.cli.parameters import options
+from gpuvirt.clock import RealClock
 from gpuvirt.facts.mps import PIPES
 from gpuvirt.hardware.programs import mpscontrol, mpsdaemon
 from gpuvirt.hardware.programs.mpscontrol import MpsControl
@@ -19,13 +21,14 @@ app = typer.Typer(
 
 @app.command()
 def run(*, system_root: options.SystemRoot = None, driver_root: options.DriverRoot = options.DRIVER_ROOT) -> None:
-    """Run the daemon of the node's driver, in the place of this process.
+    """Run the daemon of the node's driver, which is on the host or in its container.
 
-    The driver is on the host or in its container. The daemon's end ends all processes that use a GPU through it:
-    `gpuvirt mps quit` waits for them.
+    The daemon's end ends all processes that use a GPU through it. After SIGTERM or SIGINT it takes no new ones, and
+    ends once the last one has.
     """
+    control = _control(system_root, driver_root)
     start = mpsdaemon.prepare(system_root or Path("/"), driver_root)
-    os.execvpe(start.command[0], [*start.command], start.environment)  # noqa: S606
+    raise typer.Exit(asyncio.run(mps.run_until_unused(start, control, RealClock())))
 
 
 @app.command("quit")
@@ -36,5 +39,8 @@ def quit_daemon(
 
     Until then it takes no new clients, so that containers with a limit by MPS do not start.
     """
-    control = MpsControl((driver_root, system_root or Path("/")), mpsdaemon.FOLDER / PIPES)
-    control.ask((mpscontrol.QUIT,), timeout_s=None)
+    _control(system_root, driver_root).ask((mpscontrol.QUIT,), timeout_s=None)
+
+
+def _control(system_root: Path | None, driver_root: Path) -> MpsControl:
+    return MpsControl((driver_root, system_root or Path("/")), mpsdaemon.FOLDER / PIPES)

@@ -2,7 +2,7 @@
 
 The end of the daemon ends all processes that use a GPU through it (seen with driver 580.159.04: each got error 806). So
 the update strategy is OnDelete, no probe restarts it, it does not go with the policy, and its pod ends only once the
-last client has: a hook waits for them, for a year at most.
+last client has: its process waits for them after SIGTERM (`apps.mps`), for a year at most.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,6 @@ from gpuvirt.cluster.kinds.podparts import (
     Affinity,
     Container,
     EnvVar,
-    Exec,
-    Lifecycle,
-    LifecycleHandler,
     NodeAffinity,
     NodeSelector,
     PodSpec,
@@ -70,7 +67,6 @@ def _affinity() -> Affinity:
 
 
 def _container(site: Site) -> Container:
-    wait = LifecycleHandler(exec=Exec(command=("gpuvirt", "mps", "quit")))
     return Container(
         name="daemon",
         image=site.image,
@@ -79,7 +75,6 @@ def _container(site: Site) -> Container:
         env=(EnvVar(name="GPUVIRT_SYSTEM_ROOT", value="/system"),),
         # It opens the device nodes of all GPUs, mounts its folder into the driver's root, and runs there.
         security_context=SecurityContext(privileged=True, read_only_root_filesystem=True),
-        lifecycle=Lifecycle(pre_stop=wait),
         volume_mounts=(
             mount("run", "/run/gpuvirt"),
             mount("driver-install-dir", hostpaths.DRIVER_DIR, INTO),
