@@ -1,17 +1,10 @@
 """`make lint` finds each new reader of the wall clock."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-
-def faults(*arguments: str) -> list[str]:
-    tool = Path(__file__).parents[2] / "tools/check_clock.py"
-    done = subprocess.run([sys.executable, tool, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == (1 if done.stdout else 0), done.stderr
-    return done.stdout.splitlines()
+from tests.lint.checkers import faults
 
 
 @pytest.mark.parametrize(
@@ -30,7 +23,7 @@ def faults(*arguments: str) -> list[str]:
 def test_a_reader_of_the_wall_clock_is_a_fault(tmp_path: Path, line: str) -> None:
     (tmp_path / "node").mkdir()
     (tmp_path / "node/new.py").write_text(f"x = 1\n{line}\n")
-    assert [fault.partition(" ")[0] for fault in faults(str(tmp_path))] == ["node/new.py:2:"]
+    assert [fault.partition(" ")[0] for fault in faults("check_clock", str(tmp_path))] == ["node/new.py:2:"]
 
 
 @pytest.mark.parametrize(
@@ -39,8 +32,8 @@ def test_a_reader_of_the_wall_clock_is_a_fault(tmp_path: Path, line: str) -> Non
 )
 def test_monotonic_times_are_no_fault(tmp_path: Path, line: str) -> None:
     (tmp_path / "new.py").write_text(f"{line}\n")
-    assert faults(str(tmp_path)) == []
+    assert faults("check_clock", str(tmp_path)) == []
 
 
 def test_the_package_passes() -> None:
-    assert faults() == []
+    assert faults("check_clock") == []

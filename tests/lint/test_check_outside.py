@@ -1,10 +1,8 @@
 """`make lint` finds each form that writes an attribute of an object from outside its class's module."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.lint.checkers import run
 
 OWNER = """\
 from dataclasses import dataclass
@@ -78,9 +76,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     (package / "owner.py").write_text(OWNER)
     for number, form in enumerate([*FAULTS, *CLEAN]):
         (package / f"form{number}.py").write_text(f"{HEAD}    {form}\n")
-    tool = str(Path(__file__).parents[2] / "tools/check_types.py")
-    asked = [sys.executable, tool, "--root", str(root), "--package", "gates"]
-    lines = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
+    lines = run("check_types", "--root", str(root), "--package", "gates").stdout.splitlines()
     assert [line for line in lines if "error:" in line] == []
     return lines
 

@@ -1,10 +1,7 @@
 """`make lint` finds each form that takes unknown for absent or present; types without a truth value raise TypeError."""
 
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +10,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import UsersUnknown
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.paths import HostPath
+from tests.lint.checkers import run
 
 HEAD = """\
 from collections.abc import Iterable, Mapping
@@ -96,11 +94,6 @@ CLEAN = [
 FAULT = re.compile(r"(\w+/form\d+\.py):(\d+): (?!error|note)(.+)")
 
 
-def run(*options: str) -> "subprocess.CompletedProcess[str]":
-    tool = Path(__file__).parents[2] / "tools/check_types.py"
-    return subprocess.run([sys.executable, tool, *options], capture_output=True, text=True, check=False)
-
-
 @dataclass(frozen=True)
 class Checked:
     """The lines with faults of modules that have one form each."""
@@ -123,7 +116,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Checked:
         (root / folder / "__init__.py").touch()
         for number, form in enumerate(forms):
             (root / folder / f"form{number}.py").write_text(module(form))
-    found = run("--root", str(root), "--deciding", "deciding").stdout.splitlines()
+    found = run("check_types", "--root", str(root), "--deciding", "deciding").stdout.splitlines()
     faults = [match for line in found if (match := FAULT.fullmatch(line)) is not None]
 
     def lines(folder: str) -> dict[str, list[int]]:
@@ -171,5 +164,5 @@ def test_unknown_has_no_truth_value(unknown: NotKnown) -> None:
 
 
 def test_the_package_passes() -> None:
-    done = run()
+    done = run("check_types")
     assert (done.returncode, done.stdout) == (0, "")

@@ -1,17 +1,10 @@
 """`make lint` finds words that must not return, and loop variables that name nothing."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-
-def faults(path: Path) -> list[str]:
-    tool = Path(__file__).parents[2] / "tools/check_words.py"
-    done = subprocess.run([sys.executable, tool, str(path)], capture_output=True, text=True, check=False)
-    assert done.returncode == (1 if done.stdout else 0), done.stderr
-    return done.stdout.splitlines()
+from tests.lint.checkers import faults
 
 
 @pytest.mark.parametrize(
@@ -27,7 +20,7 @@ def faults(path: Path) -> list[str]:
 )
 def test_a_loop_variable_that_names_nothing_is_a_fault(tmp_path: Path, line: str) -> None:
     (tmp_path / "new.py").write_text(f"{line}\n")
-    fault, count = faults(tmp_path / "new.py")
+    fault, count = faults("check_words", str(tmp_path / "new.py"))
     assert ": one: say a noun of the field" in fault
     assert count.startswith("1 words")
 
@@ -35,9 +28,10 @@ def test_a_loop_variable_that_names_nothing_is_a_fault(tmp_path: Path, line: str
 @pytest.mark.parametrize("line", ["one, other = gpus", "found = [gpu for gpu in gpus]", "open_one = len"])
 def test_a_pair_of_values_is_no_fault(tmp_path: Path, line: str) -> None:
     (tmp_path / "new.py").write_text(f"{line}\n")
-    assert faults(tmp_path / "new.py") == []
+    assert faults("check_words", str(tmp_path / "new.py")) == []
 
 
 def test_a_word_of_the_list_is_a_fault_in_names_and_texts(tmp_path: Path) -> None:
     (tmp_path / "new.py").write_text('wished_vgpus = "a vGPU that is carved"\n')  # words that the list replaces
-    assert [fault.split(": ")[1] for fault in faults(tmp_path / "new.py")[:-1]] == ["carved", "wished_vgpus"]
+    found = faults("check_words", str(tmp_path / "new.py"))[:-1]
+    assert [fault.split(": ")[1] for fault in found] == ["carved", "wished_vgpus"]
