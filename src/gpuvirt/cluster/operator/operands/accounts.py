@@ -16,31 +16,32 @@ from gpuvirt.cluster.kinds.workloads import (
     ServiceAccount,
     Subject,
 )
-from gpuvirt.cluster.operator.operands import dcgm, deviceplugin, driver, toolkit, validator, vgpumanager
-from gpuvirt.cluster.operator.operands.site import MANAGED_BY, PART_OF, RBAC_GROUP, OperandName
+from gpuvirt.cluster.operator.operands.site import MANAGED_BY, PART_OF, RBAC_GROUP
 
+DRIVER, VALIDATOR, GFD = "nvidia-driver", "nvidia-operator-validator", "nvidia-gpu-feature-discovery"
 NAMES = (
-    vgpumanager.SERVICE_ACCOUNT,
-    driver.SERVICE_ACCOUNT,
-    toolkit.SERVICE_ACCOUNT,
-    validator.SERVICE_ACCOUNT,
-    deviceplugin.PLUGIN_ACCOUNT,
-    deviceplugin.GFD_ACCOUNT,
-    OperandName.DCGM.value,
-    dcgm.EXPORTER,
+    "nvidia-vgpu-manager",
+    DRIVER,
+    "nvidia-container-toolkit",
+    VALIDATOR,
+    "nvidia-device-plugin",
+    GFD,
+    "nvidia-dcgm",
+    "nvidia-dcgm-exporter",
 )
+"""The accounts that the manifests of operands with NVIDIA's images name."""
 EVERYWHERE = {
     # The driver-manager removes the pods that use the driver, by node labels and by eviction.
-    driver.SERVICE_ACCOUNT: (
+    DRIVER: (
         PolicyRule(api_groups=("",), resources=("nodes",), verbs=("get", "list", "watch", "patch", "update")),
         PolicyRule(api_groups=("",), resources=("pods",), verbs=("get", "list", "watch", "delete")),
         PolicyRule(api_groups=("",), resources=("pods/eviction",), verbs=("create",)),
         PolicyRule(api_groups=("apps",), resources=("daemonsets",), verbs=("get",)),
     ),
-    validator.SERVICE_ACCOUNT: (PolicyRule(api_groups=("",), resources=("nodes",), verbs=("get",)),),
+    VALIDATOR: (PolicyRule(api_groups=("",), resources=("nodes",), verbs=("get",)),),
 }
 IN_NAMESPACE = {
-    deviceplugin.GFD_ACCOUNT: (
+    GFD: (
         PolicyRule(
             api_groups=("nfd.k8s-sigs.io",),
             resources=("nodefeatures",),

@@ -1,36 +1,16 @@
-"""The node agent's DaemonSet and settings. The agent replaces four of NVIDIA's DaemonSets on nodes for VMs.
-
-The node selector is a label of gpuvirt's own, not `nvidia.com/gpu.deploy.*`: other programs pause components by those,
-and a node without its agent would offer no devices meanwhile. The update strategy is OnDelete: the controller deletes
-the pods itself, and continues once the new pod of one node is ready. `gpuvirt.io/template` identifies older pods.
-
-The agent's pods do not carry the `app` label of the operands that the agent replaces. NVIDIA's vgpu-device-manager and
-driver-manager, and gpuvirt's own `nvidia-k8s-vgpu-dm`, wait until the pods with these labels are gone, and the agent
-stays. No program is known that waits until such pods exist.
-"""
+"""The node agent's DaemonSet (manifests/agent.yaml), settings and permissions."""
 
 import re
 from collections.abc import Iterator
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt import plain
 from gpuvirt.cluster.kinds import workloads
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault, Toleration
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.manifests import ObjectMeta
-from gpuvirt.cluster.kinds.podparts import (
-    Container,
-    ContainerPort,
-    EnvVar,
-    HttpGet,
-    PodSpec,
-    ProbeSpec,
-    ResourceNeeds,
-    SecurityContext,
-    Volume,
-    VolumeMount,
-)
 from gpuvirt.cluster.kinds.vmoperands import OnDemandVgpus, SandboxMode, ShareLimits
 from gpuvirt.cluster.kinds.workloads import (
     ConfigMap,
@@ -42,9 +22,7 @@ from gpuvirt.cluster.kinds.workloads import (
     RoleReference,
     Subject,
 )
-from gpuvirt.cluster.labels import NODE_LABEL
-from gpuvirt.cluster.operator.operands import assembly, hostpaths
-from gpuvirt.cluster.operator.operands.hostpaths import INTO, host, mount
+from gpuvirt.cluster.operator.operands import assembly, bases, hostpaths, overlay
 from gpuvirt.cluster.operator.operands.site import RBAC_GROUP, OperandName, Site
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.errors import ConfigError, InvalidIdError
@@ -56,9 +34,6 @@ CONFIGS = f"{NAME}-configs"
 CONFIG_FILE = "node.yaml"
 SETTINGS_DIGEST = "gpuvirt.io/settings"
 """Annotation of the agent's pods: a digest of the settings, since the agent reads them only when it starts."""
-TOLERATIONS = (Toleration(key="CriticalAddonsOnly", operator="Exists"), assembly.GPU_TOLERATION)
-OWN_NEEDS = ResourceNeeds(requests={"cpu": "10m", "memory": "48Mi"}, limits={"memory": "256Mi"})
-METRICS = 9410
 
 
 def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
@@ -169,84 +144,16 @@ def _named(policy: ClusterPolicy, site: Site, name: str) -> ObjectMeta:
 
 
 def _daemon_set(policy: ClusterPolicy, site: Site, settings: str) -> DaemonSet:
-    plugin = policy.spec.sandbox_device_plugin
-    pod = PodSpec(
-        service_account_name=NAME,
-        node_selector={NODE_LABEL: "true", "kubernetes.io/os": "linux"},
-        # The agent finds processes that have a device open in /proc, so that it does not offer a device in use.
-        host_pid=True,
-        host_network=assembly.on_host_network(plugin),
-        termination_grace_period_seconds=15,
-        image_pull_secrets=assembly.secrets(site.settings.pull_secrets, plugin),
-        containers=(_container(policy, site),),
-        volumes=_volumes(policy),
-    )
-    draft = assembly.Draft(
-        OperandName.AGENT,
-        pod,
-        tolerations=TOLERATIONS,
-        labels={"app.kubernetes.io/name": "gpuvirt", "app.kubernetes.io/component": "node"},
-        annotations={SETTINGS_DIGEST: assembly.digest(settings.encode())},
-        on_delete=True,
-    )
-    return assembly.daemon_set(policy, site, draft)
-
-
-def _container(policy: ClusterPolicy, site: Site) -> Container:
     plugin, kubelet = policy.spec.sandbox_device_plugin, hostpaths.kubelet_of(policy.spec.host_paths)
-    own = (
-        EnvVar(name="GPUVIRT_SYSTEM_ROOT", value="/system"),
-        EnvVar(name="GPUVIRT_KUBELET_DIR", value=kubelet),
-        EnvVar(name="GPUVIRT_VALIDATIONS_DIR", value=hostpaths.VALIDATIONS),
-        hostpaths.field_of("GPUVIRT_NODE_NAME", "spec.nodeName"),
-        EnvVar(name="GPUVIRT_AWAIT_CONTROLLER", value="true"),
-    )
-    return Container(
-        name="agent",
-        image=site.image,
-        image_pull_policy=site.settings.pull_policy,
-        args=("node", f"--config=/etc/gpuvirt/{CONFIG_FILE}", "--log-format=json"),
-        env=assembly.environment(own, plugin.env),
-        # Only privileged containers may open /dev/vfio/<group>, the one reliable test that no process uses the group.
-        security_context=SecurityContext(privileged=True, read_only_root_filesystem=True),
-        ports=(ContainerPort(name="metrics", container_port=METRICS),),
-        liveness_probe=ProbeSpec(
-            http_get=HttpGet(path="/healthz", port="metrics"), period_seconds=30, timeout_seconds=5
+    found = overlay.base(policy, site, "agent")
+    main = bases.main_of(found)
+    found = bases.with_main(
+        found,
+        env=overlay.with_values(main.env, {"GPUVIRT_KUBELET_DIR": kubelet}),
+        volume_mounts=tuple(
+            replace(mount, mount_path=mount.mount_path.replace(hostpaths.KUBELET, kubelet, 1))
+            for mount in main.volume_mounts
         ),
-        readiness_probe=ProbeSpec(http_get=HttpGet(path="/readyz", port="metrics"), period_seconds=5),
-        resources=assembly.resources_of(plugin.resources, OWN_NEEDS),
-        volume_mounts=_mounts(kubelet),
     )
-
-
-def _mounts(kubelet: str) -> tuple[VolumeMount, ...]:
-    return (
-        mount("config", "/etc/gpuvirt", read_only=True),
-        mount("dev", "/dev"),
-        mount("device-plugins", f"{kubelet}/device-plugins"),
-        mount("pod-resources", f"{kubelet}/pod-resources", read_only=True),
-        mount("ledger", "/var/lib/gpuvirt"),
-        mount("run", "/run/gpuvirt"),
-        mount("cdi", "/run/cdi"),
-        mount("validations", hostpaths.VALIDATIONS),
-        # The driver's container may mount its root there after the agent has started.
-        mount("driver-install-dir", hostpaths.DRIVER_DIR, INTO),
-        mount("host-root", "/system", INTO, read_only=True),
-    )
-
-
-def _volumes(policy: ClusterPolicy) -> tuple[Volume, ...]:
-    paths = policy.spec.host_paths
-    kubelet = hostpaths.kubelet_of(paths)
-    return (
-        hostpaths.files("config", NAME),
-        host("dev", "/dev", hostpaths.FOLDER),
-        host("device-plugins", f"{kubelet}/device-plugins", hostpaths.ANY_FOLDER),
-        host("pod-resources", f"{kubelet}/pod-resources", hostpaths.ANY_FOLDER),
-        host("ledger", "/var/lib/gpuvirt", hostpaths.ANY_FOLDER),
-        host("run", "/run/gpuvirt", hostpaths.ANY_FOLDER),
-        host("cdi", "/run/cdi", hostpaths.ANY_FOLDER),
-        host("validations", hostpaths.VALIDATIONS, hostpaths.ANY_FOLDER),
-        host("driver-install-dir", hostpaths.driver_of(paths), hostpaths.ANY_FOLDER),
-        host("host-root", hostpaths.root_of(paths), hostpaths.FOLDER),
-    )
+    found = bases.with_metadata(found, annotations={SETTINGS_DIGEST: assembly.digest(settings.encode())})
+    return assembly.daemon_set(policy, site, overlay.configured(found, site, replace(plugin, args=())))

@@ -1,105 +1,84 @@
-"""DaemonSets, assembled from an operand's draft and the policy's settings for all DaemonSets.
+"""What all operands have in common: the policy's settings for all DaemonSets, and the objects' labels and owner.
 
 Contract: NVIDIA's operator. The policy's tolerations and priority class replace an operand's own. The policy's labels
 and annotations are added to DaemonSets and pods, but replace none of the labels that select them.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from hashlib import sha256
 
 import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import workloads
-from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND, ClusterPolicy, Daemonsets, Toleration, UpdateStrategy
+from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND, ClusterPolicy, Daemonsets, UpdateStrategy
 from gpuvirt.cluster.kinds.containeroperands import Probe
 from gpuvirt.cluster.kinds.manifests import LocalReference, ObjectMeta, OwnerReference
 from gpuvirt.cluster.kinds.operandparts import EnvVar as PolicyVariable
 from gpuvirt.cluster.kinds.operandparts import ImageParts, Operand, Resources
-from gpuvirt.cluster.kinds.podparts import EnvVar, PodSpec, PodTemplate, ProbeSpec, ResourceNeeds, TemplateMeta
-from gpuvirt.cluster.kinds.workloads import DaemonSet, DaemonSetSpec, LabelSelector, RollingUpdate
+from gpuvirt.cluster.kinds.podparts import EnvVar, PodTemplate, ProbeSpec, ResourceNeeds, TemplateMeta
+from gpuvirt.cluster.kinds.workloads import DaemonSet, RollingUpdate, Service
 from gpuvirt.cluster.labels import OPERAND_LABEL, TEMPLATE_LABEL
 from gpuvirt.cluster.operator.operands.site import MANAGED_BY, PART_OF, OperandName, Site
 from gpuvirt.cluster.operator.operands.specchecks import is_share
 
-GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
-PRIORITY = "system-node-critical"
+ON_DELETE = "OnDelete"
 OURS = {"app", PART_OF[0], MANAGED_BY[0]}
 """Labels that select operands' objects and pods."""
 OUR_PREFIX = "gpuvirt.io/"
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """An operand's own part of its DaemonSet."""
+def daemon_set(policy: ClusterPolicy, site: Site, found: DaemonSet, *, owned: bool = True) -> DaemonSet:
+    """Return an operand's DaemonSet with the policy's settings for all DaemonSets.
 
-    operand: OperandName
-    pod: PodSpec
-    name: str = ""
-    """The DaemonSet's name; the operand's name if empty."""
-    tolerations: tuple[Toleration, ...] = (GPU_TOLERATION,)
-    selected_by: Mapping[str, str] = field(default_factory=dict)
-    """Labels that select the pods, in addition to `app`."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Additional labels of the pods."""
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    """Additional annotations of the pods."""
-    on_delete: bool = False
-    """Whether the update strategy is OnDelete, whatever the policy sets for all DaemonSets."""
-    owned: bool = True
-    """Whether Kubernetes deletes the DaemonSet together with the policy."""
-
-
-def daemon_set(policy: ClusterPolicy, site: Site, draft: Draft) -> DaemonSet:
-    """Return the DaemonSet of a draft."""
-    desired = policy.spec.daemonsets
-    name = draft.name or draft.operand.value
+    Without `owned` it stays when the policy is deleted.
+    """
+    desired, spec = policy.spec.daemonsets, found.spec
+    pod, template, chosen = spec.template.spec, spec.template.metadata, spec.selector.match_labels
+    labels = {**unreserved(desired.labels), **template.labels, **chosen, **dict((PART_OF, MANAGED_BY))}
+    annotations = {**desired.annotations, **template.annotations}
     pod = replace(
-        draft.pod,
-        tolerations=desired.tolerations or draft.tolerations,
-        priority_class_name=desired.priority_class_name or PRIORITY,
-        dns_policy="ClusterFirstWithHostNet" if draft.pod.host_network else "",
+        pod,
+        tolerations=desired.tolerations or pod.tolerations,
+        priority_class_name=desired.priority_class_name or pod.priority_class_name,
+        dns_policy="ClusterFirstWithHostNet" if pod.host_network else "",
     )
-    chosen = {"app": draft.operand.value, **draft.selected_by}
-    labels = {**unreserved(desired.labels), **draft.labels, **chosen, **dict((PART_OF, MANAGED_BY))}
-    annotations = {**desired.annotations, **draft.annotations}
-    template = _stamped(PodTemplate(metadata=TemplateMeta(labels=labels, annotations=annotations), spec=pod))
-    return DaemonSet(
-        api_version=workloads.APPS,
+    about = metadata(policy, site, OperandName(chosen["app"]), found.metadata.name)
+    return replace(
+        found,
         metadata=replace(
-            metadata(policy, site, draft.operand, name),
-            labels={**unreserved(desired.labels), **_selecting_labels(draft.operand), **draft.selected_by},
+            about,
+            labels={**unreserved(desired.labels), **about.labels, **chosen},
             annotations=desired.annotations,
-            owner_references=_owners(policy) if draft.owned else (),
+            owner_references=about.owner_references if owned else (),
         ),
-        spec=DaemonSetSpec(
-            selector=LabelSelector(match_labels=chosen),
-            template=template,
-            update_strategy=_strategy(desired, on_delete=draft.on_delete),
+        spec=replace(
+            spec,
+            template=_stamped(PodTemplate(metadata=TemplateMeta(labels=labels, annotations=annotations), spec=pod)),
+            update_strategy=_strategy(desired, on_delete=spec.update_strategy.type == ON_DELETE),
         ),
     )
+
+
+def service(policy: ClusterPolicy, site: Site, found: Service) -> Service:
+    """Return a manifest's Service as an object of the operand whose name it has."""
+    about = metadata(policy, site, OperandName(found.metadata.name), found.metadata.name)
+    return replace(found, metadata=replace(about, annotations=found.metadata.annotations))
 
 
 def metadata(
     policy: ClusterPolicy, site: Site, operand: OperandName, name: str, *, clusterwide: bool = False
 ) -> ObjectMeta:
     """Return the metadata of an operand's object, which Kubernetes deletes together with the policy."""
+    owner = policy.metadata
     return ObjectMeta(
         name=name,
         namespace="" if clusterwide else site.settings.namespace,
-        labels=_selecting_labels(operand),
-        owner_references=_owners(policy),
+        labels={"app": operand.value, **dict((PART_OF, MANAGED_BY)), OPERAND_LABEL: operand.value},
+        owner_references=(
+            OwnerReference(api_version=API_VERSION, kind=KIND, name=owner.name, uid=owner.uid, controller=True),
+        ),
     )
-
-
-def _selecting_labels(operand: OperandName) -> dict[str, str]:
-    return {"app": operand.value, **dict((PART_OF, MANAGED_BY)), OPERAND_LABEL: operand.value}
-
-
-def _owners(policy: ClusterPolicy) -> tuple[OwnerReference, ...]:
-    about = policy.metadata
-    return (OwnerReference(api_version=API_VERSION, kind=KIND, name=about.name, uid=about.uid, controller=True),)
 
 
 def template_of(found: DaemonSet) -> str:
@@ -120,11 +99,9 @@ def environment(own: Iterable[EnvVar], desired: Iterable[PolicyVariable]) -> tup
     return tuple(by_name.values())
 
 
-def resources_of(desired: Resources | None, own: ResourceNeeds | None = None) -> ResourceNeeds:
+def resources_of(desired: Resources | None, own: ResourceNeeds) -> ResourceNeeds:
     """Return a container's resource requests and limits: those of the policy, or else the operand's own."""
-    if desired is None:
-        return own or ResourceNeeds()
-    return ResourceNeeds(limits=desired.limits, requests=desired.requests)
+    return own if desired is None else ResourceNeeds(limits=desired.limits, requests=desired.requests)
 
 
 def probe(own: ProbeSpec, desired: Probe | None) -> ProbeSpec:
@@ -160,7 +137,7 @@ def unreserved(labels: Mapping[str, str]) -> dict[str, str]:
 
 def _strategy(desired: Daemonsets, *, on_delete: bool) -> workloads.UpdateStrategy:
     if on_delete or desired.update_strategy is UpdateStrategy.ON_DELETE:
-        return workloads.UpdateStrategy(type="OnDelete")
+        return workloads.UpdateStrategy(type=ON_DELETE)
     text = desired.rolling_update.max_unavailable if desired.rolling_update is not None else ""
     most: int | str = 1
     if text and is_share(text):

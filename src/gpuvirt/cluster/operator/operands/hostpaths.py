@@ -1,26 +1,21 @@
 """Paths on the hosts, which the policy may set, and volumes, mounts and variables that several operands share."""
 
+from msgspec.structs import replace
+
 from gpuvirt.cluster.kinds.clusterpolicy import HostPaths
 from gpuvirt.cluster.kinds.podparts import (
-    ConfigMapSource,
     EnvSource,
     EnvVar,
     FieldReference,
     HostPathSource,
-    SecurityContext,
-    SeLinuxOptions,
     Volume,
     VolumeMount,
 )
 
-VALIDATIONS = "/run/nvidia/validations"
 DRIVER_DIR = "/run/nvidia/driver"
 KUBELET = "/var/lib/kubelet"
-INTO, BOTH = "HostToContainer", "Bidirectional"
-FOLDER, ANY_FOLDER = "Directory", "DirectoryOrCreate"
-PRIVILEGED = SecurityContext(privileged=True)
-PRIVILEGED_S0 = SecurityContext(privileged=True, se_linux_options=SeLinuxOptions(level="s0"))
-NODE_NAME = EnvVar(name="NODE_NAME", value_from=EnvSource(field_ref=FieldReference(field_path="spec.nodeName")))
+"""The folders of the manifests, which the policy may set."""
+ANY_FOLDER = "DirectoryOrCreate"
 
 
 def root_of(paths: HostPaths) -> str:
@@ -43,16 +38,23 @@ def field_of(name: str, path: str) -> EnvVar:
     return EnvVar(name=name, value_from=EnvSource(field_ref=FieldReference(field_path=path)))
 
 
+def moved(volume: Volume, paths: HostPaths) -> Volume:
+    """Return a volume of a manifest at the policy's path: below the host's, the driver's or the kubelet's folder."""
+    if volume.host_path is None:
+        return volume
+    path = volume.host_path.path
+    chosen = root_of(paths) if path == "/" else path
+    for usual, folder in ((DRIVER_DIR, driver_of(paths)), (KUBELET, kubelet_of(paths))):
+        if f"{path}/".startswith(f"{usual}/"):
+            chosen = folder + path.removeprefix(usual)
+    return replace(volume, host_path=replace(volume.host_path, path=chosen))
+
+
 def host(name: str, path: str, kind: str = "") -> Volume:
     """Return a volume for a file or folder of the host."""
     return Volume(name=name, host_path=HostPathSource(path=path, type=kind))
 
 
-def files(name: str, config_map: str, mode: int | None = None) -> Volume:
-    """Return a volume with the entries of a ConfigMap as files."""
-    return Volume(name=name, config_map=ConfigMapSource(name=config_map, default_mode=mode))
-
-
-def mount(name: str, at: str, propagation: str = "", *, read_only: bool = False, part: str = "") -> VolumeMount:
-    """Return the mount of a volume in a container."""
-    return VolumeMount(name=name, mount_path=at, mount_propagation=propagation, read_only=read_only, sub_path=part)
+def mount(name: str, at: str, part: str) -> VolumeMount:
+    """Return the mount of one file of a volume in a container."""
+    return VolumeMount(name=name, mount_path=at, read_only=True, sub_path=part)

@@ -4,26 +4,26 @@ The toolkit finds the runtime's files by environment variables. The policy sets 
 mounts these paths, and sets the variables to the paths in the container.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from msgspec.structs import replace
+
 from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.podparts import Container, EnvVar, PodSpec, Volume, VolumeMount
-from gpuvirt.cluster.kinds.workloads import Manifest, RuntimeClass
-from gpuvirt.cluster.operator.operands import assembly, containernodes, hostpaths, images
-from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, INTO, host, mount
+from gpuvirt.cluster.kinds.podparts import EnvVar, Volume, VolumeMount
+from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest, RuntimeClass
+from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, hostpaths, overlay
+from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, host
 from gpuvirt.cluster.operator.operands.site import OperandName, Site
-from gpuvirt.cluster.operator.operands.validator import validation
+from gpuvirt.cluster.operator.operands.validator import validating
 
 PATH = "$.spec.toolkit"
 IMAGE_VARIABLE = "CONTAINER_TOOLKIT_IMAGE"
-SERVICE_ACCOUNT = "nvidia-container-toolkit"
-CONTAINER = "nvidia-container-toolkit-ctr"
 INSTALL_DIR = "/usr/local/nvidia"
-# Some versions of containerd end a container that restarts containerd within its first seconds.
-START = f"{containernodes.EXPORT_DRIVER_PATHS}; sleep 5; exec nvidia-toolkit"
+INSTALLED = "toolkit-install-dir"
+"""The volume of that folder, which has the same path in the container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +109,14 @@ def toolkit(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]
         return
     if containernodes.has_nri(policy):
         runtime_files = (*runtime_files, NRI_SOCKET)
-    pod = PodSpec(
-        service_account_name=SERVICE_ACCOUNT,
-        node_selector=containernodes.selector("container-toolkit"),
-        host_pid=True,
-        host_network=assembly.on_host_network(desired),
-        image_pull_secrets=assembly.secrets(site.settings.pull_secrets, desired),
-        init_containers=(validation(policy, site, "driver"),),
-        containers=(_container(policy, site, image, runtime_files),),
-        volumes=(*_volumes(policy), *_folders(policy, runtime_files)),
-    )
-    yield assembly.daemon_set(policy, site, assembly.Draft(OperandName.TOOLKIT, pod))
+    found = _installing(validating(overlay.base(policy, site, "toolkit"), policy, site), policy)
+    env = overlay.with_values(bases.main_of(found).env, {"RUNTIME": site.runtime, "ROOT": install_dir_of(policy)})
+    found = bases.with_main(found, env=(*env, *_variables(policy, site)))
+    found = overlay.configured(found, site, replace(desired, args=()), image)
+    env = _of_the_container(bases.main_of(found).env, policy, runtime_files)
+    mounts = (VolumeMount(name=_volume_name(file), mount_path=file.mount_path) for file in runtime_files)
+    found = bases.with_volumes(bases.with_main(found, env=env), _folders(policy, runtime_files), mounts)
+    yield assembly.daemon_set(policy, site, found)
 
 
 def install_dir_of(policy: ClusterPolicy) -> str:
@@ -127,10 +124,20 @@ def install_dir_of(policy: ClusterPolicy) -> str:
     return policy.spec.toolkit.install_dir or INSTALL_DIR
 
 
-def _container(policy: ClusterPolicy, site: Site, image: str, runtime_files: tuple[RuntimeFile, ...]) -> Container:
-    desired, install_dir = policy.spec.toolkit, install_dir_of(policy)
-    environment = assembly.environment(_variables(policy, site, install_dir), desired.env)
-    variables = {variable.name: variable for variable in environment}
+def _installing(found: DaemonSet, policy: ClusterPolicy) -> DaemonSet:
+    """Return the manifest with the folder into which the toolkit is installed."""
+    folder = install_dir_of(policy)
+    volumes, mounts = bases.pod_of(found).volumes, bases.main_of(found).volume_mounts
+    placed = (replace(mount, mount_path=folder) if mount.name == INSTALLED else mount for mount in mounts)
+    chosen = (hostpaths.host(INSTALLED, folder) if volume.name == INSTALLED else volume for volume in volumes)
+    return bases.with_pod(bases.with_main(found, volume_mounts=tuple(placed)), volumes=tuple(chosen))
+
+
+def _of_the_container(
+    env: Iterable[EnvVar], policy: ClusterPolicy, runtime_files: Iterable[RuntimeFile]
+) -> tuple[EnvVar, ...]:
+    """Return the container's variables with the paths in the container, where the policy has those on the host."""
+    variables = {variable.name: variable for variable in env}
     for file in runtime_files:
         path = _host_path(policy, file)
         for name in file.container_variables:
@@ -139,25 +146,7 @@ def _container(policy: ClusterPolicy, site: Site, image: str, runtime_files: tup
             variables[file.host_variable] = EnvVar(name=file.host_variable, value=str(path))
     if (sources := variables.get(CONFIG_SOURCE)) is not None:
         variables[CONFIG_SOURCE] = EnvVar(name=CONFIG_SOURCE, value=_sources(sources.value or ""))
-    return Container(
-        name=CONTAINER,
-        image=image,
-        image_pull_policy=images.pull_policy(desired.image_pull_policy),
-        command=("/bin/sh", "-c"),
-        args=(START,),
-        env=tuple(variables.values()),
-        resources=assembly.resources_of(desired.resources),
-        security_context=hostpaths.PRIVILEGED_S0,
-        volume_mounts=(
-            mount("toolkit-root", "/run/nvidia/toolkit"),
-            mount("run-nvidia-validations", hostpaths.VALIDATIONS),
-            mount("toolkit-install-dir", install_dir),
-            mount("driver-install-dir", "/driver-root", INTO),
-            mount("host-root", "/host", INTO, read_only=True),
-            mount("cdi-root", "/var/run/cdi"),
-            *(VolumeMount(name=_volume_name(file), mount_path=file.mount_path) for file in runtime_files),
-        ),
-    )
+    return tuple(variables.values())
 
 
 def _sources(text: str) -> str:
@@ -169,11 +158,7 @@ def _sources(text: str) -> str:
     )
 
 
-def _variables(policy: ClusterPolicy, site: Site, install_dir: str) -> Iterator[EnvVar]:
-    yield containernodes.NO_GPUS
-    yield EnvVar(name="TOOLKIT_PID_FILE", value="/run/nvidia/toolkit/toolkit.pid")
-    yield EnvVar(name="RUNTIME", value=site.runtime)
-    yield EnvVar(name="ROOT", value=install_dir)
+def _variables(policy: ClusterPolicy, site: Site) -> Iterator[EnvVar]:
     if site.runtime == "containerd":
         runtime_class = policy.spec.operator.runtime_class or containernodes.RUNTIME_CLASS
         yield EnvVar(name="CONTAINERD_RUNTIME_CLASS", value=runtime_class)
@@ -203,16 +188,3 @@ def _folders(policy: ClusterPolicy, runtime_files: tuple[RuntimeFile, ...]) -> I
     for file in runtime_files:
         is_socket = file in {SOCKET, NRI_SOCKET}
         yield host(_volume_name(file), str(_host_path(policy, file).parent), "" if is_socket else ANY_FOLDER)
-
-
-def _volumes(policy: ClusterPolicy) -> tuple[Volume, ...]:
-    paths = policy.spec.host_paths
-    return (
-        host("toolkit-root", "/run/nvidia/toolkit", ANY_FOLDER),
-        host("run-nvidia-validations", hostpaths.VALIDATIONS, ANY_FOLDER),
-        host("toolkit-install-dir", install_dir_of(policy)),
-        host("driver-install-dir", hostpaths.driver_of(paths), ANY_FOLDER),
-        host("host-root", hostpaths.root_of(paths)),
-        host("cdi-root", "/var/run/cdi", ANY_FOLDER),
-        host("host-dev-char", "/dev/char"),
-    )
