@@ -34,8 +34,8 @@ test-full-size: .venv/made-for-dev  ## Run the tests of many pods and many switc
 soak: .venv/made-for-dev  ## Run random tests with new seeds, and print the lines that repeat failures (SECONDS=600; JOBS=2)
 	@$(VENV)/python -m tests.soak --seconds $(SECONDS) --jobs $(JOBS) $(ARGS)
 
-test-cluster: .venv/made-for-dev  ## Run the tests on a real Kubernetes node, which they start and stop
-	$(VENV)/pytest tests/cluster
+test-cluster: .venv/made-for-dev  ## Run the tests on a real Kubernetes node and on a control plane, which they start and stop
+	$(VENV)/pytest -n 2 --dist loadgroup tests/cluster tests/controlplane
 
 lab-prepare: .venv/made-for-dev  ## Fetch and build all that the labs need, once: a vCenter, Kubernetes, helm, a base image, Kata's witness, kernels
 	@$(VENV)/python -m lab.vsphere

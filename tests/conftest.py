@@ -1,47 +1,53 @@
 """Fixtures that many tests use."""
 
-import itertools
 import logging
 import os
-import re
+from asyncio import constants
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
-from lab.cache import locked
 from lab.cluster.cluster import Cluster, cluster
 from lab.cluster.helm import helm as built_helm
 from lab.cluster.ourimage import build_images
 from lab.kernel.kit import Flavour
-from typing_extensions import override
 from xdist.remote import Producer
-from xdist.scheduler import LoadGroupScheduling
 
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
-from tests.certificates import Authority, Pair
 from tests.chart.helmchart import Helm
 from tests.cluster.chartlab import Install, chart_user
 from tests.cluster.clusterlab import LabNode, lab_node
+from tests.cluster.labnamespace import namespace_of
 from tests.cluster.pristine import clear
+from tests.comparison import explain
 from tests.contract.guesthost import GUESTS, Guests
 from tests.contract.hosts import CdevHost, Host, MemoryHost, mounted
-from tests.mounting import detach_dead_mounts
+from tests.distribution import Groups, give_way, workers
+from tests.mount.mounting import detach_dead_mounts
+from tests.node.simnode import SimNode, Workers, running_node
 from tests.rings import RINGS
-from tests.simnode import SimNode, Workers, running_node
 from tests.thoroughness import sized
+from tests.web.certificates import Authority, Pair
 
 # The duration of an example depends on the load of the computer.
 settings.register_profile("any-load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-load")
 
-NAMESPACES = itertools.count(1)
+# In debug mode asyncio records ten frames for each callback: half of the time of asynchronous tests. Its checks need
+# none, and a single frame says where a coroutine was created that nobody awaits.
+constants.DEBUG_STACK_DEPTH = 1  # type: ignore[misc]
+
+ROOT = Path(__file__).parent.parent
 RING_TIMEOUT_S = sized(3600, 600)
+ImageBuild = Callable[[], Future[Mapping[str, Path]]]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -92,30 +98,28 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-ONE_WORKER = {
-    "guest": ("[guest", "/test_guest.py"),
-    "cluster": ("tests/cluster/", "/test_image.py"),
-    "helm": ("/test_templates.py", "/test_sharing.py"),
-}
-"""What exists once on a computer, with parts of the ids of the tests that use it."""
-
-
-class Groups(LoadGroupScheduling):
-    """Gives all tests that share something to one worker.
-
-    Their mark xdist_group requests the same, but xdist 3.8 writes it where pytest 9.2 does not read it.
-    """
-
-    @override
-    def _split_scope(self, nodeid: str) -> str:
-        group = next((group for group, parts in ONE_WORKER.items() if any(part in nodeid for part in parts)), None)
-        return group or super()._split_scope(nodeid)
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups | None:
     """Choose the scheduler that distributes tests over the workers."""
     return Groups(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int, int]:
+    """Choose the number of workers for `-n auto`."""
+    cpus = yield
+    return workers(cpus) if config.getoption("dist") == "loadgroup" else cpus
+
+
+def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, right: object) -> list[str] | None:
+    """Name the fields that differ between msgspec Structs, of which pytest knows nothing."""
+    return explain(left, right, config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS)) if op == "==" else None
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Share the CPUs between workers."""
+    if "PYTEST_XDIST_WORKER" in os.environ:  # noqa: TID251  xdist's
+        give_way(nodeid)
 
 
 @pytest.fixture
@@ -195,13 +199,20 @@ def both(request: pytest.FixtureRequest) -> CdevHost:
 
 
 @pytest.fixture(scope="session")
-def running_lab() -> Iterator[Cluster]:
+def image_build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageBuild]:
+    """The build of this tree's images, which begins with the first call."""
+    with ThreadPoolExecutor(1) as builder:
+        yield cache(lambda: builder.submit(build_images, ROOT, tmp_path_factory.mktemp("images")))
+
+
+@pytest.fixture(scope="session")
+def running_lab(request: pytest.FixtureRequest, image_build: ImageBuild) -> Iterator[Cluster]:
     """A real Kubernetes node for all tests of a run; a computer has one, so other runs wait for it."""
     lab = cluster()
-    alone = lab.folder.with_name("cluster-alone")
-    alone.mkdir(exist_ok=True)
-    with locked(alone):
+    with lab.reserved():
         lab.up()
+        if any("images" in getattr(item, "fixturenames", ()) for item in request.session.items):
+            image_build()  # beside tests that don't need them, and not before: the lab removes what the builder leaves
         try:
             yield lab
         finally:
@@ -216,9 +227,9 @@ def lab(running_lab: Cluster) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+def images(image_build: ImageBuild) -> Mapping[str, Path]:
     """The images of this tree, built from its Dockerfile."""
-    return build_images(Path(__file__).parent.parent, tmp_path_factory.mktemp("images"))
+    return image_build().result()
 
 
 @pytest.fixture(scope="session")
@@ -237,8 +248,7 @@ def helm() -> Helm:
 @pytest.fixture
 def node(lab: Cluster, request: pytest.FixtureRequest) -> Iterator[LabNode]:
     """The node with a namespace for this test, and without any device plugin."""
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))[:40].strip("-")
-    with lab_node(lab, f"{name}-{next(NAMESPACES)}") as node:
+    with lab_node(lab, namespace_of(request.node.name)) as node:
         yield node
 
 

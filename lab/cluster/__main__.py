@@ -6,11 +6,13 @@ import subprocess
 import sys
 
 from lab.cluster.baseimage import ImageError, base_image
-from lab.cluster.cluster import ClusterError, cluster
+from lab.cluster.cluster import cluster
+from lab.cluster.controlplane import ClusterError
 from lab.cluster.demo import demo
 from lab.cluster.golang import BuildError
 from lab.cluster.helm import helm
 from lab.cluster.kwok import kwok
+from lab.cluster.playedcluster import played_cluster
 
 
 def main() -> int:
@@ -25,6 +27,7 @@ def main() -> int:
         lab = cluster()
         if arguments.what == "down":
             lab.down()
+            played_cluster().down()
             return 0
         charts = helm()
         if arguments.what == "build":

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.cluster.settings import ADDRESS, ADMIN_TOKEN, PORT
+from lab.cluster.settings import ADMIN_TOKEN
 
 TIMEOUT_S = 30.0
 MERGE_PATCH = "application/merge-patch+json"
@@ -22,6 +22,8 @@ class Api:
     """The API server, with the administrator's token."""
 
     certificate: Path
+    address: str
+    port: int
 
     def get(self, path: str) -> bytes | None:
         """Return an object or a list, None where it does not exist; raise ApiError or OSError."""
@@ -34,7 +36,7 @@ class Api:
     def _ask(self, method: str, path: str, body: str | None = None) -> bytes | None:
         headers = {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": MERGE_PATCH}
         context = ssl.create_default_context(cafile=str(self.certificate))
-        connection = http.client.HTTPSConnection(ADDRESS, PORT, timeout=TIMEOUT_S, context=context)
+        connection = http.client.HTTPSConnection(self.address, self.port, timeout=TIMEOUT_S, context=context)
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()

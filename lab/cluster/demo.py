@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab.cluster import hardware, walk
-from lab.cluster.cluster import READY_WITHIN_S, Cluster, ClusterError
+from lab.cluster.cluster import Cluster
+from lab.cluster.controlplane import READY_WITHIN_S, ClusterError
 from lab.cluster.golang import say
 from lab.cluster.helm import helm
 from lab.cluster.images import PREFIX

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from lab.cluster.settings import ADDRESS, BRIDGE
+from lab.cluster.places import Place
 
 VFIO = Path("/dev/vfio")
 NULL = os.makedev(1, 3)
@@ -36,13 +36,20 @@ class Ctr(Protocol):
         ...
 
 
-def make_bridge() -> None:
+def make_bridge(place: Place) -> None:
     """Create the bridge of the pods, before a program listens on it."""
-    if _run("ip", "link", "show", BRIDGE).returncode:
-        _run("ip", "link", "add", BRIDGE, "type", "bridge")
-        _run("ip", "addr", "add", f"{ADDRESS}/16", "dev", BRIDGE)
-        _run("ip", "link", "set", BRIDGE, "up")
+    if _run("ip", "link", "show", place.bridge).returncode:
+        _run("ip", "link", "add", place.bridge, "type", "bridge")
+        _run("ip", "addr", "add", f"{place.address}/16", "dev", place.bridge)
+        _run("ip", "link", "set", place.bridge, "up")
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+
+def remove_bridge(place: Place) -> None:
+    """Remove the bridge, and what connects pods to it."""
+    for link in re.findall(r"(veth[0-9a-f]+)@", _run("ip", "-o", "link", "show", "master", place.bridge).stdout):
+        _run("ip", "link", "delete", link)
+    _run("ip", "link", "delete", place.bridge)
 
 
 def another_kubelet(folder: Path) -> bool:
@@ -97,7 +104,7 @@ def end_containers(ctr: Ctr) -> None:
         ctr("tasks", "delete", "-f", task)
 
 
-def clear(folder: Path) -> None:
+def clear(folder: Path, place: Place) -> None:
     """Remove the rest: shims, mounts, network, nft tables, cgroups, the kubelet's files, and the folder."""
     for pid in _pids():
         argv = _command(pid)
@@ -106,9 +113,7 @@ def clear(folder: Path) -> None:
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for mount in sorted(filter(_is_ours(folder), mounts), reverse=True):
         _run("umount", "-l", mount)
-    for link in re.findall(r"(veth[0-9a-f]+)@", _run("ip", "-o", "link", "show", "master", BRIDGE).stdout):
-        _run("ip", "link", "delete", link)
-    _run("ip", "link", "delete", BRIDGE)
+    remove_bridge(place)
     for family in ("ip", "ip6"):
         _run("nft", "delete", "table", family, "kube-proxy")
     for namespace in Path("/run/netns").glob("cni-*"):

@@ -19,6 +19,11 @@ DEFAULT = "gpuvirt"
 NAME = f"{DEFAULT}:lab"
 VGPU_DM = "nvidia-k8s-vgpu-dm:lab"
 STAGE = re.compile(r"^FROM\s.*\sAS\s+(\S+)", re.IGNORECASE | re.MULTILINE)
+PIP_CONF = "pip.conf"
+COMPLETE = "complete"
+"""The file of the builder's folder that exists unless a build was killed."""
+MOST_KEPT_GIB = 6
+"""Of layers; they are made again where there are more."""
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 PIP_SETTINGS = {"index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries"}
 """The settings of this computer's pip that a build uses: how to reach the index."""
@@ -26,7 +31,7 @@ PIP_SETTINGS = {"index-url", "extra-index-url", "trusted-host", "proxy", "timeou
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """buildah, with a storage of its own that contains only the base image."""
+    """buildah, with a storage of its own, which contains the base image and what earlier builds have made of it."""
 
     folder: Path
     options: tuple[str, ...]
@@ -86,20 +91,31 @@ def _builder() -> Iterator[Builder]:
     alone.mkdir(exist_ok=True)
     folder = cache_root() / "image-build"
     with locked(alone):
-        _clear(folder)
-        folder.mkdir(mode=0o700)
+        _unmount(folder)
+        if not is_whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / COMPLETE).unlink(missing_ok=True)
         try:
             yield Builder(folder, ("--isolation=chroot", "--pull-never", "--layers", *_pip_mounts(folder)))
         finally:
-            _clear(folder)
+            _unmount(folder)
+            (folder / PIP_CONF).unlink()
+            (folder / COMPLETE).touch()
 
 
-def _clear(folder: Path) -> None:
+def is_whole(folder: Path, most_gib: float = MOST_KEPT_GIB) -> bool:
+    """Return whether layers of earlier builds may be used: no build was killed, and they do not fill the disk."""
+    if not (folder / COMPLETE).exists():
+        return False
+    kept = sum(path.lstat().st_size for path in (folder / "storage").rglob("*"))
+    return kept < most_gib * (1 << 30)
+
+
+def _unmount(folder: Path) -> None:
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for mount in sorted((mount for mount in mounts if mount.startswith(f"{folder}/")), reverse=True):
         subprocess.run(["umount", "-l", mount], check=True)
-    if folder.exists():
-        shutil.rmtree(folder)
 
 
 def _pip_mounts(folder: Path) -> Iterator[str]:
@@ -109,7 +125,7 @@ def _pip_mounts(folder: Path) -> Iterator[str]:
     if "cert" in settings:
         lines.append(f"cert = {CERTIFICATES}")
         yield f"--volume={Path(settings['cert']).resolve()}:{CERTIFICATES}:ro"
-    file = folder / "pip.conf"
+    file = folder / PIP_CONF
     file.write_text("\n".join(("[global]", *lines, "")))
     yield f"--volume={file}:/etc/pip.conf:ro"
 

@@ -1,17 +1,15 @@
-"""The files that the node's programs read: certificates, tokens, kubeconfigs, kubelet, containerd, network."""
+"""The files that a cluster's programs read: certificates, tokens, kubeconfigs, kubelet, containerd, network."""
 
 import json
 import shutil
 import subprocess
+from ipaddress import ip_address
 from pathlib import Path
 
-ADDRESS = "10.88.0.1"
-"""The pods' bridge. The API server listens there, so that pods reach it without leaving the computer."""
-BRIDGE = "gvlab0"
-PORT = 16443
-PODS = "10.88.0.0/16"
-SERVICES = "10.89.0.0/24"
+from lab.cluster.places import Place
+
 NODE = "node01"
+"""The only node of each cluster."""
 HOST = "host"
 """The folder below the lab's folder where tests mount the simulated host that is the node's hardware."""
 CDI = "cdi"
@@ -35,19 +33,25 @@ node-token,system:node:node01,2,"system:nodes"
 """
 
 
-def write_all(folder: Path) -> None:
-    """Write all files below `folder`."""
-    for name in ("etcd", "certs", "log", "containerd", "cni/bin", "cni/conf"):
+def write_control_plane(folder: Path, place: Place) -> None:
+    """Write what the control plane and its clients read below `folder`."""
+    for name in ("etcd", "certs", "log"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     _write_keys(folder)
     (folder / "tokens.csv").write_text(TOKENS)
-    (folder / "kubeconfig").write_text(_kubeconfig(folder, "admin", ADMIN_TOKEN))
-    (folder / "kubeconfig.node").write_text(_kubeconfig(folder, "node", "node-token"))
+    (folder / "kubeconfig").write_text(_kubeconfig(folder, place, "admin", ADMIN_TOKEN))
     (folder / "audit.yaml").write_text(_audit())
     (folder / "admission.yaml").write_text(_admission())
+
+
+def write_node(folder: Path, place: Place) -> None:
+    """Write what the kubelet, containerd and its network plugins read below `folder`."""
+    for name in ("containerd", "cni/bin", "cni/conf"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "kubeconfig.node").write_text(_kubeconfig(folder, place, "node", "node-token"))
     (folder / "kubelet.yaml").write_text(_kubelet(folder))
     (folder / "containerd.toml").write_text(_containerd(folder))
-    (folder / "cni/conf/10-lab.conflist").write_text(json.dumps(_network()))
+    (folder / "cni/conf/10-lab.conflist").write_text(json.dumps(_network(place)))
     for plugin in ("bridge", "host-local", "loopback"):
         shutil.copy(f"/usr/lib/cni/{plugin}", folder / "cni/bin" / plugin)
 
@@ -77,8 +81,8 @@ def _write_keys(folder: Path) -> None:
         subprocess.run(made, check=True, capture_output=True)
 
 
-def _kubeconfig(folder: Path, user: str, token: str) -> str:
-    cluster = f'{{server: "https://{ADDRESS}:{PORT}", certificate-authority: {folder}/certs/apiserver.crt}}'
+def _kubeconfig(folder: Path, place: Place, user: str, token: str) -> str:
+    cluster = f'{{server: "https://{place.address}:{place.port}", certificate-authority: {folder}/certs/apiserver.crt}}'
     return f"""apiVersion: v1
 kind: Config
 clusters: [{{name: lab, cluster: {cluster}}}]
@@ -158,8 +162,8 @@ state = "{folder}/containerd/state"
 """
 
 
-def _network() -> dict[str, object]:
-    ranges = [[{"subnet": PODS, "rangeStart": "10.88.0.10"}]]
-    ipam = {"type": "host-local", "ranges": ranges, "routes": [{"dst": SERVICES}]}
-    bridge = {"type": "bridge", "bridge": BRIDGE, "isGateway": True, "ipMasq": False, "ipam": ipam}
+def _network(place: Place) -> dict[str, object]:
+    ranges = [[{"subnet": place.network, "rangeStart": str(ip_address(place.address) + 9)}]]
+    ipam = {"type": "host-local", "ranges": ranges, "routes": [{"dst": place.services}]}
+    bridge = {"type": "bridge", "bridge": place.bridge, "isGateway": True, "ipMasq": False, "ipam": ipam}
     return {"cniVersion": "0.4.0", "name": "lab", "plugins": [bridge]}

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -9,18 +10,19 @@ from pathlib import Path
 
 import yaml
 from lab.cluster import settings
-from lab.cluster.cluster import Cluster
+from lab.cluster.controlplane import ControlPlane
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.failures import ForbiddenError, RefusedError
+from gpuvirt.cluster.failures import ApiRefusedError, ForbiddenError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, NodeName, PodUid, ResourceName
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, Progress
+from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
@@ -31,7 +33,7 @@ from gpuvirt_sim.clock import BEGINNING
 
 ROOT = Path(__file__).parent.parent.parent
 NAMESPACE = "gpuvirt"
-ACCOUNT = "gpuvirt-node"
+ACCOUNT, DISCOVERER = "gpuvirt-node", "gpuvirt-discover"
 MAPS = ConfigMapName("default-vgpu-devices-config")
 NODE = NodeName(settings.NODE)
 PATIENCE_S = 60.0
@@ -40,14 +42,14 @@ PATIENCE_S = 60.0
 class ApiLab:
     """The API server, as its admin and as the agent's service account."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: ControlPlane, folder: Path) -> None:
         self.cluster = cluster
         self.token = folder / "token"
         """The file that the agent's token is read from."""
-        self.ca = cluster.folder / "certs/apiserver.crt"
+        self.ca = cluster.ca
         self.credentials = Credentials(
-            settings.ADDRESS,
-            settings.PORT,
+            cluster.place.address,
+            cluster.place.port,
             NAMESPACE,
             ca=self.ca,
             token=self.token,
@@ -77,12 +79,38 @@ class ApiLab:
         """Return a field of the node, by its JSON path."""
         return self.kubectl("get", "node", NODE, "-o", f"jsonpath={{{path}}}")
 
+    def discovered(self) -> tuple[str, ...]:
+        """Return the values of the node's labels that a discoverer writes."""
+        labels = (PRESENT_LABEL, OS_ID_LABEL, OS_VERSION_LABEL)
+        return tuple(self.node_field(".metadata.labels." + label.replace(".", r"\.")) for label in labels)
+
     def set_configs(self, text: str | None) -> None:
         """Set the text of the ConfigMap, or delete it."""
         self.kubectl("delete", "configmap", MAPS, "--namespace", NAMESPACE, "--ignore-not-found")
         if text is not None:
             literal = f"--from-literal=config.yaml={text}"
             self.kubectl("create", "configmap", MAPS, "--namespace", NAMESPACE, literal)
+
+
+def agents_api(cluster: ControlPlane, folder: Path) -> ApiLab:
+    """Return the API server with the agent's roles and token, and without a ConfigMap."""
+    api = _api_of(cluster, folder, ACCOUNT, "node.yaml")
+    api.set_configs(None)
+    return api
+
+
+def discoverers_api(cluster: ControlPlane, folder: Path) -> ApiLab:
+    """Return the API server with the roles of a discoverer, and its token."""
+    return _api_of(cluster, folder, DISCOVERER, "discover.yaml")
+
+
+def _api_of(cluster: ControlPlane, folder: Path, account: str, manifest: str) -> ApiLab:
+    api = ApiLab(cluster, folder)
+    api.apply_roles(manifest)
+    while cluster.kubectl("get", "serviceaccount", account, "--namespace", NAMESPACE).returncode:
+        time.sleep(0.1)  # noqa: TID251  the controller manager's time
+    api.token.write_text(api.token_of(account))
+    return api
 
 
 @dataclass
@@ -148,7 +176,8 @@ class Listener:
 class Proxy:
     """A proxy between an agent and the API server that breaks connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str, port: int) -> None:
+        self._server = host, port
         self.open = True
         """Whether new connections are taken."""
         self._writers: set[asyncio.StreamWriter] = set()
@@ -163,7 +192,7 @@ class Proxy:
         out = None
         try:
             if self.open:
-                upstream, out = await asyncio.open_connection(settings.ADDRESS, settings.PORT)
+                upstream, out = await asyncio.open_connection(*self._server)
                 self._writers.add(out)
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._pass(reader, out))
@@ -186,7 +215,7 @@ class Proxy:
 @asynccontextmanager
 async def proxied(credentials: Credentials) -> AsyncIterator[tuple[Proxy, Credentials]]:
     """Run a proxy; return it with credentials that connect through it."""
-    proxy, tasks = Proxy(), set[asyncio.Task[None]]()
+    proxy, tasks = Proxy(credentials.host, credentials.port), set[asyncio.Task[None]]()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tasks.add(group.create_task(proxy.serve(reader, writer)))
@@ -234,7 +263,7 @@ async def until_guarded(client: Client) -> None:
         try:
             changed = {"metadata": {"annotations": {"example.com/guarded": str(number)}}}
             await client.patch(NODES, NODE, changed, PatchType.MERGE, Node)
-        except RefusedError:
+        except ApiRefusedError:
             return
         except ForbiddenError:
             pass

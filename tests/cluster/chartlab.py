@@ -65,6 +65,19 @@ class Install:
         command = [str(self.helm), *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
+    @contextmanager
+    def begun(self, *arguments: str) -> Iterator[None]:
+        """Run helm meanwhile, and end it; whether it succeeds is not asked."""
+        environment = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}  # noqa: TID251  helm's own
+        command = [str(self.helm), *arguments]
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as running:
+            try:
+                yield
+            finally:
+                running.kill()
+
     def must(self, *arguments: str) -> str:
         done = self.run(*arguments)
         assert done.returncode == 0, f"{done.stderr}\n{self.pods()}"
@@ -100,6 +113,8 @@ class Install:
 
     def clear(self) -> None:
         """Delete all releases and all their objects, including pods."""
+        if self.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}") is None:
+            return
         for release in self.releases():
             self.run("uninstall", release, "-n", NAMESPACE, "--no-hooks", "--wait")
         self.cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=true")

@@ -1,90 +1,24 @@
 """A real node for tests: pods by kubectl, a mounted host as hardware, the agent as a process or in a pod."""
 
-import json
 import signal
 import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 from lab.cluster import hardware, settings
 from lab.cluster.cluster import KUBELET_ROOT, Cluster
 from lab.cluster.leftovers import VFIO, clear_nodes
+from typing_extensions import override
 
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_allocatable
-from gpuvirt.model.shares.quantities import units_of
 from gpuvirt.paths import KubeletPaths
+from tests.cluster.labnamespace import BOX, GPUVIRT, PATIENCE_S, LabNamespace
 
-PATIENCE_S = 180.0
-"""Nothing that is waited for takes so long, unless it does not happen."""
 POD_RESOURCES = KubeletPaths(KUBELET_ROOT).pod_resources_socket
-GPUVIRT = [sys.executable, "-m", "gpuvirt"]
-BOX = "docker.io/local/box:1"
 SHOW = "env | grep PCI_RESOURCE; ls /dev/vfio"
-
-
-class ContainerEnd(msgspec.Struct):
-    """How a container ended, or why it did not start."""
-
-    exitCode: int = 0  # noqa: N815  Kubernetes' spelling
-    reason: str = ""
-    message: str = ""
-
-
-class ContainerState(msgspec.Struct, frozen=True):
-    """Fields of a container's state that a failed test shows."""
-
-    waiting: ContainerEnd | None = None
-    terminated: ContainerEnd | None = None
-
-
-class ContainerStatus(msgspec.Struct):
-    """Fields of a container's status that tests read."""
-
-    name: str
-    ready: bool = False
-    restartCount: int = 0  # noqa: N815  Kubernetes' spelling
-    state: ContainerState = ContainerState()
-
-
-class PodStatus(msgspec.Struct):
-    """Fields of a pod's status that tests read."""
-
-    phase: str = ""
-    reason: str = ""
-    message: str = ""
-    containerStatuses: tuple[ContainerStatus, ...] = ()  # noqa: N815  Kubernetes' spelling
-
-
-class Pod(msgspec.Struct):
-    """Fields of a pod that tests read."""
-
-    status: PodStatus
-
-
-class NodeStatus(msgspec.Struct):
-    """Fields of a node's status that tests read."""
-
-    allocatable: dict[str, str] = {}
-    capacity: dict[str, str] = {}
-
-
-class NodeMetadata(msgspec.Struct):
-    """Fields of a node's metadata that tests read."""
-
-    labels: dict[str, str] = {}
-
-
-class Node(msgspec.Struct):
-    """Fields of a Node that tests read."""
-
-    metadata: NodeMetadata
-    status: NodeStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +33,19 @@ class PodRequest:
     """Whether the kubelet starts its container again when it ends."""
 
 
-class LabNode:
-    """The cluster's node, and a namespace for one test."""
+class LabNode(LabNamespace):
+    """The real node, and a namespace for one test."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
-        self.cluster = cluster
-        self.namespace = namespace
+        super().__init__(cluster, namespace)
+        self._real = cluster
         self.host = cluster.folder / settings.HOST
         """The host's `/`, where one is mounted."""
+
+    @property
+    @override
+    def cluster(self) -> Cluster:
+        return self._real
 
     # --- its hardware
 
@@ -216,12 +155,6 @@ class LabNode:
         assert self.status(name).phase == "Succeeded", (self.status(name), self.output(name))
         return self.output(name)
 
-    def status(self, name: str) -> PodStatus:
-        """Return a pod's status."""
-        found = self.cluster.api.get(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
-        assert found is not None, f"there is no pod {name}"
-        return msgspec.json.decode(found, type=Pod).status
-
     def output(self, name: str, container: str = "compute") -> Sequence[str]:
         """Return the output of a container, from the kubelet's log files.
 
@@ -243,32 +176,7 @@ class LabNode:
         )
         return devices_of(printed())
 
-    def delete(self, name: str) -> None:
-        """Delete a pod, and wait until it is gone."""
-        self.kubectl("delete", "pod", name, "--grace-period=0", "--force", "--wait=true")
-
-    def apply(self, manifest: Mapping[str, object]) -> None:
-        """Apply a manifest."""
-        done = self.cluster.kubectl("apply", "-f", "-", given=json.dumps(manifest))
-        assert done.returncode == 0, done.stderr
-
-    def kubectl(self, *arguments: str) -> str:
-        """Run kubectl in the test's namespace."""
-        done = self.cluster.kubectl("--namespace", self.namespace, *arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     # --- the node
-
-    def allocatable(self, resource: str) -> int:
-        """Return the allocatable count of a resource in the Node's status."""
-        return units_of(self.node().status.allocatable.get(resource, "0"))  # 2000 may be `2k`
-
-    def node(self) -> Node:
-        """Return the node as the API server has it."""
-        found = self.cluster.api.get(f"/api/v1/nodes/{settings.NODE}")
-        assert found is not None, "there is no node"
-        return msgspec.json.decode(found, type=Node)
 
     def counted(self, resource: str) -> int:
         """Return the kubelet's own allocatable count of a resource; empty while it does not answer."""
@@ -296,13 +204,6 @@ class LabNode:
         self.until_counted(resource, count)
         self.until(lambda: self.allocatable(resource) == count, lambda: f"{resource}: {self.allocatable(resource)}")
 
-    def until(self, met: Callable[[], bool], seen: Callable[[], str]) -> None:
-        """Wait until a condition holds."""
-        deadline = time.monotonic() + PATIENCE_S  # noqa: TID251  other programs' time
-        while not met():
-            assert time.monotonic() < deadline, seen()  # noqa: TID251
-            time.sleep(0.1)  # noqa: TID251
-
 
 def devices_of(lines: Sequence[str]) -> set[str]:
     """Return the devices in a pod's printed environment."""
@@ -314,14 +215,10 @@ def devices_of(lines: Sequence[str]) -> set[str]:
 def lab_node(cluster: Cluster, namespace: str) -> Iterator[LabNode]:
     """Give a namespace for the duration of the context, on a node without device plugins."""
     node = LabNode(cluster, namespace)
-    assert cluster.kubectl("create", "namespace", namespace).returncode == 0
-    account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
-    node.until(lambda: cluster.api.get(account) is not None, lambda: "no service account")
     try:
-        yield node
+        with node.existing():
+            yield node
     finally:
-        cluster.kubectl("delete", "pods", "--all", "--namespace", namespace, "--grace-period=0", "--force")
-        cluster.kubectl("delete", "namespace", namespace, "--wait=false")
         _forget_plugins(cluster)
 
 

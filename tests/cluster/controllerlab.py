@@ -13,7 +13,7 @@ from lab.cluster.settings import NODE
 from gpuvirt.cluster.kinds.clusterpolicy import REQUIRED
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands.accounts import accounts
-from tests.cluster.clusterlab import GPUVIRT, PATIENCE_S, LabNode
+from tests.cluster.labnamespace import GPUVIRT, PATIENCE_S, LabNamespace
 
 ROOT = Path(__file__).parent.parent.parent
 NAMESPACE = "gpu-operator"
@@ -29,10 +29,16 @@ ALL_ON: Mapping[str, object] = {
 """What the kind demands, and everything for VMs."""
 
 
-class ControlledNode:
-    """The lab's node, from the view of its controller and an admin."""
+def install_gpunodes(node: LabNamespace) -> None:
+    """Install the GpuNode kind, and wait until it is served."""
+    node.kubectl("apply", "-f", str(ROOT / "deploy/gpunodes.yaml"))
+    node.until(lambda: node.cluster.kubectl("get", "gpunodes").returncode == 0, lambda: "the kind is not served yet")
 
-    def __init__(self, node: LabNode) -> None:
+
+class ControlledNode:
+    """The cluster's node, from the view of its controller and an admin."""
+
+    def __init__(self, node: LabNamespace) -> None:
         self.node = node
         self._applied: list[str] = []
 
@@ -134,6 +140,10 @@ class ControlledNode:
             for component in found["components"]
         ]
 
+    def until_shown(self, *expected: list[str]) -> None:
+        """Wait until `gpuvirt status` shows exactly these components, their readiness and their states."""
+        self.node.until(lambda: self.components() == list(expected), self.status)
+
     def report(self, *, vfs: int, mode: str) -> None:
         """Write a GpuNode's status as an agent that observes such a GPU."""
         generation = self.node.kubectl("get", "gpunode", NODE, "-o", "jsonpath={.metadata.generation}")
@@ -148,8 +158,14 @@ class ControlledNode:
         return subprocess.run([*GPUVIRT, *arguments, *asks], capture_output=True, text=True, check=False)
 
 
+def agents_parts(state: str) -> list[list[str]]:
+    """Return the rows of `gpuvirt status` for the agent's components, none of which is ready."""
+    parts = ("sandbox-device-plugin", "sandbox-validator", "vgpu-device-manager")
+    return [[part, "no", state] for part in parts]
+
+
 @contextmanager
-def controlled(node: LabNode) -> Iterator[ControlledNode]:
+def controlled(node: LabNamespace) -> Iterator[ControlledNode]:
     """Install gpuvirt's kinds and the controller's namespace."""
     kinds = ("deploy/gpunodes.yaml", "deploy/clusterpolicies.yaml")
     for file in kinds:

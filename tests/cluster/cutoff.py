@@ -3,16 +3,21 @@
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from ipaddress import ip_address
 
-from lab.cluster.settings import BRIDGE, PORT
+from lab.cluster.places import Place
 
 NAMESPACE = "gvcut"
-ADDRESS = "10.88.200.1"
+_NUMBER = 200 * 256
+"""Of its address on the bridge, from that of the API server on."""
 _TABLE = ("inet", "gvcut")
-_RULES = f"""
+
+
+def _rules(address: str, port: int) -> str:
+    return f"""
 table inet gvcut {{
-  chain in {{ type filter hook prerouting priority -300; ip saddr {ADDRESS} tcp dport {PORT} drop; }}
-  chain out {{ type filter hook output priority -300; ip daddr {ADDRESS} tcp sport {PORT} drop; }}
+  chain in {{ type filter hook prerouting priority -300; ip saddr {address} tcp dport {port} drop; }}
+  chain out {{ type filter hook output priority -300; ip daddr {address} tcp sport {port} drop; }}
 }}
 """
 
@@ -20,7 +25,9 @@ table inet gvcut {{
 class CutOff:
     """The network of one program, which is whole until it is cut."""
 
-    address = ADDRESS
+    def __init__(self, place: Place) -> None:
+        self._port = place.port
+        self.address = str(ip_address(place.address) + _NUMBER)
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Return a command that runs in this network."""
@@ -28,7 +35,7 @@ class CutOff:
 
     def cut(self) -> None:
         """Drop all packets between this network and the API server."""
-        _run("nft", "-f", "-", given=_RULES)
+        _run("nft", "-f", "-", given=_rules(self.address, self._port))
 
     def mend(self) -> None:
         """Let the packets pass again."""
@@ -44,20 +51,20 @@ class CutOff:
 
     def _shown(self) -> Sequence[Sequence[str]]:
         """Return the fields of each connection: its state, the bytes received and unsent, both addresses."""
-        lines = _run(*self.command(["ss", "-Htan", f"dport = :{PORT}"])).splitlines()
+        lines = _run(*self.command(["ss", "-Htan", f"dport = :{self._port}"])).splitlines()
         return [line.split() for line in lines if not line.startswith("TIME-WAIT")]
 
 
 @contextmanager
-def cut_off_network() -> Iterator[CutOff]:
+def cut_off_network(place: Place) -> Iterator[CutOff]:
     """Create the network, and remove it in the end."""
-    found = CutOff()
+    found = CutOff(place)
     _clear(found)
     _run("ip", "netns", "add", NAMESPACE)
     try:
         _run("ip", "link", "add", "gvcut0", "type", "veth", "peer", "name", "eth0", "netns", NAMESPACE)
-        _run("ip", "link", "set", "gvcut0", "master", BRIDGE, "up")
-        _run(*found.command(["ip", "address", "add", f"{ADDRESS}/16", "dev", "eth0"]))
+        _run("ip", "link", "set", "gvcut0", "master", place.bridge, "up")
+        _run(*found.command(["ip", "address", "add", f"{found.address}/16", "dev", "eth0"]))
         for link in ("lo", "eth0"):
             _run(*found.command(["ip", "link", "set", link, "up"]))
         yield found

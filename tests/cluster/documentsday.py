@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.cluster.clusterlab import BOX, GPUVIRT, LabNode
 from tests.cluster.controllerlab import NAMESPACE, ROOT
+from tests.cluster.labnamespace import BOX, GPUVIRT, LabNamespace
 from tests.cluster.workernodes import PLAYED, WorkerNodes
 from tests.hypervisors.simulated import Center
 
@@ -26,7 +26,7 @@ SPEC = {
 class Day:
     """Five workers, their schedule, and what tests do and see of them. The controller is run by the test."""
 
-    def __init__(self, node: LabNode, workers: WorkerNodes, vcenter: Center) -> None:
+    def __init__(self, node: LabNamespace, workers: WorkerNodes, vcenter: Center) -> None:
         self.node, self.workers, self.vcenter = node, workers, vcenter
 
     def create(self) -> None:
@@ -89,7 +89,7 @@ class Day:
 
 
 @contextmanager
-def schedules_served(node: LabNode) -> Iterator[None]:
+def schedules_served(node: LabNamespace) -> Iterator[None]:
     """Install the kind of schedules; those of the test are deleted before the controller's namespace is cleared."""
     node.kubectl("apply", "-f", str(ROOT / "deploy/vgpuschedules.yaml"))
     node.until(

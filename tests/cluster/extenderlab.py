@@ -12,17 +12,16 @@ from pathlib import Path
 
 import msgspec
 import yaml
-from lab.cluster.cluster import Cluster
-from lab.cluster.settings import ADDRESS
+from lab.cluster.controlplane import ControlPlane
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.operator.scheduler.configuration import Tls, extender
+from gpuvirt.cluster.operator.scheduler.decisions import Tls, extender
 from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import ResourceName
-from tests.certificates import Authority, Pair
 from tests.cluster.cutoff import CutOff
 from tests.cluster.extenderservice import EXTENDER, QUESTION, Service, is_of_leader
 from tests.cluster.sharenodes import ShareNodes
+from tests.web.certificates import Authority, Pair
 
 SCHEDULER = "gpuvirt-scheduler"
 RESOURCE = "nvidia.com/vgpu"
@@ -50,7 +49,7 @@ class Replica:
 
     process: "subprocess.Popen[bytes]"
     port: int
-    address: str = ADDRESS
+    address: str
 
     @property
     def is_ready(self) -> bool:
@@ -114,7 +113,7 @@ class ExtenderLab(ShareNodes):
 
     def start_replica(self, port: int, *, network: CutOff | None = None, kubeconfig: Path | None = None) -> Replica:
         """Start a process of the extender, in the host's network or in another one."""
-        address = ADDRESS if network is None else network.address
+        address = self.cluster.place.address if network is None else network.address
         command = [*GPUVIRT, "extender", "--listen", f":{port}", "--metrics-listen", f":{port + METRICS}"]
         command += ["--namespace", "default"]
         command += ["--kubeconfig", str(kubeconfig or self.cluster.kubeconfig)]
@@ -173,7 +172,7 @@ def _scheduler_config(kubeconfig: Path, port: int, tls: Tls | None) -> Mapping[s
 
 @contextmanager
 def extender_lab(
-    cluster: Cluster, folder: Path, authority: Authority | None = None, *, own: Pair | None = None
+    cluster: ControlPlane, folder: Path, authority: Authority | None = None, *, own: Pair | None = None
 ) -> Iterator[ExtenderLab]:
     """Run a kube-scheduler with an extender behind a service, and end it and the replicas.
 

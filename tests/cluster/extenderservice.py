@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import msgspec
-from lab.cluster.cluster import Cluster
+from lab.cluster.controlplane import ControlPlane
 
 from tests.cluster.serverthreads import ServerThread
 
@@ -41,7 +41,7 @@ class _Slice(msgspec.Struct):
 class Service:
     """What a node's proxy does for a Service: each new connection goes to the address in its EndpointSlice."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ControlPlane) -> None:
         self._cluster = cluster
         self._server = ServerThread(self._pass_on)
 

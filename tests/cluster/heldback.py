@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.cluster import settings
-from lab.cluster.cluster import Cluster
+from lab.cluster.controlplane import ControlPlane
 
 from tests.cluster.serverthreads import ServerThread
 
@@ -27,7 +27,7 @@ class _Connection:
 class HeldBack:
     """The proxy, on a thread of its own."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ControlPlane) -> None:
         self._cluster = cluster
         self._server = ServerThread(self._pass_on)
         self._open = asyncio.Event()
@@ -56,8 +56,8 @@ class HeldBack:
 
     def kubeconfig(self, folder: Path) -> Path:
         """Write a kubeconfig of the proxy."""
-        path, ca = folder / "held-back.kubeconfig", self._cluster.folder / "certs/apiserver.crt"
-        server = f"{{server: 'https://127.0.0.1:{self._server.port}', tls-server-name: {settings.ADDRESS}"
+        path, ca = folder / "held-back.kubeconfig", self._cluster.ca
+        server = f"{{server: 'https://127.0.0.1:{self._server.port}', tls-server-name: {self._cluster.place.address}"
         path.write_text(f"""
 current-context: x
 contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
@@ -74,7 +74,8 @@ users: [{{name: u, user: {{token: {settings.ADMIN_TOKEN}}}}}]
             yield self
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        upstream, out = await asyncio.open_connection(settings.ADDRESS, settings.PORT)
+        place = self._cluster.place
+        upstream, out = await asyncio.open_connection(place.address, place.port)
         connection = _Connection()
         self._connections.add(connection)
         try:
@@ -118,7 +119,7 @@ users: [{{name: u, user: {{token: {settings.ADMIN_TOKEN}}}}}]
 
 
 @contextmanager
-def held_back(cluster: Cluster) -> Iterator[HeldBack]:
+def held_back(cluster: ControlPlane) -> Iterator[HeldBack]:
     """Run a proxy."""
     with HeldBack(cluster).running() as found:
         yield found

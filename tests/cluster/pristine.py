@@ -1,9 +1,9 @@
-"""Remove everything that tests and their programs leave in the lab's cluster, so that their order does not matter."""
+"""Remove everything that tests and their programs leave in a cluster, so that their order does not matter."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
-from lab.cluster.cluster import Cluster
+from lab.cluster.controlplane import ControlPlane
 
 NFDS = "feature.node.kubernetes.io/"
 NODES = "/api/v1/nodes"
@@ -38,7 +38,7 @@ class _Kinds(msgspec.Struct):
     items: list[_Named]
 
 
-def clear(cluster: Cluster) -> None:
+def clear(cluster: ControlPlane) -> None:
     """Delete all custom kinds with their objects, and all foreign keys of nodes."""
     if msgspec.json.decode(_listed(cluster, KINDS), type=_Kinds).items:
         done = cluster.kubectl("delete", "crd", "--all", "--wait=true", "--timeout=60s")
@@ -47,7 +47,7 @@ def clear(cluster: Cluster) -> None:
         _clear_node(cluster, node)
 
 
-def _clear_node(cluster: Cluster, node: _Node) -> None:
+def _clear_node(cluster: ControlPlane, node: _Node) -> None:
     """Remove labels, annotations, and counts of resources.
 
     A kubelet that restarts without its checkpoint leaves the previous counts in its Node forever (seen with 1.36.3), so
@@ -67,12 +67,12 @@ def _gone(keys: Iterable[str]) -> dict[str, None]:
     return {key: None for key in keys if not key.rpartition("/")[0].endswith("kubernetes.io") or key.startswith(NFDS)}
 
 
-def _patch(cluster: Cluster, path: str, part: str, changes: Mapping[str, Mapping[str, None]]) -> None:
+def _patch(cluster: ControlPlane, path: str, part: str, changes: Mapping[str, Mapping[str, None]]) -> None:
     if any(changes.values()):
         cluster.api.patch(f"{NODES}/{path}", {part: changes})
 
 
-def _listed(cluster: Cluster, path: str) -> bytes:
+def _listed(cluster: ControlPlane, path: str) -> bytes:
     found = cluster.api.get(path)
     assert found is not None, f"the API server does not know {path}"
     return found

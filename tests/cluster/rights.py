@@ -5,7 +5,7 @@ logged with that name, as RBAC checks it. A patch that creates an object also ne
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -15,8 +15,7 @@ ACCOUNT = "ServiceAccount"
 WHO = "system:serviceaccount:"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Right:
+class Right(msgspec.Struct, frozen=True, order=True):
     """One verb upon one kind of objects, or one object of it."""
 
     account: str
@@ -38,8 +37,7 @@ class Right:
         )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, order=True):
     """A request of an account."""
 
     account: str

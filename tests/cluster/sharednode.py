@@ -16,7 +16,8 @@ from lab.cluster import settings
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, PodShares
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.node.shares import recordstore
-from tests.cluster.clusterlab import BOX, PATIENCE_S, LabNode
+from tests.cluster.clusterlab import LabNode
+from tests.cluster.labnamespace import BOX, PATIENCE_S
 
 VGPU = "nvidia.com/vgpu"
 A, B = "GPU-8a5c0001-0000-4000-8000-000000000001", "GPU-8a5c0002-0000-4000-8000-000000000002"

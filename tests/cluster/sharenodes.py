@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 import yaml
-from lab.cluster.cluster import Cluster
+from lab.cluster.controlplane import ControlPlane
 
-from gpuvirt.cluster.operator.scheduler.configuration import SCHEDULER
+from gpuvirt.cluster.operator.scheduler.decisions import SCHEDULER
 from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, PodShares
 from gpuvirt.model.shares.quantities import units_of
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
-from tests.cluster.clusterlab import BOX, PATIENCE_S
+from tests.cluster.labnamespace import BOX, PATIENCE_S
 
 LABEL = "gpuvirt.io/share-test"
 """Of the nodes for the pods of tests."""
@@ -30,7 +30,7 @@ class _Pods(msgspec.Struct):
 class ShareNodes:
     """Nodes, and the pods of the namespace `default`."""
 
-    cluster: Cluster
+    cluster: ControlPlane
     capacity: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
     """The units of each GPU of each node that was ever there."""
     adopted: list[str] = field(default_factory=list, init=False)
@@ -126,7 +126,7 @@ class ShareNodes:
 
 
 @contextmanager
-def share_nodes(cluster: Cluster) -> Iterator[ShareNodes]:
+def share_nodes(cluster: ControlPlane) -> Iterator[ShareNodes]:
     """Give a cluster nodes that are objects alone for the duration of the context."""
     nodes = ShareNodes(cluster)
     try:

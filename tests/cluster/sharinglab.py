@@ -18,12 +18,12 @@ from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, PodShares
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.overview import SharesOverview
 from gpuvirt.node.shares import recordstore
+from tests.cli.commandline import gpuvirt
 from tests.cluster.chartlab import CHART, NAMESPACE, Install, on_simulated_host
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import PRESENT, WORKLOAD
 from tests.cluster.nvidiastoolkit import nvidias_toolkit
 from tests.cluster.sharingpods import VGPU, Container, Part, Pod, Pods, Printed
-from tests.commandline import gpuvirt
 
 SCHEDULER = "gpuvirt-scheduler"
 EXTENDER_PORT = 8888
@@ -236,9 +236,11 @@ class SharingLab:
         """Wait until every view has these used units of the GPUs, in the order of the test."""
         desired = dict(zip(self.gpus, units, strict=True))
 
-        def different() -> Mapping[str, Mapping[str, int]]:
-            views = (self.used_by_records, self.used_by_shares, self.used_by_metrics)
-            return {view.__name__: used for view in views if (used := view()) != desired}
+        def different() -> str:
+            """Return the first view that differs: the records follow a pod first, and cost no process."""
+            views = (self.used_by_records, self.used_by_metrics, self.used_by_shares)
+            found = ((view.__name__, used) for view in views if (used := view()) != desired)
+            return next((f"{name}: {used}" for name, used in found), "")
 
         self.node.until(lambda: not different(), lambda: f"expected {desired}, found {different()}")
 

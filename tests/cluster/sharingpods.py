@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tests.cluster.clusterlab import BOX
+from tests.cluster.labnamespace import BOX
 
 VGPU = "nvidia.com/vgpu"
 SHOW = "env | grep -E '^(GPUVIRT|NVIDIA)_' | sort; ls /dev | grep nvidia; echo end"

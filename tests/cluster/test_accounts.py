@@ -15,7 +15,7 @@ from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.kubelet.checkpoint import checksum
 from gpuvirt_sim.kubelet.containers import Container
 from tests.cluster.clusterlab import LabNode, PodRequest
-from tests.kubeletnode import cluster_on, until, until_so
+from tests.kubelet.kubeletnode import cluster_on, until, until_so
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 BOTH = [DeviceId("0000:65:00.0"), DeviceId("0000:ca:00.0")]

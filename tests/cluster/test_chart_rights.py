@@ -13,9 +13,10 @@ from tests.cluster.chartlab import IMAGE, NAMESPACE, Install, on_simulated_host
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import PRESENT, WORKLOAD
 from tests.cluster.kubevirtkinds import install
-from tests.cluster.rights import Right, asked_in, outside, rights_in, unused
+from tests.cluster.rights import Asked, Right, asked_in, outside, rights_in, unused
 
 BIG, SMALL = "nvidia.com/NVIDIA_A10-12Q", "nvidia.com/NVIDIA_A10-4Q"
+TESTER = "gpuvirt-test"
 NOT_HERE = {
     "nvidia-driver": "NVIDIA's k8s-driver-manager asks, whose image is NVIDIA's",
     "nvidia-gpu-feature-discovery": "NVIDIA's gpu-feature-discovery asks, whose image is NVIDIA's",
@@ -68,6 +69,8 @@ class Walk:
     def __init__(self, user: Install, node: LabNode) -> None:
         self.user = user
         self.node = node
+        log = user.cluster.audit_log
+        self._begin = log.stat().st_size if log.exists() else 0
         self.granted: frozenset[Right] = frozenset()
         """All that roles have given so far, those too that the controller has made."""
 
@@ -101,6 +104,20 @@ class Walk:
         """Record the rights that the controller grants."""
         found = json.loads(self.user.kubectl("get", "roles,rolebindings", "-n", NAMESPACE, "-o", "json"))
         self.granted |= rights_in(found["items"])
+
+    def asked(self) -> frozenset[Asked]:
+        """Return the requests of all accounts so far."""
+        with self.user.cluster.audit_log.open() as file:
+            file.seek(self._begin)
+            return asked_in(line for line in file if line.endswith("\n"))
+
+    def test(self, release: str) -> None:
+        """Have `helm test` until its pod has asked for all that it may: dcgm's image is nowhere, so it can't pass."""
+        own = [right for right in self.granted if right.account == TESTER]
+        assert own
+        with self.user.begun("test", release, "-n", NAMESPACE):
+            self.node.until(lambda: unused(own, self.asked()) == [], lambda: str(unused(own, self.asked())))
+        self.user.kubectl("delete", "pod", TESTER, "-n", NAMESPACE, "--now")
 
     def policy(self, patch: Mapping[str, object]) -> None:
         """Change the policy as an admin."""
@@ -145,7 +162,7 @@ def first_release(walk: Walk) -> None:
     user.kubectl("label", "node", NODE, "nvidia.com/vgpu.config=A10-4Q")
     node.until_allocatable(SMALL, 12)
     walk.permitted("hyperconverged", SMALL)
-    user.run("test", release, "-n", NAMESPACE, "--timeout=90s")  # fails: dcgm's image is nowhere; test_helm_test passes
+    walk.test(release)
     with user.node_without_kubelet("elsewhere", CONTAINERS):
         operands_come_and_go(walk)
         agents_do_their_part(walk)
@@ -213,16 +230,12 @@ def second_release(walk: Walk) -> None:
 @pytest.mark.ring("helm")
 @pytest.mark.xdist_group("cluster")
 def test_every_granted_right_is_used_and_no_other_right_is_needed(user: Install, node: LabNode) -> None:
-    log = user.cluster.audit_log
-    begin = log.stat().st_size if log.exists() else 0
     walk = Walk(user, node)
     install_kubevirt(node)
     with user.simulated_host(node, "2xA10-sriov"):
         first_release(walk)
         second_release(walk)
-    with log.open() as file:
-        file.seek(begin)
-        asked = asked_in(file)
+    asked = walk.asked()
     assert outside(walk.granted, asked) == []
     idle = unused(walk.granted, asked)
     assert [right for right in idle if right.account not in NOT_HERE] == []

@@ -29,6 +29,11 @@ def restarts(node: LabNode, name: str) -> int:
     return sum(container.restartCount for container in node.status(name).containerStatuses)
 
 
+def until_printed(node: LabNode, name: str, group: str) -> None:
+    """Wait until the last container of a pod has printed its node: the kubelet reports it started before that."""
+    node.until(lambda: group in node.output(name), lambda: f"{node.output(name)} {node.status(name)}")
+
+
 def test_a_container_does_not_start_again_with_another_gpus_node(node: LabNode, tmp_path: Path) -> None:
     def events() -> str:
         return node.kubectl("get", "events", "-o", "jsonpath={.items[*].message}")
@@ -38,7 +43,7 @@ def test_a_container_does_not_start_again_with_another_gpus_node(node: LabNode, 
         node.start("again", PodRequest({A10: 1}, f"{SHOW}; sleep 2", restarts=True))
         (gpu,) = node.devices("again")
         node.until(lambda: restarts(node, "again") >= 1, lambda: f"{node.status('again')} {events()}")
-        assert GROUPS[gpu] in node.output("again")
+        until_printed(node, "again", GROUPS[gpu])
     with node.simulated_host(with_groups_exchanged(tmp_path)), node.agent():
         node.until(lambda: "NodesChanged" in events(), lambda: f"{node.status('again')} {events()}: {node.log}")
         before = restarts(node, "again")
@@ -93,7 +98,7 @@ def was_admitted_again(node: LabNode, pod: str, rebooted: str, *, why: str) -> b
             if is_over(node, pod):
                 return False
             assert '"message":"allocated"' not in log.read_text()[logged:]
-            assert GROUPS[gpu] in node.output(pod)
+            until_printed(node, pod, GROUPS[gpu])
             node.delete(pod)
     return True
 

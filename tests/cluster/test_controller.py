@@ -1,7 +1,5 @@
 """The controller on a real API server: labels decide the mode of a real node's GPUs, without losing VMs."""
 
-import signal
-
 import pytest
 from lab.cluster.settings import NODE
 
@@ -67,68 +65,3 @@ def test_vgpu_counts_of_the_gpu_operators_guide(node: LabNode) -> None:
             cluster.label("nvidia.com/vgpu.config=A10-4Q")
             node.until_allocatable("nvidia.com/NVIDIA_A10-4Q", 12)
             cluster.until_reported("True Reconciled")
-
-
-def test_a_second_controller_takes_over_after_a_kill_and_after_an_outage(node: LabNode) -> None:
-    with controlled(node) as cluster, cluster.controller() as first:
-        cluster.apply_policy({})
-        cluster.label(f"{PRESENT}=true")
-        cluster.until_deployed(CONTAINER)
-        with cluster.controller() as second:
-            first.send_signal(signal.SIGKILL)
-            cluster.label(f"{WORKLOAD}=vm-passthrough")
-            cluster.until_deployed(PASSTHROUGH)
-            with cluster.controller():
-                second.send_signal(signal.SIGTERM)
-                cluster.label(f"{WORKLOAD}=container")
-                cluster.until_deployed(CONTAINER)
-                node.cluster.stop("apiserver")
-                node.cluster.restart_after_outage()
-                cluster.label(f"{WORKLOAD}=vm-vgpu")
-                cluster.until_deployed(VGPU)
-
-
-def test_the_younger_of_two_policies_reports_that_it_is_ignored(node: LabNode) -> None:
-    with controlled(node) as cluster, cluster.controller():
-        cluster.apply_policy({})
-        cluster.until_reported("NoGPUNodes")
-        cluster.apply_policy({"sandboxWorkloads": {"enabled": False}}, "second")
-        cluster.until_reported("ClusterPolicy cluster-policy is older", "second")
-        column = node.kubectl("get", "clusterpolicies", "--no-headers")
-        assert [line.split()[:2] for line in column.splitlines()] == [
-            ["cluster-policy", "ready"],
-            ["second", "ignored"],
-        ]
-
-
-def test_beside_nvidias_operator_only_vm_nodes_are_changed_and_only_with_coexist(node: LabNode) -> None:
-    lease = {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {"name": "53822513.nvidia.com", "namespace": node.namespace},
-        "spec": {"holderIdentity": "gpu-operator-x", "leaseDurationSeconds": 15},
-    }
-    with controlled(node) as cluster:
-        node.apply(lease)
-        cluster.label(f"{PRESENT}=true", "nvidia.com/gpu.deploy.driver=true", f"{WORKLOAD}=vm-vgpu")
-        before = cluster.labels()
-        with cluster.controller():
-            cluster.apply_policy({})
-            cluster.until_reported("OtherOperator: NVIDIA's GPU operator runs in this cluster")
-            assert cluster.labels() == before
-            assert node.kubectl("get", "gpunodes", "-o", "name") == ""
-        with cluster.controller("--coexist"):
-            node.until(lambda: cluster.labels().get("gpuvirt.io/node") == "true", lambda: str(cluster.labels()))
-            assert cluster.labels()["nvidia.com/gpu.deploy.operands"] == "false"
-            assert cluster.labels()["nvidia.com/gpu.deploy.driver"] == "true", (
-                "NVIDIA's operator removes its own labels"
-            )
-            mode = ("get", "gpunode", NODE, "-o", "jsonpath={.spec.mode}")
-            node.until(lambda: node.cluster.kubectl(*mode).stdout == "vgpu", lambda: node.cluster.kubectl(*mode).stderr)
-            cluster.label(f"{WORKLOAD}=container")
-            asked = node.cluster.kubectl
-            node.until(lambda: asked(*mode).stdout == "container", lambda: asked(*mode).stderr)
-            assert cluster.labels()["gpuvirt.io/node"] == "true", "no agent has reported that the node has no vGPUs"
-            cluster.report(vfs=0, mode="container")
-            node.until(lambda: "gpuvirt.io/node" not in cluster.labels(), lambda: str(cluster.labels()))
-            assert "nvidia.com/gpu.deploy.operands" not in cluster.labels()

@@ -17,10 +17,10 @@ BIG, SMALL = "nvidia.com/NVIDIA_A10-12Q", "nvidia.com/NVIDIA_A10-4Q"
 IMAGE = f"{PREFIX}/{NAME}"
 
 
-def policy(cluster: ControlledNode, **more: object) -> Mapping[str, object]:
+def policy(node: LabNode, **more: object) -> Mapping[str, object]:
     """Return a policy that makes agents use the mounted host as their host."""
     plugin = {"enabled": True, "env": [{"name": "GPUVIRT_HOST_ROOT", "value": "/run/nvidia/driver"}]}
-    return {"hostPaths": {"driverInstallDir": str(cluster.node.host)}, "sandboxDevicePlugin": {**plugin, **more}}
+    return {"hostPaths": {"driverInstallDir": str(node.host)}, "sandboxDevicePlugin": {**plugin, **more}}
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def deploying(node: LabNode) -> Iterator[ControlledNode]:
     with controlled(node) as cluster, node.simulated_host("2xA10-sriov"), node.nodes_kept():
         cluster.apply_agent_access()
         with cluster.controller(*options):
-            cluster.apply_policy(policy(cluster))
+            cluster.apply_policy(policy(node))
             cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
             yield cluster
 
@@ -64,7 +64,7 @@ def test_labelling_a_node_deploys_the_agent_and_creates_vgpus(node: LabNode, ima
         )
 
         first = cluster.get("pods", ".items[*].metadata.name")
-        cluster.apply_policy(policy(cluster, resources={"limits": {"memory": "1000Mi", "cpu": "1000m"}}))
+        cluster.apply_policy(policy(node, resources={"limits": {"memory": "1000Mi", "cpu": "1000m"}}))
         node.until(lambda: first not in cluster.get("pods", ".items[*].metadata.name"), cluster.reported)
         cluster.until_reported("True Reconciled")
         node.until_allocatable(SMALL, 12)

@@ -3,7 +3,7 @@
 import pytest
 from lab.cluster.settings import NODE
 
-from gpuvirt.cluster.labels import DEPLOY, SETS, VGPU_DRIVER
+from gpuvirt.cluster.labels import SETS
 from gpuvirt.model.desired.workload import Workload
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import PRESENT, WORKLOAD, controlled
@@ -45,25 +45,3 @@ def test_without_sriov_manage_vgpus_and_the_vgpu_driver_stay(node: LabNode) -> N
             cluster.label(f"{WORKLOAD}=vm-vgpu")
             node.until_allocatable(HALF, 4)
             assert vgpus(node) == existing
-
-
-def test_the_vgpu_driver_label_is_removed_after_gpus_left_and_restored_by_a_rollback(node: LabNode) -> None:
-    driver = f"{DEPLOY}{VGPU_DRIVER}"
-    with controlled(node) as cluster, cluster.controller():
-        cluster.apply_policy({})
-        cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
-        cluster.until_deployed(VGPU)
-        cluster.label(f"{WORKLOAD}=vm-passthrough")
-        cluster.until_reported("the agent has not reported yet whether they carry vGPUs")
-        assert cluster.deployed() == VGPU
-        cluster.report(vfs=32, mode="vgpu")
-        cluster.until_reported("0000:65:00.0 (vgpu, 32 VFs on)")
-        assert cluster.deployed() == VGPU
-        cluster.report(vfs=0, mode="container")
-        cluster.until_deployed(PASSTHROUGH)
-        cluster.report(vfs=32, mode="vgpu")
-        cluster.until_deployed(PASSTHROUGH | {VGPU_DRIVER})
-        cluster.label(f"{driver}=false")
-        cluster.until_deployed(PASSTHROUGH)
-        cluster.report(vfs=0, mode="passthrough")
-        node.until(lambda: driver not in cluster.labels(), lambda: str(cluster.labels()))

@@ -12,7 +12,8 @@ from lab.cluster.ourimage import NAME
 
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.node.store import desiredstatestore
-from tests.cluster.clusterlab import PATIENCE_S, LabNode, PodRequest, devices_of
+from tests.cluster.clusterlab import LabNode, PodRequest, devices_of
+from tests.cluster.labnamespace import PATIENCE_S
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -6,7 +6,8 @@ import subprocess
 import pytest
 from lab.cluster.settings import NODE
 
-from tests.cluster.clusterlab import GPUVIRT, LabNode
+from tests.cluster.clusterlab import LabNode
+from tests.cluster.labnamespace import GPUVIRT
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.certificates import Authority
 from tests.cluster.chartlab import NAMESPACE, Install
 from tests.cluster.extenderlab import CLOCK, until
 from tests.cluster.extenderservice import EXTENDER, QUESTION, is_of_leader
+from tests.web.certificates import Authority
 
 pytestmark = [
     pytest.mark.ring("cluster"),

@@ -19,8 +19,9 @@ from gpuvirt.cluster.operator.operands.site import Site
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.facts.ids import ResourceName
 from tests.cluster.apilab import NAMESPACE, NODE, ROOT, ApiLab
-from tests.cluster.clusterlab import BOX, LabNode
-from tests.foreignplugin import kubevirt_offers_beside
+from tests.cluster.clusterlab import LabNode
+from tests.cluster.labnamespace import BOX
+from tests.kubelet.foreignplugin import kubevirt_offers_beside
 from tests.operands.policies import policy_of
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]

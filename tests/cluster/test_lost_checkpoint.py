@@ -12,7 +12,7 @@ from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from tests.cluster.clusterlab import LabNode, PodRequest
 from tests.cluster.test_node_workload import REASON, WHOLE, is_for, node_key, until
-from tests.foreignplugin import kubevirt_offers_beside
+from tests.kubelet.foreignplugin import kubevirt_offers_beside
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import pytest
 from lab.cluster.settings import NODE
 
-from tests.cluster.clusterlab import GPUVIRT, LabNode
+from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import NAMESPACE, PRESENT, WORKLOAD, ControlledNode, controlled
+from tests.cluster.labnamespace import GPUVIRT
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
@@ -138,15 +139,3 @@ def test_a_misspelt_label_is_reported_by_all_outlets_and_changes_nothing(node: L
             lambda: {name for name in still if "nonsense2" in OUTLETS[name](place)} == set(),
             lambda: str({name for name in still if "nonsense2" in OUTLETS[name](place)}),
         )
-
-
-def test_a_policy_with_a_missing_config_map_reports_it(node: LabNode) -> None:
-    with controlled(node) as cluster, cluster.controller():
-        cluster.apply_policy({"vgpuDeviceManager": {"enabled": True, "config": {"name": "my-config"}}})
-        cluster.until_reported("False ConfigInvalid")
-        assert "names the ConfigMap 'my-config'" in cluster.reported()
-        configs = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "my-config", "namespace": NAMESPACE}}
-        node.apply({**configs, "data": {"config.yml": "version: v1"}})
-        cluster.until_reported("has no key config.yaml (its keys: config.yml)")
-        node.apply({**configs, "data": {"config.yaml": "version: v1"}})
-        cluster.until_reported("True NoGPUNodes")

@@ -11,7 +11,8 @@ import pytest
 from lab.cluster.settings import NODE
 
 from gpuvirt.node.ondemand.patience import PAUSE_S
-from tests.cluster.clusterlab import LabNode, PodRequest, PodStatus
+from tests.cluster.clusterlab import LabNode, PodRequest
+from tests.cluster.labnamespace import PodStatus
 from tests.thoroughness import sized
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]

@@ -8,7 +8,8 @@ import pytest
 from lab.cluster.cluster import KUBELET_ROOT
 from lab.cluster.settings import NODE
 
-from tests.cluster.clusterlab import GPUVIRT, LabNode, PodRequest, PodStatus, devices_of
+from tests.cluster.clusterlab import LabNode, PodRequest, devices_of
+from tests.cluster.labnamespace import GPUVIRT, PodStatus
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

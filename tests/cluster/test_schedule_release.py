@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from lab.cluster.settings import ADDRESS
+from lab.cluster.places import REAL
 
 from gpuvirt.plain import Plain
-from tests.certificates import Authority
 from tests.cluster.chartlab import NAMESPACE, Install
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.documentsday import DAY, Day
 from tests.cluster.rights import asked_in, rights_in, unused
 from tests.cluster.workernodes import WorkerNodes
 from tests.hypervisors.simulated import center
+from tests.web.certificates import Authority
 
 pytestmark = [
     pytest.mark.ring("cluster"),
@@ -36,7 +36,7 @@ def test_a_release_runs_schedules_with_the_rights_that_the_chart_gives(
     log = user.cluster.audit_log
     begin = log.stat().st_size if log.exists() else 0
     with (
-        center(tmp_path, Authority(tmp_path), address=ADDRESS) as vcenter,
+        center(tmp_path, Authority(tmp_path), address=REAL.address) as vcenter,
         WorkerNodes(node, vcenter.vsphere).running() as workers,
     ):
         day = Day(node, workers, vcenter)

@@ -13,7 +13,8 @@ from lab.cluster.cluster import KUBELET_ROOT
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_consumers
 from gpuvirt.paths import KubeletPaths
-from tests.cluster.clusterlab import PATIENCE_S, POD_RESOURCES, LabNode
+from tests.cluster.clusterlab import POD_RESOURCES, LabNode
+from tests.cluster.labnamespace import PATIENCE_S
 from tests.cluster.sharednode import SHOW, SLEEP, VGPU, A, B, Shared, main, resume, shared_node, shim_of
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]

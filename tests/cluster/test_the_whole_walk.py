@@ -13,12 +13,12 @@ from lab.cluster.settings import NODE
 from gpuvirt.cluster.labels import SETS
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.plain import Plain
+from tests.cli.commandline import gpuvirt
 from tests.cluster.chartlab import CHART, NAMESPACE, ROOT, Install, import_vgpu_manager, no_log_left, on_simulated_host
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import PRESENT, WORKLOAD
 from tests.cluster.kubevirtkinds import install
-from tests.commandline import gpuvirt
-from tests.kubevirts import at, entry
+from tests.kubevirt.kubevirts import at, entry
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("helm"), pytest.mark.xdist_group("cluster")]
 

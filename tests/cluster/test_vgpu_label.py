@@ -92,6 +92,30 @@ def test_a_vgpu_of_a_pod_stays_until_the_pod_ends(node: LabNode) -> None:
         node.until(lambda: node_field(node, STATE) == "success", lambda: node_field(node, STATE))
 
 
+def test_a_pod_whose_init_container_has_ended_outlives_a_kubelet_while_a_change_waits(node: LabNode) -> None:
+    """A kubelet that starts rejects a pod that runs if the device of a container that has ended is unhealthy then."""
+    with change(node):
+        node.until_allocatable(resource("12Q"), 4)
+        node.make_nodes()
+        vgpu = {resource("12Q"): 1}
+        node.start("keeps", PodRequest(vgpu, f"{SHOW}; sleep 1000", init=vgpu))
+        mine = node.devices("keeps")
+        set_config(node, "A10-4Q")
+        node.until_allocatable(resource("4Q"), 6)
+        for _ in range(2):
+            node.cluster.stop("kubelet")
+            node.cluster.start_kubelet()
+            node.make_nodes()
+            node.run("admitted-after-it", PodRequest({resource("4Q"): 1}, SHOW))
+            node.delete("admitted-after-it")
+        assert node.status("keeps").phase == "Running", node.status("keeps")
+        assert [container.restartCount for container in node.status("keeps").containerStatuses] == [0]
+        assert node.devices("keeps") == mine
+        assert node_field(node, STATE) == "pending"
+        node.delete("keeps")
+        node.until_allocatable(resource("4Q"), 12)
+
+
 def test_an_unknown_config_fails_with_the_reason(node: LabNode) -> None:
     with change(node):
         node.until_allocatable(resource("12Q"), 4)

@@ -8,10 +8,10 @@ import yaml
 from lab.cluster import settings
 
 from gpuvirt.plain import Plain
-from tests.certificates import Authority
 from tests.chart.helmchart import at, items
 from tests.cluster.chartlab import NAMESPACE, Install
 from tests.cluster.webhooklab import NAME, pod, until
+from tests.web.certificates import Authority
 
 pytestmark = [
     pytest.mark.ring("cluster"),

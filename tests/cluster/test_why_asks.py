@@ -11,8 +11,9 @@ import yaml
 from lab.cluster.kubevirtkinds import SOURCES
 from lab.cluster.settings import NODE
 
-from tests.cluster.clusterlab import BOX, GPUVIRT, LabNode
+from tests.cluster.clusterlab import LabNode
 from tests.cluster.kubevirtkinds import install
+from tests.cluster.labnamespace import BOX, GPUVIRT
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

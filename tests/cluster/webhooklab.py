@@ -18,9 +18,9 @@ from lab.cluster import settings
 
 from gpuvirt.clock import RealClock
 from gpuvirt.plain import Plain
-from tests.certificates import Authority
 from tests.chart.helmchart import Helm, Rendered, at, items
-from tests.cluster.clusterlab import LabNode
+from tests.cluster.labnamespace import LabNamespace
+from tests.web.certificates import Authority
 
 PORT, METRICS_PORT = 19443, 19444
 NAME = "gpuvirt-webhook"
@@ -62,11 +62,11 @@ class Answer:
 class Pods:
     """A client that creates pods in a namespace over one connection."""
 
-    def __init__(self, node: LabNode) -> None:
-        ca = node.cluster.folder / "certs/apiserver.crt"
-        context = ssl.create_default_context(cafile=str(ca))
+    def __init__(self, node: LabNamespace) -> None:
+        place = node.cluster.place
+        context = ssl.create_default_context(cafile=str(node.cluster.ca))
         self._path = f"/api/v1/namespaces/{node.namespace}/pods"
-        self._connection = http.client.HTTPSConnection(settings.ADDRESS, settings.PORT, timeout=60, context=context)
+        self._connection = http.client.HTTPSConnection(place.address, place.port, timeout=60, context=context)
 
     def create(self, pod: Mapping[str, object], *, dry_run: bool = False) -> Answer:
         """Create a pod; with `dry_run`, only ask whether it would be admitted."""
@@ -86,7 +86,7 @@ class Pods:
 class WebhookLab:
     """The API server, and the webhook that it asks."""
 
-    node: LabNode
+    node: LabNamespace
     pods: Pods
     process: "subprocess.Popen[bytes]"
     log: Path
@@ -122,7 +122,7 @@ def configuration(rendered: Rendered, ca: bytes) -> Mapping[str, object]:
 
 
 @contextmanager
-def webhook_lab(node: LabNode, helm: Helm, folder: Path) -> Iterator[WebhookLab]:
+def webhook_lab(node: LabNamespace, helm: Helm, folder: Path) -> Iterator[WebhookLab]:
     """Run the webhook with the chart's config, and have the API server ask it."""
     rendered = helm.template(*VALUES)
     authority = Authority(folder)

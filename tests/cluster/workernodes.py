@@ -12,13 +12,16 @@ import msgspec
 from lab.cluster.kwok import kwok
 from lab.vsphere.simulator import VSphere
 
-from tests.cluster.clusterlab import LabNode
+from tests.cluster.labnamespace import LabNamespace
 
 WORKERS: Mapping[str, str] = {
     **{f"worker{number}": "v100-4q-4GB" for number in range(4)},
     "worker4": "v100-16q-16GB",
 }
 """The label `vgpu.type` of each worker's node; VMs have the names of their nodes."""
+
+RENEWED_EVERY_S = 2
+"""How often a played kubelet renews its Lease: kwok renews after a quarter of its duration. A kubelet takes 10 s."""
 
 PLAYED: Mapping[str, str] = {"key": "gpuvirt.test/played", "effect": "NoSchedule"}
 """Keeps programs that have to run away from nodes where nothing runs."""
@@ -45,7 +48,7 @@ class _Node(msgspec.Struct, frozen=True):
 class WorkerNodes:
     """The nodes, and the processes that play their kubelets."""
 
-    def __init__(self, node: LabNode, vsphere: VSphere) -> None:
+    def __init__(self, node: LabNamespace, vsphere: VSphere) -> None:
         self._node = node
         self._vsphere = vsphere
         self._kubelets: dict[str, subprocess.Popen[bytes]] = {}
@@ -91,12 +94,13 @@ class WorkerNodes:
 
 
 @contextmanager
-def played_node(node: LabNode, name: str, labels: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+def played_node(node: LabNamespace, name: str, labels: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
     """Register a node for the duration of the context, and give the process that plays its kubelet."""
     metadata = {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}}
     node.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [PLAYED]}})
     kubeconfig = f"--kubeconfig={node.cluster.kubeconfig}"
-    command = [*kwok(), kubeconfig, f"--manage-single-node={name}", "--node-lease-duration-seconds=40"]
+    lease = f"--node-lease-duration-seconds={4 * RENEWED_EVERY_S}"
+    command = [*kwok(), kubeconfig, f"--manage-single-node={name}", lease]
     log: Path = node.cluster.folder / f"log/kwok-{name}.log"
     with log.open("ab") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:

@@ -11,13 +11,13 @@ from lab.cluster import settings
 from gpuvirt.cluster.admission.injectionconfig import parse
 from tests.admission.goldens import decided
 from tests.chart.helmchart import Helm, at, items
-from tests.cluster.clusterlab import LabNode
+from tests.cluster.labnamespace import LabNamespace
 from tests.cluster.webhooklab import NAME, Answer, WebhookLab, pod, until, webhook_lab
 
 pytestmark = [
     pytest.mark.ring("cluster"),
     pytest.mark.ring("helm"),
-    pytest.mark.xdist_group("cluster"),
+    pytest.mark.xdist_group("controlplane"),
     pytest.mark.timeout(300),
 ]
 
@@ -27,7 +27,7 @@ OTHERS = 1000
 
 
 @pytest.fixture
-def webhook(node: LabNode, helm: Helm, tmp_path: Path) -> Iterator[WebhookLab]:
+def webhook(node: LabNamespace, helm: Helm, tmp_path: Path) -> Iterator[WebhookLab]:
     with webhook_lab(node, helm, tmp_path) as lab:
         yield lab
 

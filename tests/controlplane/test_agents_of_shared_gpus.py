@@ -12,14 +12,14 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.agent.gpunodekeeper import REPORTER
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.events import About, Event, EventDraft, Kind, Reporter, create, event_of
-from gpuvirt.cluster.failures import ForbiddenError, RefusedError
+from gpuvirt.cluster.failures import ApiRefusedError, ForbiddenError
 from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.resources import NODES, pods
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION
 from tests.cluster.apilab import ACCOUNT, NAMESPACE, NODE, ApiLab
-from tests.cluster.clusterlab import BOX, LabNode
+from tests.cluster.labnamespace import BOX, LabNamespace
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 ROOT = Path(__file__).parent.parent.parent
 SHARES = '{"containers":{"main":{"GPU-2a1b":300}},"enforcement":"none"}'
@@ -29,7 +29,7 @@ OWNER = {"apiVersion": "v1", "kind": "Node", "name": "other", "uid": "00000000-0
 class Agent:
     """The agent's account, and a namespace with a pod on its node, and one elsewhere."""
 
-    def __init__(self, api: ApiLab, node: LabNode) -> None:
+    def __init__(self, api: ApiLab, node: LabNamespace) -> None:
         self.client = Client(api.credentials)
         self.node = node
 
@@ -49,7 +49,7 @@ class Agent:
             changed = {"metadata": {"annotations": {"guarded": str(number)}}}
             try:
                 await self.patch("here", changed)
-            except RefusedError:
+            except ApiRefusedError:
                 return
             except ForbiddenError:
                 pass
@@ -57,7 +57,7 @@ class Agent:
 
 
 @pytest.fixture
-async def agent(node: LabNode, tmp_path: Path) -> AsyncIterator[Agent]:
+async def agent(node: LabNamespace, tmp_path: Path) -> AsyncIterator[Agent]:
     """An agent with the rights to share GPUs."""
     api = ApiLab(node.cluster, tmp_path)
     for file in ("node.yaml", "shares.yaml"):
@@ -91,7 +91,7 @@ async def test_an_agent_may_change_only_the_shares_of_pods_on_its_node(agent: Ag
         ("here", {"status": {"phase": "Succeeded"}}),
         ("here", {"status": {"conditions": None, "message": "gone"}}),
     ):
-        with pytest.raises(RefusedError, match="gpuvirt's agent may"):
+        with pytest.raises(ApiRefusedError, match="gpuvirt's agent may"):
             await agent.patch(name, patch)
 
 
@@ -119,7 +119,7 @@ async def test_an_agent_may_write_events_in_its_own_name_about_pods(agent: Agent
         (Reporter(REPORTER, "other"), about),
         (ours, About("v1", "Node", NODE, NODE)),
     ):
-        with pytest.raises(RefusedError, match="gpuvirt's agent may write events only"):
+        with pytest.raises(ApiRefusedError, match="gpuvirt's agent may write events only"):
             await create(agent.client, event_of(draft, object_, reporter, at + timedelta(seconds=1)))
 
 
@@ -128,7 +128,7 @@ async def until_refused(agent: Agent, event: Callable[[datetime], Event]) -> Non
     while True:
         try:
             await create(agent.client, event(RealClock().now()))
-        except RefusedError:
+        except ApiRefusedError:
             return
         await RealClock().sleep(0.1)
 
@@ -144,7 +144,7 @@ async def test_an_agent_may_name_its_nodes_shared_gpus_and_label_the_vgpu_type(a
 
     assert (await patch(labels, annotations)).metadata.labels.items() >= labels.items()
     assert not labels.keys() & (await patch(dict.fromkeys(labels), dict.fromkeys(annotations))).metadata.labels.keys()
-    with pytest.raises(RefusedError, match=r"may change only the labels .*, vgpu\.type, virtual\.gpu\.type"):
+    with pytest.raises(ApiRefusedError, match=r"may change only the labels .*, vgpu\.type, virtual\.gpu\.type"):
         await patch({"vgpu.types": "a"}, {})
-    with pytest.raises(RefusedError, match=r"may change only the annotations .*gpuvirt\.io/shared-gpus"):
+    with pytest.raises(ApiRefusedError, match=r"may change only the annotations .*gpuvirt\.io/shared-gpus"):
         await patch({}, {"mine": "a"})

@@ -12,16 +12,15 @@ from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ConflictError
-from gpuvirt.cluster.operator.schedules.kubevirt.changing import Writer
-from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
+from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms, Writer
 from gpuvirt.cluster.operator.schedules.kubevirt.judging import VmObjects
 from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import StateChange, Vm, Vmi, virtual_machines
 from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, Power, VmKey, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.spec import SAVED_STRATEGY
-from tests.cluster.clusterlab import LabNode
 from tests.cluster.kubevirtkinds import install
+from tests.cluster.labnamespace import LabNamespace
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 SMALL, BIG = "nvidia.com/GRID_A10-4Q", "nvidia.com/GRID_A10-8Q"
 
@@ -29,7 +28,7 @@ SMALL, BIG = "nvidia.com/GRID_A10-4Q", "nvidia.com/GRID_A10-8Q"
 class Workers:
     """A VM in the test's namespace, and the back end."""
 
-    def __init__(self, node: LabNode) -> None:
+    def __init__(self, node: LabNamespace) -> None:
         self.node = node
         self.client = Client(from_kubeconfig(node.cluster.kubeconfig))
         self.vms = KubeVirtVms(self.client, node.namespace)
@@ -74,7 +73,7 @@ class Workers:
 
 
 @pytest.fixture(params=SOURCES)
-def workers(node: LabNode, request: pytest.FixtureRequest) -> Workers:
+def workers(node: LabNamespace, request: pytest.FixtureRequest) -> Workers:
     """A cluster with KubeVirt's kinds, by our facts and by KubeVirt's manifests."""
     install(node, request.param)
     return Workers(node)

@@ -5,18 +5,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from lab.cluster.cluster import Cluster
+from lab.cluster.playedcluster import PlayedCluster
 
 from tests.cluster.extenderlab import GPUVIRT, RESOURCE, SCHEDULER, ExtenderLab, extender_lab, until
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane"), pytest.mark.timeout(400)]
 
 PORT = 18881
 PRIORITIES = {"share-low": 5, "share-high": 1000, "share-top": 5000}
 
 
 @pytest.fixture
-def extenders(lab: Cluster, tmp_path: Path) -> Iterator[ExtenderLab]:
+def extenders(lab: PlayedCluster, tmp_path: Path) -> Iterator[ExtenderLab]:
     with extender_lab(lab, tmp_path) as found:
         found.apply(
             *(

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from lab.cluster.schedulerimage import import_kube_scheduler
 
-from tests.certificates import Authority
-from tests.cluster.chartlab import NAMESPACE, Install
-from tests.cluster.clusterlab import BOX, LabNode
+from tests.cluster.chartlab import NAMESPACE
 from tests.cluster.controllerlab import ControlledNode, controlled
+from tests.cluster.labnamespace import BOX, LabNamespace
+from tests.web.certificates import Authority
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 ROOT = Path(__file__).parent.parent.parent
 SHARES = "nvidia.com/vgpu"
@@ -48,7 +47,7 @@ def pod(name: str, *, containers: Mapping[str, int], init: Mapping[str, int] | N
 class Tenant:
     """A namespace with a quota."""
 
-    def __init__(self, node: LabNode) -> None:
+    def __init__(self, node: LabNamespace) -> None:
         self._node = node
         self.apply(example("quota-of-gpu-shares.yaml"))
         node.until(lambda: self.quota("hard") == "1500", lambda: self.quota("hard"))
@@ -76,7 +75,7 @@ class Tenant:
 
 
 @pytest.fixture
-def tenant(node: LabNode) -> Tenant:
+def tenant(node: LabNamespace) -> Tenant:
     """A tenant with a quota of 1500 units."""
     return Tenant(node)
 
@@ -100,7 +99,7 @@ def test_a_quota_counts_no_pod_without_units(tenant: Tenant) -> None:
     tenant.until_used(0)
 
 
-def test_a_deleted_pods_units_can_be_requested_again(node: LabNode, tenant: Tenant) -> None:
+def test_a_deleted_pods_units_can_be_requested_again(node: LabNamespace, tenant: Tenant) -> None:
     tenant.apply(pod("first", containers={"main": 1500}))
     assert "exceeded quota" in tenant.refusal(pod("second", containers={"main": 1}))
     node.delete("first")
@@ -114,7 +113,7 @@ def test_whole_gpus_can_be_forbidden_to_a_tenant(tenant: Tenant) -> None:
     tenant.apply(example("pod-with-gpu-share.yaml"))
 
 
-def test_a_quota_on_limits_of_units_is_accepted_and_limits_nothing(node: LabNode, tenant: Tenant) -> None:
+def test_a_quota_on_limits_of_units_is_accepted_and_limits_nothing(node: LabNamespace, tenant: Tenant) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "limits"}}
     tenant.apply({**quota, "spec": {"hard": {f"limits.{SHARES}": "1", "pods": "1"}}})
     used = ("get", "resourcequota", "limits", "-o", "jsonpath={.status.used}")
@@ -124,7 +123,7 @@ def test_a_quota_on_limits_of_units_is_accepted_and_limits_nothing(node: LabNode
 
 
 @pytest.fixture
-def controlled_node(node: LabNode) -> Iterator[ControlledNode]:
+def controlled_node(node: LabNamespace) -> Iterator[ControlledNode]:
     """The controller's namespace, without a ClusterPolicy."""
     with controlled(node) as found:
         yield found
@@ -170,7 +169,7 @@ def test_the_real_kube_scheduler_accepts_the_controllers_configuration(
     node.until(lambda: not config(), config)
 
 
-def read_by_kube_scheduler(node: LabNode, text: str, folder: Path) -> "Mapping[str, list[Mapping[str, object]]]":
+def read_by_kube_scheduler(node: LabNamespace, text: str, folder: Path) -> "Mapping[str, list[Mapping[str, object]]]":
     """Return a configuration as kube-scheduler writes it after reading it."""
     given, written = folder / "given.yaml", folder / "written.yaml"
     given.write_text(text)
@@ -181,50 +180,3 @@ def read_by_kube_scheduler(node: LabNode, text: str, folder: Path) -> "Mapping[s
     assert written.exists(), done.stderr
     read: Mapping[str, list[Mapping[str, object]]] = yaml.safe_load(written.read_text())
     return read
-
-
-RIGHTS = (
-    ("extender", "create", "pods/binding", "yes"),
-    ("extender", "watch", "pods", "yes"),
-    ("extender", "patch", "pods", "no"),
-    ("extender", "patch", "pods/status", "yes"),
-    ("extender", "update", "leases.coordination.k8s.io", "no"),
-    ("extender", "create", "endpointslices.discovery.k8s.io", "no"),
-    ("extender", "get", "services", "no"),
-    ("extender", "get", "secrets", "no"),
-    ("node", "patch", "pods/status", "yes"),
-    ("node", "patch", "pods", "no"),
-    ("node", "create", "pods/binding", "no"),
-    ("scheduler", "create", "pods/binding", "yes"),
-    ("scheduler", "get", "configmaps", "no"),
-)
-"""Accounts of the chart, and whether they may do something in a tenant's namespace."""
-
-
-@pytest.mark.ring("helm")
-def test_the_charts_second_scheduler_schedules_pods(user: Install, node: LabNode) -> None:
-    image = {"repository": import_kube_scheduler(user.cluster, "v1"), "tag": "v1", "pullPolicy": "Never"}
-    values = [f"scheduler.image.{key}={value}" for key, value in image.items()]
-    # The extender is not needed for a pod without units.
-    release = user.installed("extender.enabled=true", "extender.replicas=0", "scheduler.enabled=true", *values)
-    lease = ("get", "lease", "gpuvirt-scheduler", "-n", NAMESPACE, "-o", "jsonpath={.spec.holderIdentity}")
-    node.until(lambda: "gpuvirt-scheduler" in user.cluster.kubectl(*lease).stdout, user.pods)
-    spec = {"schedulerName": "gpuvirt-scheduler", "containers": [{"name": "main", "image": BOX, "args": ["sleep 1"]}]}
-    metadata = {"name": "plain", "namespace": node.namespace}
-    node.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    node.until(lambda: node.status("plain").phase in {"Running", "Succeeded"}, lambda: str(node.status("plain")))
-    # A pod with units waits for the extender, and for a node that has some.
-    main = {"name": "main", "image": BOX, "resources": {"limits": {SHARES: "300"}}}
-    metadata = {"name": "shares", "namespace": node.namespace}
-    node.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**spec, "containers": [main]}})
-    waits = "{.status.conditions[?(@.type=='PodScheduled')].message}"
-    why = ("get", "pod", "shares", "-o", f"jsonpath={waits}")
-    node.until(lambda: f"Insufficient {SHARES}" in node.kubectl(*why), lambda: node.kubectl(*why))
-    for account, verb, what, may in RIGHTS:
-        given = f"--as=system:serviceaccount:{NAMESPACE}:gpuvirt-{account}"
-        resource, _, part = what.partition("/")
-        asked = ("auth", "can-i", verb, resource, f"--subresource={part}", given, "-n", node.namespace)
-        assert user.cluster.kubectl(*asked).stdout.strip() == may, (account, verb, what)
-    user.uninstall(release)
-    left = ("get", "configmap,deployment", "-n", NAMESPACE, "-o", "name")
-    node.until(lambda: "gpuvirt" not in user.kubectl(*left), lambda: user.kubectl(*left))

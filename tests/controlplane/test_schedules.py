@@ -8,18 +8,18 @@ import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
-from tests.certificates import Authority
-from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import NAMESPACE, controlled
 from tests.cluster.documentsday import DAY, Day, schedules_served
+from tests.cluster.labnamespace import LabNamespace
 from tests.cluster.workernodes import WORKERS, WorkerNodes
 from tests.hypervisors.simulated import center
+from tests.web.certificates import Authority
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("vsphere"), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("vsphere"), pytest.mark.xdist_group("controlplane")]
 
 
 @pytest.fixture
-def day(node: LabNode, tmp_path: Path) -> Iterator[Day]:
+def day(node: LabNamespace, tmp_path: Path) -> Iterator[Day]:
     """The workers, and a controller as a process of the real host."""
     with (
         controlled(node) as cluster,

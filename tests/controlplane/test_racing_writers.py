@@ -10,26 +10,26 @@ from urllib.request import Request, urlopen
 
 import pytest
 from lab.cluster import settings
-from lab.cluster.cluster import Cluster
+from lab.cluster.playedcluster import PlayedCluster
 
-from tests.certificates import Authority
-from tests.cluster.clusterlab import GPUVIRT
-from tests.scriptedapi import Call, Reply, scripted
+from tests.apiserver.scriptedapi import Call, Reply, scripted
+from tests.cluster.labnamespace import GPUVIRT
+from tests.web.certificates import Authority
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/gpuvirt-controller"
 MANIFEST = "{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: gpuvirt-controller}}"
 
 
-def passing_on(lab: Cluster) -> Callable[[Call], Reply]:
+def passing_on(lab: PlayedCluster) -> Callable[[Call], Reply]:
     """Return a handler that forwards requests to the lab's API server."""
-    context = ssl.create_default_context(cafile=str(lab.folder / "certs/apiserver.crt"))
+    context = ssl.create_default_context(cafile=str(lab.ca))
 
     def answer(call: Call) -> Reply:
         headers = {name: call.headers[name] for name in ("authorization", "content-type") if name in call.headers}
-        url = f"https://{settings.ADDRESS}:{settings.PORT}{call.target}"
-        request = Request(url, call.body or None, headers, method=call.method)
+        url = f"{lab.server}{call.target}"
+        request = Request(url, call.body or None, headers, method=call.method)  # noqa: S310  the lab's own server
         try:
             with urlopen(request, context=context) as reply:  # noqa: S310  the lab's own server
                 return reply.status, json.load(reply)
@@ -42,7 +42,7 @@ def passing_on(lab: Cluster) -> Callable[[Call], Reply]:
 
 @pytest.mark.parametrize("existing", [True, False])
 async def test_an_uninstall_acquires_a_lease_that_another_program_writes_concurrently(
-    lab: Cluster, tmp_path: Path, existing: bool
+    lab: PlayedCluster, tmp_path: Path, existing: bool
 ) -> None:
     """Before each of three reads of the lease another writer changes it, or creates it if it is absent."""
     lab.kubectl("delete", "lease", "gpuvirt-controller", "--namespace", "default", "--ignore-not-found")

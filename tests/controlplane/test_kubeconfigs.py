@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from lab.cluster import settings
-from lab.cluster.cluster import Cluster
+from lab.cluster.playedcluster import PlayedCluster
 
-from tests.certificates import Authority, Pair
-from tests.cluster.clusterlab import GPUVIRT
-from tests.testproxies import TestProxy, proxying
+from tests.apiserver.testproxies import TestProxy, proxying
+from tests.cluster.labnamespace import GPUVIRT
+from tests.web.certificates import Authority, Pair
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 TOKEN = settings.TOKENS.partition(",")[0]
 V1 = "client.authentication.k8s.io/v1"
@@ -33,7 +33,7 @@ echo '{"apiVersion": "'$VERSION'", "kind": "ExecCredential", "status": {"token":
 class Place:
     """The lab's API server, and a folder with the files that kubeconfigs name."""
 
-    lab: Cluster
+    lab: PlayedCluster
     folder: Path
     proxy: str
 
@@ -43,7 +43,7 @@ class Place:
         ca = (self.folder / "ca.crt").read_bytes()
         jane = Pair(self.folder / "jane.crt", self.folder / "jane.key")
         return {
-            "SERVER": f"server: 'https://{settings.ADDRESS}:{settings.PORT}'",
+            "SERVER": f"server: '{self.lab.server}'",
             "CADATA": f"certificate-authority-data: {b64encode(ca).decode()}",
             "PROXY": f"proxy-url: '{self.proxy}'",
             "JANE": f"client-certificate-data: {b64encode(jane.certificate.read_bytes()).decode()},"
@@ -67,15 +67,15 @@ users: [{{name: u, user: {{{user}}}}}]
 
 
 @pytest.fixture
-async def place(lab: Cluster, tmp_path: Path) -> AsyncIterator[Place]:
-    (tmp_path / "ca.crt").write_bytes((lab.folder / "certs/apiserver.crt").read_bytes())
+async def place(lab: PlayedCluster, tmp_path: Path) -> AsyncIterator[Place]:
+    (tmp_path / "ca.crt").write_bytes(lab.ca.read_bytes())
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     (tmp_path / "plugin").write_text(PLUGIN % TOKEN)
     (tmp_path / "plugin").chmod(0o755)
     clients = lab.folder / settings.CLIENT_CA
     authority = Authority(tmp_path, Pair(clients.with_suffix(".crt"), clients.with_suffix(".key")))
     pair = authority.client("jane", "system:masters")
-    proxy = TestProxy(settings.PORT, host=settings.ADDRESS)
+    proxy = TestProxy(lab.place.port, host=lab.place.address)
     async with proxying(proxy, "http", pair) as url:
         yield Place(lab, tmp_path, url)
 

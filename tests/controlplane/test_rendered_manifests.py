@@ -5,19 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab.cluster.cluster import Cluster
+from lab.cluster.playedcluster import PlayedCluster
 from lab.cluster.settings import NODE
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.workloads import encoded
+from gpuvirt.cluster.operator.operands import bases
 from gpuvirt.cluster.operator.operands.accounts import accounts
 from gpuvirt.cluster.operator.operands.rendering import render
 from gpuvirt.cluster.operator.operands.site import Site
+from tests.cli.commandline import ran
 from tests.cluster.apilab import ApiLab
-from tests.commandline import ran
 from tests.operands.policies import ALL_KINDS, full, policy_of
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 NAMESPACE = "default"
 SITE = replace(ALL_KINDS, settings=replace(ALL_KINDS.settings, namespace=NAMESPACE))
@@ -31,6 +32,12 @@ IMAGES = {
     f"{name}_IMAGE": "r/x:1"
     for name in ("DRIVER", "DRIVER_MANAGER", "CONTAINER_TOOLKIT", "DEVICE_PLUGIN", "DCGM", "DCGM_EXPORTER", "GFD")
 }
+STRICT = ("--server-side", "--dry-run=server", "--validate=strict", "--field-manager=gpuvirt")
+
+
+def test_kubectl_takes_the_operands_manifests_as_they_are(lab: PlayedCluster, tmp_path: Path) -> None:
+    reported = ApiLab(lab, tmp_path).kubectl("apply", *STRICT, "-f", str(bases.FOLDER))
+    assert len(reported.splitlines()) == len(list(bases.FOLDER.iterdir()))
 
 
 @pytest.mark.parametrize(
@@ -43,19 +50,18 @@ IMAGES = {
     ids=["full", "defaults", "nri"],
 )
 def test_the_api_server_accepts_all_rendered_manifests(
-    lab: Cluster, tmp_path_factory: pytest.TempPathFactory, policy: ClusterPolicy, site: Site
+    lab: PlayedCluster, tmp_path_factory: pytest.TempPathFactory, policy: ClusterPolicy, site: Site
 ) -> None:
     api = ApiLab(lab, tmp_path_factory.mktemp("rendered"))
     rendered = render(policy, site)
     assert rendered.faults == ()
     manifests = (*accounts(NAMESPACE), *rendered.manifests)
     given = "\n---\n".join(encoded(manifest).decode() for manifest in manifests)
-    how = ("--server-side", "--dry-run=server", "--validate=strict", "--field-manager=gpuvirt")
-    reported = api.kubectl("apply", *how, "-f", "-", given=given)
+    reported = api.kubectl("apply", *STRICT, "-f", "-", given=given)
     assert len(reported.splitlines()) == len(manifests)
 
 
-def test_validation_succeeds_after_the_node_offers_gpus(lab: Cluster, tmp_path: Path) -> None:
+def test_validation_succeeds_after_the_node_offers_gpus(lab: PlayedCluster, tmp_path: Path) -> None:
     asked = ("--node-name", NODE, "--kubeconfig", str(lab.kubeconfig), "--validations-dir", str(tmp_path))
     refused = ran("validate", "plugin", *asked)
     assert refused.returncode == 1

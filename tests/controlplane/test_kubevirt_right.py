@@ -9,7 +9,7 @@ from lab.cluster.kubevirtkinds import SOURCES
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import RefusedError
+from gpuvirt.cluster.failures import ApiRefusedError
 from gpuvirt.cluster.kinds.kubevirt import (
     HYPER_CONVERGEDS,
     INSTANCES,
@@ -24,16 +24,16 @@ from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.names import Names, names_of
 from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
-from gpuvirt.cluster.operator.kubevirt.undoing import undo
+from gpuvirt.cluster.operator.kubevirt.undoer import undo
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.plain import Plain
-from tests.cluster.clusterlab import LabNode
+from tests.cli.commandline import gpuvirt
 from tests.cluster.kubevirtkinds import install
-from tests.commandline import gpuvirt
-from tests.kubevirts import A10, OFFERED, T4_8Q, at, entry
+from tests.cluster.labnamespace import LabNamespace
+from tests.kubevirt.kubevirts import A10, OFFERED, T4_8Q, at, entry
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 LISTS = ("spec", "configuration", "permittedHostDevices")
@@ -52,7 +52,7 @@ spec: {domain: {devices: {gpus: [{deviceName: nvidia.com/GA102GL_A10, name: gpu1
 class Dependencies:
     """The controller, reduced to one KubeVirt."""
 
-    def __init__(self, node: LabNode) -> None:
+    def __init__(self, node: LabNamespace) -> None:
         self.node = node
         self.client = Client(from_kubeconfig(node.cluster.kubeconfig))
         self.names = Names()
@@ -104,7 +104,7 @@ class Dependencies:
 
 
 @pytest.fixture(params=SOURCES)
-def dependencies(node: LabNode, request: pytest.FixtureRequest) -> Dependencies:
+def dependencies(node: LabNamespace, request: pytest.FixtureRequest) -> Dependencies:
     """A cluster with KubeVirt's kinds, by our facts and by KubeVirt's manifests."""
     install(node, request.param)
     return Dependencies(node)
@@ -149,7 +149,7 @@ async def test_a_stale_patch_is_refused_after_another_writer(dependencies: Depen
     theirs = entry("8086:56C0", "intel.com/flex")
     lists = {"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": [theirs]}}}}
     dependencies.node.kubectl("patch", "kubevirt", "kubevirt", "--type=merge", "-p", json.dumps(lists))
-    with pytest.raises(RefusedError, match="422"):
+    with pytest.raises(ApiRefusedError, match="422"):
         await dependencies.send(late)
     await dependencies.converge()
     assert dependencies.found("kubevirt", *LISTS, "pciHostDevices") == [theirs, entry("10DE:2236", A10)]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lab.cluster.cluster import Cluster
+from lab.cluster.playedcluster import PlayedCluster
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
@@ -23,7 +23,7 @@ from tests.cluster.cutoff import CutOff, cut_off_network
 from tests.cluster.extenderlab import ExtenderLab, Replica, extender_lab, until
 from tests.cluster.heldback import HeldBack, held_back
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane"), pytest.mark.timeout(300)]
 
 log = logging.getLogger(__name__)
 
@@ -35,20 +35,19 @@ WITHIN_S = 40.0
 
 
 @pytest.fixture
-def extenders(lab: Cluster, tmp_path: Path) -> Iterator[ExtenderLab]:
+def extenders(lab: PlayedCluster, tmp_path: Path) -> Iterator[ExtenderLab]:
     with extender_lab(lab, tmp_path) as found:
         yield found
 
 
 @pytest.fixture
-def network(lab: Cluster) -> Iterator[CutOff]:
-    del lab  # its bridge
-    with cut_off_network() as found:
+def network(lab: PlayedCluster) -> Iterator[CutOff]:
+    with cut_off_network(lab.place) as found:
         yield found
 
 
 @pytest.fixture
-def way(lab: Cluster) -> Iterator[HeldBack]:
+def way(lab: PlayedCluster) -> Iterator[HeldBack]:
     with held_back(lab) as found:
         yield found
 
@@ -134,26 +133,28 @@ def test_lost_bindings_are_made_soon_after_the_network_is_back(
 
 
 async def test_the_api_server_refuses_a_binding_of_an_older_version(extenders: ExtenderLab) -> None:
+    """kube-scheduler is paused, since it writes in the pod's status that it can't be placed: a newer version."""
     extenders.make_nodes(1)
-    extenders.deploy("app", 1, 300)
-    until(lambda: len(extenders.pods()) == 1, extenders.logs)
     client, clock = Client(from_kubeconfig(extenders.cluster.kubeconfig)), RealClock()
-    (name,) = (pod.metadata.name for pod in extenders.pods())
     fence = Fence(client, Index(Sharing()), clock)
-    read = await client.get(pods("default"), name, SharingPod)
 
     async def bind(pod: SharingPod) -> None:
         content = Write(pod, NodeName("share00"), Placement({}, {})).content
         await client.create_part(pods("default"), name, "binding", content, within_s=2.0, may_send=lambda: True)
 
-    changed = await fence.change(read)
-    assert changed is not None
-    assert changed.metadata.resource_version != read.metadata.resource_version
-    with pytest.raises(ConflictError, match="ResourceVersion in precondition"):
-        await bind(read)
-    again = await fence.change(read)
-    assert again == changed, "a pod that has changed needs no change"
-    await bind(changed)
-    bound = await fence.change(changed)
-    assert bound is not None
-    assert bound.spec.node_name == "share00"
+    with extenders.paused_scheduler():
+        extenders.deploy("app", 1, 300)
+        until(lambda: len(extenders.pods()) == 1, extenders.logs)
+        (name,) = (pod.metadata.name for pod in extenders.pods())
+        read = await client.get(pods("default"), name, SharingPod)
+        changed = await fence.change(read)
+        assert changed is not None
+        assert changed.metadata.resource_version != read.metadata.resource_version
+        with pytest.raises(ConflictError, match="ResourceVersion in precondition"):
+            await bind(read)
+        again = await fence.change(read)
+        assert again == changed, "a pod that has changed needs no change"
+        await bind(changed)
+        bound = await fence.change(changed)
+        assert bound is not None
+        assert bound.spec.node_name == "share00"

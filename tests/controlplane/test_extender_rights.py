@@ -17,12 +17,12 @@ from gpuvirt.cluster.resources import pods
 from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
 from tests.chart.helmchart import NAMESPACE, Helm
-from tests.cluster.clusterlab import BOX, LabNode
+from tests.cluster.labnamespace import BOX, LabNamespace
 
 pytestmark = [
     pytest.mark.ring("cluster"),
     pytest.mark.ring("helm"),
-    pytest.mark.xdist_group("cluster"),
+    pytest.mark.xdist_group("controlplane"),
     pytest.mark.timeout(300),
 ]
 
@@ -46,13 +46,13 @@ class Account:
         return ""
 
 
-def account(node: LabNode, folder: Path) -> Account:
-    path, ca = folder / "extender.kubeconfig", node.cluster.folder / "certs/apiserver.crt"
+def account(node: LabNamespace, folder: Path) -> Account:
+    path, cluster = folder / "extender.kubeconfig", node.cluster
     user = f"{{token: {settings.ADMIN_TOKEN}, as: 'system:serviceaccount:{NAMESPACE}:gpuvirt-extender'}}"
     path.write_text(f"""
 current-context: x
 contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
-clusters: [{{name: c, cluster: {{server: 'https://{settings.ADDRESS}:{settings.PORT}', certificate-authority: {ca}}}}}]
+clusters: [{{name: c, cluster: {{server: '{cluster.server}', certificate-authority: {cluster.ca}}}}}]
 users: [{{name: u, user: {user}}}]
 """)
     return Account(Client(from_kubeconfig(path)), node.namespace)
@@ -63,7 +63,7 @@ def changed(key: str, value: str, part: str = "annotations") -> Mapping[str, obj
 
 
 @pytest.fixture
-def applied(helm: Helm, node: LabNode) -> Iterator[None]:
+def applied(helm: Helm, node: LabNamespace) -> Iterator[None]:
     """Apply the extender's roles and policy, and delete them afterwards: a release owns objects of these names."""
     rendered = helm.template("extender.enabled=true")
     try:
@@ -77,7 +77,7 @@ def applied(helm: Helm, node: LabNode) -> Iterator[None]:
 
 @pytest.mark.usefixtures("applied")
 async def test_the_extender_may_change_only_its_annotation_of_pods_that_are_not_bound(
-    node: LabNode, tmp_path: Path
+    node: LabNamespace, tmp_path: Path
 ) -> None:
     extender = account(node, tmp_path)
     containers = [{"name": "main", "image": BOX, "imagePullPolicy": "Never"}]

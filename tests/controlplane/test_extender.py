@@ -8,19 +8,18 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from lab.cluster.cluster import Cluster
+from lab.cluster.playedcluster import PlayedCluster
 
 from gpuvirt.apps.extender import TERMS
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
-from tests.certificates import Authority, Pair
 from tests.cluster.extenderlab import CLIENT, ExtenderLab, extender_lab, until
 from tests.cluster.extenderservice import EXTENDER
+from tests.web.certificates import Authority, Pair
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane"), pytest.mark.timeout(400)]
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ PORTS = 18881, 18882
 
 
 @pytest.fixture
-def extenders(lab: Cluster, tmp_path: Path) -> Iterator[ExtenderLab]:
+def extenders(lab: PlayedCluster, tmp_path: Path) -> Iterator[ExtenderLab]:
     with extender_lab(lab, tmp_path) as found:
         yield found
 
@@ -122,29 +121,7 @@ def test_the_leader_undoes_changes_of_its_slice(extenders: ExtenderLab) -> None:
     until(lambda: extenders.service.address is None, extenders.logs)
 
 
-def test_the_nodes_proxy_leads_to_the_leader(extenders: ExtenderLab) -> None:
-    """By the Service's cluster IP, as in kube-scheduler's configuration."""
-    for port in PORTS:
-        extenders.start_replica(port)
-    leader = extenders.leader()
-    (other,) = (replica for replica in extenders.replicas if replica is not leader)
-    until(lambda: other.is_ready, extenders.logs)
-
-    def serves() -> bool:
-        with suppress(OSError):
-            return extenders.leads_by_cluster_ip()
-        return False
-
-    until(serves, extenders.logs)
-    assert all(serves() for _ in range(20)), "no connection reaches the standby"
-    leader.process.terminate()
-    until(lambda: leader.process.poll() is not None, extenders.logs)
-    took_s = until(serves, extenders.logs)
-    log.info("the cluster IP led to a replica that serves after %.1f s", took_s)
-    assert took_s < TERMS.duration_s, "the leader gave its lease back"
-
-
-def test_kube_scheduler_checks_the_extenders_certificate(lab: Cluster, tmp_path: Path) -> None:
+def test_kube_scheduler_checks_the_extenders_certificate(lab: PlayedCluster, tmp_path: Path) -> None:
     with extender_lab(lab, tmp_path, Authority(tmp_path)) as found:
         found.make_nodes(1)
         found.start_replica(PORTS[0])
@@ -169,7 +146,7 @@ FILES_KEPT_S = 1.5
 """Longer than kube-scheduler keeps the files of its certificate for new connections (client-go, transport.go: 1 s)."""
 
 
-def test_kube_scheduler_shows_its_certificate_and_others_are_refused(lab: Cluster, tmp_path: Path) -> None:
+def test_kube_scheduler_shows_its_certificate_and_others_are_refused(lab: PlayedCluster, tmp_path: Path) -> None:
     """Its files are read again for new connections: as another client it is refused, with the reason in an event."""
     authority = Authority(tmp_path)
     own = Pair(tmp_path / "scheduler.crt", tmp_path / "scheduler.key")

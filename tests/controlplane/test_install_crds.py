@@ -4,22 +4,22 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from lab.cluster.cluster import Cluster
+from lab.cluster.playedcluster import PlayedCluster
 
-from tests.cluster.clusterlab import GPUVIRT
+from tests.cluster.labnamespace import GPUVIRT
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy/chart/files/crds"
 NAMES = ("clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io", "vgpuschedules.gpuvirt.io")
 
 
-def install(lab: Cluster) -> subprocess.CompletedProcess[str]:
+def install(lab: PlayedCluster) -> subprocess.CompletedProcess[str]:
     command = [*GPUVIRT, "install", "crds", str(FOLDER), "--kubeconfig", str(lab.kubeconfig)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_single_run_installs_all_kinds_and_the_next_run_changes_nothing(lab: Cluster) -> None:
+def test_a_single_run_installs_all_kinds_and_the_next_run_changes_nothing(lab: PlayedCluster) -> None:
     """The API server answers with `conditions: null` while it has not looked at a new kind."""
     first = install(lab)
     assert (first.returncode, first.stderr) == (0, "")

@@ -6,7 +6,7 @@ from lab.cluster.binaries import binaries
 from gpuvirt import __version__
 from tests.cli.test_kubectl import COMMANDS, called
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 
 @pytest.fixture(scope="module")

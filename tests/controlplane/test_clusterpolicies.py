@@ -6,15 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from lab.cluster.cluster import Cluster
+from lab.cluster.playedcluster import PlayedCluster
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, plain_spec, read_policy
 from gpuvirt.plain import Plain
 from tests.cluster.apilab import ApiLab
-from tests.cluster.clusterlab import LabNode
+from tests.cluster.labnamespace import LabNamespace
 from tests.cluster.pristine import clear
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 ROOT = Path(__file__).parent.parent.parent
 KIND = "clusterpolicies.nvidia.com"
@@ -23,12 +23,12 @@ INCOMPLETE = "an image needs all of repository, image and version"
 
 
 @pytest.fixture(scope="module")
-def policies(running_lab: Cluster, tmp_path_factory: pytest.TempPathFactory) -> ApiLab:
+def policies(running_lab: PlayedCluster, tmp_path_factory: pytest.TempPathFactory) -> ApiLab:
     """An API server with the ClusterPolicy kind and the policy of the GPU Operator's guide."""
     clear(running_lab)
     api = ApiLab(running_lab, tmp_path_factory.mktemp("policies"))
     api.kubectl("apply", "-f", str(ROOT / "deploy/clusterpolicies.yaml"))
-    served = LabNode(running_lab, "default")
+    served = LabNamespace(running_lab, "default")
     served.until(lambda: running_lab.kubectl("get", KIND).returncode == 0, lambda: "the kind is not served yet")
     api.kubectl("apply", "--validate=strict", "-f", str(GIVEN / "guidepolicy.yaml"))
     return api
