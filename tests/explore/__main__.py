@@ -6,12 +6,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from time import monotonic  # noqa: TID251  how long a person lets it explore
+
+import msgspec
 
 from tests.explore.explorer import Explorer, Found, Tally, sample_random
 from tests.explore.known import is_known
@@ -49,8 +51,7 @@ def describe(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(msgspec.Struct, frozen=True):
     """The limits of an exploration."""
 
     seconds: float

@@ -89,7 +89,8 @@ class AdmitOther(Action):
 
 def _serves_containers(world: World, gpu: PciAddress) -> bool:
     """Return whether a container of another plugin could start with a GPU now."""
-    is_native = world.kernel.pci.functions[gpu].driver == "nvidia" and gpu not in world.kernel.nvidia._locked
+    function = world.kernel.pci.functions.get(gpu)
+    is_native = function is not None and function.driver == "nvidia" and gpu not in world.kernel.nvidia._locked
     return is_native and not world.kubelet.is_admitting
 
 

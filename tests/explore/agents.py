@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +22,10 @@ from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.node.agent import Agent
+from gpuvirt.node.change.changehost import ChangeHost as CommandHost
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.gaterecord import Owner
 from gpuvirt.node.change.gate.gates import plugin_gates
-from gpuvirt.node.change.site import Site as ChangeSite
 from gpuvirt.node.guard import only_agent
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.known.kubeletrecord import KubeletRecord
@@ -32,15 +33,15 @@ from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.store.recordhistorystore import history_store
 from gpuvirt.tasks import keep_going
 from gpuvirt_sim.clock import BEGINNING
-from tests.explore.intervals import INTERVALS
 from tests.explore.jobs import ExploredWorker
 from tests.explore.loop import ExploredLoop
+from tests.explore.observer import ViolationError
 from tests.explore.scenario import Program
 from tests.explore.scheduler import Process
 from tests.explore.seam import ExploredKernel, ExploredTools
 from tests.explore.sharing import Sharing, open_shares, run_shares, sharing_of
 from tests.explore.unprivileged import UnprivilegedKernel
-from tests.simnode import IDS
+from tests.node.simnode import IDS
 
 if TYPE_CHECKING:
     from tests.explore.world import World
@@ -117,11 +118,11 @@ class Agents:
         kernel = kind(lambda: world.kernel, world.scheduler, process, world.observer, whole=world.scenario.whole)
         return kernel, ExploredTools(lambda: self._world.tools, self._world.scheduler, process, self._world.observer)
 
-    def host_of(self, process: Process) -> ChangeSite:
-        """Return the change site of a process."""
+    def host_of(self, process: Process) -> CommandHost:
+        """Return the host that a process changes."""
         kernel, tools = self.seen_by(process)
         gates, device_plugins = self._gates_of(process)
-        return ChangeSite(kernel, tools, self._world.disk.folder / "state/drivers.json", gates, device_plugins)
+        return CommandHost(kernel, tools, self._world.disk.folder / "state/drivers.json", gates, device_plugins)
 
     def _gates_of(self, process: Process) -> tuple[Path, Path]:
         """Return the folders of the gates by paths of this process only, so that processes share no state in memory."""
@@ -158,6 +159,7 @@ class Agents:
         history.load()
         boot_id = snapshot.boot_id(world.kernel)
         recorded = RecordedAllocations(world.kubelet.paths, unread_node, history.value, boot_id, history.save)
+        world.kubelet.before_start = recorded.read
         program = world.scenario.program
         self._lock_folders(process)
 
@@ -168,7 +170,7 @@ class Agents:
         options = NodeOptions(
             kernel=host.kernel,
             clock=world.clock,
-            intervals=INTERVALS,
+            intervals=world.scenario.intervals,
             workers=worker,
             kubelet=world.kubelet.paths,
             settings=world.scenario.settings,
@@ -180,7 +182,7 @@ class Agents:
             node_name=NodeName("node01"),
             watches_gpu_node=program is not Program.VGPUS_ONLY,
             vgpus_only=program is Program.VGPUS_ONLY,
-            moves=host if not program.is_unprivileged else None,
+            change_host=host if not program.is_unprivileged else None,
             plugin_only=program.is_unprivileged,
         )
         agent_view = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
@@ -193,7 +195,7 @@ class Agents:
             recorded,
             kubelets if not program.is_unprivileged else lambda: Unread(NAMESPACE),
             world.clock,
-            INTERVALS,
+            world.scenario.intervals,
             world.resend,
             lacks_api=program.is_unprivileged,
         )
@@ -206,7 +208,18 @@ class Agents:
                 if sharing is not None:
                     group.create_task(run_shares(world, sharing))
 
-        self.running = Running(process, loop, agent, sharing, main_task=loop.create_task(live()))
+        main_task = loop.create_task(live())
+        main_task.add_done_callback(partial(self._fail_unless_killed, process))
+        self.running = Running(process, loop, agent, sharing, main_task=main_task)
+
+    def _fail_unless_killed(self, process: Process, main_task: asyncio.Task[None]) -> None:
+        """End the schedule with a failure where an agent has ended itself."""
+        if process.dead or main_task.cancelled():
+            return
+        error = main_task.exception() or ViolationError("crash", f"{process.name} has ended")
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            (error,) = error.exceptions
+        self._world.scheduler.fail(error)
 
     def end(self) -> None:
         """Kill the agent, or the newer of two agents."""

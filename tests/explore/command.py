@@ -14,11 +14,11 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
 from gpuvirt.model.reasons import Reason, gaterefusals
 from gpuvirt.node.change import byhand
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
 from gpuvirt.node.change.gate.gateerrors import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
-from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.changes import by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
@@ -49,9 +49,9 @@ class Command(Action):
             world.observer.forced.add(process)
         desired = {self.gpu: DesiredGpu(self.desired)}
 
-        def change(site: Site, inputs: Inputs, unit: UnitId, first: Inventory) -> tuple[Reason, ...]:
+        def change(change_host: ChangeHost, inputs: Inputs, unit: UnitId, first: Inventory) -> tuple[Reason, ...]:
             inputs = replace(inputs, allowed=self.also, forced=self.forced)
-            return apply(site, unit, desired, inputs, _by_person(unit, inputs), first).reasons
+            return apply(change_host, unit, desired, inputs, _by_person(unit, inputs), first).reasons
 
         _run(world, process, self.gpu, desired, change)
 
@@ -69,8 +69,8 @@ class ApplyVgpus(Action):
     def act(self, world: World) -> None:
         desired = {self.gpu: DesiredGpu(vgpus=DesiredVgpus(Counter(self.types)))}
 
-        def change(site: Site, inputs: Inputs, unit: UnitId, first: Inventory) -> tuple[Reason, ...]:
-            return apply(site, unit, desired, inputs, _by_person(unit, inputs), first).reasons
+        def change(change_host: ChangeHost, inputs: Inputs, unit: UnitId, first: Inventory) -> tuple[Reason, ...]:
+            return apply(change_host, unit, desired, inputs, _by_person(unit, inputs), first).reasons
 
         _run(world, Process("gpuvirt vgpu apply"), self.gpu, desired, change)
 
@@ -84,15 +84,15 @@ class DeleteVgpu(Action):
 
     @override
     def act(self, world: World) -> None:
-        def change(site: Site, inputs: Inputs, unit: UnitId, first: Inventory) -> tuple[Reason, ...]:
+        def change(change_host: ChangeHost, inputs: Inputs, unit: UnitId, first: Inventory) -> tuple[Reason, ...]:
             del unit
             live = sorted(vgpu.id for vgpu in first.facts.vgpu_hosts[self.gpu].live)
-            return byhand.remove(site, self.gpu, live[0], inputs, lambda _: None, first) if live else ()
+            return byhand.remove(change_host, self.gpu, live[0], inputs, lambda _: None, first) if live else ()
 
         _run(world, Process("gpuvirt vgpu delete"), self.gpu, {self.gpu: DesiredGpu(vgpus=DesiredVgpus())}, change)
 
 
-Changing = Callable[[Site, Inputs, UnitId, Inventory], tuple[Reason, ...]]
+Changing = Callable[[ChangeHost, Inputs, UnitId, Inventory], tuple[Reason, ...]]
 
 
 def _by_person(unit: UnitId, inputs: Inputs) -> Run:
@@ -101,13 +101,13 @@ def _by_person(unit: UnitId, inputs: Inputs) -> Run:
 
 def _run(world: World, process: Process, gpu: PciAddress, desired: DesiredUnit, change: Changing) -> None:
     """Run a command as a process of its own, once the agents let it."""
-    site = world.agents.host_of(process)
+    change_host = world.agents.host_of(process)
     ledger = world.disk.folder / "state/ledger.json"
-    account = PodAccount(site.kernel, HostRoots.under(world.disk.folder), world.kubelet.paths, (ledger,))
+    account = PodAccount(change_host.kernel, HostRoots.under(world.disk.folder), world.kubelet.paths, (ledger,))
 
     def run() -> None:
         inputs = Inputs(account.account, readings=account.readings)
-        inventory = observe(site, inputs).inventory
+        inventory = observe(change_host, inputs).inventory
         if gpu not in inventory.gpus:
             return
         unit = inventory.gpus[gpu].unit
@@ -115,8 +115,8 @@ def _run(world: World, process: Process, gpu: PciAddress, desired: DesiredUnit, 
         request = DrainRequest(unit, slots, f"{process.name} {gpu}", desires_of(desired))
         agents = Agents(world.agents.folder, lambda: _why_listed(world, unit))
         try:
-            with beside_agents(site.gates, agents, request) as refusal:
-                reasons = (refusal,) if refusal is not None else change(site, inputs, unit, inventory)
+            with beside_agents(change_host.gates, agents, request) as refusal:
+                reasons = (refusal,) if refusal is not None else change(change_host, inputs, unit, inventory)
         except UnitBusyError as error:
             world.scheduler.add_line(f"  {process.name}: {error}")
             return

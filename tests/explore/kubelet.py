@@ -106,8 +106,7 @@ class Pod:
         return self.answered and not self.ended and not never_starts
 
 
-@dataclass
-class Kubelet:
+class Kubelet(msgspec.Struct):
     """The kubelet of one node."""
 
     paths: KubeletPaths
@@ -121,9 +120,11 @@ class Kubelet:
     """Whether it has its pods from the API server; without them it lists none and starts none."""
     is_silent: bool = False
     """Whether GetAllocatableResources fails while List answers."""
-    pods: dict[str, Pod] = field(default_factory=dict)
-    lists: dict[ResourceName, Mapping[DeviceId, bool]] = field(default_factory=dict)
+    pods: dict[str, Pod] = msgspec.field(default_factory=dict)
+    lists: dict[ResourceName, Mapping[DeviceId, bool]] = msgspec.field(default_factory=dict)
     """The devices of each resource and their health, as plugins have listed them."""
+    before_start: Callable[[], object] = lambda: None
+    """What the agent does at PreStartContainer, before a container with its devices starts: it reads the record."""
     _writes: int = 0
 
     def __post_init__(self) -> None:
@@ -190,7 +191,10 @@ class Kubelet:
         if not pod.known:
             pod.waits = True
             pod.ask()
-        elif pod.fails:
+            return
+        if not pod.by_other:
+            self.before_start()
+        if pod.fails:
             self.end(pod)
 
     def end(self, pod: Pod) -> None:

@@ -24,8 +24,6 @@ class ExploredLoop(asyncio.BaseEventLoop):
         """With `reorders` any ready handle may be next, and each is a point; else each turn of the loop is one."""
         super().__init__()
         self.set_debug(False)
-        self.crashes: list[BaseException] = []
-        """Exceptions of tasks that no other task has retrieved."""
         self._handles: list[asyncio.Handle] = []
         self._scheduler = scheduler
         self._process = process
@@ -113,6 +111,7 @@ class ExploredLoop(asyncio.BaseEventLoop):
 
     @override
     def call_exception_handler(self, context: dict[str, object]) -> None:
+        """End the schedule with the exception of a callback, or of a task that no other task awaits."""
         error = context.get("exception")
-        if isinstance(error, BaseException) and not isinstance(error, KilledError):
-            self.crashes.append(error)
+        if isinstance(error, BaseException) and not (self._process.dead or isinstance(error, KilledError)):
+            self._scheduler.fail(error)

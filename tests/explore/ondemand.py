@@ -111,7 +111,7 @@ class OnDemandKubelet:
     async def _call(self, pod: Pod, running: "Running") -> None:
         world, resource = self._world, pod.keys[0][0]
         try:
-            await running.agent.pre_start(resource, [DeviceId(device) for _, device in pod.keys])
+            await running.agent.allocators.pre_start(resource, [DeviceId(device) for _, device in pod.keys])
         except (AllocationRefusedError, KilledError, asyncio.CancelledError) as error:
             world.scheduler.add_line(f"  {pod.name} does not start: {error}")
             self._try_again(pod)
@@ -130,11 +130,11 @@ class OnDemandKubelet:
         world.scheduler.add_line(f"  {pod.name} starts with {', '.join(pod.vgpus)}")
 
     def _try_again(self, pod: Pod) -> None:
-        """Have the kubelet try again after its back-off."""
+        """Have the kubelet try again after its back-off, unless the pod was started again after a reboot meanwhile."""
         world = self._world
 
         def back_off_ends() -> None:
-            pod.may_start = True
+            pod.may_start |= not (pod.started or pod.name in self._asked)
 
         world.clock.call_later(BACK_OFF_S, back_off_ends)
 

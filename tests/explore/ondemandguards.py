@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
-from gpuvirt.kubelet.podfolders import PodFolders
+from gpuvirt.kubelet.accountwatch import PodFolders
 from gpuvirt.model.allocation import ledger, nodeledger
 from gpuvirt.model.allocation.ledger import Entry, Known
 from gpuvirt.model.change.plan import Scope

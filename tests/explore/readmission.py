@@ -134,7 +134,7 @@ class Readmission:
     async def _call(self, pod: Pod, running: "Running") -> None:
         world, devices = self._world, [DeviceId(device) for _, device in pod.keys]
         try:
-            await running.agent.pre_start(pod.keys[0][0], devices)
+            await running.agent.allocators.pre_start(pod.keys[0][0], devices)
         except (AllocationRefusedError, KilledError, asyncio.CancelledError) as error:
             world.scheduler.add_line(f"  {pod.name} does not start: {error}")
             self._pause(pod)

@@ -87,6 +87,8 @@ def _blockers(world: World, address: PciAddress) -> Iterator[str]:
     parts = world.observer.with_dependents(address)
     for pod in world.kubelet.pods.values():
         may_get_it = not pod.functions and any(is_on_demand_id(device) or is_unit_id(device) for _, device in pod.keys)
+        # An id of NVIDIA's plugin that names no GPU any more may name any: only a driver knows the ids of its GPUs.
+        may_get_it = may_get_it or not pod.functions <= world.kernel.pci.functions.keys()
         if pod.has_devices and (may_get_it or world.observer.devices_of(pod) & parts):
             yield pod.name
             yield pod.uid

@@ -1,13 +1,16 @@
 """A scenario: a host, its desired state, and the actions of each actor."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
+import msgspec
+
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt_sim.hostspec import HostSpec
+from tests.explore.intervals import INTERVALS
 from tests.explore.reduction import ALL, Touches
 
 if TYPE_CHECKING:
@@ -49,8 +52,7 @@ class Action:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Scenario:
+class Scenario(msgspec.Struct, frozen=True):
     """The input of a schedule: a host, its first desired state, and the actions of each actor in their order."""
 
     host: HostSpec
@@ -58,10 +60,10 @@ class Scenario:
     actors: tuple[tuple[Action, ...], ...]
     first: tuple[Action, ...] = ()
     """Earlier actions, without a choice of the schedule."""
-    settings: Settings = field(default_factory=Settings)
-    request: NodeRequest = field(default_factory=NodeRequest)
+    settings: Settings = msgspec.field(default_factory=Settings)
+    request: NodeRequest = msgspec.field(default_factory=NodeRequest)
     """The vGPU configs of the cluster."""
-    vgpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    vgpus: Mapping[str, Mapping[str, int]] = msgspec.field(default_factory=dict)
     """The number of vGPUs of each type that each config creates on the host."""
     judges_desired: bool = False
     """Whether each destructive step must lead to the desired state: no step fails or times out."""
@@ -69,6 +71,7 @@ class Scenario:
     """Whether the kubelet must not count a device any more when a destructive step begins."""
     begin_s: float = 3.0
     """How long the agent runs before the actors begin."""
+    intervals: Intervals = INTERVALS
     program: Program = Program.NODE
     shares: bool = False
     """Whether the agent can share GPUs."""

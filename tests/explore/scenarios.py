@@ -56,6 +56,7 @@ from tests.explore.hostactions import (
     StartVm,
     Unplug,
 )
+from tests.explore.hotplugscenarios import HOTPLUG_SCENARIOS
 from tests.explore.instancescenarios import INSTANCE_SCENARIOS
 from tests.explore.nativescenarios import NATIVE_SCENARIOS
 from tests.explore.neighbourscenarios import NEIGHBOUR_SCENARIOS
@@ -317,4 +318,5 @@ SCENARIOS: Mapping[str, Scenario] = {
     **NEIGHBOUR_SCENARIOS,
     **ON_DEMAND_SCENARIOS,
     **REBOOT_SCENARIOS,
+    **HOTPLUG_SCENARIOS,
 }

@@ -8,8 +8,9 @@ with the default schedule. `killed+whole` is `killed` at the whole level.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+import msgspec
 from typing_extensions import override
 
 from tests.explore.scenario import Scenario
@@ -23,12 +24,11 @@ Place = tuple[int, int]
 """An actor, and one of its actions."""
 
 
-@dataclass(frozen=True)
-class Seed:
+class Seed(msgspec.Struct, frozen=True):
     """One schedule."""
 
     name: str
-    departures: Mapping[int, int] = field(default_factory=dict)
+    departures: Mapping[int, int] = msgspec.field(default_factory=dict)
     """The options of the steps that depart from the default."""
     left_out: frozenset[Place] = frozenset()
     is_drawn: bool = False

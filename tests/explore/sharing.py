@@ -176,7 +176,9 @@ class ShareKubelet:
             world.scheduler.add_line(f"  {pod.name} does not start: {error}")
             return
         used = sharing.shares.store.records.get().pods[PodUid(pod.uid)].placement.used
-        gpus = {gpu_uuid(address): address for address in world.kernel.pci.functions}
+        # A GPU may have been unplugged since the call: the observer says so.
+        functions = (*world.kernel.pci.functions, *world.kernel.pci.removed)
+        gpus = {gpu_uuid(address): address for address in functions}
         pod.functions = frozenset(gpus[gpu] for gpu in used)
         world.processes[pod.name] = world.kernel.start_process("train", pod=pod.uid)
         world.scheduler.add_line(f"  {pod.name} starts with {', '.join(pod.functions)}")

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from gpuvirt.facts.snapshot import DeviceIds
 from gpuvirt.node.change.steps.changes import Change
 from tests.explore.__main__ import describe, own_folder
 from tests.explore.explorer import Explorer, Tally, sample_random
@@ -90,13 +91,16 @@ def test_no_schedule_violates_an_invariant(name: str) -> None:
             if not is_known(name, kind_of(found.failure)):
                 small = shrink(explorer, found)
                 pytest.fail(f"{describe(small.failure)}\nagain: make explore SEED='{small.seed}'")
+        assert explorer.tally.schedules == left or explorer.tally.complete == 2
 
 
 @pytest.mark.timeout(600)
 def test_no_random_scenario_violates_an_invariant(tmp_path: Path) -> None:
-    for found in sample_random(range(1_000, 1_000 + examples(RANDOM_SCHEDULES)), tmp_path, Tally(), lambda: False):
+    tally, count = Tally(), examples(RANDOM_SCHEDULES)
+    for found in sample_random(range(1_000, 1_000 + count), tmp_path, tally, lambda: False):
         small = shrink(Explorer.of(found.seed.name, tmp_path), found)
         pytest.fail(f"{describe(small.failure)}\nagain: make explore SEED='{small.seed}'")
+    assert tally.schedules == count
 
 
 @pytest.mark.timeout(600)
@@ -142,6 +146,17 @@ def test_a_crash_without_a_guard_is_a_broken_mutation(tmp_path: Path) -> None:
     takes_nothing = Guard(Change, "_ask_account", lambda: None, ("pod-of-another-plugin",))
     with takes_nothing.removed(), pytest.raises(BrokenMutationError, match="TypeError"):
         find_missing(takes_nothing, tmp_path, after(2))
+
+
+@pytest.mark.parametrize("name", ["used-gpu-is-unplugged-unseen", "shared-gpu-is-unplugged-unseen"])
+def test_an_agent_that_ends_itself_is_a_finding(name: str, tmp_path: Path) -> None:
+    """Once a scan took the ids of all GPUs from the scan before, and then the agent ended with the first account that
+    named a GPU that had left (tests/node/test_vanishing_devices.py)."""
+    explorer = Explorer.of(name, tmp_path)
+    with Guard(DeviceIds, "of", lambda ids, _: ids, (name,)).removed():
+        found = next(explorer.explore(1, lambda: explorer.tally.schedules >= MOST_SCHEDULES), None)
+    assert found is not None
+    assert kind_of(found.failure) == "KeyError"
 
 
 @pytest.mark.timeout(60)

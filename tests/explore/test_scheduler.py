@@ -4,7 +4,9 @@ from functools import partial
 
 import pytest
 
+from gpuvirt_sim.clock import SimClock
 from tests.explore.agenda import Option, PossibleEvents
+from tests.explore.loop import ExploredLoop
 from tests.explore.scheduler import KilledError, Process, Scheduler, Strand
 from tests.explore.strategies import Scripted
 
@@ -74,3 +76,16 @@ def test_strands_run_in_the_order_of_the_schedule(departures: dict[int, int], or
         scheduler.spawn(Strand(Process(name), name, partial(body, name)))
     scheduler.run()
     assert trace == order
+
+
+@pytest.mark.timeout(20)
+def test_an_exception_of_a_callback_ends_the_schedule() -> None:
+    scheduler = Scheduler(Scripted({}), PossibleEvents)
+    loop = ExploredLoop(scheduler, Process("agent"), SimClock(), reorders=False)
+    loop.call_soon(lambda: 1 // 0)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            scheduler.run()
+    finally:
+        scheduler.stop()
+        loop.close()

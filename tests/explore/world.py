@@ -143,7 +143,7 @@ class World:
         async def ask() -> None:
             ids = [DeviceId(device) for _, device in keys]
             try:
-                (answer,) = await running.agent.allocate(Request(keys[0][0], [ids]))
+                (answer,) = await running.agent.allocators.allocate(Request(keys[0][0], [ids]))
             except AllocationRefusedError as error:
                 self.scheduler.add_line(f"  {name} is refused: {error}")
                 kubelet.reject(pod)

@@ -53,6 +53,7 @@ class SimKernel:
         self.writes: list[tuple[HostPath, bytes]] = []
         self.reads: set[HostPath] = set()
         self._wakers: list[Callable[[], None]] = []
+        self._loses_uevents = False
         self._boots = 0
         self.reboot_id()
 
@@ -184,6 +185,10 @@ class SimKernel:
         return lambda: self._wakers.remove(wake)
 
     # --- events from outside
+
+    def lose_uevents(self) -> None:
+        """Send no uevent any more, as to a program whose buffer was full."""
+        self._loses_uevents = True
 
     def reboot_id(self) -> None:
         """Give the host another boot id, as a reboot does."""
@@ -326,6 +331,6 @@ class SimKernel:
     def _changed(self, *, quiet: bool = False) -> None:
         with self.blocking.condition:
             self.blocking.condition.notify_all()
-        if not quiet:
+        if not (quiet or self._loses_uevents):
             for wake in list(self._wakers):
                 wake()

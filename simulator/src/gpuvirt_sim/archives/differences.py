@@ -62,10 +62,10 @@ def _records(what: str, host: Mapping[PciAddress, Record], simulated: Mapping[Pc
 
 
 def _fields(where: str, host: Record, simulated: Record, leave: Iterable[str] = ()) -> Iterator[Loss]:
-    for field in dataclasses.fields(host):
-        real, copy = getattr(host, field.name), getattr(simulated, field.name)
-        if real != copy and field.name not in leave:
-            yield Loss(where, field.name, f"{_shown(real)} on the host, {_shown(copy)} on the simulated host")
+    for name in (field.name for field in dataclasses.fields(host)):
+        real, copy = getattr(host, name), getattr(simulated, name)
+        if real != copy and name not in leave:
+            yield Loss(where, name, f"{_shown(real)} on the host, {_shown(copy)} on the simulated host")
 
 
 def _sets(where: str, host: frozenset[object], simulated: frozenset[object]) -> Iterator[Loss]:

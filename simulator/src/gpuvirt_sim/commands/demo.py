@@ -20,7 +20,7 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.store import desiredstatestore
@@ -104,7 +104,9 @@ async def _stage(host: str, folder: Path, settings: Settings, cdi: Path | None =
         ids=PciIds((pciids.shipped(),)),
         node_name=NodeName("node01"),
         desired_state=folder / desiredstatestore.FILE,
-        moves=Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks", kubelet.device_plugins),
+        change_host=ChangeHost(
+            kernel, SimTools(kernel), folder / "drivers.json", folder / "locks", kubelet.device_plugins
+        ),
         clock=clock,
         # About a tenth of an agent's usual intervals, so that the demo is short.
         intervals=Intervals(

@@ -141,15 +141,13 @@ class ScheduleStory:
         print_shares(self.out, self._overview())
 
     def _overview(self) -> SharesOverview:
-        books = {name: NodeBooks() for name in WORKERS}
+        books = {name: NodeBooks().with_capacity({_gpu(name): UNITS[phase]}) for name, phase in WORKERS.items()}
         shares = dict[PodUid, PodShare]()
-        for name, phase in WORKERS.items():
-            books[name].set_capacity({_gpu(name): UNITS[phase]})
         for pod in self._day.cluster.pods:
             if pod.node is not None:
                 uid, units = PodUid(str(pod.uid)), UNITS[pod.phase]
                 shares[uid] = PodShare(f"default/{pod.name}", units)
-                books[pod.node].put(uid, {_gpu(pod.node): units}, units)
+                books[pod.node] = books[pod.node].with_pod(uid, {_gpu(pod.node): units}, units)
         return overview(books, shares, self._away())
 
     def _away(self) -> dict[NodeName, AwayWorker]:

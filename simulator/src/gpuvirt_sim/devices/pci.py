@@ -72,10 +72,13 @@ class PciBus:
         self._tree.remove(HostPath(f"{DRIVERS}/{name}"))
 
     def unplug(self, address: PciAddress) -> None:
-        """Unplug a function, in use or not; its driver is unbound first."""
-        function = self.functions.pop(address)
+        """Unplug a function, in use or not; its driver is unbound first.
+
+        The VFs of a physical function go with it (pciehp_unconfigure_device), and don't return when it is plugged in.
+        """
         if self.driver_objects is not None:
             self.driver_objects.on_unplug(address)
+        function = self.functions.pop(address)
         if function.driver is not None:
             self._release(function)
         if function.group is not None:

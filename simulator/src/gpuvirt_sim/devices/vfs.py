@@ -85,7 +85,10 @@ class Vfs:
             rest()
 
     def on_unplug(self, slot: PciAddress) -> None:
-        """Remove the mdevs of an unplugged function."""
+        """Remove the VFs and the mdevs of an unplugged function, in use or not."""
+        function = self._pci.functions[slot]
+        for vf in list(function.virtfns):
+            self._gone(function, self._pci.functions[vf])
         self._mdev.on_unplug(slot)
 
     # --- VFs

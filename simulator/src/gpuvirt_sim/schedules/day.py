@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpuvirt.cluster.failures import ConflictError, NotFoundError, RefusedError
+from gpuvirt.cluster.failures import ApiRefusedError, ConflictError, NotFoundError
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Rounds, Stored
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.model.reasons import Reason
@@ -139,7 +139,7 @@ class SimDay:
     async def evict(self, pod: NodePod) -> None:
         """Evict a pod."""
         if not self.cluster.evict(self._found(pod)):
-            raise RefusedError("the budget allows no eviction")
+            raise ApiRefusedError("the budget allows no eviction")
         self.report(f"evicts pod {pod.where}")
 
     async def delete(self, pod: NodePod) -> None:
