@@ -1,7 +1,6 @@
 """Cases of pods with the config that they meet, and the expected results, which are files beside them."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -12,14 +11,13 @@ from gpuvirt.cluster.admission.admitting import Decision, admit
 from gpuvirt.cluster.admission.injectionconfig import InjectionConfig, parse
 from gpuvirt.cluster.admission.pod import Pod
 from gpuvirt.plain import Plain
-from tests.jsonpatches import patched
+from tests.admission.jsonpatches import patched
 
 FOLDER = Path(__file__).parent
 CASES = sorted(path.stem for path in (FOLDER / "cases").glob("*.yaml"))
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """A pod, and the config of the webhook that admits it."""
 
     config: Plain

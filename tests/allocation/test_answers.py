@@ -9,8 +9,8 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
@@ -146,7 +146,7 @@ async def test_the_audio_function_of_the_pods_gpu_is_preferred(simulated: Simula
         await node.report_account()
         node.allocate(RTX2060, ["0000:86:00.0"])
         free = [DeviceId(f"0000:{bus}:00.1") for bus in ("04", "3b", "86", "af")]
-        (audio,) = node.agent.allocator.prefer(ResourceName(AUDIO2060), free, [], 1)
+        (audio,) = node.agent.allocators.existing.prefer(ResourceName(AUDIO2060), free, [], 1)
         assert audio == "0000:86:00.1"
         node.allocate(AUDIO2060, [audio])
         await node.advance(1)

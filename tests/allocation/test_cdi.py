@@ -21,8 +21,8 @@ from gpuvirt.node.published.cdifiles import CdiFiles
 from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.hostspec import host_names
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import IDS, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import IDS, running_node
+from tests.sim.simulated import Simulated
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 FIRST = DeviceId("0000:65:00.0")

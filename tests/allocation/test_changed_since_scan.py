@@ -10,8 +10,8 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 A10, GPU, OTHER = "nvidia.com/GA102GL_A10", "0000:65:00.0", PciAddress("0000:66:00.0")
 MEMBERS = HostPath("/sys/kernel/iommu_groups/12/devices")

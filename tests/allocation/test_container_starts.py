@@ -1,5 +1,6 @@
 """Containers start only with their own devices' nodes: the kernel numbers groups and VFIO devices at each boot."""
 
+import dataclasses
 import errno
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +29,11 @@ from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import running
 from gpuvirt_sim.kubelet.starting import StartError, start_container
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import site_in
-from tests.kubeletnode import CLOCK, agent_on, options_for, until
-from tests.nodewithvgpus import FIRST, T4_4Q, VGPU, of
-from tests.simnode import Record, SimNode, at_once, running_node
-from tests.simulated import Simulated
+from tests.change.changes import change_host_in
+from tests.kubelet.kubeletnode import CLOCK, agent_on, options_for, until
+from tests.node.nodewithvgpus import FIRST, T4_4Q, VGPU, of
+from tests.node.simnode import Record, SimNode, at_once, running_node
+from tests.sim.simulated import Simulated
 
 RTX4090 = ResourceName("nvidia.com/AD102_GEFORCE_RTX_4090")
 WHOLE = Settings(mode=DesiredMode.PASSTHROUGH)
@@ -53,7 +54,7 @@ def admit(node: SimNode, resource: str, *devices: str, pod: str = "a") -> Attach
 
 def start(node: SimNode, resource: str, *devices: str) -> None:
     """Ask before a container starts; raise AllocationRefusedError."""
-    at_once(node.agent.pre_start(ResourceName(resource), [DeviceId(device) for device in devices]))
+    at_once(node.agent.allocators.pre_start(ResourceName(resource), [DeviceId(device) for device in devices]))
 
 
 def why_refused(node: SimNode, resource: str, *devices: str) -> Reason:
@@ -316,7 +317,9 @@ async def test_a_whole_gpu_has_its_own_vfio_device_after_a_reboot(simulated: Sim
             nodes = tuple(HostPath(foreign) if path.startswith(own) else path for path in answer.device_nodes)
             stale = recorded(replace(answer, device_nodes=nodes))
             consumers = node.recorded.containers[key]
-            node.recorded.containers[key] = frozenset(replace(consumer, answer=stale) for consumer in consumers)
+            node.recorded.containers[key] = frozenset(
+                dataclasses.replace(consumer, answer=stale) for consumer in consumers
+            )
             reason = why_refused(node, resource, devices[0])
             assert (reason.code, foreign in reason.text) == (ReasonCode.NODES_CHANGED, True)
 
@@ -390,7 +393,7 @@ def test_a_device_whose_group_is_unknown_has_no_node(simulated: Simulated) -> No
 async def test_the_kubelet_does_not_start_a_container_with_another_gpus_node(short_path: Path) -> None:
     async with running(short_path, CLOCK) as kubelet:
         first = gpus_in(12, 14)
-        async with agent_on(replace(options_for(first, short_path), moves=None)):
+        async with agent_on(replace(options_for(first, short_path), change_host=None)):
             await until(lambda: kubelet.allocatable().get(RTX4090) == 2)
             pod = await kubelet.run_pod("a", Container("compute", {RTX4090: 2}))
             other = {path for path in pod.device_nodes() if path != "/dev/vfio/vfio"}
@@ -398,7 +401,7 @@ async def test_the_kubelet_does_not_start_a_container_with_another_gpus_node(sho
             assert (await start_container(kubelet, pod, "compute", short_path)).device_nodes == pod.device_nodes()
         again = gpus_in(13, 12, boots=1)
         options = options_for(again, short_path)
-        async with agent_on(replace(options, moves=site_in(short_path, again, SimTools(again)))):
+        async with agent_on(replace(options, change_host=change_host_in(short_path, again, SimTools(again)))):
             await until(lambda: kubelet.allocatable().get(RTX4090) == 2)
             with pytest.raises(StartError, match="/dev/vfio/14"):
                 await start_container(kubelet, pod, "compute", short_path)

@@ -33,9 +33,9 @@ from tests.allocation.test_resets import (
     report_account,
     without_reset,
 )
-from tests.changes import NOBODY, change_drivers, site_in
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.change.changes import NOBODY, change_drivers, change_host_in
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 CONTAINERS = "nvidia.com/gpu"
 MODES = (DesiredMode.CONTAINER, DesiredMode.SHARED)
@@ -178,17 +178,17 @@ def test_a_command_returns_no_gpu_to_the_host_with_the_memory_of_a_vm(
     simulated: Simulated, tmp_path: Path, plugin_only: bool
 ) -> None:
     kernel = without_reset(simulated("2xA10"))
-    site = site_in(tmp_path, kernel, SimTools(kernel))
-    folder = site.device_plugins / "gpuvirt" if plugin_only else tmp_path
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
+    folder = change_host.device_plugins / "gpuvirt" if plugin_only else tmp_path
     records = tenancyfile.TenancyFile(folder / tenancyfile.NAME)
     boot_id = scan(kernel).platform.boot_id
     records.update(boot_id, lambda found: found.with_tenants({FIRST: tenant(TenantKind.VM)}))
     unit = build_inventory(scan(kernel)).gpus[FIRST].unit
-    (reason,) = change_drivers(site, unit, {FIRST: DesiredDriver.NATIVE})
+    (reason,) = change_drivers(change_host, unit, {FIRST: DesiredDriver.NATIVE})
     assert reason.code is ReasonCode.NO_RESET
     assert driver(kernel) == "vfio-pci"
     as_it_is = replace(NOBODY, require_reset=False)
-    assert change_drivers(site, unit, {FIRST: DesiredDriver.NATIVE}, as_it_is) == ()
+    assert change_drivers(change_host, unit, {FIRST: DesiredDriver.NATIVE}, as_it_is) == ()
     assert driver(kernel) == "nvidia"
 
 

@@ -9,8 +9,8 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 GPU, AUDIO = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A", "nvidia.com/TU106_HIGH_DEFINITION_AUDIO_CONTROLLER"
 CARD, SOUND = "0000:86:00.0", "0000:86:00.1"
@@ -20,7 +20,7 @@ BOTH = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
 
 def preferred(node: SimNode, count: int = 1, *must: str) -> list[str]:
     musts = [DeviceId(device) for device in must]
-    return list(node.agent.allocator.prefer(ResourceName(AUDIO), SOUNDS, musts, count))
+    return list(node.agent.allocators.existing.prefer(ResourceName(AUDIO), SOUNDS, musts, count))
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"

@@ -18,8 +18,8 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.tree import Folder, Link, constant
 from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 T = TypeVar("T")
 
@@ -240,7 +240,7 @@ async def test_a_driver_that_sleeps_refuses_one_pod_and_delays_no_other_request(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("gpuvirt.node.allocation.allocator.READ_TIMEOUT_S", 0.01)
             with pytest.raises(AllocationRefusedError, match="ScanBlocked"):
-                await node.agent.allocator.allocate(request_for("nvidia.com/NVIDIA_L40S-12Q", "0000:25:00.4"))
+                await node.agent.allocators.existing.allocate(request_for("nvidia.com/NVIDIA_L40S-12Q", "0000:25:00.4"))
         wake.set()
 
 
@@ -320,7 +320,7 @@ async def test_a_blocked_read_of_proc_delays_no_other_request(simulated: Simulat
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("gpuvirt.node.allocation.allocator.READ_TIMEOUT_S", 0.01)
             with pytest.raises(AllocationRefusedError, match="ScanBlocked"):
-                await node.agent.allocator.allocate(request_for(A10, FIRST))
+                await node.agent.allocators.existing.allocate(request_for(A10, FIRST))
         wake.set()
 
 
@@ -370,7 +370,7 @@ async def test_a_device_that_becomes_unhealthy_after_its_reading_is_refused(tmp_
 
         worker.meanwhile.append(lose_node)
         with pytest.raises(AllocationRefusedError) as refusal:
-            await node.agent.allocator.allocate(request_for(A10, FIRST))
+            await node.agent.allocators.existing.allocate(request_for(A10, FIRST))
         assert refusal.value.reason.code is ReasonCode.NODE_MISSING
         assert worker.meanwhile == []
 
@@ -381,7 +381,7 @@ async def test_the_sibling_of_a_device_that_is_allocated_after_its_reading_is_re
     worker = LateWorker()
     async with running_node(kernel, tmp_path, allocating=worker) as node:
         await node.report_account()
-        worker.meanwhile.append(lambda: node.agent.allocator.allocate(request_for(A10, SECOND)))
+        worker.meanwhile.append(lambda: node.agent.allocators.existing.allocate(request_for(A10, SECOND)))
         with pytest.raises(AllocationRefusedError) as refusal:
-            await node.agent.allocator.allocate(request_for(A10, FIRST))
+            await node.agent.allocators.existing.allocate(request_for(A10, FIRST))
         assert refusal.value.reason.code is ReasonCode.GROUP_ALLOCATED

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from gpuvirt.model.desired.settings import Settings
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.node.simnode import running_node
+from tests.sim.simulated import Simulated
 
 A10, RENAMED = "nvidia.com/GA102GL_A10", "nvidia.com/a10"
 FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"

@@ -16,8 +16,8 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.tree import constant
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, host_names
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")

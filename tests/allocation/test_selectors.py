@@ -16,7 +16,7 @@ from gpuvirt.node.known import snapshot
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING, SimClock
 from gpuvirt_sim.hostspec import load_host
-from tests.simnode import IDS
+from tests.node.simnode import IDS
 
 
 @pytest.mark.parametrize(

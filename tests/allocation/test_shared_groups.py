@@ -11,8 +11,8 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 RTX4090 = "nvidia.com/AD102_GEFORCE_RTX_4090"
 LEFT, RIGHT, ALONE = "0000:0b:01.0", "0000:0b:02.0", "0000:0c:00.0"

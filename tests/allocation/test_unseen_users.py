@@ -16,7 +16,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import SimNode, running_node
+from tests.node.simnode import SimNode, running_node
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.cluster import failures
-from gpuvirt.cluster.failures import Asked, ForbiddenError, GoneError, NotUnderstoodError, RefusedError, failure
+from gpuvirt.cluster.failures import ApiRefusedError, Asked, ForbiddenError, GoneError, NotUnderstoodError, failure
 from gpuvirt.cluster.resources import NODES, Resource, config_maps
 from gpuvirt.cluster.transport import Answer, Lines
 
@@ -42,10 +42,10 @@ def test_an_endless_line_is_refused() -> None:
         (404, failures.NotFoundError),
         (409, failures.ConflictError),
         (410, GoneError),
-        (422, RefusedError),
-        (429, RefusedError),
-        (500, RefusedError),
-        (503, RefusedError),
+        (422, ApiRefusedError),
+        (429, ApiRefusedError),
+        (500, ApiRefusedError),
+        (503, ApiRefusedError),
     ],
 )
 def test_each_status_code_raises_its_own_error(code: int, kind: type[Exception]) -> None:

@@ -1,6 +1,7 @@
 """Without an API server the agent does everything else and reports the problem."""
 
 import asyncio
+import dataclasses
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,7 +27,7 @@ from gpuvirt.node.allocation.allocator import Request
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.kubelet import running
-from tests.kubeletnode import CLOCK, Cluster, agent_on, options_for, until
+from tests.kubelet.kubeletnode import CLOCK, Cluster, agent_on, options_for, until
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 NODES_OF = Collection(NODES, Node, "node01")
@@ -66,10 +67,10 @@ async def test_a_closed_port_and_missing_files_are_unreachable(tmp_path: Path) -
     with pytest.raises(UnreachableError, match="Connect call failed"):
         await Client(credentials).list(NODES_OF)
     with pytest.raises(UnreachableError, match="No such file"):
-        await Client(replace(credentials, ca=tmp_path / "ca.crt")).list(NODES_OF)
+        await Client(dataclasses.replace(credentials, ca=tmp_path / "ca.crt")).list(NODES_OF)
     (tmp_path / "ca.crt").write_text("")
     with pytest.raises(UnreachableError, match="no certificate in"):
-        await Client(replace(credentials, ca=tmp_path / "ca.crt")).list(NODES_OF)
+        await Client(dataclasses.replace(credentials, ca=tmp_path / "ca.crt")).list(NODES_OF)
 
 
 @asynccontextmanager
@@ -94,7 +95,7 @@ async def test_pods_get_gpus_while_no_api_server_answers(short_path: Path) -> No
         node.agent.reports.vgpus.set(Progress(StateName.PENDING))
         await node.until_registered()
         await until(lambda: ReasonCode.API_SERVER_AWAY in {note.code for note in node.view.problems})
-        assert await node.agent.allocator.allocate(Request(A10, [[DeviceId("0000:65:00.0")]]))
+        assert await node.agent.allocators.existing.allocate(Request(A10, [[DeviceId("0000:65:00.0")]]))
         assert node.agent.observations.desired == NodeRequest(config=Observed("A10-4Q")), (
             "an unreachable API server removes no device"
         )
@@ -111,4 +112,4 @@ async def test_a_failing_api_server_task_is_restarted_and_the_agent_goes_on(shor
     async with node_beside(fails, short_path) as node:
         await node.until_registered()
         await until(lambda: starts >= 2)
-        assert await node.agent.allocator.allocate(Request(A10, [[DeviceId("0000:65:00.0")]]))
+        assert await node.agent.allocators.existing.allocate(Request(A10, [[DeviceId("0000:65:00.0")]]))

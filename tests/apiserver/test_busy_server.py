@@ -8,12 +8,12 @@ import pytest
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import RefusedError
+from gpuvirt.cluster.failures import ApiRefusedError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.cluster.transport import MOST_BUSY
-from tests.certificates import Authority, Pair
-from tests.scriptedapi import Call, Reply, scripted
+from tests.apiserver.scriptedapi import Call, Reply, scripted
+from tests.web.certificates import Authority, Pair
 
 NODE = {"metadata": {"name": "node01", "resourceVersion": "1"}}
 
@@ -78,7 +78,7 @@ async def test_a_request_is_sent_again_after_the_pause_that_the_server_asks_for(
 async def test_a_server_that_stays_busy_is_reported_with_its_pause(authority: Authority, server: Pair) -> None:
     async with scripted(Busy(429, 100).answer, server, authority.certificate) as api:
         api.headers = {"Retry-After": "1"}
-        with pytest.raises(RefusedError, match="429: busy") as caught:
+        with pytest.raises(ApiRefusedError, match="429: busy") as caught:
             await patch(client_of(api.port, authority))
         assert caught.value.retry_after_s == 1.0
         assert len(api.calls) == MOST_BUSY + 1
@@ -94,7 +94,7 @@ async def test_other_refusals_are_reported_at_once(
 ) -> None:
     async with scripted(Busy(code, 1).answer, server, authority.certificate) as api:
         api.headers = {"Retry-After": after} if after else {}
-        with pytest.raises(RefusedError) as caught:
+        with pytest.raises(ApiRefusedError) as caught:
             await ask(client_of(api.port, authority))
         assert caught.value.retry_after_s == float(after or 0)
         assert len(api.calls) == 1

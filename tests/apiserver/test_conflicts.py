@@ -16,9 +16,9 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import Candidacy, Election, Terms
 from gpuvirt.cluster.failures import MOST_TRIES, ApiError, ConflictError, ForbiddenError, retried
 from gpuvirt.install.uninstall import Goals, Uninstaller
-from tests.certificates import Authority, Pair
-from tests.kubeletnode import until
-from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.kubelet.kubeletnode import until
+from tests.web.certificates import Authority, Pair
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpuvirt/leases"
 LEASE = f"{LEASES}/gpuvirt-controller"

@@ -9,9 +9,9 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import UnreachableError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
-from tests.certificates import Authority, Pair
-from tests.scriptedapi import Call, Reply, scripted
-from tests.testproxies import TestProxy, proxying
+from tests.apiserver.scriptedapi import Call, Reply, scripted
+from tests.apiserver.testproxies import TestProxy, proxying
+from tests.web.certificates import Authority, Pair
 
 NODE: Reply = 200, {"metadata": {"name": "node01"}}
 

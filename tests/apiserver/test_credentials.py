@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.cluster.access.credentials import Credentials, Password, in_cluster
-from gpuvirt.cluster.access.execcredential import V1, V1BETA1
+from gpuvirt.cluster.access.execplugin import V1, V1BETA1
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.errors import ConfigError
 
@@ -139,12 +139,12 @@ def test_a_removed_auth_provider_is_refused_with_the_name_of_its_exec_plugin(
         from_kubeconfig(kubeconfig(tmp_path, user=f"auth-provider: {{name: {provider}}}"))
 
 
-def test_an_agent_in_a_pod_loads_neither_plugins_nor_proxies_nor_kubeconfigs() -> None:
-    names = ("execplugin", "execcredential", "proxies", "kubeconfig", "kubecontext")
+def test_an_agent_in_a_pod_loads_neither_plugins_nor_kubeconfigs() -> None:
+    names = ("execplugin", "kubeconfig", "kubecontext")
     code = "import sys, gpuvirt.cluster.agent.clusterside, gpuvirt.cluster.access.credentials; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
     assert "gpuvirt.cluster.transport" in loaded
-    assert not {f"gpuvirt.cluster.{name}" for name in names} & set(loaded)
+    assert not {f"gpuvirt.cluster.access.{name}" for name in names} & set(loaded)
 
 
 def test_null_in_a_kubeconfig_reads_as_absent(tmp_path: Path) -> None:

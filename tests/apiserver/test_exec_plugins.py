@@ -16,15 +16,14 @@ from typing_extensions import override
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.access.execcredential import V1, V1BETA1
-from gpuvirt.cluster.access.execplugin import Command, ExecPlugin
+from gpuvirt.cluster.access.execplugin import V1, V1BETA1, Command, ExecPlugin
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import CredentialsError, UnauthorizedError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
-from tests.certificates import Authority, Pair
-from tests.scriptedapi import Call, Reply, ScriptedApi, scripted
+from tests.apiserver.scriptedapi import Call, Reply, ScriptedApi, scripted
+from tests.web.certificates import Authority, Pair
 
 NODE: Reply = 200, {"metadata": {"name": "node01"}}
 UNKNOWN: Reply = 401, {"kind": "Status", "message": "Unauthorized", "code": 401}

@@ -7,10 +7,10 @@ import pytest
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.connection import MUCH_BYTES, is_of_stream
+from tests.apiserver.scriptedapi import Call, Reply, scripted
 from tests.apiserver.test_streaming_lists import COMPLETE, bookmark, event, following, node
-from tests.certificates import Authority, Pair
-from tests.kubeletnode import until
-from tests.scriptedapi import Call, Reply, scripted
+from tests.kubelet.kubeletnode import until
+from tests.web.certificates import Authority, Pair
 
 EVENTS = 100
 NAMES = [f"n{number:03}" for number in range(EVENTS)]

@@ -12,7 +12,7 @@ from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES, pods
-from tests.certificates import Authority
+from tests.web.certificates import Authority
 
 WITHIN_S = 1.5
 

@@ -16,7 +16,7 @@ from gpuvirt.cluster.failures import NotSentError, UnreachableError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES, pods
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest, HttpServer
-from tests.certificates import Authority
+from tests.web.certificates import Authority
 
 NODE = b'{"metadata": {"name": "n"}}'
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpuvirt.cluster.agent.clusterside import problem_of
 from gpuvirt.cluster.agent.noderequests import MOST_REASON, request_of_config_map, request_of_node, state_labels
 from gpuvirt.cluster.agent.operands import OPERAND_LABELS, observed_of, operand_labels
-from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
+from gpuvirt.cluster.failures import ApiRefusedError, ForbiddenError, UnauthorizedError, UnreachableError
 from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
 from gpuvirt.cluster.labelpatch import patch_of, patched
 from gpuvirt.cluster.labels import (
@@ -187,12 +187,12 @@ def test_components_of_the_agent_write_separate_keys() -> None:
     ("error", "code"),
     [
         (UnreachableError("x"), ReasonCode.API_SERVER_AWAY),
-        (RefusedError("x"), ReasonCode.API_SERVER_AWAY),
+        (ApiRefusedError("x"), ReasonCode.API_SERVER_AWAY),
         (ForbiddenError("x"), ReasonCode.API_FORBIDDEN),
         (UnauthorizedError("x"), ReasonCode.API_FORBIDDEN),
     ],
 )
-def test_an_api_error_becomes_a_reason(error: RefusedError, code: ReasonCode) -> None:
+def test_an_api_error_becomes_a_reason(error: ApiRefusedError, code: ReasonCode) -> None:
     problem = problem_of(error, "to label its node")
     assert problem is not None
     assert (problem.code, problem.seen) == (code, "x")

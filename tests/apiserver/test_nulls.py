@@ -13,7 +13,7 @@ from msgspec import inspect
 
 import gpuvirt.cluster
 from gpuvirt import documents, nulls
-from gpuvirt.cluster.access.execcredential import ExecCredential
+from gpuvirt.cluster.access.execplugin import ExecCredential
 from gpuvirt.cluster.access.kubeconfig import KubeConfig
 from gpuvirt.cluster.failures import Status
 from gpuvirt.cluster.kinds import gpunode, podparts, workloads

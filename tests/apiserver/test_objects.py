@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.kinds.manifests import OwnerReference
 from gpuvirt.cluster.objects import ObjectKey, ObjectMap
 from gpuvirt.cluster.resources import Metadata
 
@@ -40,3 +42,9 @@ def test_an_object_map_behaves_as_a_dict_and_never_changes_earlier_maps(
             stored.metadata.resource_version for stored in expected.values()
         )
         assert all(objects.get(key) == expected.get(key) for key, _ in changes)
+
+
+def test_an_owner_that_another_program_wrote_is_read() -> None:
+    written = {"apiVersion": "v1", "kind": "Service", "name": "a", "uid": "1", "blockOwnerDeletion": True}
+    owner = msgspec.convert(written, OwnerReference)
+    assert (owner.kind, owner.name) == ("Service", "a")

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from gpuvirt.cluster.agent.podrequests import RequestingPod, requests_of
+from gpuvirt.cluster.agent.podrequests import requests_of
+from gpuvirt.cluster.kinds.core import WholePod
 from gpuvirt.model.allocation.recordhistory import PodRequests
 
 META = {"name": "a", "namespace": "ns", "uid": "u1"}
@@ -11,7 +12,7 @@ META = {"name": "a", "namespace": "ns", "uid": "u1"}
 
 def requests(spec: object = None, status: object = None, metadata: object = META) -> PodRequests:
     content = msgspec.json.encode({"metadata": metadata, "spec": spec or {}, "status": status or {"phase": "Running"}})
-    return requests_of(msgspec.json.decode(content, type=RequestingPod))
+    return requests_of(msgspec.json.decode(content, type=WholePod))
 
 
 def container(name: str, **quantities: object) -> object:

@@ -18,8 +18,8 @@ from gpuvirt.cluster.failures import NotSentError, UnreachableError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.loops.serialworker import ThreadWorker
-from tests.certificates import Authority, Pair
-from tests.scriptedapi import Call, Reply, ScriptedApi, scripted
+from tests.apiserver.scriptedapi import Call, Reply, ScriptedApi, scripted
+from tests.web.certificates import Authority, Pair
 
 NODE: Reply = 200, {"metadata": {"name": "node01"}}
 USER = "client-certificate: user.crt, client-key: user.key, tokenFile: token"

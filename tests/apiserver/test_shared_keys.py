@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.agent.sharedkeys import shared_claim
+from gpuvirt.cluster.agent.nodelabels import shared_claim
 from gpuvirt.cluster.labelpatch import patch_of
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION, keys_without_shares
@@ -26,8 +26,8 @@ from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpu, SharedGpus
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.files.tree import constant
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.node.simnode import running_node
+from tests.sim.simulated import Simulated
 
 KEY, OTHER, LABEL = "vgpu.type", "virtual.gpu.type", "v100-8q-8GB"
 AT = datetime(2026, 1, 1, tzinfo=UTC)

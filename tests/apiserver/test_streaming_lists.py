@@ -17,9 +17,9 @@ from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.reflector import Reflector, Waits
 from gpuvirt.cluster.resources import NODES
-from tests.certificates import Authority, Pair
-from tests.kubeletnode import until
-from tests.scriptedapi import Call, Reply, ScriptedApi, scripted
+from tests.apiserver.scriptedapi import Call, Reply, ScriptedApi, scripted
+from tests.kubelet.kubeletnode import until
+from tests.web.certificates import Authority, Pair
 
 COMPLETE = {"k8s.io/initial-events-end": "true"}
 

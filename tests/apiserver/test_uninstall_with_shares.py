@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from gpuvirt.cluster.labels import NODE_LABEL
-from gpuvirt.install.podswithshares import SharesInUseError
-from gpuvirt.install.uninstall import Goals, Uninstaller
+from gpuvirt.install.uninstall import Goals, SharesInUseError, Uninstaller
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
+from tests.apiserver.scriptedapi import Call, Reply
 from tests.apiserver.test_conflicts import Hasty, Peer, election, serving
-from tests.certificates import Authority, Pair
-from tests.scriptedapi import Call, Reply
+from tests.web.certificates import Authority, Pair
 
 ON_A = '{"containers":{"main":{"GPU-a":300}}}'
 

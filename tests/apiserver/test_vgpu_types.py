@@ -26,8 +26,8 @@ from gpuvirt.model.offers.ondemand.typesannotation import (
 )
 from gpuvirt.model.offers.view import GpuView, NodeView, PlanningView, ResourceView
 from gpuvirt.model.reasons import ReasonCode
+from tests.node.simnode import running_node
 from tests.ondemand.pods import ON_DEMAND, P100, Pods, one_p100, settled
-from tests.simnode import running_node
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 V8Q, V16Q, OTHER = (ResourceName(f"tencent.com/vgpu-{number}") for number in (86, 87, 90))

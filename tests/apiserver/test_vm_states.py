@@ -20,14 +20,14 @@ def decoded(shape: type[T], **fields: object) -> T:
     return msgspec.json.decode(json.dumps({"metadata": {"name": "x", "namespace": "team"}, **fields}), type=shape)
 
 
-def launcher(name: str, phase: str, at: int, *, node: str = "", vm: str = "", uid: str = "") -> core.RequestingPod:
+def launcher(name: str, phase: str, at: int, *, node: str = "", vm: str = "", uid: str = "") -> core.WholePod:
     metadata = {
         "name": name,
         "namespace": "team",
         "creationTimestamp": f"2026-01-01T00:00:{at:02}Z",
         "labels": {"kubevirt.io": "virt-launcher", "vm.kubevirt.io/name": vm, "kubevirt.io/created-by": uid},
     }
-    return decoded(core.RequestingPod, metadata=metadata, spec={"nodeName": node}, status={"phase": phase})
+    return decoded(core.WholePod, metadata=metadata, spec={"nodeName": node}, status={"phase": phase})
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_devices_that_a_pod_requests() -> None:
     }
     waiting = {"state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
     status = {"phase": "Pending", "containerStatuses": [{"state": {"running": {}}}, waiting]}
-    seen = vmstates.pod_seen(decoded(core.RequestingPod, spec=spec, status=status))
+    seen = vmstates.pod_seen(decoded(core.WholePod, spec=spec, status=status))
     assert seen.requests == {A10: 2, "x.com/first": 3}
     assert (seen.user, seen.node, seen.gates, seen.vm) == ("pod team/x", "node01", ("wait",), "")
     assert seen.waiting == "ErrImagePull: not found"

@@ -20,7 +20,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
@@ -28,9 +28,9 @@ from gpuvirt_sim.files.tree import constant
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_drivers, change_vgpus, driver_state, site_in
-from tests.killedkernel import Countdown, KilledError, KilledKernel, KilledTools
-from tests.simnode import SimNode, running_node
+from tests.binding.killedkernel import Countdown, KilledError, KilledKernel, KilledTools
+from tests.change.changes import NOBODY, change_drivers, change_host_in, change_vgpus, driver_state
+from tests.node.simnode import SimNode, running_node
 from tests.thoroughness import examples
 
 HOSTS = {
@@ -52,7 +52,7 @@ class Host:
         self.kernel: SimKernel = build_host(load_host(name))
         self.folder = folder
         self.tools = SimTools(self.kernel, ("vfio-pci", "nvidia", "snd_hda_intel", "xhci_hcd", "nvidia-gpu"))
-        self.site = site_in(folder, self.kernel, self.tools)
+        self.change_host = change_host_in(folder, self.kernel, self.tools)
         only = HOSTS.get(name, [])
         gpus = [
             function
@@ -61,23 +61,23 @@ class Host:
         ]
         self.gpus = [gpu.address for gpu in gpus if not only or gpu.address in only]
 
-    def move(self, desired_driver: DesiredDriver, site: Site | None = None) -> None:
-        site = site or self.site
-        unit = driver_state(site, NOBODY).inventory.gpus[self.gpus[0]].unit
-        change_drivers(site, unit, dict.fromkeys(self.gpus, desired_driver), NOBODY, lambda _: None)
+    def move(self, desired_driver: DesiredDriver, change_host: ChangeHost | None = None) -> None:
+        change_host = change_host or self.change_host
+        unit = driver_state(change_host, NOBODY).inventory.gpus[self.gpus[0]].unit
+        change_drivers(change_host, unit, dict.fromkeys(self.gpus, desired_driver), NOBODY, lambda _: None)
 
     def killed_move(self, desired_driver: DesiredDriver, after: int) -> bool:
         """Bind the GPUs in a process that is killed after so many operations; return whether it was killed."""
         countdown = Countdown(after)
-        site = Site(
+        change_host = ChangeHost(
             KilledKernel(self.kernel, countdown),
             KilledTools(self.tools, countdown),
-            self.site.original_drivers,
-            self.site.locks,
-            self.site.device_plugins,
+            self.change_host.original_drivers,
+            self.change_host.locks,
+            self.change_host.device_plugins,
         )
         try:
-            self.move(desired_driver, site)
+            self.move(desired_driver, change_host)
         except KilledError:
             return True
         return False
@@ -107,7 +107,7 @@ class Host:
         else:
             assert self.drivers() == {(None, None)}
             assert self.locked() == []
-        journal = originaldrivers.read(self.site.original_drivers)
+        journal = originaldrivers.read(self.change_host.original_drivers)
         assert journal.changes == {}
         assert desired_driver is DesiredDriver.PASSTHROUGH or journal.overrides.keys().isdisjoint(self.functions())
 
@@ -176,11 +176,19 @@ def driver(host: Host, gpu: PciAddress) -> str | None:
 
 def moved(host: Host, desired_driver: DesiredDriver, *, tools: SimTools | None = None) -> list[ReasonCode]:
     """Bind the host's GPUs, and return the reasons of a refusal or failure."""
-    site = Site(host.kernel, tools or host.tools, host.site.original_drivers, host.site.locks, host.site.device_plugins)
-    unit = driver_state(site, NOBODY).inventory.gpus[host.gpus[0]].unit
+    change_host = ChangeHost(
+        host.kernel,
+        tools or host.tools,
+        host.change_host.original_drivers,
+        host.change_host.locks,
+        host.change_host.device_plugins,
+    )
+    unit = driver_state(change_host, NOBODY).inventory.gpus[host.gpus[0]].unit
     return [
         driver.code
-        for driver in change_drivers(site, unit, dict.fromkeys(host.gpus, desired_driver), NOBODY, lambda _: None)
+        for driver in change_drivers(
+            change_host, unit, dict.fromkeys(host.gpus, desired_driver), NOBODY, lambda _: None
+        )
     ]
 
 
@@ -204,8 +212,8 @@ def test_a_gpu_with_a_dynamic_id_of_vfio_pci_returns_to_its_native_driver(tmp_pa
 def test_a_gpu_that_vfio_pci_binds_again_is_a_failure_with_a_fix(tmp_path: Path) -> None:
     host = Host("2xA10", tmp_path)
     host.kernel.pci.dynamic_ids[host.kernel.pci.functions[A10].id] = "vfio-pci"
-    unit = driver_state(host.site, NOBODY).inventory.gpus[A10].unit
-    (reason,) = change_drivers(host.site, unit, {A10: DesiredDriver.NATIVE}, NOBODY, lambda _: None)
+    unit = driver_state(host.change_host, NOBODY).inventory.gpus[A10].unit
+    (reason,) = change_drivers(host.change_host, unit, {A10: DesiredDriver.NATIVE}, NOBODY, lambda _: None)
     assert reason.code is ReasonCode.STEP_FAILED
     assert "vfio-pci.ids=" in str(reason.fix)
 
@@ -253,7 +261,7 @@ async def test_without_a_desired_mode_only_gpus_of_a_killed_change_get_their_dri
 @pytest.mark.parametrize("recorded", ["nouveau", "gone"])
 def test_a_driver_that_cannot_be_loaded_stops_the_change_before_any_write(tmp_path: Path, recorded: str) -> None:
     host = Host("2xA10", tmp_path)
-    host.site.original_drivers.write_text(json.dumps({"version": 1, "drivers": {A10: recorded}}))
+    host.change_host.original_drivers.write_text(json.dumps({"version": 1, "drivers": {A10: recorded}}))
     host.kernel.writes.clear()
     assert moved(host, DesiredDriver.NATIVE) == [ReasonCode.PREREQUISITE_MISSING]
     assert host.kernel.writes == []
@@ -262,13 +270,13 @@ def test_a_driver_that_cannot_be_loaded_stops_the_change_before_any_write(tmp_pa
 
 def test_another_driver_of_modules_alias_replaces_a_missing_recorded_driver(tmp_path: Path) -> None:
     host = Host("2xA10", tmp_path)
-    host.site.original_drivers.write_text(json.dumps({"version": 1, "drivers": {A10: "nouveau"}}))
+    host.change_host.original_drivers.write_text(json.dumps({"version": 1, "drivers": {A10: "nouveau"}}))
     with_aliases(host, "nouveau", "nvidia")
     host.kernel.pci.forget_driver("nvidia")
     assert moved(host, DesiredDriver.NATIVE) == []
     assert driver(host, A10) == "nvidia"
     assert host.tools.loaded == ["nvidia"], "before the unbind, by modprobe with the GPU's modalias"
-    assert originaldrivers.read(host.site.original_drivers).drivers == {}
+    assert originaldrivers.read(host.change_host.original_drivers).drivers == {}
 
 
 def test_a_module_that_needs_a_free_gpu_is_loaded_again_after_the_unbind(t4: Host) -> None:
@@ -326,7 +334,7 @@ def test_an_override_is_kept_if_the_record_is_of_another_boot(t4: Host) -> None:
 
 def test_a_driver_record_of_an_older_version_is_read(t4: Host) -> None:
     t4.move(DesiredDriver.PASSTHROUGH)
-    t4.site.original_drivers.write_text(json.dumps({"version": 1, "drivers": {T4: "nvidia"}}))
+    t4.change_host.original_drivers.write_text(json.dumps({"version": 1, "drivers": {T4: "nvidia"}}))
     t4.kernel.pci.unbind(t4.kernel.pci.functions[T4])  # killed before it could probe
     assert moved(t4, DesiredDriver.NATIVE) == []
     t4.expect(DesiredDriver.NATIVE)
@@ -335,9 +343,9 @@ def test_a_driver_record_of_an_older_version_is_read(t4: Host) -> None:
 @pytest.mark.parametrize("content", [b"", b"\x00{", b"[]", b'{"version": 1, "drivers": {"../x": "nvidia"}}', None])
 def test_a_gpu_returns_to_its_native_driver_with_a_damaged_or_absent_record(t4: Host, content: bytes | None) -> None:
     t4.move(DesiredDriver.PASSTHROUGH)
-    t4.site.original_drivers.unlink()
+    t4.change_host.original_drivers.unlink()
     if content is not None:
-        t4.site.original_drivers.write_bytes(content)
+        t4.change_host.original_drivers.write_bytes(content)
     assert moved(t4, DesiredDriver.NATIVE) == []
     t4.expect(DesiredDriver.NATIVE)
 
@@ -355,7 +363,7 @@ async def test_a_gpu_has_its_driver_back_after_a_kill_during_sriov_manage(
     async with running_node(host.kernel, tmp_path, Settings(modes={gpu: mode}), tools=host.tools) as node:
         await settled(node)
         assert driver(host, gpu) == "nvidia"
-    assert originaldrivers.read(host.site.original_drivers).changes == {}
+    assert originaldrivers.read(host.change_host.original_drivers).changes == {}
 
 
 def l40s(folder: Path) -> tuple[Host, PciAddress]:
@@ -373,7 +381,7 @@ def kill_in_sriov_manage(host: Host, gpu: PciAddress, stage: str) -> None:
 
     host.tools.during = during
     with suppress(KilledError):
-        change_vgpus(host.site, gpu, DesiredVgpus({"L40S-8Q": 1}), NOBODY, lambda _: None)
+        change_vgpus(host.change_host, gpu, DesiredVgpus({"L40S-8Q": 1}), NOBODY, lambda _: None)
     host.tools.during = lambda _: None
     assert driver(host, gpu) != "nvidia" or stage == "unbind"
 
@@ -381,9 +389,9 @@ def kill_in_sriov_manage(host: Host, gpu: PciAddress, stage: str) -> None:
 def test_the_named_fix_works_after_a_kill_during_sriov_manage(tmp_path: Path) -> None:
     host, gpu = l40s(tmp_path)
     kill_in_sriov_manage(host, gpu, "switch")
-    (reason,) = change_vgpus(host.site, gpu, DesiredVgpus({"L40S-8Q": 1}), NOBODY, lambda _: None)
+    (reason,) = change_vgpus(host.change_host, gpu, DesiredVgpus({"L40S-8Q": 1}), NOBODY, lambda _: None)
     assert reason.fix is not None
     assert reason.fix.startswith(f"bind it to its native driver: gpuvirt vfio unbind {gpu}, or ")
-    unit = driver_state(host.site, NOBODY).inventory.gpus[gpu].unit
-    assert change_drivers(host.site, unit, {gpu: DesiredDriver.NATIVE}, NOBODY, lambda _: None) == ()
-    assert change_vgpus(host.site, gpu, DesiredVgpus({"L40S-8Q": 1}), NOBODY, lambda _: None) == ()
+    unit = driver_state(host.change_host, NOBODY).inventory.gpus[gpu].unit
+    assert change_drivers(host.change_host, unit, {gpu: DesiredDriver.NATIVE}, NOBODY, lambda _: None) == ()
+    assert change_vgpus(host.change_host, gpu, DesiredVgpus({"L40S-8Q": 1}), NOBODY, lambda _: None) == ()

@@ -8,7 +8,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.model.change.steps import ClearOverride, LoadModule, Return
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.steps.driversteps import _expect_native, clear_override, load
+from gpuvirt.node.change.steps.driverexecutor import _expect_native, clear_override, load
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host

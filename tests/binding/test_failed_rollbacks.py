@@ -16,9 +16,9 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
+from tests.change.changes import NOBODY, change_drivers
 from tests.change.test_unit_changes import A10, HostUnit
-from tests.changes import NOBODY, change_drivers
-from tests.diskfaults import failing
+from tests.node.diskfaults import failing
 
 GPU: PciAddress = A10
 
@@ -34,12 +34,12 @@ def refuse_writes(unit: HostUnit, *paths: str) -> None:
 
 
 def to_passthrough(unit: HostUnit, known: Inputs = NOBODY) -> tuple[Reason, ...]:
-    return change_drivers(unit.site, unit.id, {GPU: DesiredDriver.PASSTHROUGH}, known, unit.taken.append)
+    return change_drivers(unit.change_host, unit.id, {GPU: DesiredDriver.PASSTHROUGH}, known, unit.taken.append)
 
 
 def test_a_change_that_cannot_be_recorded_does_not_begin(unit: HostUnit, tmp_path: Path) -> None:
     with failing(tmp_path, errno.EROFS) as disk:
-        disk.only = unit.site.original_drivers.name
+        disk.only = unit.change_host.original_drivers.name
         (reason,) = to_passthrough(unit)
     assert (reason.code, "driver journal" in reason.text) == (ReasonCode.STEP_FAILED, True)
     assert (unit.kernel.writes, unit.taken) == ([], [])
@@ -54,10 +54,10 @@ def test_a_rollback_that_is_refused_is_reported(unit: HostUnit) -> None:
         if isinstance(step, Probe):
             unit.kernel.fall_off_bus(GPU)
 
-    reasons = change_drivers(unit.site, unit.id, {GPU: DesiredDriver.PASSTHROUGH}, NOBODY, report)
+    reasons = change_drivers(unit.change_host, unit.id, {GPU: DesiredDriver.PASSTHROUGH}, NOBODY, report)
     assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED, ReasonCode.FELL_OFF_BUS]
     assert unit.driver is None
-    assert GPU in originaldrivers.read(unit.site.original_drivers).changes
+    assert GPU in originaldrivers.read(unit.change_host.original_drivers).changes
 
 
 def test_a_rollback_that_fails_is_reported(unit: HostUnit) -> None:
@@ -66,7 +66,7 @@ def test_a_rollback_that_fails_is_reported(unit: HostUnit) -> None:
     assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED] * 2
     assert len({reason.text for reason in reasons}) == 2
     assert unit.driver is None
-    assert GPU in originaldrivers.read(unit.site.original_drivers).changes
+    assert GPU in originaldrivers.read(unit.change_host.original_drivers).changes
 
 
 def test_a_rollback_goes_on_while_the_allocations_are_unknown(unit: HostUnit) -> None:

@@ -14,15 +14,15 @@ from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, 
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.steps.leasing import Claim, InUseError, leased
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_drivers, driver_state, inputs, site_in
-from tests.simnode import running_node
+from tests.change.changes import NOBODY, change_drivers, change_host_in, driver_state, inputs
+from tests.node.simnode import running_node
 
 GPU, OTHER = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
 T4 = "nvidia.com/TU104GL_TESLA_T4"
@@ -61,8 +61,8 @@ def cdevs(kernel: SimKernel, address: PciAddress) -> list[str]:
     return list(cdevs_of([scan(kernel).functions[address]]))
 
 
-def site_of(kernel: SimKernel, folder: Path) -> Site:
-    return site_in(folder, kernel, SimTools(kernel))
+def change_host_of(kernel: SimKernel, folder: Path) -> ChangeHost:
+    return change_host_in(folder, kernel, SimTools(kernel))
 
 
 @pytest.mark.parametrize("bind", [True, False])
@@ -76,8 +76,8 @@ def test_a_device_that_a_vm_has_open_is_not_leased(
     with pytest.raises(InUseError, match="qemu"), leased(kernel, Claim(GPU, IommuGroup(12), tuple(names))):
         raise AssertionError("leased")
     reasons = change_drivers(
-        site_of(kernel, tmp_path),
-        driver_state(site_of(kernel, tmp_path), NOBODY).inventory.gpus[GPU].unit,
+        change_host_of(kernel, tmp_path),
+        driver_state(change_host_of(kernel, tmp_path), NOBODY).inventory.gpus[GPU].unit,
         {GPU: DesiredDriver.NATIVE},
         NOBODY,
         lambda _: None,
@@ -114,8 +114,8 @@ def test_a_change_by_hand_neither_leases_nor_locks_a_newly_allocated_gpu(
     count: Callable[[SimKernel], Counter[str]], tmp_path: Path, driver: str
 ) -> None:
     kernel = host(driver, group_nodes=True)
-    site, answers = site_of(kernel, tmp_path), iter(range(9))
-    unit = driver_state(site, NOBODY).inventory.gpus[GPU].unit
+    change_host, answers = change_host_of(kernel, tmp_path), iter(range(9))
+    unit = driver_state(change_host, NOBODY).inventory.gpus[GPU].unit
     device = gpu_uuid(GPU) if driver == "nvidia" else GPU
 
     def ask(inventory: Inventory) -> PodAllocations:
@@ -126,6 +126,6 @@ def test_a_change_by_hand_neither_leases_nor_locks_a_newly_allocated_gpu(
     leases = count(kernel)
     kernel.writes.clear()
     desired_driver = DesiredDriver.PASSTHROUGH if driver == "nvidia" else DesiredDriver.NATIVE
-    reasons = change_drivers(site, unit, {GPU: desired_driver}, inputs({}, ask=ask), lambda _: None)
+    reasons = change_drivers(change_host, unit, {GPU: desired_driver}, inputs({}, ask=ask), lambda _: None)
     assert [reason.code for reason in reasons] == [ReasonCode.PLAN_OUTDATED]
     assert (leases, kernel.writes) == (Counter(), [])

@@ -14,8 +14,8 @@ from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.nativedrivers import alias_of
 from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.site import Site
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
@@ -23,7 +23,7 @@ from gpuvirt_sim.files.tree import Link, constant
 from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_drivers, driver_state, inputs, site_in
+from tests.change.changes import NOBODY, change_drivers, change_host_in, driver_state, inputs
 
 T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]
 
@@ -34,18 +34,18 @@ class PlannedHost:
     def __init__(self, kernel: SimKernel, folder: Path) -> None:
         self.kernel = kernel
         self.tools = SimTools(kernel)
-        self.site = site_in(folder, kernel, self.tools)
+        self.change_host = change_host_in(folder, kernel, self.tools)
 
     def plans(self, desired_driver: DesiredDriver, *gpus: str, orders: Inputs = NOBODY) -> Sequence[DriverPlan]:
-        return plan_units(driver_state(self.site, orders), dict.fromkeys(map(PciAddress, gpus), desired_driver))
+        return plan_units(driver_state(self.change_host, orders), dict.fromkeys(map(PciAddress, gpus), desired_driver))
 
     def move(self, desired_driver: DesiredDriver, gpu: str, orders: Inputs = NOBODY) -> Sequence[Reason]:
         address = PciAddress(gpu)
-        unit = driver_state(self.site, orders).inventory.gpus[address].unit
-        return change_drivers(self.site, unit, {address: desired_driver}, orders, lambda _: None)
+        unit = driver_state(self.change_host, orders).inventory.gpus[address].unit
+        return change_drivers(self.change_host, unit, {address: desired_driver}, orders, lambda _: None)
 
     def without_vfs(self) -> PciAddress:
-        gpus = driver_state(self.site, NOBODY).inventory.gpus
+        gpus = driver_state(self.change_host, NOBODY).inventory.gpus
         return next(address for address, gpu in gpus.items() if not gpu.function.virtfns)
 
     def refused(self, desired_driver: DesiredDriver, gpu: str, orders: Inputs = NOBODY) -> set[ReasonCode]:
@@ -82,9 +82,11 @@ def test_a_missing_vfio_module_is_loaded(t4: PlannedHost) -> None:
 
 def test_a_gpu_keeps_its_driver_if_the_vfio_module_is_missing(t4: PlannedHost, tmp_path: Path) -> None:
     t4.kernel.tree.remove(HostPath("/sys/bus/pci/drivers/vfio-pci"))
-    site = Site(t4.kernel, SimTools(t4.kernel, ()), tmp_path / "d.json", tmp_path / "l", tmp_path / "device-plugins")
-    unit = driver_state(site, NOBODY).inventory.gpus[T4[2]].unit
-    (reason,) = change_drivers(site, unit, {T4[2]: DesiredDriver.PASSTHROUGH}, NOBODY, lambda _: None)
+    change_host = ChangeHost(
+        t4.kernel, SimTools(t4.kernel, ()), tmp_path / "d.json", tmp_path / "l", tmp_path / "device-plugins"
+    )
+    unit = driver_state(change_host, NOBODY).inventory.gpus[T4[2]].unit
+    (reason,) = change_drivers(change_host, unit, {T4[2]: DesiredDriver.PASSTHROUGH}, NOBODY, lambda _: None)
     assert reason.code is ReasonCode.STEP_FAILED
     assert "modprobe" in reason.text
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
@@ -99,8 +101,8 @@ def test_a_variant_driver_is_used_where_its_alias_matches_the_gpu(host_of: Calla
     host.kernel.tree.place(release, constant("6.8.0"))
     aliases = "alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci\n"
     host.kernel.tree.place(HostPath("/lib/modules/6.8.0/modules.alias"), constant(aliases))
-    gpu = next(iter(driver_state(host.site, NOBODY).inventory.gpus))
-    seen = driver_state(host.site, NOBODY)
+    gpu = next(iter(driver_state(host.change_host, NOBODY).inventory.gpus))
+    seen = driver_state(host.change_host, NOBODY)
     assert seen.best_drivers == dict.fromkeys(seen.inventory.gpus, "nvgrace_gpu_vfio_pci")
     assert gpu in seen.best_drivers
 
@@ -111,7 +113,7 @@ def test_a_gpu_with_vgpus_is_not_unbound(t4: PlannedHost) -> None:
 
 def test_a_gpu_with_vfs_is_not_unbound(host_of: Callable[[str], PlannedHost]) -> None:
     host = host_of("8xH100")
-    gpus = driver_state(host.site, NOBODY).inventory.gpus
+    gpus = driver_state(host.change_host, NOBODY).inventory.gpus
     with_vfs = next(address for address, gpu in gpus.items() if gpu.function.virtfns)
     codes = {reason.code for plan in host.plans(DesiredDriver.PASSTHROUGH, with_vfs) for reason in plan.refusals}
     assert codes & {ReasonCode.VFS_ENABLED, ReasonCode.CARRIES_VGPUS}
@@ -214,7 +216,7 @@ def test_what_a_killed_change_left_is_removed_before_the_administrator_probes(
     host = host_of("8xA100")
     address = host.without_vfs()
     host.kernel.rebind(address, None)
-    found = driver_state(host.site, NOBODY)
+    found = driver_state(host.change_host, NOBODY)
     journal = replace(found.journal, overrides={address: "vfio-pci"})
     (plan,) = plan_units(replace(found, journal=journal), {address: DesiredDriver.NATIVE})
     assert plan.refusals == ()
@@ -228,7 +230,7 @@ def test_a_gpu_that_the_administrator_probes_needs_no_module(
     host = host_of(name)
     address = host.without_vfs()
     host.move(DesiredDriver.PASSTHROUGH, address)
-    found = driver_state(host.site, NOBODY)
+    found = driver_state(host.change_host, NOBODY)
     missing = {"nvidia": "not found", alias_of(found.function(address)): "not found"}
     without = replace(found, drivers=frozenset(), native_modules={address: ("nvidia",)}, missing_modules=missing)
     (plan,) = plan_units(without, {address: DesiredDriver.NATIVE})
@@ -239,12 +241,12 @@ def test_the_original_driver_stays_recorded(t4: PlannedHost) -> None:
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
     t4.kernel.rebind(T4[2], None)
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
-    assert originaldrivers.read(t4.site.original_drivers).drivers == {T4[2]: "nvidia"}
+    assert originaldrivers.read(t4.change_host.original_drivers).drivers == {T4[2]: "nvidia"}
 
 
 def test_a_gpu_returns_to_its_native_driver_with_a_damaged_record(t4: PlannedHost) -> None:
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
-    t4.site.original_drivers.write_bytes(b"\x00{")
+    t4.change_host.original_drivers.write_bytes(b"\x00{")
     assert t4.move(DesiredDriver.NATIVE, T4[2]) == ()
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
 
@@ -256,7 +258,7 @@ def test_a_driver_that_does_not_bind_is_a_failure_and_the_change_is_rolled_back(
     assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED]
     assert "no driver; expected: driver" in str(reasons[0].seen)
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
-    assert originaldrivers.read(t4.site.original_drivers).drivers == {}
+    assert originaldrivers.read(t4.change_host.original_drivers).drivers == {}
 
 
 def test_modprobe_of_a_real_host_reports_its_failure(tmp_path: Path) -> None:

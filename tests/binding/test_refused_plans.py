@@ -17,7 +17,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
 from tests.binding.test_plans import PlannedHost
-from tests.changes import driver_state, inputs
+from tests.change.changes import driver_state, inputs
 
 LEFT, RIGHT = PciAddress("0000:65:00.0"), PciAddress("0000:66:00.0")
 PF, VF = PciAddress("0000:25:00.0"), PciAddress("0000:25:00.4")
@@ -42,14 +42,14 @@ def a10(address: PciAddress, driver: str = "native") -> SlotSpec:
 
 def test_two_gpus_of_a_group_do_not_get_different_drivers(host: Build) -> None:
     pair = host(a10(LEFT), a10(RIGHT))
-    (plan,) = plan_units(driver_state(pair.site), {LEFT: PASSTHROUGH, RIGHT: NATIVE})
+    (plan,) = plan_units(driver_state(pair.change_host), {LEFT: PASSTHROUGH, RIGHT: NATIVE})
     assert ({reason.code for reason in plan.refusals}, plan.steps) == ({ReasonCode.GROUP_NOT_VIABLE}, ())
 
 
 def test_a_gpu_does_not_leave_a_group_whose_other_gpu_stays_for_vms(host: Build) -> None:
     pair = host(a10(LEFT, "vfio-pci"), a10(RIGHT, "vfio-pci"))
     assert pair.refused(NATIVE, LEFT) == {ReasonCode.GROUP_NOT_VIABLE}
-    (plan,) = plan_units(driver_state(pair.site), {LEFT: NATIVE, RIGHT: NATIVE})
+    (plan,) = plan_units(driver_state(pair.change_host), {LEFT: NATIVE, RIGHT: NATIVE})
     assert plan.refusals == ()
 
 
@@ -101,7 +101,7 @@ def test_a_function_that_no_driver_has_moves_though_the_group_of_another_is_in_u
     """pci-stub only reserves a function, so a VM can have the rest of its group."""
     pair = host(a10(LEFT, "vfio-pci"), a10(RIGHT, "pci-stub"))
     pair.kernel.start_vm(IommuGroup(12))
-    (plan,) = plan_units(driver_state(pair.site), {RIGHT: PASSTHROUGH})
+    (plan,) = plan_units(driver_state(pair.change_host), {RIGHT: PASSTHROUGH})
     assert plan.refusals == ()
 
 
@@ -118,24 +118,24 @@ def test_a_gpu_does_not_leave_a_group_of_which_a_pod_has_another_function(host: 
     slots = (a10(LEFT, "vfio-pci"), SlotSpec(at=RIGHT, board="audio", group=12, numa=0, driver="vfio-pci"))
     kernel = build_host(HostSpec(about="a GPU beside an audio device", boards={"audio": board}, slots=slots))
     found = host()
-    found.kernel, found.site = kernel, replace(found.site, kernel=kernel)
-    state = driver_state(found.site, inputs({RIGHT: ("pod a/b",)}))
+    found.kernel, found.change_host = kernel, replace(found.change_host, kernel=kernel)
+    state = driver_state(found.change_host, inputs({RIGHT: ("pod a/b",)}))
     (plan,) = plan_units(state, {LEFT: NATIVE})
     assert [(reason.code, reason.subject) for reason in plan.refusals] == [(ReasonCode.ALLOCATED_TO_POD, RIGHT)]
-    (plan,) = plan_units(driver_state(found.site), {LEFT: NATIVE})
+    (plan,) = plan_units(driver_state(found.change_host), {LEFT: NATIVE})
     assert plan.refusals == ()
 
 
 def test_a_gpu_leaves_a_group_whose_other_gpu_is_on_its_native_driver_already(host: Build) -> None:
     pair = host(a10(LEFT, "vfio-pci"), a10(RIGHT))
-    (plan,) = plan_units(driver_state(pair.site), {LEFT: NATIVE})
+    (plan,) = plan_units(driver_state(pair.change_host), {LEFT: NATIVE})
     assert plan.refusals == ()
 
 
 def test_a_gpu_without_a_driver_needs_no_accounts_to_become_a_vms(host: Build) -> None:
     """No driver serves it, so no container has it; a VM that still has it shows as a user of its group."""
     found = host(a10(LEFT, "none"), a10(RIGHT))
-    state = driver_state(found.site, inputs(Unknown()))
+    state = driver_state(found.change_host, inputs(Unknown()))
     (plan,) = plan_units(state, {LEFT: PASSTHROUGH, RIGHT: PASSTHROUGH})
     assert [(reason.code, reason.subject) for reason in plan.refusals] == [(ReasonCode.ALLOCATIONS_UNKNOWN, RIGHT)]
 
@@ -144,19 +144,19 @@ def test_a_gpu_keeps_its_driver_while_an_allocation_cannot_be_mapped(host: Build
     found = host(a10(LEFT))
     unmapped = Allocation(ResourceName("tencent.com/vcuda-core"), DeviceId("7"), "pod a/b")
     known = inputs(ask=lambda _: PodAllocations(unmapped=(unmapped,)))
-    (plan,) = plan_units(driver_state(found.site, known), {LEFT: PASSTHROUGH})
+    (plan,) = plan_units(driver_state(found.change_host, known), {LEFT: PASSTHROUGH})
     assert [reason.code for reason in plan.refusals] == [ReasonCode.ALLOCATION_UNMAPPED]
 
 
 def test_a_gpu_without_a_driver_whose_vfs_are_enabled_gets_its_native_driver(host: Build) -> None:
     found = host(SlotSpec(at=PF, board="L40S", group=12, vfs=2))
     found.kernel.rebind(PF, None)
-    (plan,) = plan_units(driver_state(found.site), {PF: NATIVE})
+    (plan,) = plan_units(driver_state(found.change_host), {PF: NATIVE})
     assert plan.refusals == ()
 
 
 def unused(found: PlannedHost) -> set[ReasonCode]:
-    return {reason.code for reason in why_not_unused(driver_state(found.site, inputs()))}
+    return {reason.code for reason in why_not_unused(driver_state(found.change_host, inputs()))}
 
 
 def test_each_possible_use_of_nvidias_gpus_by_a_vm_is_named(host: Build, tmp_path: Path) -> None:

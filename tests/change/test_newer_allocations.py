@@ -17,8 +17,8 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.paths import HostPath
+from tests.change.changes import UNGATED, change_drivers, change_vgpus, inputs
 from tests.change.test_unit_changes import A10, HostUnit
-from tests.changes import UNGATED, change_drivers, change_vgpus, inputs
 from tests.node.test_changes import FIRST, SECOND, entry_of
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
 
@@ -57,7 +57,7 @@ def test_no_step_is_taken_while_the_newest_account_is_unknown(number: int, tmp_p
 def test_a_driver_is_not_changed_while_the_newest_account_is_unknown(tmp_path: Path) -> None:
     unit = HostUnit("2xA10-vgpu", A10, tmp_path)
     known = inputs(ask=from_reading(1, UNKNOWN))
-    (reason,) = change_drivers(unit.site, unit.id, {A10: DesiredDriver.PASSTHROUGH}, known)
+    (reason,) = change_drivers(unit.change_host, unit.id, {A10: DesiredDriver.PASSTHROUGH}, known)
     assert reason.code is ReasonCode.ALLOCATIONS_UNKNOWN
     assert unit.kernel.writes == []
 
@@ -79,7 +79,7 @@ def test_the_vgpus_that_a_change_has_created_are_rolled_back_while_the_account_i
             rolled_back.append(step)
 
     known = inputs(ask=lambda _: UNKNOWN if rolled_back else PodAllocations())
-    reasons = change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), known, report)
+    reasons = change_vgpus(host.change_host, T4, DesiredVgpus({"T4-4Q": 4}), known, report)
     assert codes(reasons) == [ReasonCode.STEP_FAILED]
     assert host.types(T4) == before
 
@@ -116,6 +116,6 @@ def test_the_ledger_stops_the_steps_on_its_devices_alone() -> None:
 def test_a_change_stops_when_its_desired_state_changes(tmp_path: Path) -> None:
     unit = HostUnit("2xA10-vgpu", A10, tmp_path)
     change = Change(Changes(lambda: ()), unit.id, lambda: False, None)
-    (reason,) = change_drivers(unit.site, unit.id, {A10: DesiredDriver.PASSTHROUGH}, inputs(), change=change)
+    (reason,) = change_drivers(unit.change_host, unit.id, {A10: DesiredDriver.PASSTHROUGH}, inputs(), change=change)
     assert (reason.code, "desired state has changed" in reason.text) == (ReasonCode.PLAN_OUTDATED, True)
     assert unit.kernel.writes == []

@@ -28,8 +28,8 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.files.tree import DEVICE_NUMBERS
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host
 from gpuvirt_sim.kernel import Process
+from tests.change.changes import driver_state, inputs
 from tests.change.test_unit_changes import HostUnit
-from tests.changes import driver_state, inputs
 
 Opens = Callable[[HostUnit, PciAddress], Process]
 Moment = Callable[[Step | RollBack], bool]
@@ -105,7 +105,7 @@ def change(unit: HostUnit, target: DesiredGpu, at: Moment, act: Callable[[], obj
             act()
 
     unit.taken.clear()
-    outcome = apply(unit.site, unit.id, {unit.gpu: target}, inputs(), Run(report, by_hand(unit.id, None)))
+    outcome = apply(unit.change_host, unit.id, {unit.gpu: target}, inputs(), Run(report, by_hand(unit.id, None)))
     assert happened, "the moment has come"
     return [reason.code for reason in outcome.reasons]
 
@@ -259,7 +259,7 @@ def test_a_gpu_without_a_driver_gets_none_while_a_group_is_unread(tmp_path: Path
 
 def test_a_group_or_a_vf_that_is_unread_is_no_proof(tmp_path: Path) -> None:
     unit = driverless_gpu_with_vfs(tmp_path)
-    functions = driver_state(unit.site).inventory.facts.functions
+    functions = driver_state(unit.change_host).inventory.facts.functions
     unread = Unread(HostPath("/sys"), errno=errno.EIO)
     without_vf = {address: found for address, found in functions.items() if address != VF}
     unread_vf = {**functions, VF: replace(functions[VF], iommu_group=unread)}
@@ -273,7 +273,7 @@ def test_a_group_or_a_vf_that_is_unread_is_no_proof(tmp_path: Path) -> None:
 
 def test_the_users_of_vfs_count_after_an_unbind_and_those_of_other_removed_nodes_do_not(tmp_path: Path) -> None:
     unit = driverless_gpu_with_vfs(tmp_path)
-    functions = driver_state(unit.site).inventory.facts.functions
+    functions = driver_state(unit.change_host).inventory.facts.functions
     unit.kernel.start_process("qemu-system-x86", "/dev/vfio/devices/vfio7")
     assert proving.driverless(unit.kernel, functions, L40S, "probe it", unbound_here=True).is_valid
     group = functions[VF].iommu_group
@@ -295,7 +295,7 @@ def driverless_gpu_with_vfs(folder: Path, *, iommufd: bool = False) -> HostUnit:
 
 def test_a_function_is_driverless_only_without_driver_and_without_a_pending_unbind(tmp_path: Path) -> None:
     unit = on_native_drivers("4xT4", T4, tmp_path)
-    functions = driver_state(unit.site).inventory.facts.functions
+    functions = driver_state(unit.change_host).inventory.facts.functions
 
     with pytest.raises(RefusedError) as bound:
         proving.driverless(unit.kernel, functions, T4, "probe it", unbound_here=True)
@@ -311,7 +311,7 @@ def test_a_function_is_driverless_only_without_driver_and_without_a_pending_unbi
 
 def test_a_vm_that_has_a_removed_node_open_may_have_the_function(tmp_path: Path) -> None:
     unit = on_native_drivers("4xT4", T4, tmp_path)
-    functions = driver_state(unit.site).inventory.facts.functions
+    functions = driver_state(unit.change_host).inventory.facts.functions
     unit.kernel.rebind(T4, None)
     unit.kernel.start_process("qemu-system-x86", "/dev/vfio/devices/vfio7")
 
@@ -343,7 +343,7 @@ def test_every_step_asks_whether_a_pod_has_its_gpu_by_now(
         return PodAllocations({gpu: ("cuda/job",)}) if len(asked) > calls else PodAllocations()
 
     run = Run(unit.taken.append, by_hand(unit.id, newest))
-    outcome = apply(unit.site, unit.id, {gpu: DesiredGpu(DesiredDriver.NATIVE, target)}, inputs(), run)
+    outcome = apply(unit.change_host, unit.id, {gpu: DesiredGpu(DesiredDriver.NATIVE, target)}, inputs(), run)
     assert [reason.code for reason in outcome.reasons] == [ReasonCode.PLAN_OUTDATED]
     assert "cuda/job" in outcome.reasons[0].text
     assert len(unit.kernel.writes) == writes

@@ -25,8 +25,8 @@ from gpuvirt_sim.files.tree import File, Folder
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
+from tests.change.changes import UNGATED, change_drivers, change_host_in, driver_state
 from tests.change.test_proofs import PASSTHROUGH, W7900, W7900_AUDIO, on_native_drivers
-from tests.changes import UNGATED, change_drivers, driver_state, site_in
 from tests.node.test_gate_refusals import locked
 
 GPU, GROUP = PciAddress("0000:65:00.0"), IommuGroup(12)
@@ -55,11 +55,11 @@ def test_a_vfio_function_of_an_unknown_group_keeps_its_driver(number: int, code:
     kernel = host("vfio-pci")
     kernel.start_vm(GROUP)
     kernel.faults.fail(HostPath(device_path(GPU, "iommu_group")), number)
-    site = site_in(tmp_path, kernel, SimTools(kernel))
-    functions = driver_state(site).inventory.facts.functions
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
+    functions = driver_state(change_host).inventory.facts.functions
     plan, change = DriverPlan(UnitId(GPU), (Unbind(GPU, "vfio-pci"),)), by_hand(GPU, None)
     with change.under_way(UNGATED), pytest.raises(RefusedError) as refused:
-        execute(kernel, site.tools, functions, plan, lambda _: None, change)
+        execute(kernel, change_host.tools, functions, plan, lambda _: None, change)
     assert code_of(refused) is code
     assert (unbinds(kernel), kernel.vfio.requests) == ([], [])
 
@@ -67,10 +67,10 @@ def test_a_vfio_function_of_an_unknown_group_keeps_its_driver(number: int, code:
 def test_a_gpu_in_a_vm_keeps_its_driver_while_its_group_cannot_be_read(tmp_path: Path) -> None:
     kernel = host("vfio-pci")
     kernel.start_vm(GROUP)
-    site = site_in(tmp_path, kernel, SimTools(kernel))
-    unit = driver_state(site).inventory.gpus[GPU].unit
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
+    unit = driver_state(change_host).inventory.gpus[GPU].unit
     kernel.faults.fail(HostPath(device_path(GPU, "iommu_group")), errno.EIO)
-    assert change_drivers(site, unit, {GPU: DesiredDriver.NATIVE})
+    assert change_drivers(change_host, unit, {GPU: DesiredDriver.NATIVE})
     assert (kernel.pci.functions[GPU].driver, kernel.vfio.requests) == ("vfio-pci", [])
 
 
@@ -88,8 +88,8 @@ def test_no_module_is_loaded_while_another_process_changes_modules(
 ) -> None:
     monkeypatch.setattr(gatepass, "MODULES_S", 0.0)
     unit = on_native_drivers("2xW7900", W7900, tmp_path)
-    unit.site.locks.mkdir()
-    with locked(unit.site.locks / gatepass.MODULES):
+    unit.change_host.locks.mkdir()
+    with locked(unit.change_host.locks / gatepass.MODULES):
         assert [reason.code for reason in unit.apply(PASSTHROUGH).reasons] == [ReasonCode.UNIT_BUSY]
         assert unit.tools.loaded == []
     assert unit.apply(PASSTHROUGH).reasons == ()

@@ -28,7 +28,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host, shared_cards
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import change_drivers, driver_state, inputs, site_in
+from tests.change.changes import change_drivers, change_host_in, driver_state, inputs
 
 A10, T4 = PciAddress("0000:b1:00.0"), PciAddress("0000:3b:00.0")
 L40S = PciAddress("0000:25:00.0")
@@ -41,22 +41,22 @@ class HostUnit:
     def __init__(self, host: str | HostSpec, gpu: PciAddress, folder: Path) -> None:
         self.kernel = build_host(load_host(host) if isinstance(host, str) else host)
         self.tools = SimTools(self.kernel)
-        self.site = site_in(folder, self.kernel, self.tools)
+        self.change_host = change_host_in(folder, self.kernel, self.tools)
         self.gpu = gpu
         self.taken: list[Step | RollBack] = []
 
     @property
     def id(self) -> UnitId:
-        return driver_state(self.site).inventory.gpus[self.gpu].unit
+        return driver_state(self.change_host).inventory.gpus[self.gpu].unit
 
     def plan(self, target: DesiredGpu, known: Inputs | None = None) -> Plan:
         desired: DesiredUnit = {self.gpu: target}
-        return plan_unit(observe(self.site, known or inputs()).unit_state(desired), self.id, desired)
+        return plan_unit(observe(self.change_host, known or inputs()).unit_state(desired), self.id, desired)
 
     def apply(self, target: DesiredGpu, known: Inputs | None = None) -> Outcome:
         self.taken.clear()
         run = Run(self.taken.append, by_hand(self.id, None))
-        return apply(self.site, self.id, {self.gpu: target}, known or inputs(), run)
+        return apply(self.change_host, self.id, {self.gpu: target}, known or inputs(), run)
 
     def fill(self, **types: int) -> None:
         vgpus = DesiredVgpus({name.replace("_", "-"): number for name, number in types.items()})
@@ -133,7 +133,7 @@ def test_no_vgpu_is_removed_if_the_driver_cannot_be_loaded(tmp_path: Path) -> No
     unit = HostUnit("4xT4", T4, tmp_path)
     unit.fill(T4_8Q=2)
     unit.kernel.tree.remove(HostPath("/sys/bus/pci/drivers/vfio-pci"))
-    unit.site = site_in(tmp_path, unit.kernel, SimTools(unit.kernel, ()))
+    unit.change_host = change_host_in(tmp_path, unit.kernel, SimTools(unit.kernel, ()))
     outcome = unit.apply(WHOLE)
     assert ReasonCode.PREREQUISITE_MISSING in {reason.code for reason in outcome.reasons}
     assert unit.types == ["T4-8Q"] * 2
@@ -174,18 +174,18 @@ def test_a_change_that_is_rolled_back_changes_no_other_gpu(tmp_path: Path) -> No
     gpus = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
     slots = tuple(SlotSpec(at=gpu, board="T4", group=31, numa=0) for gpu in gpus)
     kernel = build_host(HostSpec(about="two T4 in one group", slots=slots))
-    site = site_in(tmp_path, kernel, SimTools(kernel))
-    unit = driver_state(site).inventory.gpus[gpus[0]].unit
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
+    unit = driver_state(change_host).inventory.gpus[gpus[0]].unit
 
     def target(vgpu_type: str, number: int) -> DesiredUnit:
         return dict.fromkeys(gpus, DesiredGpu(DesiredDriver.NATIVE, DesiredVgpus({vgpu_type: number})))
 
     run = Run(lambda _: None, by_hand(unit, None))
-    assert apply(site, unit, target("T4-8Q", 2), inputs(), run).reasons == ()
+    assert apply(change_host, unit, target("T4-8Q", 2), inputs(), run).reasons == ()
     before = set(kernel.mdev.devices)
     taken: list[Step | RollBack] = []
     change = Change(Changes(lambda: ()), unit, lambda: not taken, None)  # no longer desired after the first step
-    outcome = apply(site, unit, target("T4-16Q", 1), inputs(), Run(taken.append, change))
+    outcome = apply(change_host, unit, target("T4-16Q", 1), inputs(), Run(taken.append, change))
     assert ReasonCode.PLAN_OUTDATED in {reason.code for reason in outcome.reasons}
     assert RollBack(gpus[0]) in taken
     assert {step.parent for step in taken if isinstance(step, RemoveVgpu)} == {gpus[0]}
@@ -205,7 +205,7 @@ def test_no_step_is_taken_once_a_pod_has_a_gpu_by_an_unmapped_id(tmp_path: Path,
     def ask(_: Inventory) -> PodAllocations:
         return next(answers, PodAllocations(unmapped=(OF_A_POD,)))
 
-    (reason,) = change_drivers(unit.site, unit.id, {A10: DesiredDriver.PASSTHROUGH}, inputs(ask=ask))
+    (reason,) = change_drivers(unit.change_host, unit.id, {A10: DesiredDriver.PASSTHROUGH}, inputs(ask=ask))
     assert reason.code is ReasonCode.ALLOCATION_UNMAPPED
     assert unit.driver == "nvidia"
     assert not any(path.endswith("/unbind") for path, _ in unit.kernel.writes)
@@ -216,7 +216,7 @@ def test_an_unmapped_id_that_the_plan_knew_stops_no_step(tmp_path: Path) -> None
     unit = HostUnit("2xA10-vgpu", A10, tmp_path)
     unit.kernel.rebind(A10, None)
     known = inputs(ask=lambda _: PodAllocations(unmapped=(OF_A_POD,)))
-    assert change_drivers(unit.site, unit.id, {A10: DesiredDriver.PASSTHROUGH}, known) == ()
+    assert change_drivers(unit.change_host, unit.id, {A10: DesiredDriver.PASSTHROUGH}, known) == ()
     assert unit.driver == "vfio-pci"
 
 
@@ -225,7 +225,7 @@ def test_a_gpu_that_moves_to_another_unit_is_not_changed(tmp_path: Path) -> None
     gpus = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
     slots = tuple(SlotSpec(at=gpu, board="T4", group=group, numa=0) for gpu, group in zip(gpus, (31, 32), strict=True))
     kernel = build_host(HostSpec(about="two T4", slots=slots))
-    site = site_in(tmp_path, kernel, SimTools(kernel))
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
     first, second = gpus
     before = build_inventory(scan(kernel))
     folder = kernel.pci.functions[second].folder
@@ -233,7 +233,7 @@ def test_a_gpu_that_moves_to_another_unit_is_not_changed(tmp_path: Path) -> None
     desired: DesiredUnit = {second: DesiredGpu(DesiredDriver.PASSTHROUGH)}
     run = Run(lambda _: None, by_hand(UnitId(second), None))
     with pytest.raises(UnitBusyError, match=rf"GPU {second} has moved to another isolation unit"):
-        apply(site, UnitId(second), desired, inputs(), run, before)
+        apply(change_host, UnitId(second), desired, inputs(), run, before)
     assert kernel.writes == []
     assert {kernel.pci.functions[gpu].driver for gpu in (first, second)} == {"nvidia"}
 

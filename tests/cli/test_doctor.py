@@ -13,7 +13,7 @@ from gpuvirt.model.doctor.findings import Area
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
-from tests.commandline import GPUVIRT, gpuvirt, ran
+from tests.cli.commandline import GPUVIRT, gpuvirt, ran
 
 
 class On(Protocol):

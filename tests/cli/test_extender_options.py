@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commandline import ran
+from tests.cli.commandline import ran
 
 KUBECONFIG = """
 current-context: x

@@ -16,11 +16,11 @@ from gpuvirt.plain import Plain
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
-from tests.certificates import Authority
-from tests.commandline import GPUVIRT, PATH, ran
+from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply, scripted
+from tests.cli.commandline import GPUVIRT, PATH, ran
 from tests.schedules.servedcommands import answering
 from tests.schedules.test_served_schedule import Day
-from tests.scriptedapi import NOT_FOUND, Call, Reply, scripted
+from tests.web.certificates import Authority
 
 REFERENCE = (Path(__file__).parent.parent.parent / "docs/reference/json.md").read_text()
 WITHOUT_TABLES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt import __version__
-from tests.commandline import PATH
+from tests.cli.commandline import PATH
 
 COMMANDS = Path(sys.executable).parent
 

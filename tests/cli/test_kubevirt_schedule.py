@@ -8,14 +8,14 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.commandline import GPUVIRT, PATH
+from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
+from tests.cli.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedkubevirt import VMIS
 from tests.schedules.servedschedule import NODES
 from tests.schedules.test_kubevirt_day import KUBEVIRT, KubeVirtDay
 from tests.schedules.test_served_schedule import SCHEDULE
-from tests.scriptedapi import NOT_FOUND, Call, Reply
 
 FORBIDDEN: Reply = 403, {"kind": "Status", "message": "virtualmachines is forbidden", "code": 403}
 SWITCH = ("switch", "gpus", "night", "--until", "2080-01-01T00:00")

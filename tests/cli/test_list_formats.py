@@ -9,7 +9,7 @@ from gpuvirt import plain
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
-from tests.commandline import ran
+from tests.cli.commandline import ran
 
 LISTS = (("devices",), ("vgpu", "list"), ("vgpu", "types"))
 DOCUMENTS = (*LISTS, ("doctor",), ("why", "0000:4b:00.0"), ("vfio", "status"), ("vgpu", "scheduler", "get"))

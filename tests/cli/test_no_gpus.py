@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commandline import called
+from tests.cli.commandline import called
 
 
 @pytest.mark.parametrize(

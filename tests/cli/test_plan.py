@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.cli.test_fleet import GPU_NODES, run
-from tests.scriptedapi import NOT_FOUND, Call, Reply
 
 TYPES = [{"name": "NVIDIA A10-4Q", "creatable": 5}, {"name": "NVIDIA A10-8Q", "creatable": 2}]
 PLANNING = {
@@ -47,12 +47,12 @@ async def test_the_plan_names_vms_in_the_way_and_what_then_fits(tmp_path: Path) 
     done = await run(tmp_path, *arguments, "-o", "json", cluster=cluster(*GPUS))
     assert (done.returncode, done.stderr) == (1, "")
     first, second = json.loads(done.stdout)["gpus"]
-    assert first["in_the_way"] == ["prod/vm-a", *USED["users"]]
+    assert first["in_the_way"] == ["VM prod/vm-a"]
     assert first["vgpus_then"] == {"A10-8Q": 1}
     assert (second["vgpus_then"], second["fits"]) == ({"A10-4Q": 6}, {"A10-4Q": 6})
     assert second["reasons"] == []
     text = (await run(tmp_path, *arguments, cluster=cluster(*GPUS))).stdout
-    assert "prod/vm-a" in text
+    assert "in the way: VM prod/vm-a\n" in text
     assert "VMs that then fit: 6 with A10-4Q" in text
 
 

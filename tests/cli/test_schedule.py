@@ -20,7 +20,7 @@ from gpuvirt.model.schedules.forecast import PlannedStep
 from gpuvirt.model.schedules.reports import ScheduleRow, SwitchRow, WorkerRow
 from gpuvirt.model.schedules.spec import Leave
 from gpuvirt.model.schedules.workerchecks import WorkerCheck
-from tests.commandline import GPUVIRT, PATH
+from tests.cli.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import SCHEDULES, Object, ServedSchedule

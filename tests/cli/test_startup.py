@@ -11,7 +11,7 @@ import typer.main
 import gpuvirt_sim
 from gpuvirt import __version__
 from gpuvirt.cli.main import COMMANDS, program_for
-from tests.commandline import GPUVIRT, PATH, ran
+from tests.cli.commandline import GPUVIRT, PATH, ran
 
 ROOT = Path(__file__).parent.parent.parent
 

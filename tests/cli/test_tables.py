@@ -18,7 +18,7 @@ from gpuvirt.cluster.operator.report import Row
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
-from tests.commandline import GPUVIRT, PATH, ran
+from tests.cli.commandline import GPUVIRT, PATH, ran
 
 WIDTHS = (80, 120, 200)
 REASON = "VgpuInUse: " + " ".join(f"word{number:02}" for number in range(41)) + "xyz"

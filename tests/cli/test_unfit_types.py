@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commandline import gpuvirt
+from tests.cli.commandline import gpuvirt
 
 CONFIGS = """version: v1
 vgpu-configs:

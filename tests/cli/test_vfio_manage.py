@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.commandline import gpuvirt
+from tests.cli.commandline import gpuvirt
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.commandline import gpuvirt
+from tests.cli.commandline import gpuvirt
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from gpuvirt.clock import RealClock
 from tests.admission.reviews import CONFIG
-from tests.commandline import ran
+from tests.cli.commandline import ran
 
 CLOCK = RealClock()
 

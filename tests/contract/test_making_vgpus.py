@@ -14,7 +14,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.paths import HostPath
 from tests.contract.hosts import LONG_S, Answer, Host, bind, exists, group_of, until_free, write
-from tests.proofs import disable_vfs, enable_vfs, remove
+from tests.contract.proofs import disable_vfs, enable_vfs, remove
 
 PARENT = PciAddress("0000:07:01.0")
 SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")

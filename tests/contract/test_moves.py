@@ -20,11 +20,11 @@ from gpuvirt.node.change.gate.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostRoots, KubeletPaths
-from tests.changes import NOBODY, change_drivers, driver_state, inputs, site_in
+from tests.change.changes import NOBODY, change_drivers, change_host_in, driver_state, inputs
 from tests.contract.guesthost import GUESTS
 from tests.contract.hosts import LONG_S, CdevHost, Host, MemoryHost, bind, group_of, write
 from tests.contract.seenfrom import ContainerKernel
-from tests.givingkubelet import kubelet_with_pod
+from tests.kubelet.givingkubelet import kubelet_with_pod
 
 GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
 H100 = PciAddress("0000:03:00.0")
@@ -60,21 +60,21 @@ class Mover:
     """Moves GPUs on a host."""
 
     def __init__(self, kernel: Kernel, folder: Path) -> None:
-        self.site = site_in(folder, kernel, NoTools())
+        self.change_host = change_host_in(folder, kernel, NoTools())
         self.steps: list[str] = []
 
     def move(self, desired_driver: DesiredDriver, *gpus: PciAddress, orders: Inputs = NOBODY) -> Sequence[Reason]:
-        seen = driver_state(self.site, orders)
+        seen = driver_state(self.change_host, orders)
         units = {seen.inventory.gpus[gpu].unit for gpu in gpus}
         desired_by_gpu = dict.fromkeys(gpus, desired_driver)
         return [
             driver
             for unit in sorted(units)
-            for driver in change_drivers(self.site, unit, desired_by_gpu, orders, self._report)
+            for driver in change_drivers(self.change_host, unit, desired_by_gpu, orders, self._report)
         ]
 
     def drivers(self, *addresses: PciAddress) -> list[object]:
-        return [driver_of(self.site.kernel, address) for address in addresses]
+        return [driver_of(self.change_host.kernel, address) for address in addresses]
 
     def _report(self, step: Step | RollBack) -> None:
         self.steps.append(step.text)
@@ -88,13 +88,13 @@ def mover(host: Host, tmp_path: Path) -> Mover:
 def test_a_gpu_and_its_audio_function_move_to_vfio_and_back(mover: Mover) -> None:
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
-    assert originaldrivers.read(mover.site.original_drivers).drivers == {GPU: "nvidia", AUDIO: "snd_hda_intel"}
+    assert originaldrivers.read(mover.change_host.original_drivers).drivers == {GPU: "nvidia", AUDIO: "snd_hda_intel"}
     mover.steps.clear()
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.steps == []
     assert mover.move(DesiredDriver.NATIVE, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
-    assert originaldrivers.read(mover.site.original_drivers).drivers == {}
+    assert originaldrivers.read(mover.change_host.original_drivers).drivers == {}
 
 
 def test_a_gpu_without_a_native_driver_is_never_reported_as_returned(mover: Mover) -> None:
@@ -179,14 +179,14 @@ def test_with_device_nodes_a_device_of_a_vm_is_not_unbound(cdevs: CdevHost, tmp_
 
 
 def test_a_second_process_may_not_change_the_same_isolation_unit(mover: Mover, host: Host) -> None:
-    seen = driver_state(mover.site, NOBODY)
+    seen = driver_state(mover.change_host, NOBODY)
     unit = seen.inventory.gpus[H100].unit
 
     def meanwhile(_: Step | RollBack) -> None:
         with pytest.raises(UnitBusyError, match="another process"):
-            change_drivers(mover.site, unit, {H100: DesiredDriver.PASSTHROUGH}, NOBODY, lambda _: None)
+            change_drivers(mover.change_host, unit, {H100: DesiredDriver.PASSTHROUGH}, NOBODY, lambda _: None)
 
-    assert change_drivers(mover.site, unit, {H100: DesiredDriver.PASSTHROUGH}, NOBODY, meanwhile) == ()
+    assert change_drivers(mover.change_host, unit, {H100: DesiredDriver.PASSTHROUGH}, NOBODY, meanwhile) == ()
     job = host.start_read(f"/sys/bus/pci/devices/{H100}/driver_override")
     answer = job.answer(LONG_S)
     assert answer is not None

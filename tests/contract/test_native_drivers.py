@@ -18,7 +18,7 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step, Unbind
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.paths import HostPath
-from tests.changes import NOBODY, change_drivers, driver_state, site_in
+from tests.change.changes import NOBODY, change_drivers, change_host_in, driver_state
 from tests.contract.guesthost import GuestHost, Guests
 from tests.contract.hosts import exists, write
 from tests.contract.test_moves import NoTools
@@ -97,7 +97,7 @@ class Change:
     def __init__(self, guest: GuestHost, folder: Path, opened: PciAddress) -> None:
         self.guest, self.node = guest, node_of(guest, opened)
         self.job: Job | None = None
-        self.site = site_in(folder, guest.kernel, GuestTools(guest, self._during_modprobe))
+        self.change_host = change_host_in(folder, guest.kernel, GuestTools(guest, self._during_modprobe))
         self.opens_during_modprobe = False
 
     def open(self) -> None:
@@ -115,8 +115,8 @@ class Change:
             if self.job is None and opens_before(step):
                 self.open()
 
-        unit = driver_state(self.site, NOBODY).inventory.gpus[gpu].unit
-        return tuple(change_drivers(self.site, unit, {gpu: DesiredDriver.PASSTHROUGH}, NOBODY, report))
+        unit = driver_state(self.change_host, NOBODY).inventory.gpus[gpu].unit
+        return tuple(change_drivers(self.change_host, unit, {gpu: DesiredDriver.PASSTHROUGH}, NOBODY, report))
 
     def assert_refused(self, reasons: tuple[Reason, ...]) -> None:
         """Assert that the change was refused for the process, which has noticed nothing."""

@@ -21,9 +21,9 @@ from gpuvirt.node.change import byhand
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
-from tests.changes import NOBODY, change_vgpus, inputs, site_in
+from tests.change.changes import NOBODY, change_host_in, change_vgpus, inputs
 from tests.contract.hosts import LONG_S, Answer, CdevHost, Host, Job, Vm, exists, group_of, until_free
-from tests.givingkubelet import kubelet_with_pod
+from tests.kubelet.givingkubelet import kubelet_with_pod
 
 RTX = PciAddress("0000:02:00.0")
 """The catalog knows nothing of vGPUs on it, so only its driver knows how many fit: 24 T4-1B, 12 T4-2B."""
@@ -35,7 +35,7 @@ class VgpuHost:
     """Changes vGPUs of a host."""
 
     def __init__(self, host: Host, folder: Path) -> None:
-        self.site = site_in(folder, host.kernel, NO_TOOLS)
+        self.change_host = change_host_in(folder, host.kernel, NO_TOOLS)
         self.given = NOBODY
         self.steps: list[Step | RollBack] = []
 
@@ -50,11 +50,11 @@ class VgpuHost:
         """Give a GPU these vGPUs; return the reasons of a failure."""
         self.steps.clear()
         desired_vgpus = DesiredVgpus({"T4-1B": small, "T4-2B": large})
-        return change_vgpus(self.site, gpu, desired_vgpus, self.given, report or self.steps.append)
+        return change_vgpus(self.change_host, gpu, desired_vgpus, self.given, report or self.steps.append)
 
     def types(self, gpu: PciAddress) -> Mapping[VgpuId, object]:
         """The types of a GPU's vGPUs."""
-        return {vgpu.id: vgpu.type for vgpu in scan(self.site.kernel).vgpu_hosts[gpu].live}
+        return {vgpu.id: vgpu.type for vgpu in scan(self.change_host.kernel).vgpu_hosts[gpu].live}
 
     def ids(self, gpu: PciAddress) -> list[VgpuId]:
         return sorted(self.types(gpu))
@@ -263,10 +263,10 @@ def test_a_single_vgpu_is_removed_by_hand_unless_a_vm_uses_it(host: Host, makes_
     makes_vgpus.apply_vgpus(RTX, large=2)
     first, second = makes_vgpus.ids(RTX)
     vm = vm_on(host, first)
-    before = observe(makes_vgpus.site, NOBODY, None).inventory
+    before = observe(makes_vgpus.change_host, NOBODY, None).inventory
 
     def remove(vgpu: VgpuId) -> list[ReasonCode]:
-        return codes(byhand.remove(makes_vgpus.site, RTX, vgpu, NOBODY, lambda _: None, before))
+        return codes(byhand.remove(makes_vgpus.change_host, RTX, vgpu, NOBODY, lambda _: None, before))
 
     assert remove(first) == [ReasonCode.VGPU_IN_USE]
     assert remove(second) == []
@@ -281,12 +281,14 @@ def test_commands_do_not_remove_a_vgpu_allocated_to_a_pod(
     """By the allocations that commands read: first a VM has the vGPU open, then only its pod exists."""
     assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
     mine, other = makes_vgpus.ids(RTX)
-    before = observe(makes_vgpus.site, NOBODY, None).inventory
+    before = observe(makes_vgpus.change_host, NOBODY, None).inventory
     account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
     vm = vm_on(host, mine)
 
     def remove(vgpu: VgpuId) -> tuple[Reason, ...]:
-        return byhand.remove(makes_vgpus.site, RTX, vgpu, Inputs(account.account), makes_vgpus.steps.append, before)
+        return byhand.remove(
+            makes_vgpus.change_host, RTX, vgpu, Inputs(account.account), makes_vgpus.steps.append, before
+        )
 
     with kubelet_with_pod(short_path / "k", "nvidia.com/GRID_T4-2B", mine):
         makes_vgpus.steps.clear()

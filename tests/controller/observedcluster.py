@@ -1,7 +1,7 @@
 """A cluster as the controller observes it, built object by object."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -45,8 +45,7 @@ def node(workload: str | None = None, name: str = "node01", **labels: str) -> No
     return Node(Metadata(name=name, labels=NFD | own | ({LABEL: workload} if workload else {})))
 
 
-@dataclass(frozen=True)
-class ObservedCluster:
+class ObservedCluster(msgspec.Struct, frozen=True):
     """All observed objects."""
 
     nodes: Sequence[Node] = ()
@@ -54,10 +53,10 @@ class ObservedCluster:
     gpu_nodes: Sequence[OwnedGpuNode] = ()
     pods: Sequence[Pod] = ()
     other_operator: str | None = None
-    existing: Existing = field(default_factory=Existing)
-    kubevirt: KubeVirtObserved = field(default_factory=KubeVirtObserved)
+    existing: Existing = msgspec.field(default_factory=Existing)
+    kubevirt: KubeVirtObserved = msgspec.field(default_factory=KubeVirtObserved)
     services: Sequence[Service] = ()
-    scheduled: ScheduledConfigs = field(default_factory=ScheduledConfigs)
+    scheduled: ScheduledConfigs = msgspec.field(default_factory=ScheduledConfigs)
 
     @property
     def picture(self) -> Picture:

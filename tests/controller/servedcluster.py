@@ -24,11 +24,11 @@ from gpuvirt.cluster.operator.controller import Controller, ControllerDependenci
 from gpuvirt.cluster.operator.otheroperator import its_leases
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.resources import NODES, Resource, pods
-from tests.certificates import Authority, Pair
+from tests.apiserver.nodeapi import merged_of
+from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.controller.observedcluster import SETTINGS
-from tests.kubeletnode import CLOCK
-from tests.nodeapi import merged_of
-from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.kubelet.kubeletnode import CLOCK
+from tests.web.certificates import Authority, Pair
 
 Json = dict[str, object]
 UNAVAILABLE: Reply = 503, {"kind": "Status", "message": "the server is starting", "code": 503}

@@ -16,7 +16,7 @@ from gpuvirt.cluster.objects import ObjectKey, key_of
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode
@@ -226,7 +226,7 @@ def test_the_agent_stays_until_vms_end_after_vms_are_disabled() -> None:
 def vgpu_node(users: tuple[str, ...]) -> OwnedGpuNode:
     vgpus = (Vgpu(id="a97c1d93-75b0-5502-bafc-fef8d1839ded", type="NVIDIA A10-4Q", users=users),)
     status = Status(gpus=(Gpu(address="0000:65:00.0", mode="vgpu", vgpus=vgpus),))
-    return OwnedGpuNode(metadata=OwnedMetadata(name="node01"), status=status)
+    return OwnedGpuNode(metadata=ManagedMetadata(name="node01"), status=status)
 
 
 def test_a_missing_image_stops_only_its_own_operand() -> None:

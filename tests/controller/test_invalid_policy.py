@@ -1,7 +1,7 @@
 """All outlets of a controller report each invalid ClusterPolicy and each node without an agent."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -36,8 +36,7 @@ MAPS = [stored_map("my-configs", **{"config.yaml": "version: v1"}), stored_map("
 EXISTING = Existing({config_maps(SETTINGS.namespace): {key_of(config_map): config_map for config_map in MAPS}})
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """An invalid policy or node."""
 
     says: tuple[str, ...]

@@ -22,14 +22,14 @@ from gpuvirt.cluster.operator.kubevirt.decisions import (
     kept_text,
 )
 from gpuvirt.cluster.operator.kubevirt.names import Requesting
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind
 from gpuvirt.model.reasons import ReasonCode
 from tests.controller.observedcluster import SETTINGS, ObservedCluster, node, policy
-from tests.kubevirts import T4_8Q, Fields, kubevirt
+from tests.kubevirt.kubevirts import T4_8Q, Fields, kubevirt
 
 NOTHING_ASKED: Requesting = {kind.name: Observed(()) for kind in DEVICE_KINDS}
 
@@ -41,7 +41,7 @@ def vgpu_node() -> OwnedGpuNode:
         name=T4_8Q, healthy=2, allocated=0, registered=True, kind=ResourceKind.VGPU, mdev_name_selectors=("GRID T4-8Q",)
     )
     status = Status(gpus=(Gpu(address="0000:3b:00.0", mode="vgpu"),), resources=(resource,), conditions=(ready,))
-    return OwnedGpuNode(metadata=OwnedMetadata(name="node01"), spec=Spec(mode=DesiredMode.VGPU), status=status)
+    return OwnedGpuNode(metadata=ManagedMetadata(name="node01"), spec=Spec(mode=DesiredMode.VGPU), status=status)
 
 
 def observed(document: Fields, kept: StoredObject | None = None) -> KubeVirtObserved:
@@ -98,7 +98,7 @@ def on_demand_node() -> OwnedGpuNode:
         mdev_name_selectors=("GRID T4-8Q",),
     )
     status = Status(gpus=(Gpu(address="0000:3b:00.0", mode="vgpu"),), resources=(resource,), conditions=(ready,))
-    return OwnedGpuNode(metadata=OwnedMetadata(name="node01"), spec=Spec(mode=DesiredMode.ON_DEMAND), status=status)
+    return OwnedGpuNode(metadata=ManagedMetadata(name="node01"), spec=Spec(mode=DesiredMode.ON_DEMAND), status=status)
 
 
 def test_kubevirt_permits_the_types_of_a_node_on_demand_and_leaves_its_vgpus_alone() -> None:
@@ -117,7 +117,7 @@ def test_kubevirt_permits_the_types_of_a_node_on_demand_and_leaves_its_vgpus_alo
 
 
 def test_a_type_has_an_entry_for_each_name_by_which_nodes_offer_it() -> None:
-    other = with_(vgpu_node(), metadata=OwnedMetadata(name="node02"))
+    other = with_(vgpu_node(), metadata=ManagedMetadata(name="node02"))
 
     def decided(kept: StoredObject | None = None) -> Decisions:
         nodes = [node("on-demand"), node("vm-vgpu", "node02")]

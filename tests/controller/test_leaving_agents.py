@@ -10,7 +10,7 @@ from gpuvirt.cluster.kinds.gpunode import Gpu, Status
 from gpuvirt.cluster.labels import NODE_LABEL
 from gpuvirt.cluster.operator.nodes.labels import Around, desired_labels
 from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.cluster.operator.writes import PatchNode
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION
@@ -109,7 +109,7 @@ def test_beside_nvidias_operator_the_keys_go_too() -> None:
 )
 def test_the_agent_stays_until_no_pod_has_a_share(users: tuple[str, ...], generation: int, *, waits: bool) -> None:
     gpu = Gpu(address="0000:02:00.0", mode="shared", users=users, vfs=0)
-    metadata = OwnedMetadata(name="node01", generation=2)
+    metadata = ManagedMetadata(name="node01", generation=2)
     reported = OwnedGpuNode(metadata=metadata, status=Status(observed_generation=generation, gpus=(gpu,)))
     labels = left("true").metadata.labels
     placement = placement_of(labels, reported, Defaults(sandboxed=True))

@@ -14,10 +14,10 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
 from gpuvirt.cluster.resources import NODES, pods
 from gpuvirt_sim.clock import SimClock
-from tests.certificates import Authority, Pair
 from tests.controller.observedcluster import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import OF_KUBEVIRT, OPTIONAL, ServedCluster, leading, serving
-from tests.kubeletnode import CLOCK, until
+from tests.kubelet.kubeletnode import CLOCK, until
+from tests.web.certificates import Authority, Pair
 
 PODS = pods(SETTINGS.namespace)
 

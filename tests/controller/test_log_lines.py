@@ -48,7 +48,8 @@ async def test_a_write_is_one_short_line_and_an_error_one_line_for_all_retries(
             writer.offer([write, label("bad")])
             await clock.settle()
             await clock.advance(600)
-    lines = [record.getMessage() for record in caplog.records]
+    # asyncio reports each step that a computer under load takes longer for.
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("gpuvirt")]
     assert len(lines) == 2
     assert max(map(len, lines)) < 500
     assert not any("\n" in line for line in lines)

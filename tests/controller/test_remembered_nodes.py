@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.kinds.core import Condition, Node, NodeInfo, NodeStatus, Pod, PodSpec, ReadNode
+from gpuvirt.cluster.kinds.core import Condition, Node, NodeInfo, NodeStatus, OwnedMetadata, Pod, PodSpec, ReadNode
 from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
 from gpuvirt.cluster.kinds.kubevirt import KubeVirt
-from gpuvirt.cluster.kinds.kubevirt import OwnedMetadata as KubeVirtMetadata
 from gpuvirt.cluster.objects import PARTS as PARTS_OF_A_MAP
 from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
 from gpuvirt.cluster.operator.decisions import decide, deciding
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodememory import NodeMemory
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.cluster.operator.picture import Picture, read_of
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.operator.store import Store
@@ -95,7 +94,7 @@ REPORTS = st.one_of(
 APPS = ("gpuvirt-node", "nvidia-vgpu-device-manager", "nvidia-driver-daemonset")
 
 
-KUBEVIRT = KubeVirt(metadata=KubeVirtMetadata(name="kubevirt", namespace="kubevirt", uid="kubevirt"))
+KUBEVIRT = KubeVirt(metadata=OwnedMetadata(name="kubevirt", namespace="kubevirt", uid="kubevirt"))
 PARTS = 2
 """So few parts of the nodes that several nodes share one."""
 
@@ -120,7 +119,7 @@ class Changing:
                 self.nodes = self.nodes.without(ObjectKey("", name))
             case "gpu node":
                 spec = Spec(mode=data.draw(st.sampled_from(DesiredMode)))
-                metadata = OwnedMetadata(name=name, generation=1)
+                metadata = ManagedMetadata(name=name, generation=1)
                 gpu_node = OwnedGpuNode(metadata=metadata, spec=spec, status=data.draw(REPORTS))
                 self.gpu_nodes = self.gpu_nodes.with_object(key_of(gpu_node), gpu_node)
             case "no gpu node":
@@ -193,7 +192,13 @@ def test_only_the_nodes_that_changed_are_decided() -> None:
     decide(observed_cluster.picture, SETTINGS, (), AT, memory)
     assert memory.decided == 50
     decide(observed_cluster.picture, SETTINGS, ("a write failed",), AT, memory)
-    decide(replace(observed_cluster, nodes=[beating(item, 2) for item in nodes]).picture, SETTINGS, (), AT, memory)
+    decide(
+        replace(observed_cluster, nodes=[beating(item, 2) for item in nodes]).picture,
+        SETTINGS,
+        (),
+        AT,
+        memory,
+    )
     assert memory.decided == 50, "heartbeats, and an equal policy, decide nothing"
     decide(
         replace(observed_cluster, nodes=[*nodes[1:], node("container", name="node00")]).picture,

@@ -14,7 +14,7 @@ from gpuvirt.cluster.kinds.gpunode import Origins, Spec
 from gpuvirt.cluster.labels import CONFIG_LABEL
 from gpuvirt.cluster.labelselector import LabelSelector
 from gpuvirt.cluster.operator.nodes.placement import Placement
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata, VgpuSwitch, spec_of
+from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode, VgpuSwitch, spec_of
 from gpuvirt.cluster.operator.nodes.scheduled import (
     Kept,
     Layout,
@@ -40,7 +40,7 @@ OF_DEFAULT = "ClusterPolicy $.spec.vgpuDeviceManager.config.default"
 def stored(config: str | None, origin: str, manager: str = FIELD_MANAGER) -> OwnedGpuNode:
     """Return a GpuNode whose vgpuConfig a field manager owns."""
     fields = {"manager": manager, "fieldsV1": {"f:spec": {"f:vgpuConfig": {}}}}
-    metadata = msgspec.convert({"name": "node01", "managedFields": [fields]}, OwnedMetadata)
+    metadata = msgspec.convert({"name": "node01", "managedFields": [fields]}, ManagedMetadata)
     spec = Spec(mode=DesiredMode.VGPU, vgpu_config=config, origins=Origins(vgpu_config=origin))
     return OwnedGpuNode(metadata=metadata, spec=spec)
 

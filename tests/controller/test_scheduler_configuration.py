@@ -11,8 +11,14 @@ from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
-from gpuvirt.cluster.operator.scheduler.configuration import SCHEDULER, url_of
-from gpuvirt.cluster.operator.scheduler.decisions import CONFIG_KEY, CONFIG_MAP, EXTENDER, EXTENDERS_KEY
+from gpuvirt.cluster.operator.scheduler.decisions import (
+    CONFIG_KEY,
+    CONFIG_MAP,
+    EXTENDER,
+    EXTENDERS_KEY,
+    SCHEDULER,
+    url_of,
+)
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject
 from gpuvirt.cluster.resources import Metadata, config_maps

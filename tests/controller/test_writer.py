@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from typing_extensions import override
 
-from gpuvirt.cluster.failures import RefusedError
+from gpuvirt.cluster.failures import ApiRefusedError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, NodeCounts, Status
 from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
 from gpuvirt.cluster.operator.writer import AT_ONCE, Write, Writer
@@ -44,7 +44,7 @@ class Server:
             if self.slow is not None:
                 await self.slow.wait()
             if write.target.name in self.refuses:
-                raise RefusedError(f"{write.target.name} is refused")
+                raise ApiRefusedError(f"{write.target.name} is refused")
             self.done.append((write.target.name, write.patch.metadata.labels["label"]))
         finally:
             self.under_way -= 1
@@ -127,7 +127,7 @@ async def test_a_write_in_progress_is_not_started_twice() -> None:
         assert server.done == [("a", "one")], "the next decision offers the write again"
 
 
-class CountedTarget(Target):
+class CountedTarget(Target, frozen=True):
     """A target that counts how often a collection looks it up."""
 
     read = 0
@@ -182,7 +182,7 @@ class StatusServer:
             else:
                 self.asked.append((clock.monotonic_s(), write.target.name, 0))
             if self.refuses:
-                raise RefusedError("refused")
+                raise ApiRefusedError("refused")
 
         return write
 

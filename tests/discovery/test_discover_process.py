@@ -27,9 +27,9 @@ from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.files.tree import constant
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
-from tests.commandline import ran
-from tests.kubeletnode import until
-from tests.simulated import Simulated
+from tests.cli.commandline import ran
+from tests.kubelet.kubeletnode import until
+from tests.sim.simulated import Simulated
 
 A10S = (PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0"))
 DEVICES = HostPath("/sys/bus/pci/devices")

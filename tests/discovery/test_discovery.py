@@ -17,7 +17,7 @@ from gpuvirt.model.inventory.osrelease import OsRelease
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL, Labels, label_value, labels_of
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.hostspec import host_names
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 A10S = (PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0"))
 DEVICES = HostPath("/sys/bus/pci/devices")

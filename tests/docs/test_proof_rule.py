@@ -17,9 +17,9 @@ def found_in(source: str, path: str = "node/change/new.py") -> list[str]:
     [
         "kernel.write(path, b'1')",
         "self._kernel.write(path, b'1')",
-        "site.kernel.write(path, b'1')",
+        "change_host.kernel.write(path, b'1')",
         "tools.nvidia_smi('-r')",
-        "site.tools.sriov_manage(gpu, enable=False)",
+        "change_host.tools.sriov_manage(gpu, enable=False)",
         "HostTools(root).nvidia_smi('-r')",
     ],
 )

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import yaml
 
+import gpuvirt_sim
 from gpuvirt import __version__, documents
 from gpuvirt.facts.vgpu import SchedulerPolicy
 from gpuvirt.model.desired.settings import Compat, Settings, check
@@ -19,7 +20,7 @@ from gpuvirt.web import agentmetrics as metrics
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.hostspec import host_names, load_host
-from tests.simnode import IDS
+from tests.node.simnode import IDS
 
 ROOT = Path(__file__).parent.parent.parent
 REFERENCE = "".join(path.read_text() for path in sorted((ROOT / "docs/reference").glob("*.md")))
@@ -192,5 +193,14 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_the_changelog_has_this_version() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text()
-    assert "## [Unreleased]" in text or f"## [{__version__}]" in text
+    releases = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert releases[0] == "[Unreleased]"
+    assert re.fullmatch(rf"\[{re.escape(__version__)}\] - \d{{4}}-\d\d-\d\d", releases[1])
+
+
+def test_simulator_and_chart_have_this_version() -> None:
+    chart = yaml.safe_load((ROOT / "deploy/chart/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+    assert gpuvirt_sim.__version__ == __version__
+    (needed,) = re.findall(r'"gpuvirt\[schedules\]==([^"]+)"', (ROOT / "simulator/pyproject.toml").read_text())
+    assert needed == __version__

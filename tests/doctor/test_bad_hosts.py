@@ -14,8 +14,8 @@ from gpuvirt.model.reasons import FindingCode, Link, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.hostspec import host_names
-from tests.badhosts import BAD, with_file
-from tests.sickhost import codes, evidence, examine, findings, found, host, simulated
+from tests.doctor.badhosts import BAD, with_file
+from tests.doctor.sickhost import codes, evidence, examine, findings, found, host, simulated
 
 SHARED = Settings(mode=DesiredMode.SHARED)
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpuvirt.model.doctor.bootloader import BootLoader, boot_loader, drop_arguments, set_arguments
 from gpuvirt_sim.devices.platform import Boot, PlatformSpec
-from tests.sickhost import evidence, host
+from tests.doctor.sickhost import evidence, host
 
 
 @pytest.mark.parametrize(

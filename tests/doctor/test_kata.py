@@ -18,7 +18,7 @@ from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.kernel import SimKernel
-from tests.sickhost import examine, host
+from tests.doctor.sickhost import examine, host
 from tests.thoroughness import examples
 
 CONTAINERD = "/etc/containerd/config.toml"

@@ -20,7 +20,7 @@ from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.change.gate.membership import Membership
 from gpuvirt_sim.clock import BEGINNING
-from tests.sickhost import codes, evidence, examine, findings, found, host
+from tests.doctor.sickhost import codes, evidence, examine, findings, found, host
 
 A10 = "nvidia.com/GA102GL_A10"
 GPUS = ["0000:65:00.0", "0000:ca:00.0"]

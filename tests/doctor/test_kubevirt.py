@@ -17,7 +17,7 @@ from gpuvirt.model.doctor.gracegpus import GRACE_GATES
 from gpuvirt.model.doctor.kubevirt import parse
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
-from tests.sickhost import NOWHERE, codes, evidence, findings, found, host
+from tests.doctor.sickhost import NOWHERE, codes, evidence, findings, found, host
 
 EXAMPLE = (Path(__file__).parent.parent.parent / "examples/kubevirt.yaml").read_text()
 

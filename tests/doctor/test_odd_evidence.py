@@ -25,7 +25,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.files.blocking import WouldBlock
 from gpuvirt_sim.kernel import SimKernel
-from tests.sickhost import examine, findings, host
+from tests.doctor.sickhost import examine, findings, host
 
 FILES = PlatformSpec(
     files={
@@ -99,7 +99,9 @@ CONTENTS = [b"", b"\xff\xfe", b"\0", b"9" * 5000, b"[[[[", b"\n\n:=-,", b"A" * 2
 
 def survives(kernel: SimKernel, capsys: pytest.CaptureFixture[str]) -> None:
     report = examine(kernel)
-    assert msgspec.json.decode(msgspec.json.encode(report))["version"] == 1
+    encoded = msgspec.json.encode(report)
+    assert msgspec.json.decode(encoded)["version"] == 1
+    assert b"\\u001b" not in encoded, "a terminal would obey it, from `jq -r` too"
     shown.report(report, every=True)
     assert "\x1b" not in capsys.readouterr().out
 

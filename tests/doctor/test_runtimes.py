@@ -15,7 +15,7 @@ from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.kernel import SimKernel
-from tests.sickhost import examine, findings, host
+from tests.doctor.sickhost import examine, findings, host
 from tests.thoroughness import examples
 
 OWN = "/etc/containerd/config.toml"

@@ -20,8 +20,8 @@ from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.hostspec import host_names
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.containers import Container
-from tests.kubeletnode import CLOCK, Cluster, cluster_on, until_so
-from tests.sickhost import around, evidence, host, simulated
+from tests.doctor.sickhost import around, evidence, host, simulated
+from tests.kubelet.kubeletnode import CLOCK, Cluster, cluster_on, until_so
 
 A10 = "nvidia.com/GA102GL_A10"
 GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"

@@ -26,10 +26,10 @@ def books_of(
     capacity: Mapping[str, int], pods: Mapping[str, Mapping[str, int]], priorities: Mapping[str, int] | None = None
 ) -> NodeBooks:
     books = NodeBooks()
-    books.set_capacity({GpuId(gpu): Units(units) for gpu, units in capacity.items()})
+    books = books.with_capacity({GpuId(gpu): Units(units) for gpu, units in capacity.items()})
     for name, used in pods.items():
         shares = {GpuId(gpu): Units(units) for gpu, units in used.items()}
-        books.put(PodUid(name), shares, Units(sum(used.values())), (priorities or {}).get(name, 0))
+        books = books.with_pod(PodUid(name), shares, Units(sum(used.values())), (priorities or {}).get(name, 0))
     return books
 
 

@@ -15,9 +15,9 @@ import msgspec
 
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
-from tests.certificates import Authority
+from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.extender.namedobjects import NamedObjects, Object
-from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.web.certificates import Authority
 
 ENDED = ("Succeeded", "Failed")
 

@@ -16,9 +16,9 @@ from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
 from gpuvirt.web.clients import ClientRules
 from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.httpserver import HttpServer
-from tests.certificates import Authority, Pair
 from tests.extender.test_serving import Connection, Standby, request
-from tests.webservers import serving
+from tests.web.certificates import Authority, Pair
+from tests.web.webservers import serving
 
 NAMES = frozenset({"kube-scheduler", "scheduler.example"})
 STANDBY = "this replica of the extender does not lead"

@@ -11,9 +11,9 @@ import pytest
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.extender.binding import Binder
 from gpuvirt.cluster.shares.sharing import Sharing
+from tests.apiserver.scriptedapi import CONFLICT
 from tests.extender.pods import IndexUnderTest, node, pod
 from tests.extender.test_bind import Bench, benched
-from tests.scriptedapi import CONFLICT
 
 MADE, REFUSED = 201, 409
 UNKNOWN = "whether it is bound is not known"

@@ -17,7 +17,7 @@ from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import REQUEST_S, HttpServer
 from tests.extender.pods import pod
-from tests.webservers import serving
+from tests.web.webservers import serving
 
 GET = b"GET /filter HTTP/1.1\r\nHost: x\r\n\r\n"
 """A request whose connection is kept after the answer, 405."""

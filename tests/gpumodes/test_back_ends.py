@@ -13,8 +13,8 @@ from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.proofs import disable_vfs, enable_vfs, remove
-from tests.simulated import Simulated
+from tests.contract.proofs import disable_vfs, enable_vfs, remove
+from tests.sim.simulated import Simulated
 
 L40S, VF, OTHER_VF = PciAddress("0000:da:00.0"), PciAddress("0000:da:00.4"), PciAddress("0000:da:00.5")
 FLEX, SPLIT = PciAddress("0000:b3:00.0"), PciAddress("0000:4d:00.0")

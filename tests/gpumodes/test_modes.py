@@ -18,7 +18,7 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.proofs import disable_vfs, enable_vfs, free, remove, set_scheduler
+from tests.contract.proofs import disable_vfs, enable_vfs, free, remove, set_scheduler
 
 MIXED, OFF = PciAddress("0000:4b:00.0"), PciAddress("0000:b1:00.0")
 """A GPU in mixed-size mode, and a GPU whose VFs are disabled."""

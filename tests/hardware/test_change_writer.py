@@ -19,7 +19,7 @@ from gpuvirt.hardware.access.writerkernel import WriterKernel, writing
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.guard import only_agent
 from gpuvirt.paths import HostPath, HostRoots
-from tests.mounting import until
+from tests.mount.mounting import until
 
 OVERRIDE = HostPath("/sys/driver_override")
 SLOT = "0000:65:00"

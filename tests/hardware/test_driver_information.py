@@ -13,7 +13,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.files.tree import constant
 from gpuvirt_sim.kernel import SimKernel
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 VGPU, WHOLE = PciAddress("0000:02:00.0"), PciAddress("0000:02:01.0")
 FILE = HostPath(f"/proc/driver/nvidia/gpus/{VGPU}/information")

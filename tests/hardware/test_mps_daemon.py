@@ -11,7 +11,7 @@ from gpuvirt.hardware.programs.containerdriver import NotReadyError
 from gpuvirt.hardware.programs.mpscontrol import QUIT, MpsControl
 from gpuvirt.hardware.programs.mpsdaemon import prepare
 from gpuvirt.loops.serialworker import ThreadWorker
-from tests.commandline import ran
+from tests.cli.commandline import ran
 from tests.shares.mpsdaemon import MpsDaemon, write_program
 
 FINE = Ended(0, "GPU 0: NVIDIA H200\n", "")

@@ -11,8 +11,8 @@ from gpuvirt.kubelet import wire
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.files.tree import Link
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 GPU, OTHER = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")

@@ -8,7 +8,7 @@ import pytest
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import FunctionKind, Unread
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.hardware.scan import scan, scan_some, with_users
+from gpuvirt.hardware.scan import scan, scan_some, with_device_ids, with_users
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Mode, build_inventory
 from gpuvirt.model.inventory.naming import Naming
@@ -20,10 +20,10 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.tree import Link, constant
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, host_names
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import IDS
-from tests.simulated import Simulated
+from tests.node.simnode import IDS
+from tests.sim.simulated import Simulated
 
-GPU = PciAddress("0000:65:00.0")
+GPU, T4 = PciAddress("0000:65:00.0"), PciAddress("0000:3b:00.0")
 FOLDER = f"/sys/bus/pci/devices/{GPU}"
 
 
@@ -308,3 +308,14 @@ def test_a_link_that_names_no_vf_is_ignored(simulated: Simulated, name: str) -> 
     kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"{kernel.pci.functions[GPU].folder}/{name}"), Link("../0000:65:00.4"))
     assert scan(kernel).functions[GPU].virtfns == ()
+
+
+@pytest.mark.parametrize("of_a_change", [False, True])
+def test_a_scan_names_no_gpu_that_has_been_unplugged(simulated: Simulated, of_a_change: bool) -> None:
+    """A brief scan reads no ids of drivers; those of the scan before may name a GPU that has left since."""
+    kernel = simulated("4xT4")
+    before = with_device_ids(kernel, scan(kernel))
+    kernel.unplug(T4)
+    after = scan_some(kernel, {T4}, before) if of_a_change else scan(kernel, before, brief=True)
+    assert after.device_ids == with_device_ids(kernel, after).device_ids
+    assert T4 in before.device_ids.information.keys() - after.device_ids.information.keys()

@@ -6,7 +6,7 @@ import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.pci import Unread
-from gpuvirt.hardware.usage import diskuse
+from gpuvirt.hardware.usage import hostuse
 from gpuvirt.hardware.usage.nativeusers import read_native_users
 from gpuvirt.hardware.usage.processes import NAMESPACE, read_open_nodes
 from gpuvirt.hardware.usage.users import read_users, read_users_of
@@ -78,6 +78,6 @@ def test_an_unexpected_error_of_the_search_is_not_taken_for_no_users(kernel: Sim
 @pytest.mark.parametrize("path", ["/sys/fs/btrfs", "/sys/fs/btrfs/pool", "/sys/fs/btrfs/pool/devices"])
 def test_the_disks_of_a_pool_are_unknown_while_its_folder_is_unread(kernel: SimKernel, path: str) -> None:
     kernel.tree.place(HostPath("/sys/fs/btrfs/pool/devices/nvme0n1"), constant(""))
-    assert diskuse._pooled(kernel) == frozenset({"nvme0n1"})
+    assert hostuse._pooled(kernel) == frozenset({"nvme0n1"})
     kernel.faults.fail(HostPath(path), errno.EIO)
-    assert isinstance(diskuse._pooled(kernel), Unread)
+    assert isinstance(hostuse._pooled(kernel), Unread)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.reasons import ReasonCode
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.node.simnode import running_node
+from tests.sim.simulated import Simulated
 
 RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
 GPU, AUDIO = PciAddress("0000:04:00.0"), PciAddress("0000:04:00.1")

@@ -5,7 +5,7 @@ import pytest
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.files.blocking import WouldBlock
-from tests.simnode import SimNode
+from tests.node.simnode import SimNode
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")

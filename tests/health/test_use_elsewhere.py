@@ -2,7 +2,7 @@
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.reasons import ReasonCode
-from tests.simnode import SimNode
+from tests.node.simnode import SimNode
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")

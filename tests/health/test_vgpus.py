@@ -10,8 +10,8 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.files.blocking import WouldBlock
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 T4_8Q = "nvidia.com/GRID_T4-8Q"
 L40S_12Q = "nvidia.com/NVIDIA_L40S-12Q"

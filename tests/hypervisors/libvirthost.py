@@ -12,8 +12,8 @@ from lab.libvirt.host import LibvirtHost, TlsFiles, libvirt_host
 from gpuvirt.hypervisors.connection import ChildHypervisor
 from gpuvirt.model.schedules.connection import Credentials, HypervisorKind
 from gpuvirt.model.schedules.hypervisor import VmKey
-from tests.certificates import Authority
 from tests.hypervisors.simulated import PATIENCE_S, connected
+from tests.web.certificates import Authority
 
 WORKERS = 3
 MDEV_UUID = UUID("c2177883-f1bb-47f0-914d-32a22e3a8804")

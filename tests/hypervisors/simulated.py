@@ -12,7 +12,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.hypervisors.connection import ChildHypervisor, start_order
 from gpuvirt.model.schedules.connection import Credentials, HypervisorKind
 from gpuvirt.model.schedules.hypervisor import VmKey, VmsUnknown, WorkerVm
-from tests.certificates import Authority
+from tests.web.certificates import Authority
 
 CLOCK = RealClock()
 PASSWORD = "pass-Wörd-4711&<>"  # noqa: S105  of a simulator

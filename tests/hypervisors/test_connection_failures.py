@@ -14,7 +14,6 @@ import pytest
 from gpuvirt.hypervisors.connection import ChildHypervisor
 from gpuvirt.model.schedules.connection import Credentials
 from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, OutcomeUnknown, Power, Refused, VmsUnknown
-from tests.certificates import Authority
 from tests.hypervisors.proxy import proxy
 from tests.hypervisors.simulated import (
     CLOCK,
@@ -28,6 +27,7 @@ from tests.hypervisors.simulated import (
     until,
     vms,
 )
+from tests.web.certificates import Authority
 
 pytestmark = pytest.mark.ring("vsphere")
 START = Call(key(4), Action.START)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.hypervisors.libvirt.credentialfiles import FIRST, PREFIX, CredentialFiles
+from gpuvirt.hypervisors.libvirt.session import FIRST, PREFIX, CredentialFiles
 from gpuvirt.model.schedules.connection import Credentials, HypervisorKind
 
 COMPLETE = {"server": b"vcenter:8989\n", "ca": b"PEM\n", "user": b"gpuvirt@vsphere.local", "password": b"s3cret \n"}

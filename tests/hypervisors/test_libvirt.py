@@ -20,9 +20,9 @@ from gpuvirt.model.schedules.hypervisor import (
     VmsUnknown,
     WorkerVm,
 )
-from tests.certificates import Authority
 from tests.hypervisors.libvirthost import MDEV, WORKERS, Server, key, libvirt_connected, server, uuid
 from tests.hypervisors.simulated import CLOCK, until, vms
+from tests.web.certificates import Authority
 
 pytestmark = pytest.mark.ring("libvirt")
 BLOCKS = (

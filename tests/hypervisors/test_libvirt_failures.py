@@ -13,11 +13,11 @@ import pytest
 from gpuvirt.hypervisors.connection import ChildHypervisor
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S, Credentials
 from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, OutcomeUnknown, Power, Refused, VmsUnknown
-from tests.certificates import Authority
 from tests.hypervisors.libvirthost import Server, key, libvirt_connected, server
 from tests.hypervisors.libvirthost import server as another_server
 from tests.hypervisors.proxy import proxy
 from tests.hypervisors.simulated import CLOCK, PATIENCE_S, is_running, until, vms
+from tests.web.certificates import Authority
 
 pytestmark = pytest.mark.ring("libvirt")
 START, SUSPEND = Call(key(0), Action.START), Call(key(0), Action.SUSPEND)

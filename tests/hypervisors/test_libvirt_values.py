@@ -13,7 +13,7 @@ if find_spec("libvirt") is None:
 
 import libvirt
 
-from gpuvirt.hypervisors.libvirt.checking import never_suspended, start
+from gpuvirt.hypervisors.libvirt.backend import never_suspended, start
 from gpuvirt.hypervisors.libvirt.devices import VmDevices, devices_of, mdev_type
 from gpuvirt.hypervisors.libvirt.faults import FAULTS, problem_of
 

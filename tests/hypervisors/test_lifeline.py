@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S, Credentials
 from gpuvirt.model.schedules.hypervisor import VmsUnknown
 from tests.hypervisors.simulated import CLOCK, PATIENCE_S, connected, is_running
-from tests.mounting import until
+from tests.mount.mounting import until
 
 NOWHERE = Credentials("127.0.0.1:1", "no certificate", "user", "password")
 PARENT = """
 import asyncio, math, sys
 from gpuvirt.clock import RealClock
-from gpuvirt.hypervisors.connecting import open_hypervisor
+from gpuvirt.hypervisors.connection import open_hypervisor
 from gpuvirt.model.schedules.connection import Credentials, HypervisorKind
 
 async def main() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.hypervisors.backend import BackEndError
+from gpuvirt.hypervisors.connection import WORDINGS, reason, worded
 from gpuvirt.hypervisors.messages import (
     ANSWERS,
     ORDERS,
@@ -24,7 +25,6 @@ from gpuvirt.hypervisors.messages import (
     Vms,
     line,
 )
-from gpuvirt.hypervisors.problems import WORDINGS, reason, worded
 from gpuvirt.hypervisors.vsphere.faults import FAULTS, problem_of
 from gpuvirt.hypervisors.vsphere.session import place
 from gpuvirt.model.schedules.hypervisor import Abilities, Ability, VmKey

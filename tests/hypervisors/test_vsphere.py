@@ -17,8 +17,8 @@ from gpuvirt.model.schedules.hypervisor import (
     VmsUnknown,
     WorkerVm,
 )
-from tests.certificates import Authority
 from tests.hypervisors.simulated import Center, center, connected, key, until, vms
+from tests.web.certificates import Authority
 
 pytestmark = pytest.mark.ring("vsphere")
 

@@ -14,11 +14,11 @@ from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.hypervisors.connection import ChildHypervisor
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.simulated import Center, center, connected, vms
 from tests.schedules.servedschedule import LEASES, NODES, Object
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
-from tests.scriptedapi import scripted
+from tests.web.certificates import Authority, Pair
 
 pytestmark = pytest.mark.ring("vsphere")
 SMALL, LARGE = "grid_v100-4q", "grid_v100-16q"

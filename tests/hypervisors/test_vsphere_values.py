@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.hypervisors.backend import BackEndError
 from gpuvirt.hypervisors.messages import Problem
-from gpuvirt.hypervisors.vsphere.checking import abilities
+from gpuvirt.hypervisors.vsphere.backend import abilities
 from gpuvirt.hypervisors.vsphere.properties import Found
 from gpuvirt.hypervisors.vsphere.reading import worker_vm
 from gpuvirt.model.schedules.hypervisor import Power, VmKey, WorkerVm

@@ -9,7 +9,7 @@ import yaml
 
 from gpuvirt import __version__
 from tests.chart.helmchart import CHART, NAMESPACE, Helm
-from tests.commandline import ran
+from tests.cli.commandline import ran
 
 VGPU = {"enabled": True, "repository": "registry.example/own", "image": "vgpu-manager", "version": "580.1"}
 DRIVERS = {name: {"enabled": False} for name in ("toolkit", "devicePlugin", "dcgm", "dcgmExporter", "gfd")}

@@ -6,9 +6,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.commandline import GPUVIRT, PATH
+from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
+from tests.cli.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
-from tests.scriptedapi import NOT_FOUND, Call, Reply
 
 NAMESPACE = "gpu-operator"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"

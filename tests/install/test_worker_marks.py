@@ -3,10 +3,10 @@
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.install.workermarks import unmark_workers
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import scripted
 from tests.schedules.servedschedule import NODES, Object
 from tests.schedules.test_served_schedule import Day
-from tests.scriptedapi import scripted
+from tests.web.certificates import Authority, Pair
 
 LEAVES: Object = {"key": "gpuvirt.io/leaves-soon", "effect": "PreferNoSchedule"}
 OWN: Object = {"key": "own", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"}

@@ -16,10 +16,10 @@ from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import site_in
+from tests.change.changes import change_host_in
 from tests.doctor.test_kata import kata_findings, kata_host
 from tests.kata.witnessing import Root
-from tests.kubeletnode import CLOCK, agent_on, options_for, until
+from tests.kubelet.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.ondemand.pods import ON_DEMAND
 
 pytestmark = [pytest.mark.ring("kata"), pytest.mark.xdist_group("kata")]
@@ -48,8 +48,8 @@ async def node_of(host: str, folder: Path, settings: Settings) -> AsyncIterator[
     kernel.start_process("kubelet")
     (folder / "kubelet").mkdir()
     options = options_for(kernel, folder / "kubelet", settings)
-    moves = replace(site_in(folder, kernel, SimTools(kernel)), locks=folder / "locks")
-    options = replace(options, cdi_folder=root.cdi, moves=moves if settings == ON_DEMAND else None)
+    change_host = replace(change_host_in(folder, kernel, SimTools(kernel)), locks=folder / "locks")
+    options = replace(options, cdi_folder=root.cdi, change_host=change_host if settings == ON_DEMAND else None)
     async with running(folder / "kubelet", CLOCK) as kubelet, agent_on(options):
         node = Node(kernel, kubelet, root)
         await until(lambda: bool(node.offered))

@@ -122,6 +122,38 @@ async def test_the_pauses_between_readings_of_the_kubelet(
     assert listener.hurried.pauses[:ASKED] == pauses
 
 
+def checkpoint_with(*containers: tuple[str, str, str]) -> bytes:
+    """Return a checkpoint with one device of each container: its pod, its name, the device."""
+    entries = [
+        {"PodUID": pod, "ContainerName": name, "ResourceName": T4, "DeviceIDs": {"0": [device]}}
+        for pod, name, device in containers
+    ]
+    return json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": None}, "Checksum": 1}).encode()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "devices"),
+    [
+        (checkpoint_with(("a", "init", "0"), ("a", "main", "0"), ("b", "main", "1")), {"0"}),
+        (checkpoint_with(("a", "one", "0"), ("a", "two", "1"), ("b", "one", "2"), ("c", "two", "3")), {"0", "1"}),
+        (checkpoint_with(("a", "main", "0"), ("a", "main", "1")), set()),
+        (b"{", None),
+    ],
+    ids=["an init container", "two containers", "two devices of one container", "a damaged checkpoint"],
+)
+async def test_an_account_has_the_devices_of_pods_of_several_containers(
+    short_path: Path, checkpoint: bytes, devices: set[str] | None
+) -> None:
+    listener = Listener(0)
+    async with running(short_path, RealClock()) as kubelet:
+        kubelet.paths.checkpoint.write_bytes(checkpoint)
+        await watch_of(kubelet, RealClock()).ask(listener)
+    (account,) = listener.observed
+    assert account is not None
+    found = account.of_several
+    assert (None if found is None else {device for _, device in found}) == devices
+
+
 async def test_the_kubelet_is_read_again_shortly_after_an_allocation(short_path: Path) -> None:
     """The kubelet lists a pod shortly after its allocation; a reading right after a withdrawal may be too early."""
     clock, listener = ImpatientClock(), Listener(2, stirs=False, enough=3)
@@ -135,11 +167,7 @@ async def test_the_kubelet_is_read_again_shortly_after_an_allocation(short_path:
 
 def checkpoint_of(*pods: str) -> bytes:
     """Return a checkpoint in which each of these pods has a GPU."""
-    entries = [
-        {"PodUID": pod, "ContainerName": "compute", "ResourceName": T4, "DeviceIDs": {"0": [f"0000:{at:02x}:00.0"]}}
-        for at, pod in enumerate(pods)
-    ]
-    return json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": None}, "Checksum": 0}).encode()
+    return checkpoint_with(*((pod, "compute", f"0000:{at:02x}:00.0") for at, pod in enumerate(pods)))
 
 
 async def held(folder: Path) -> set[DeviceId]:

@@ -14,7 +14,7 @@ from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 from gpuvirt_sim.kubelet.manager import AdmissionError
-from tests.kubeletnode import CLOCK, FAST, agent_on, options_for, until
+from tests.kubelet.kubeletnode import CLOCK, FAST, agent_on, options_for, until
 
 GPU, AUDIO = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A", "nvidia.com/TU106_HIGH_DEFINITION_AUDIO_CONTROLLER"
 

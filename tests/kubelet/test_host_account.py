@@ -14,7 +14,7 @@ from gpuvirt.paths import HostPath, KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.containers import Claim
-from tests.givingkubelet import kubelet_with_pod
+from tests.kubelet.givingkubelet import kubelet_with_pod
 
 ENTRY = {"PodUID": "u1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ["GPU-1"]}}
 RUNS, STOPPED = (812,), ()

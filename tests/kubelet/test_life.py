@@ -16,7 +16,7 @@ from gpuvirt_sim.kubelet.client import PluginClient
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import running
 from gpuvirt_sim.kubelet.manager import AdmissionError
-from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
+from tests.kubelet.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10 = "nvidia.com/GA102GL_A10"
 RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from gpuvirt.cli.changes.inworker import ChangeSite, beside
+from gpuvirt.cli.changes.inworker import CommandHost, beside
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.kubelet import livelists
@@ -23,8 +23,8 @@ from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.kubelet import running
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import NOBODY, site_in
-from tests.kubeletnode import CLOCK, agent_on, options_for, until
+from tests.change.changes import NOBODY, change_host_in
+from tests.kubelet.kubeletnode import CLOCK, agent_on, options_for, until
 
 T = TypeVar("T")
 
@@ -38,13 +38,13 @@ async def in_thread(job: Callable[[], T]) -> T:
 
 def refusal(kernel: SimKernel, folder: Path) -> Reason | None:
     """Return why `gpuvirt vfio unbind` of the first GPU is refused beside the host's agents."""
-    site, seen = site_in(folder, kernel, SimTools(kernel)), build_inventory(scan(kernel))
+    change_host, seen = change_host_in(folder, kernel, SimTools(kernel)), build_inventory(scan(kernel))
     own = folder / "command"  # by a path of its own it shares no state in memory with the agent
     if not own.is_symlink():
         own.symlink_to(folder / "device-plugins")
-    change_site = ChangeSite(replace(site, device_plugins=own), NOBODY, folder / "agent")
+    command_host = CommandHost(replace(change_host, device_plugins=own), NOBODY, folder / "agent")
     desired = {GPU: DesiredGpu(DesiredDriver.NATIVE)}
-    with beside(change_site, seen.gpus[GPU].unit, desired, seen, f"unbind {GPU}") as found:
+    with beside(command_host, seen.gpus[GPU].unit, desired, seen, f"unbind {GPU}") as found:
         return found
 
 

@@ -21,7 +21,7 @@ from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.store.recordhistorystore import FILE, FORMAT, read_history
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
-from tests.givingkubelet import give
+from tests.kubelet.givingkubelet import give
 
 GPU, ID = ResourceName("nvidia.com/gpu"), DeviceId("GPU-8e1b1a2e-0000-4000-8000-000000000001")
 OTHER, OTHERS = ResourceName("example.com/nic"), DeviceId("nic0")
@@ -162,6 +162,27 @@ async def test_a_missing_checkpoint_is_unknown_until_the_same_kubelet_writes_it_
         kubelet._write_checkpoint()
         assert await restarted.read() is None
         assert await agent.read() is None
+
+
+async def test_a_checkpoint_that_was_lost_before_it_was_read_with_a_pod_is_made_up_by_the_api(short_path: Path) -> None:
+    """The kubelet forgets the pod at its next start, and would request the device for another one."""
+    async with running(short_path / "k", RealClock()) as kubelet:
+        agent = Agent(kubelet, short_path / FILE)
+        await give_other(kubelet)
+        assert await agent.read() is None
+        await give(kubelet, GPU, [ID])
+        kubelet.paths.checkpoint.unlink()
+        assert "is missing" in (await agent.read() or "")
+        await kubelet.restart()
+        await give_other(kubelet)
+        for reader in (agent, Agent(kubelet, short_path / FILE)):
+            assert await reader.read() is not None
+            assert list(reader.recorded.lost()) == [(GPU, ID)]
+            assert reader.account is not None
+            assert (GPU, ID) in reader.account.devices
+        kubelet.end_pod("cuda")
+        assert await agent.read() is None
+        assert agent.recorded.lost() == {}
 
 
 async def test_a_missing_checkpoint_is_known_again_when_no_pod_of_before_has_devices(short_path: Path) -> None:

@@ -13,8 +13,8 @@ from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.kubelet import running
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import site_in
-from tests.kubeletnode import CLOCK, agent_on, options_for, until
+from tests.change.changes import change_host_in
+from tests.kubelet.kubeletnode import CLOCK, agent_on, options_for, until
 
 GPUS = ("0000:65:00.0", "0000:ca:00.0")
 A10 = "nvidia.com/GA102GL_A10"
@@ -28,9 +28,9 @@ def drivers(kernel: SimKernel) -> set[str | None]:
 async def test_gpus_are_bound_to_the_desired_driver_without_a_kubelet(short_path: Path, mode: DesiredMode) -> None:
     kernel = build_host(load_host("2xA10"))
     tools = SimTools(kernel)
-    site = site_in(short_path, kernel, tools)
+    change_host = change_host_in(short_path, kernel, tools)
     options = options_for(kernel, short_path, Settings(mode=mode))
-    options = replace(options, kubelet=KubeletPaths(short_path / "k"), moves=site)
+    options = replace(options, kubelet=KubeletPaths(short_path / "k"), change_host=change_host)
     desired = "nvidia" if mode is DesiredMode.CONTAINER else "vfio-pci"
     async with agent_on(options) as agent:
         await until(lambda: agent.host_observed and drivers(kernel) == {desired})
@@ -42,10 +42,10 @@ async def test_gpus_are_bound_to_the_desired_driver_without_a_kubelet(short_path
 
 async def test_no_driver_is_changed_while_the_kubelets_folder_has_no_checkpoint(short_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
-    site = site_in(short_path, kernel, SimTools(kernel))
+    change_host = change_host_in(short_path, kernel, SimTools(kernel))
     (short_path / "k/device-plugins").mkdir(parents=True)
     options = options_for(kernel, short_path, Settings(mode=DesiredMode.CONTAINER))
-    async with agent_on(replace(options, kubelet=KubeletPaths(short_path / "k"), moves=site)) as agent:
+    async with agent_on(replace(options, kubelet=KubeletPaths(short_path / "k"), change_host=change_host)) as agent:
         await until(
             lambda: (
                 (agent.host_observed and "holders" in repr(agent.views.get().problems))

@@ -8,8 +8,8 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.kubelet.containers import Container
-from tests.foreignplugin import kubevirt_offers
-from tests.kubeletnode import Cluster, cluster_on, until
+from tests.kubelet.foreignplugin import kubevirt_offers
+from tests.kubelet.kubeletnode import Cluster, cluster_on, until
 
 VGPU = PciAddress("0000:02:00.0")
 GPU = ResourceName("nvidia.com/gpu")

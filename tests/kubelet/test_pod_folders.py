@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpuvirt.facts.ids import PodUid
-from gpuvirt.kubelet.podfolders import PodFolders
+from gpuvirt.kubelet.accountwatch import PodFolders
 from tests.thoroughness import examples
 
 

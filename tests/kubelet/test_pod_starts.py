@@ -10,7 +10,7 @@ from gpuvirt.kubelet.podstarts import PodFolder
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.files.tree import constant
 from gpuvirt_sim.kernel import SimKernel
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 
 def test_the_start_of_a_pod_changes_what_the_folder_shows(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gpuvirt.hardware.scan import scan, with_device_ids
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.paths import HostRoots, KubeletPaths
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 FIRST = PciAddress("0000:3b:00.0")
 

@@ -18,7 +18,7 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import running
-from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
+from tests.kubelet.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10 = "nvidia.com/GA102GL_A10"
 SOCKET = "device-plugins/kubevirt-GA102GL_A10.sock"

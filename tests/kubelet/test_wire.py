@@ -30,7 +30,18 @@ def test_encoded_requests_are_read_back(containers: Sequence[Sequence[str]]) -> 
     ]
 
 
-@given(st.binary(max_size=100))
+REQUEST = pb.AllocateRequest(
+    container_requests=[pb.ContainerAllocateRequest(devices_ids=["a", "bc"]), pb.ContainerAllocateRequest()]
+).SerializeToString()
+
+
+def damaged(at: int, junk: bytes) -> bytes:
+    return REQUEST[:at] + junk + REQUEST[at + len(junk) :]
+
+
+@given(
+    st.binary(max_size=100) | st.builds(damaged, st.integers(0, len(REQUEST)), st.binary(max_size=3)),
+)
 def test_arbitrary_bytes_are_a_request_or_refused(content: bytes) -> None:
     try:
         wire.asked_for(pb.AllocateRequest.FromString(content))

@@ -17,8 +17,8 @@ from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import Pod, SimKubelet, running
 from gpuvirt_sim.kubelet.manager import AdmissionError
-from tests.foreignplugin import kubevirt_offers
-from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
+from tests.kubelet.foreignplugin import kubevirt_offers
+from tests.kubelet.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10, OTHER = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("a10.com/x")
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")

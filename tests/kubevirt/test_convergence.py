@@ -12,7 +12,7 @@ from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.planning import Manner
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.plain import Plain
-from tests.kubevirts import T4_8Q, Cluster, Fields, at, hyper_converged, kubevirt
+from tests.kubevirt.kubevirts import T4_8Q, Cluster, Fields, at, hyper_converged, kubevirt
 
 RESOURCES = ["nvidia.com/GA102GL_A10", "nvidia.com/GRID_T4-8Q", "nvidia.com/GRID_T4-4Q", "example.com/fpga"]
 PCI_IDS = ["10DE:2236", "10de:2236", "10DE:1EB8", "8086:56c0"]

@@ -7,7 +7,7 @@ from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.model.doctor.gracegpus import GRACE_GATES
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.plain import Plain
-from tests.kubevirts import A10, OFFERED, Cluster, Fields, at, codes, entry, hyper_converged, kubevirt
+from tests.kubevirt.kubevirts import A10, OFFERED, Cluster, Fields, at, codes, entry, hyper_converged, kubevirt
 
 PERMITTED = ("spec", "configuration", "permittedHostDevices")
 PCI = (*PERMITTED, "pciHostDevices")

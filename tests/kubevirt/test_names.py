@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import yaml
 
-from gpuvirt.cluster.kinds.core import RequestingPod
+from gpuvirt.cluster.kinds.core import WholePod
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuMode, GpuNode, Offered, Spec, Status, Vgpu
 from gpuvirt.cluster.kinds.kubevirt import (
     Instancetype,
@@ -187,4 +187,4 @@ def test_a_pod_requests_devices_until_it_has_ended(phase: str, asks_for: set[str
     containers = "{containers: [{resources: {limits: {nvidia.com/a: '1', cpu: 2}}}, {name: x, resources: {}}],"
     spec = f"{containers} initContainers: [{{resources: {{limits: {{nvidia.com/b: '1'}}}}}}]}}"
     pod = yaml.safe_load(f"{{metadata: {{name: a}}, spec: {spec}, status: {{phase: {phase}}}}}")
-    assert msgspec.convert(pod, RequestingPod).requests == asks_for
+    assert msgspec.convert(pod, WholePod).requests == asks_for

@@ -8,8 +8,20 @@ from gpuvirt.cluster.operator.kubevirt.planning import Manner
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.plain import Plain
-from tests.jsonpatches import PatchError, operations, patched
-from tests.kubevirts import A10, OFFERED, T4_4Q, T4_8Q, Cluster, Fields, at, codes, entry, hyper_converged, kubevirt
+from tests.admission.jsonpatches import PatchError, operations, patched
+from tests.kubevirt.kubevirts import (
+    A10,
+    OFFERED,
+    T4_4Q,
+    T4_8Q,
+    Cluster,
+    Fields,
+    at,
+    codes,
+    entry,
+    hyper_converged,
+    kubevirt,
+)
 
 LISTS = ("spec", "configuration", "permittedHostDevices")
 PCI, MDEV = (*LISTS, "pciHostDevices"), (*LISTS, "mediatedDevices")

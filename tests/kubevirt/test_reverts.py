@@ -6,7 +6,7 @@ from datetime import timedelta
 from gpuvirt.cluster.operator.kubevirt import history as histories
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.model.reasons import ReasonCode
-from tests.kubevirts import BEGINNING, Cluster, codes, kubevirt
+from tests.kubevirt.kubevirts import BEGINNING, Cluster, codes, kubevirt
 
 
 def reverted(times: int) -> Cluster:

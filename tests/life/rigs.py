@@ -29,7 +29,7 @@ from gpuvirt.node.store import ledgerstore
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.clock import BEGINNING, SimClock
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import IDS, at_once
+from tests.node.simnode import IDS, at_once
 
 Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]
 
@@ -195,12 +195,12 @@ class WholeAgent:
         self._runner.run(self._clock.settle())
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:
-        (answer,) = at_once(self._agent.allocator.allocate(Request(resource, [devices])))
+        (answer,) = at_once(self._agent.allocators.existing.allocate(Request(resource, [devices])))
         self._runner.run(self._clock.settle())
         return answer
 
     def prefer(self, resource: ResourceName, available: Sequence[DeviceId], size: int) -> Sequence[DeviceId]:
-        return self._agent.allocator.prefer(resource, available, [], size)
+        return self._agent.allocators.existing.prefer(resource, available, [], size)
 
     def kill(self, torn: int | None) -> None:
         stored = self._ledger.read_bytes() if self._ledger.exists() else b""

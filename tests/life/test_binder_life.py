@@ -15,13 +15,13 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, kind_of
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import Process, SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_drivers, driver_state, inputs
+from tests.change.changes import NOBODY, change_drivers, driver_state, inputs
 from tests.thoroughness import examples
 
 pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples on a busy host
@@ -54,7 +54,7 @@ class Moving(RuleBasedStateMachine):
         self.kernel = build_host(spec)
         self.has_cdevs = has_cdevs
         folder = Path(self.folder.name)
-        self.site = Site(
+        self.change_host = ChangeHost(
             self.kernel, SimTools(self.kernel), folder / "drivers.json", folder / "locks", folder / "device-plugins"
         )
         functions = self.kernel.pci.functions.items()
@@ -66,8 +66,8 @@ class Moving(RuleBasedStateMachine):
     def move(self, number: int, desired_vgpus: DesiredDriver, *, forced: bool) -> None:
         gpu = self.gpus[number % len(self.gpus)]
         orders = inputs(forced=forced)
-        unit = driver_state(self.site, orders).inventory.gpus[gpu].unit
-        reasons = change_drivers(self.site, unit, {gpu: desired_vgpus}, orders, lambda _: None)
+        unit = driver_state(self.change_host, orders).inventory.gpus[gpu].unit
+        reasons = change_drivers(self.change_host, unit, {gpu: desired_vgpus}, orders, lambda _: None)
         on_vfio = self.kernel.pci.functions[gpu].driver == "vfio-pci"
         if not reasons:
             assert on_vfio == (desired_vgpus is DesiredDriver.PASSTHROUGH)
@@ -76,7 +76,7 @@ class Moving(RuleBasedStateMachine):
     def crash(self, number: int, desired_vgpus: DesiredDriver, after: int) -> None:
         """Move a GPU, and kill the process between two steps."""
         gpu = self.gpus[number % len(self.gpus)]
-        unit = driver_state(self.site, NOBODY).inventory.gpus[gpu].unit
+        unit = driver_state(self.change_host, NOBODY).inventory.gpus[gpu].unit
         taken: list[Step | RollBack] = []
 
         def report(step: Step | RollBack) -> None:
@@ -85,7 +85,7 @@ class Moving(RuleBasedStateMachine):
                 raise Killed
 
         with suppress(Killed):
-            change_drivers(self.site, unit, {gpu: desired_vgpus}, NOBODY, report)
+            change_drivers(self.change_host, unit, {gpu: desired_vgpus}, NOBODY, report)
 
     @rule(number=NUMBERS, bind=st.booleans())
     def start_vm(self, number: int, *, bind: bool) -> None:
@@ -133,7 +133,7 @@ class Moving(RuleBasedStateMachine):
 
     @invariant()
     def no_vm_is_asked_for_its_gpu(self) -> None:
-        if hasattr(self, "site"):
+        if hasattr(self, "change_host"):
             assert self.kernel.vfio.requests == []
 
     @invariant()

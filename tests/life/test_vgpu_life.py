@@ -28,7 +28,7 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import Process, SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import change_vgpus, inputs, site_in
+from tests.change.changes import change_host_in, change_vgpus, inputs
 from tests.thoroughness import examples
 
 pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples on a busy host
@@ -72,7 +72,7 @@ class VgpuLife(RuleBasedStateMachine):
         self.card, self.sizes = HOSTS[host]
         folder = Path(self.folder.name)
         self.tools = SimTools(self.kernel)
-        self.site = site_in(folder, self.kernel, self.tools)
+        self.change_host = change_host_in(folder, self.kernel, self.tools)
         self.gpus = sorted(scan(self.kernel).vgpu_hosts)
 
     @property
@@ -100,7 +100,7 @@ class VgpuLife(RuleBasedStateMachine):
     def apply_vgpus(self, number: int, size: int) -> None:
         gpu, desired_vgpus = self.gpus[number % len(self.gpus)], self.desired_vgpus(size, number)
         taken: list[str] = []
-        reasons = change_vgpus(self.site, gpu, desired_vgpus, self.given, lambda step: taken.append(step.text))
+        reasons = change_vgpus(self.change_host, gpu, desired_vgpus, self.given, lambda step: taken.append(step.text))
         if not reasons:
             assert (
                 Counter(profile_name(vgpu_type) for _, vgpu_type, on in self.live() if on == gpu) == desired_vgpus.types
@@ -112,7 +112,7 @@ class VgpuLife(RuleBasedStateMachine):
         if failed:
             return
         taken.clear()
-        change_vgpus(self.site, gpu, desired_vgpus, self.given, lambda step: taken.append(step.text))
+        change_vgpus(self.change_host, gpu, desired_vgpus, self.given, lambda step: taken.append(step.text))
         assert taken == [], "applying the same vGPUs again has no steps"
 
     @rule(number=NUMBERS, size=NUMBERS, after=st.integers(0, 5))
@@ -127,7 +127,11 @@ class VgpuLife(RuleBasedStateMachine):
 
         with suppress(Killed):
             change_vgpus(
-                self.site, self.gpus[number % len(self.gpus)], self.desired_vgpus(size, number), self.given, report
+                self.change_host,
+                self.gpus[number % len(self.gpus)],
+                self.desired_vgpus(size, number),
+                self.given,
+                report,
             )
 
     @rule(number=NUMBERS, size=NUMBERS, after=st.integers(1, 9))
@@ -143,7 +147,7 @@ class VgpuLife(RuleBasedStateMachine):
 
         before = [vgpu for vgpu in self.live() if vgpu[2] == gpu]
         self.tools.before = happen
-        reasons = change_vgpus(self.site, gpu, desired_vgpus, self.given, lambda _: None)
+        reasons = change_vgpus(self.change_host, gpu, desired_vgpus, self.given, lambda _: None)
         self.tools.before = lambda _: None
         if ReasonCode.STEP_FAILED in {reason.code for reason in reasons}:
             assert sorted(before) == sorted(vgpu for vgpu in self.live() if vgpu[2] == gpu)
@@ -189,7 +193,7 @@ class VgpuLife(RuleBasedStateMachine):
 
     @invariant()
     def vgpus_in_use_exist(self) -> None:
-        if hasattr(self, "site"):
+        if hasattr(self, "change_host"):
             assert self.kernel.vfio.requests == []
             existing = {vgpu for vgpu, _, _ in self.live()}
             assert existing >= {*self.pods, *(vgpu for _, vgpu in self.vms)}

@@ -16,8 +16,8 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.node.store import ledgerstore
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.kubelet.containers import Claim
-from tests.givingkubelet import kubelet_with_pod
-from tests.mounting import GPUVIRT, mount, shell
+from tests.kubelet.givingkubelet import kubelet_with_pod
+from tests.mount.mounting import GPUVIRT, mount, shell
 
 pytestmark = pytest.mark.ring("mount")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.clock import RealClock
-from tests.givingkubelet import kubelet_with_pod
-from tests.mounting import GPUVIRT, shell, until
+from tests.kubelet.givingkubelet import kubelet_with_pod
+from tests.mount.mounting import GPUVIRT, shell, until
 
 pytestmark = pytest.mark.ring("mount")
 

@@ -13,7 +13,7 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import host_names, load_host
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.mounting import GPUVIRT, mount, shell
+from tests.mount.mounting import GPUVIRT, mount, shell
 
 pytestmark = pytest.mark.ring("mount")
 

@@ -14,7 +14,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostRoots
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import host_names, load_host
-from tests.mounting import GPUVIRT, detach_dead_mounts, mount, shell, until
+from tests.mount.mounting import GPUVIRT, detach_dead_mounts, mount, shell, until
 
 pytestmark = pytest.mark.ring("mount")
 

@@ -19,11 +19,11 @@ import pytest
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.web.connections import MANY_NEWCOMERS, MOST_NEWCOMERS
 from gpuvirt_sim.devices.nvidia import gpu_uuid
-from tests import silentclients
-from tests.certificates import Authority, Pair
-from tests.givingkubelet import give
-from tests.mounting import GPUVIRT
-from tests.outsidenode import CLOCK, OutsideNode, agent_of, outside_node
+from tests.kubelet.givingkubelet import give
+from tests.mount import silentclients
+from tests.mount.mounting import GPUVIRT
+from tests.mount.outsidenode import CLOCK, OutsideNode, agent_of, outside_node
+from tests.web.certificates import Authority, Pair
 
 pytestmark = pytest.mark.ring("mount")
 

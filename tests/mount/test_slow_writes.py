@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt_sim.mounted.record import Begun, Over, parse_line
-from tests.mounting import GPUVIRT, mount, shell, until
+from tests.mount.mounting import GPUVIRT, mount, shell, until
 
 pytestmark = pytest.mark.ring("mount")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mounting import GPUVIRT, mount, shell, until
+from tests.mount.mounting import GPUVIRT, mount, shell, until
 
 pytestmark = pytest.mark.ring("mount")
 

@@ -9,8 +9,8 @@ from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.node.simnode import running_node
+from tests.sim.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"

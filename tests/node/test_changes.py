@@ -33,11 +33,11 @@ from gpuvirt_sim.clock import BEGINNING
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import Process, SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import NOBODY, UNGATED, change_drivers, driver_state, site_in
-from tests.nodewithvgpus import VGPU
-from tests.pacedworker import OPERATION_S
-from tests.simnode import SimNode, Workers, running_node
-from tests.simulated import Simulated
+from tests.change.changes import NOBODY, UNGATED, change_drivers, change_host_in, driver_state
+from tests.node.nodewithvgpus import VGPU
+from tests.node.pacedworker import OPERATION_S
+from tests.node.simnode import SimNode, Workers, running_node
+from tests.sim.simulated import Simulated
 
 GPU, OTHER = PciAddress("0000:b1:00.0"), PciAddress("0000:4b:00.0")
 SMALL, LARGE = "A10-4Q", "A10-12Q"
@@ -296,7 +296,9 @@ async def test_a_change_that_was_blocked_takes_no_further_step_of_its_plan(tmp_p
     lock = HostPath(f"/proc/driver/nvidia/gpus/{gpu}/unbindLock")
     kernel.faults.before_read(lock, lambda: started.append(kernel.start_process("python3", "/dev/nvidia2")))
     settings = Settings(modes={gpu: DesiredMode.PASSTHROUGH})
-    async with running_node(kernel, tmp_path, settings, moving=ThreadWorker, intervals=Intervals(move_s=0.2)) as node:
+    async with running_node(
+        kernel, tmp_path, settings, change_worker=ThreadWorker, intervals=Intervals(driver_change_s=0.2)
+    ) as node:
 
         async def until(done: Callable[[], bool]) -> None:
             for _ in range(4000):
@@ -333,17 +335,17 @@ def test_a_change_does_not_lease_the_group_of_an_allocated_gpu(tmp_path: Path, m
         return nullcontext()
 
     monkeypatch.setattr(kernel, "lease", lease)
-    site = site_in(tmp_path, kernel, SimTools(kernel))
-    unit = driver_state(site, NOBODY).inventory.gpus[FIRST].unit
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
+    unit = driver_state(change_host, NOBODY).inventory.gpus[FIRST].unit
     kernel.writes.clear()
     entries = [entry_of(FIRST)]
     change = Change(Changes(lambda: entries), unit, lambda: True, None)
-    reasons = change_drivers(site, unit, {FIRST: DesiredDriver.NATIVE}, NOBODY, lambda _: None, change)
+    reasons = change_drivers(change_host, unit, {FIRST: DesiredDriver.NATIVE}, NOBODY, lambda _: None, change)
     assert [reason.code for reason in reasons] == [ReasonCode.PLAN_OUTDATED]
     assert (leased, kernel.writes) == ([], [])
     entries.clear()
     change = Change(Changes(lambda: entries), unit, lambda: True, None)
-    assert change_drivers(site, unit, {FIRST: DesiredDriver.NATIVE}, NOBODY, lambda _: None, change) == ()
+    assert change_drivers(change_host, unit, {FIRST: DesiredDriver.NATIVE}, NOBODY, lambda _: None, change) == ()
     assert leased
 
 

@@ -13,8 +13,8 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.clock import BEGINNING
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")

@@ -23,8 +23,8 @@ from gpuvirt.node.change.gate.gate import Gate, gate_at
 from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
 from gpuvirt.node.change.gate.gates import Gates
 from gpuvirt.node.guard import only_agent
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
 

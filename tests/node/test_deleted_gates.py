@@ -21,8 +21,8 @@ from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError, UnitUnsettledError
 from gpuvirt.node.change.gate.gates import Gates
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_drivers, site_in
-from tests.simulated import Simulated
+from tests.change.changes import NOBODY, change_drivers, change_host_in
+from tests.sim.simulated import Simulated
 
 GPU = PciAddress("0000:65:00.0")
 SLOT, OTHER = slot_of(GPU), "0000:ca:00"
@@ -114,33 +114,33 @@ def test_two_open_files_never_lock_the_same_slot(tmp_path: Path, null: Path | No
 
 def test_a_change_stops_before_the_next_step_when_its_files_are_deleted(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
-    site = site_in(tmp_path, kernel, SimTools(kernel))
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
     taken = list[Step | RollBack]()
 
     def report(step: Step | RollBack) -> None:
         taken.append(step)
         if len(taken) == 1:
-            shutil.rmtree(site.locks)
+            shutil.rmtree(change_host.locks)
 
-    (reason,) = change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, report)
+    (reason,) = change_drivers(change_host, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, report)
     assert (reason.code, "ESTALE" in reason.text) == (ReasonCode.GATE_FAILED, True)
     assert kernel.pci.functions[GPU].driver == "vfio-pci"
     assert isinstance(taken[1], RollBack)
-    assert change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}) == ()
+    assert change_drivers(change_host, UnitId(GPU), {GPU: DesiredDriver.NATIVE}) == ()
 
 
 def test_a_change_whose_files_are_deleted_returns_what_it_has_taken(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
-    site = site_in(tmp_path, kernel, SimTools(kernel))
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
     rolled_back = list[str | None]()
 
     def report(step: Step | RollBack) -> None:
         if isinstance(step, Unbind):
-            shutil.rmtree(site.locks)
+            shutil.rmtree(change_host.locks)
         if isinstance(step, RollBack):
             rolled_back.append(kernel.pci.functions[GPU].driver)
 
-    reasons = change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, report)
+    reasons = change_drivers(change_host, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, report)
     assert [reason.code for reason in reasons] == [ReasonCode.GATE_FAILED]
     assert rolled_back == [None]
     assert kernel.pci.functions[GPU].driver == "vfio-pci"

@@ -18,9 +18,9 @@ from gpuvirt.node.store import desiredstatestore
 from gpuvirt.node.store.desiredstatestore import Kept
 from gpuvirt.node.store.files import replace_file
 from gpuvirt.web import agentmetrics
-from tests.keptstates import CONFIGS, KEPT, REQUEST
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.node.keptstates import CONFIGS, KEPT, REQUEST
+from tests.node.simnode import running_node
+from tests.sim.simulated import Simulated
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 observed_labels = st.none() | st.builds(Observed, st.none() | st.text(max_size=5))

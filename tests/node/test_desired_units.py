@@ -11,8 +11,8 @@ from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.node.known.state import NodeState
 from gpuvirt_sim.clock import SimClock
 from tests.life.rigs import WHO
-from tests.simnode import IDS
-from tests.simulated import Simulated
+from tests.node.simnode import IDS
+from tests.sim.simulated import Simulated
 
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 WHOLE = DesiredGpu(DesiredDriver.PASSTHROUGH, DesiredVgpus(whole=True))

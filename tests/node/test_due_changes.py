@@ -1,8 +1,9 @@
 """Which units are changed now: a table of situations, and laws over sequences of what happens."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -27,7 +28,6 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.node.announcing import departures
 from gpuvirt.model.node.circumstances import EarlierFailure, Surroundings
-from gpuvirt.model.node.decisions import NodeDecisions
 from gpuvirt.model.node.duechanges import (
     Difference,
     GateUse,
@@ -36,6 +36,7 @@ from gpuvirt.model.node.duechanges import (
     compare,
     decide_changes,
 )
+from gpuvirt.model.node.nodedecisions import NodeDecisions
 from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 from gpuvirt.paths import HostPath
@@ -59,16 +60,15 @@ REFUSED = Reason(ReasonCode.STEP_FAILED, A10, "was refused")
 NO_PODS: Allocations = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(msgspec.Struct, frozen=True):
     """What was observed and decided of a node, and the attempts so far."""
 
     picture: NodePicture
     decided: NodeDecisions
-    pods: Allocations | Unknown = field(default_factory=dict)
-    failed: Mapping[UnitId, EarlierFailure] = field(default_factory=dict)
+    pods: Allocations | Unknown = msgspec.field(default_factory=dict)
+    failed: Mapping[UnitId, EarlierFailure] = msgspec.field(default_factory=dict)
     observations: int = 1
-    attempts: Mapping[UnitId, Attempts] = field(default_factory=dict)
+    attempts: Mapping[UnitId, Attempts] = msgspec.field(default_factory=dict)
 
     @property
     def difference(self) -> Difference:

@@ -16,10 +16,10 @@ from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.node.change.gate.gate import Gate, GateFailedError
 from gpuvirt.node.change.gate.gaterecord import GateState
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_drivers, site_in
-from tests.diskfaults import OF_A_DISK, OF_A_PROCESS, Faults, failing
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.change.changes import NOBODY, change_drivers, change_host_in
+from tests.node.diskfaults import OF_A_DISK, OF_A_PROCESS, Faults, failing
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 GPU, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 SLOT = slot_of(GPU)
@@ -67,12 +67,12 @@ async def test_a_line_that_does_not_fit_on_the_disk_refuses(simulated: Simulated
 @faults
 def test_no_change_begins_through_a_gate_that_fails(simulated: Simulated, tmp_path: Path, number: int) -> None:
     kernel = simulated("2xA10")
-    site = site_in(tmp_path, kernel, SimTools(kernel))
-    with failing(site.locks, number), pytest.raises(GateFailedError, match=errno.errorcode[number]):
-        change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE})
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
+    with failing(change_host.locks, number), pytest.raises(GateFailedError, match=errno.errorcode[number]):
+        change_drivers(change_host, UnitId(GPU), {GPU: DesiredDriver.NATIVE})
     assert kernel.writes == []
-    assert change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}) == ()
-    assert Gate(site.locks).state(SLOT) is GateState.OPEN
+    assert change_drivers(change_host, UnitId(GPU), {GPU: DesiredDriver.NATIVE}) == ()
+    assert Gate(change_host.locks).state(SLOT) is GateState.OPEN
 
 
 @pytest.mark.parametrize("number", OF_A_DISK, ids=lambda number: errno.errorcode[number])
@@ -86,22 +86,22 @@ def test_a_change_whose_gate_fails_between_two_steps_is_rolled_back(
     Afterwards the record says that the change did not end, so that nothing is allocated until the host was observed.
     """
     kernel = simulated("2xA10")
-    site = site_in(tmp_path, kernel, SimTools(kernel))
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
     before, taken = kernel.pci.functions[GPU].driver, list[Step | RollBack]()
 
-    with failing(tmp_path if journal_too else site.locks, number) as disk:
+    with failing(tmp_path if journal_too else change_host.locks, number) as disk:
         disk.only = "nothing yet"
 
         def report(step: Step | RollBack) -> None:
             taken.append(step)
             disk.only = ".json" if len(taken) > after else disk.only
 
-        reasons = change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, report)
-    gate = Gate(site.locks)
+        reasons = change_drivers(change_host, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, report)
+    gate = Gate(change_host.locks)
     if after >= 2 and journal_too:
         assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED], "done, but not recorded as done"
         assert kernel.pci.functions[GPU].driver == "nvidia"
-        assert change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}) == ()
+        assert change_drivers(change_host, UnitId(GPU), {GPU: DesiredDriver.NATIVE}) == ()
         return
     assert bool(reasons) == (after < 2), "after the last step nothing is to be refused any more"
     if reasons:

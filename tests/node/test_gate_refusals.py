@@ -26,7 +26,7 @@ from gpuvirt.node.change.gate.gaterecord import (
     Reading,
     allocation,
 )
-from tests.diskfaults import failing
+from tests.node.diskfaults import failing
 from tests.node.test_gate_states import SLOT, draining
 
 OTHER_SLOT = "0000:ca:00"

@@ -28,10 +28,10 @@ from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateSta
 from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.node.store import originaldrivers
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_drivers, inputs, site_in
-from tests.pacedworker import OPERATION_S
-from tests.simnode import SimNode, Workers, running_node
-from tests.simulated import Simulated
+from tests.change.changes import NOBODY, change_drivers, change_host_in, inputs
+from tests.node.pacedworker import OPERATION_S
+from tests.node.simnode import SimNode, Workers, running_node
+from tests.sim.simulated import Simulated
 
 GPU = PciAddress("0000:65:00.0")
 SLOT = slot_of(GPU)
@@ -115,8 +115,8 @@ def test_a_drain_ends_when_its_change_cannot_begin(tmp_path: Path) -> None:
 def test_a_change_passes_through_its_states(simulated: Simulated, tmp_path: Path) -> None:
     """Between two steps the gate is safe and the change reads the allocations; each step is recorded before it runs."""
     kernel = simulated("2xA10")
-    site = site_in(tmp_path, kernel, SimTools(kernel))
-    gate, seen = Gate(site.locks), list[str]()
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
+    gate, seen = Gate(change_host.locks), list[str]()
 
     def ask(_: Inventory) -> PodAllocations:
         seen.append(gate.state(SLOT))
@@ -126,7 +126,7 @@ def test_a_change_passes_through_its_states(simulated: Simulated, tmp_path: Path
         seen.append(f"{gate.state(SLOT)}: {record_of(gate).intent == step.text}")
 
     driver = {GPU: DesiredDriver.NATIVE}
-    assert change_drivers(site, UnitId(GPU), driver, inputs(ask=ask), report) == ()
+    assert change_drivers(change_host, UnitId(GPU), driver, inputs(ask=ask), report) == ()
     assert seen[0] is GateState.APPLYING, "the first reading of the allocations"
     steps = [index for index, state in enumerate(seen) if state == "Applying: True"]
     assert len(steps) >= 2
@@ -136,8 +136,8 @@ def test_a_change_passes_through_its_states(simulated: Simulated, tmp_path: Path
 
 def test_the_gate_is_settling_during_a_rollback(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
-    site = site_in(tmp_path, kernel, SimTools(kernel))
-    gate, seen, taken = Gate(site.locks), list[tuple[bool, GateState]](), list[Step | RollBack]()
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
+    gate, seen, taken = Gate(change_host.locks), list[tuple[bool, GateState]](), list[Step | RollBack]()
     change = Change(Changes(lambda: ()), GPU, lambda: len(taken) < 2, None, "what it depends on")
 
     def report(step: Step | RollBack) -> None:
@@ -145,7 +145,7 @@ def test_the_gate_is_settling_during_a_rollback(simulated: Simulated, tmp_path: 
         back = any(isinstance(step, RollBack) for step in taken[:-1])
         seen.append((back, gate.state(SLOT)))
 
-    (reason,) = change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, report, change)
+    (reason,) = change_drivers(change_host, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, report, change)
     assert reason.code is ReasonCode.PLAN_OUTDATED
     assert {state for back, state in seen if back} == {GateState.SETTLING}
     record = record_of(gate)
@@ -278,11 +278,14 @@ def test_one_process_changes_kernel_modules_at_a_time(
 ) -> None:
     """Changes of two units run in parallel, except for the steps that load or unload a kernel module."""
     kernel = simulated("2xA10")
-    site = site_in(tmp_path, kernel, SimTools(kernel))
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
     monkeypatch.setattr(gatepass, "MODULES_S", 0.1)
-    gate = gate_at(site.locks)
+    gate = gate_at(change_host.locks)
     with subprocess.Popen(
-        [sys.executable, "-c", MODULE_LOADER, str(site.locks)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", MODULE_LOADER, str(change_host.locks)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "loads\n"

@@ -18,8 +18,8 @@ from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 VGPU = Settings(mode=DesiredMode.VGPU)

@@ -3,7 +3,7 @@
 import contextlib
 import io
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator import report
 from gpuvirt.cluster.operator.controller import log_invalid
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.cluster.operator.policy.invalidstates import of_node
 from gpuvirt.cluster.operator.policy.status import INVALID
 from gpuvirt.cluster.operator.policy.status import status_of as policy_status_of
@@ -41,9 +41,9 @@ from gpuvirt.model.reasons.codes import Level
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web import controllermetrics
 from tests.controller.observedcluster import AT, SETTINGS, ObservedCluster, node
-from tests.sickhost import around
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.doctor.sickhost import around
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 GPU, NO_GPU = PciAddress("0000:3b:00.0"), "0000:3c:00.0"
 MAP = ObjectKey("gpuvirt", "configs")
@@ -66,8 +66,7 @@ def spec(desired: Spec) -> NodeRequest:
     return request_of_spec(desired)
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """A desired state that is invalid."""
 
     bad: NodeRequest
@@ -75,7 +74,7 @@ class Case:
     says: tuple[str, ...]
     """The text of every outlet: the place, the found value, and the nearest valid value."""
     settings: Settings = VGPU
-    good: NodeRequest = field(default_factory=NodeRequest)
+    good: NodeRequest = msgspec.field(default_factory=NodeRequest)
     """The desired state before."""
     code: ReasonCode = ReasonCode.CONFIG_INVALID
     host: str = "4xT4"
@@ -323,7 +322,7 @@ async def observed(agent: SimNode, request: NodeRequest) -> None:
 
 def policy_of(status: Status) -> Decisions:
     """Return a controller's decisions for a cluster whose only node has this status."""
-    owned = OwnedGpuNode(metadata=OwnedMetadata(name="node01"), status=status)
+    owned = OwnedGpuNode(metadata=ManagedMetadata(name="node01"), status=status)
     return ObservedCluster(nodes=[node("vm-vgpu")], gpu_nodes=[owned]).decided(SETTINGS)
 
 

@@ -22,10 +22,10 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.store import ledgerstore
 from gpuvirt.node.store.files import replace_file
 from gpuvirt.node.store.stateformat import Unknown
-from tests.diskfaults import failing
-from tests.keptstates import A10, FIRST, LEDGER
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.node.diskfaults import failing
+from tests.node.keptstates import A10, FIRST, LEDGER
+from tests.node.simnode import running_node
+from tests.sim.simulated import Simulated
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.offers.validation import Check
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.published.markers import Markers
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 FIRST = PciAddress("0000:65:00.0")
 

@@ -11,8 +11,8 @@ from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, With
 from gpuvirt.model.offers.namereview import NameReview, ReviewTerms, review_names
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 from tests.thoroughness import examples
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")

@@ -10,10 +10,10 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.kernel import SimKernel
-from tests.nodewithvgpus import VGPU
-from tests.pacedworker import OPERATION_S
-from tests.simnode import SimNode, Workers, running_node
-from tests.simulated import Simulated
+from tests.node.nodewithvgpus import VGPU
+from tests.node.pacedworker import OPERATION_S
+from tests.node.simnode import SimNode, Workers, running_node
+from tests.sim.simulated import Simulated
 
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 CONFIGS = ConfigText(

@@ -1,5 +1,6 @@
 """The decisions for a node: a table of pictures with what they decide, and laws over sequences of pictures."""
 
+import dataclasses
 import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.model.allocation.knowndevices import known_devices
-from gpuvirt.model.allocation.ledger import Consumer, Entry, KubeletAccount, Ledger
+from gpuvirt.model.allocation.ledger import Consumer, Entry, KubeletAccount, Ledger, OfSeveral
 from gpuvirt.model.allocation.nodeledger import node_ledger
 from gpuvirt.model.allocation.tenancy import TenantKind, tenant
 from gpuvirt.model.change.plan import Scope
@@ -24,12 +25,15 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import build_inventory
-from gpuvirt.model.node.decisions import NodeDecisions, decide
+from gpuvirt.model.node.announcing import departures
+from gpuvirt.model.node.decisions import decide
 from gpuvirt.model.node.desirednode import RequestTerms
+from gpuvirt.model.node.nodedecisions import NodeDecisions
 from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.notice import NoticeTimes
+from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems
 from gpuvirt.paths import HostPath
@@ -37,7 +41,7 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING
 from gpuvirt_sim.kernel import SimKernel
 from tests.life.life import A10, HOST, LEFT, RIGHT, RTX, T4
-from tests.simnode import IDS
+from tests.node.simnode import IDS
 from tests.thoroughness import examples
 
 NOTHING, NONE = NodeMemory(), dict[str, str]()
@@ -169,6 +173,20 @@ def allocated(picture: NodePicture, decided: NodeDecisions, resource: ResourceNa
     return replace(picture, ledger=replace(ledger, entries=(*ledger.entries, entry)))
 
 
+A_POD = PodUid("pod")
+NOBODY: OfSeveral = {}
+
+
+def held(
+    decided: NodeDecisions, resource: ResourceName, device: DeviceId, *, of_several: OfSeveral | None = NOBODY
+) -> NodePicture:
+    """Return the picture in which the kubelet has named the pod that has a device, and the devices of several."""
+    picture, key = allocated(observed(), decided, resource, device), (resource, device)
+    consumers = {key: Consumer(namespace="default", pod="a", container="compute")}
+    known = KubeletAccount(BEGINNING, 20.0, consumers, frozenset(consumers), of_several=of_several)
+    return replace(picture, ledger=picture.ledger.with_account(known))
+
+
 def decided_at(
     picture: NodePicture, now_s: float = 0.0, memory: NodeMemory = NOTHING, terms: NodeTerms = TERMS
 ) -> NodeDecisions:
@@ -282,7 +300,7 @@ def test_a_withdrawal_is_not_taken_back_by_another_count_in_the_status() -> None
 def test_undesired_vgpus_are_withdrawn_and_allocated_ones_stay() -> None:
     before = decided_at(observed())
     first, second = sorted(listed(before)[VGPUS])
-    picture = desiring(allocated(observed(), before, VGPUS, first), DesiredMode.VGPU, "T4-4Q")
+    picture = desiring(held(before, VGPUS, first), DesiredMode.VGPU, "T4-4Q")
     decided = decided_at(picture, 1.0, before.memory)
     assert listed(decided)[VGPUS] == {first: False}, "the kubelet gives it to no other pod once its pod has ended"
     assert codes(decided)[second] is ReasonCode.WITHDRAWN
@@ -290,6 +308,61 @@ def test_undesired_vgpus_are_withdrawn_and_allocated_ones_stay() -> None:
     unplanned = decided_at(unknown, 1.0, before.memory)
     assert set(listed(unplanned)[VGPUS]) == {first, second}
     assert not unplanned.desired.vgpus.plan_of(T4).steps
+
+
+@pytest.mark.parametrize(
+    ("of_several", "is_healthy"),
+    [
+        (NOBODY, False),
+        ({(A10_NAME, DeviceId(A10)): A_POD}, True),
+        (None, True),
+        ({(T4_NAME, DeviceId(T4)): A_POD}, False),
+    ],
+    ids=["one container", "several containers", "no checkpoint", "another pod has several"],
+)
+def test_a_device_that_leaves_is_healthy_for_a_pod_that_the_kubelet_could_reject(
+    of_several: OfSeveral | None, is_healthy: bool
+) -> None:
+    """A kubelet that starts passes over containers that run, and rejects a pod for the device of one that has ended."""
+    before = decided_at(observed())
+    picture = desiring(held(before, A10_NAME, DeviceId(A10), of_several=of_several), DesiredMode.CONTAINER)
+    decided = decided_at(picture, 21.0, before.memory)
+    assert listed(decided)[A10_NAME] == {DeviceId(A10): is_healthy}
+    (reason,) = decided.memory.offers.by_resource[A10_NAME].devices[DeviceId(A10)].health.against
+    assert reason.code is (ReasonCode.LEAVES_AFTER_POD if is_healthy else ReasonCode.WITHDRAWN)
+    counted = departures(picture, decided.memory.withdrawal)
+    assert (A10 in counted.functions) is not is_healthy, "no other pod gets it, whatever the kubelet counts"
+
+
+@pytest.mark.parametrize(
+    ("of_several", "ends", "most"),
+    [
+        ({(A10_NAME, DeviceId(A10)): A_POD}, PodEnds(), 1),
+        (None, PodEnds(), 1),
+        ({(A10_NAME, DeviceId(A10)): A_POD}, PodEnds(deleted=frozenset({A_POD})), 0),
+        ({(A10_NAME, DeviceId(A10)): A_POD}, PodEnds(ended=frozenset({A_POD})), 0),
+        (NOBODY, PodEnds(), 0),
+    ],
+    ids=["it runs", "no checkpoint", "it is being deleted", "it has ended", "one container"],
+)
+def test_the_scheduler_counts_a_device_that_stays_for_its_pod_until_the_pod_ends(
+    of_several: OfSeveral | None, ends: PodEnds, most: int
+) -> None:
+    """The kubelet counts it, too: a lower count in the node's status would be raised and lowered again and again."""
+    registered = {name: Registration(registered=True) for name in listed(decided_at(observed()))}
+    before = decided_at(replace(observed(), registrations=registered), 0.0, terms=NOTICE)
+    picture = desiring(held(before, A10_NAME, DeviceId(A10), of_several=of_several), DesiredMode.CONTAINER)
+    picture = replace(picture, registrations=registered, pod_ends=ends)
+    announced = decided_at(picture, 21.0, before.memory, NOTICE)
+    withdrawn = decided_at(picture, 26.0, announced.memory, NOTICE)
+    assert withdrawn.memory.notice.counts[A10_NAME].most == most
+
+
+def test_a_device_of_a_pod_that_is_being_admitted_stays_healthy() -> None:
+    """Until the kubelet has named the pod, nothing is known of its containers."""
+    before = decided_at(observed())
+    picture = desiring(allocated(observed(), before, A10_NAME, DeviceId(A10)), DesiredMode.CONTAINER)
+    assert listed(decided_at(picture, 1.0, before.memory))[A10_NAME] == {DeviceId(A10): True}
 
 
 def test_beside_another_plugin_nothing_is_offered_and_vgpus_are_planned() -> None:
@@ -331,7 +404,7 @@ def test_a_pod_that_gets_a_device_leads_to_plans_of_its_gpu_alone() -> None:
     assert last is not None
     again = {gpu for gpu, state in states.states.items() if state is not None and state is last.states[gpu]}
     assert again == {gpu for gpu, state in states.states.items() if state is not None} - {T4}
-    assert after == decided_at(given, 1.0, replace(before.memory, parts=Parts()))
+    assert after == decided_at(given, 1.0, dataclasses.replace(before.memory, parts=Parts()))
 
 
 def test_an_observation_keeps_what_has_not_changed() -> None:
@@ -387,7 +460,7 @@ class Pictures(RuleBasedStateMachine):
         before = self.decided
         self.decided = decide(self.picture, before.memory, self.terms, self.now_s, BEGINNING)
         assert decide(self.picture, before.memory, self.terms, self.now_s, BEGINNING) == self.decided
-        without_parts = replace(before.memory, parts=Parts())
+        without_parts = dataclasses.replace(before.memory, parts=Parts())
         assert decide(self.picture, without_parts, self.terms, self.now_s, BEGINNING) == self.decided
         if (names := self.decided.names) is not None:
             assert names.resources >= self.picture.ledger.resources
@@ -480,7 +553,7 @@ class Pictures(RuleBasedStateMachine):
         if (context := self.decided.desired.vgpus.time_shared.get(gpu)) is not None:
             memory = self.decided.memory
             smi = memory.smi.with_scheduler(gpu, SchedulerReport(Scheduler(policy), context, self.now_s))
-            self.decided = replace(self.decided, memory=replace(memory, smi=smi))
+            self.decided = replace(self.decided, memory=dataclasses.replace(memory, smi=smi))
             self.decide()
 
     @rule()

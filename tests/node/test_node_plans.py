@@ -19,9 +19,9 @@ from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
 from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt_sim.clock import BEGINNING
-from tests.nodewithvgpus import FIRST, T4_8Q, of
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.nodewithvgpus import FIRST, T4_8Q, of
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
 

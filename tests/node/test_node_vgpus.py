@@ -13,9 +13,9 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.programs.tools import SimTools
-from tests.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
 
@@ -51,7 +51,7 @@ async def test_the_label_sets_the_vgpus_and_the_offered_resources(simulated: Sim
         assert types(kernel) == {"T4-8Q": 8}
         assert {name: len(devices) for name, devices in node.offered.items() if devices} == {T4_8Q: 8}
         assert notes(node) == set()
-        assert node.agent.telemetry.moves["vgpus", "done"] == 8
+        assert node.agent.telemetry.gpu_changes["vgpus", "done"] == 8
 
 
 async def test_an_absent_label_means_the_default_and_an_unknown_label_changes_nothing(
@@ -270,4 +270,4 @@ async def test_a_change_that_is_refused_is_tried_after_growing_pauses(simulated:
                 await node.advance(10)
                 await node.report_account()
         assert ReasonCode.IN_USE in notes(node)
-        assert node.agent.telemetry.moves["vgpus", "InUse"] < 12
+        assert node.agent.telemetry.gpu_changes["vgpus", "InUse"] < 12

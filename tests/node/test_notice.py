@@ -14,10 +14,10 @@ from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import Registration
 from gpuvirt_sim.kernel import SimKernel
-from tests.nodewithvgpus import T4_4Q, T4_8Q, VGPU
+from tests.node.nodewithvgpus import T4_4Q, T4_8Q, VGPU
+from tests.node.simnode import SimNode, running_node
 from tests.ondemand.pods import ON_DEMAND, Pods, one_p100, settled
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 
 class Status:

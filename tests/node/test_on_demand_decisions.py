@@ -4,6 +4,7 @@ From scratch: by a copy of the picture, no object of which is that of an earlier
 had parts. A part that is outdated could remove a vGPU that a pod has.
 """
 
+import dataclasses
 import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +31,8 @@ from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
 from gpuvirt.model.desired.settings import IdleCount, OnDemandSettings, Settings, Spread
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.devices.candidates import Target
-from gpuvirt.model.node.decisions import NodeDecisions, decide
+from gpuvirt.model.node.decisions import decide
+from gpuvirt.model.node.nodedecisions import NodeDecisions
 from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.offers.ondemand.choice import Place, choose
@@ -104,7 +106,7 @@ class OnDemandPictures(RuleBasedStateMachine):
     def decide(self) -> None:
         self.now_s += 0.1
         state, ledger = self.state, self.state.ledger
-        memory = replace(self.from_scratch, smi=state.memory.smi, parts=Parts())
+        memory = dataclasses.replace(self.from_scratch, smi=state.memory.smi, parts=Parts())
         state.decide(self.now_s, BEGINNING)
         picture: NodePicture = pickle.loads(pickle.dumps(replace(state.picture, ledger=ledger)))  # noqa: S301  our own
         decided = decide(picture, memory, self.terms, self.now_s, BEGINNING)
@@ -219,7 +221,7 @@ class OnDemandPictures(RuleBasedStateMachine):
         """Entries are equal whatever their types, and plans differ."""
         entry = data.draw(st.sampled_from(self.state.ledger.entries))
         named = (entry.target.type, *self.state.memory.on_demand.types.values(), None)
-        target = replace(entry.target, type=data.draw(st.sampled_from(named)))
+        target = dataclasses.replace(entry.target, type=data.draw(st.sampled_from(named)))
         self.change(replace(entry, target=target))
 
     @rule(data=st.data())

@@ -20,11 +20,11 @@ from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import site_in
-from tests.kubeletnode import CLOCK, agent_on, options_for, until
-from tests.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.change.changes import change_host_in
+from tests.kubelet.kubeletnode import CLOCK, agent_on, options_for, until
+from tests.node.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 PLUGIN = "nvidia.com/gpu.deploy.sandbox-device-plugin"
 POD = "gpu-operator/nvidia-sandbox-device-plugin-daemonset-7xk2q"
@@ -222,7 +222,7 @@ async def test_a_config_changes_the_nodes_resources_beside_a_plugin_and_a_kubele
     options = replace(
         options_for(kernel, short_path, Settings(mode=DesiredMode.VGPU, vgpu_config="T4-8Q")),
         ledger=tmp_path / "ledger.json",
-        moves=site_in(tmp_path, kernel, SimTools(kernel)),
+        change_host=change_host_in(tmp_path, kernel, SimTools(kernel)),
         node_name=NodeName("node01"),
         vgpus_only=True,
         config_file=tmp_path / "config.yaml",

@@ -16,8 +16,8 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.files.tree import constant
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.node.simnode import running_node
+from tests.sim.simulated import Simulated
 
 T4, FREE_T4 = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")
 MIG = "MIG-0a1b2c3d-0000-5000-8000-000000000000"
@@ -142,3 +142,15 @@ async def test_the_agent_leaves_a_gpu_to_an_idle_container(
         await node.report_account()
         await node.advance(301)
         assert kernel.pci.functions[FREE_T4].driver == "vfio-pci"
+
+
+async def test_the_agent_outlives_a_containers_gpu_that_is_unplugged(simulated: Simulated, tmp_path: Path) -> None:
+    """A brief scan sees that it has gone, before the ids of NVIDIA's driver are read again."""
+    kernel = simulated("4xT4")
+    async with running_node(kernel, tmp_path) as node:
+        node.hold("nvidia.com/gpu", gpu_uuid(FREE_T4), pod="cuda")
+        await node.report_account()
+        kernel.lose_uevents()
+        kernel.unplug(FREE_T4)
+        await node.advance(20)
+        assert {gpu.address for gpu in node.view.gpus} == {T4, "0000:5e:00.0", "0000:af:00.0"}

@@ -12,8 +12,8 @@ from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.published import statefile
 from gpuvirt_sim.clock import BEGINNING, SimClock
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 
 async def test_the_state_file_has_the_view(simulated: Simulated, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A part that is decided from the last is the part that is decided from scratch, whatever has changed."""
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -17,10 +18,10 @@ from gpuvirt.model.node.parts import CandidatesBasis, Parts, candidates_part
 from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.offers.offermaking import Candidates
 from tests.life.life import A10, T4
+from tests.node.simnode import IDS
 from tests.node.test_node_decisions import _a10_unplugged as a10_unplugged
 from tests.node.test_node_decisions import _as_built as as_built
 from tests.node.test_node_decisions import decided_at, desiring, facts_of, observed
-from tests.simnode import IDS
 
 FACTS = facts_of(as_built)
 NAMING = Naming(IDS)
@@ -39,12 +40,12 @@ def texts(candidates: Candidates) -> list[str]:
 
 
 def with_gpu(**values: object) -> Facts:
-    functions = {**FACTS.functions, T4: replace(FACTS.functions[T4], **values)}  # type: ignore[arg-type]
+    functions = {**FACTS.functions, T4: replace(FACTS.functions[T4], **values)}
     return replace(FACTS, functions=functions)
 
 
 def with_vgpu_host(**values: object) -> Facts:
-    hosts = {**FACTS.vgpu_hosts, T4: replace(FACTS.vgpu_hosts[T4], **values)}  # type: ignore[arg-type]
+    hosts = {**FACTS.vgpu_hosts, T4: replace(FACTS.vgpu_hosts[T4], **values)}
     return replace(FACTS, vgpu_hosts=hosts)
 
 
@@ -113,7 +114,7 @@ PICTURE = observed()
 def test_vgpus_are_planned_as_from_scratch(before: NodePicture, now: NodePicture) -> None:
     last = decided_at(before)
     vgpus = decided_at(now, 1.0, last.memory).desired.vgpus
-    assert vgpus == decided_at(now, 1.0, replace(last.memory, parts=Parts())).desired.vgpus
+    assert vgpus == decided_at(now, 1.0, dataclasses.replace(last.memory, parts=Parts())).desired.vgpus
     assert vgpus != last.desired.vgpus, "the test changes nothing"
 
 

@@ -22,9 +22,9 @@ from gpuvirt.node.store.checksummed import DigestField, Fields, HeaderLine, Layo
 from gpuvirt.node.store.persisted import Persisted
 from gpuvirt.node.store.stateformat import Format, NewerVersionError
 from gpuvirt.plain import Plain
-from tests.keptstates import KEPT, LEDGER
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.node.keptstates import KEPT, LEDGER
+from tests.node.simnode import running_node
+from tests.sim.simulated import Simulated
 
 GPU = PciAddress("0000:65:00.0")
 RECORD = DriverJournal({GPU: "nvidia"}, {GPU: "vfio-pci"}, {GPU: StartedChange(True, "nvidia")}, BootId("b-1"))
@@ -116,13 +116,11 @@ class Pod:
     name: str
 
 
-@dataclass(frozen=True)
-class V1:
+class V1(msgspec.Struct, frozen=True):
     pod: str = ""
 
 
-@dataclass(frozen=True)
-class V2:
+class V2(msgspec.Struct, frozen=True):
     pod: str = ""
     """The first of `pods`, which version 1 reads."""
     pods: tuple[Pod, ...] = ()

@@ -24,8 +24,8 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.files.tree import DeviceNode, constant
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.node.simnode import running_node
+from tests.sim.simulated import Simulated
 
 FIRST, SECOND = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
 XE, NIC, A10 = PciAddress("0000:4d:00.0"), PciAddress("0000:17:00.0"), PciAddress("0000:65:00.0")

@@ -20,8 +20,8 @@ from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
 from gpuvirt.node.change.gate.gates import Gates, plugin_gates
 from gpuvirt.node.change.gate.membership import Membership
 from gpuvirt.node.guard import only_agent
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 GPU, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 SLOT = slot_of(GPU)

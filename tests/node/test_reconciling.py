@@ -22,8 +22,8 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import Process, SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
 
@@ -66,7 +66,7 @@ async def test_free_gpus_are_bound_and_offered_and_gpus_in_use_are_reported(
         assert ReasonCode.VGPU_IN_USE not in notes(node), "another plugin's count is no user whom anybody could stop"
         assert [driver(kernel, gpu) for gpu in (T4[0], T4[1], T4[3])] == ["nvidia"] * 3
         assert node.gpu(T4[0]).desired == "passthrough"
-        assert node.agent.telemetry.moves["passthrough", "done"] == 1
+        assert node.agent.telemetry.gpu_changes["passthrough", "done"] == 1
         node.count("nvidia.com/GRID_T4-8Q")
         await observed(node)
         assert [driver(kernel, gpu) for gpu in T4] == ["vfio-pci"] * 4
@@ -338,8 +338,10 @@ async def test_a_driver_change_blocked_in_the_kernel_is_reported_and_other_gpus_
 
     kernel.faults.before_read(HostPath(f"/proc/driver/nvidia/gpus/{T4[2]}/unbindLock"), sneak_in)
     modes: dict[str, DesiredMode] = dict.fromkeys((T4[1], T4[2]), DesiredMode.PASSTHROUGH)
-    intervals = Intervals(move_s=0.2)
-    async with running_node(kernel, tmp_path, Settings(modes=modes), moving=ThreadWorker, intervals=intervals) as node:
+    intervals = Intervals(driver_change_s=0.2)
+    async with running_node(
+        kernel, tmp_path, Settings(modes=modes), change_worker=ThreadWorker, intervals=intervals
+    ) as node:
         for _ in range(4000):
             await RealClock().sleep(0.01)
             await node.advance(0.1)

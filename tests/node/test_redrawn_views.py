@@ -11,7 +11,7 @@ from gpuvirt.facts.snapshot import DriverInformation, Facts, User, with_vgpu, wi
 from gpuvirt.facts.vgpu import LiveVgpu, Scheduler, SchedulerPolicy
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.pciids import PciIds
-from gpuvirt.model.node.decisions import NodeDecisions
+from gpuvirt.model.node.nodedecisions import NodeDecisions
 from gpuvirt.model.offers.health import Health
 from gpuvirt.model.offers.offers import OfferedDevice
 from gpuvirt.model.offers.ondemand.capacity import Carried
@@ -69,17 +69,17 @@ def function(gpu: PciAddress, **values: object) -> Change:
     return on_host(
         lambda facts: replace(
             facts,
-            functions={**facts.functions, gpu: replace(facts.functions[gpu], **values)},  # type: ignore[arg-type]
+            functions={**facts.functions, gpu: replace(facts.functions[gpu], **values)},
         )
     )
 
 
 def with_users(**values: object) -> Change:
-    return lambda inputs: replace(inputs, users=replace(inputs.users, **values))  # type: ignore[arg-type]
+    return lambda inputs: replace(inputs, users=replace(inputs.users, **values))
 
 
 def with_offers(**values: object) -> Change:
-    return lambda inputs: replace(inputs, offers=replace(inputs.offers, **values))  # type: ignore[arg-type]
+    return lambda inputs: replace(inputs, offers=replace(inputs.offers, **values))
 
 
 def unhealthy(resource: ResourceName, device: str) -> Change:
@@ -133,7 +133,7 @@ def on_vgpu_host(**values: object) -> Change:
     return on_host(
         lambda facts: replace(
             facts,
-            vgpu_hosts={**facts.vgpu_hosts, T4: replace(facts.vgpu_hosts[T4], **values)},  # type: ignore[arg-type]
+            vgpu_hosts={**facts.vgpu_hosts, T4: replace(facts.vgpu_hosts[T4], **values)},
         )
     )
 

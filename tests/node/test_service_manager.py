@@ -13,7 +13,7 @@ from gpuvirt.apps.servicemanager import READY
 from gpuvirt.cli.main import program_for
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
-from tests.kubeletnode import CLOCK, agent_on, options_for, until
+from tests.kubelet.kubeletnode import CLOCK, agent_on, options_for, until
 
 UNIT = Path(__file__).parent.parent.parent / "deploy/systemd/gpuvirt-node.service"
 

@@ -21,8 +21,8 @@ from gpuvirt.model.offers.view import NodeView, SchedulerView
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 VGPU = Settings(mode=DesiredMode.VGPU)
 FIRST, EMPTY = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")
@@ -129,7 +129,7 @@ async def test_the_scheduler_is_read_again_after_a_change_of_vgpus(simulated: Si
 async def test_no_scheduler_is_read_during_a_change_of_vgpus(simulated: Simulated, tmp_path: Path) -> None:
     kernel, worker = simulated("4xT4"), HeldWorker("change")
     tools = SimTools(kernel)
-    async with running_node(kernel, tmp_path, VGPU, tools=tools, moving=lambda _: worker) as node:
+    async with running_node(kernel, tmp_path, VGPU, tools=tools, change_worker=lambda _: worker) as node:
         await want(node, "T4-4Q")
         queries = scheduler_queries(tools)
         await node.advance(700)
@@ -162,7 +162,7 @@ async def test_no_scheduler_is_read_while_a_change_waits_for_the_kubelet(simulat
 
 async def test_schedulers_are_read_of_one_gpu_at_a_time(simulated: Simulated, tmp_path: Path) -> None:
     kernel, worker = simulated("4xT4"), HeldWorker("ask for the scheduler")
-    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: worker) as node:
+    async with running_node(kernel, tmp_path, VGPU, change_worker=lambda _: worker) as node:
         await node.advance(60)
         assert (worker.waiting, shown(node)) == (1, [None] * 4)
         worker.released.set()
@@ -189,7 +189,7 @@ async def test_the_scheduler_of_a_config_is_set_and_shown_and_kept(simulated: Si
 
 async def test_the_scheduler_that_a_plan_read_is_shown_at_once(simulated: Simulated, tmp_path: Path) -> None:
     kernel, worker = simulated("4xT4"), HeldWorker("ask for the scheduler")
-    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: worker) as node:
+    async with running_node(kernel, tmp_path, VGPU, change_worker=lambda _: worker) as node:
         await want(node, "mine", SHARED)
         await node.report_account()
         await node.advance(20)
@@ -271,7 +271,7 @@ async def test_an_unknown_scheduler_is_read_again(simulated: Simulated, tmp_path
 
 async def test_the_scheduler_of_an_unplugged_gpu_is_forgotten(simulated: Simulated, tmp_path: Path) -> None:
     kernel, worker = simulated("4xT4"), HeldWorker("ask for the scheduler")
-    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: worker) as node:
+    async with running_node(kernel, tmp_path, VGPU, change_worker=lambda _: worker) as node:
         await node.advance(10)
         assert worker.waiting == 1
         for gpu in (FIRST, EMPTY):
@@ -284,6 +284,6 @@ async def test_the_scheduler_of_an_unplugged_gpu_is_forgotten(simulated: Simulat
 
 async def test_a_blocked_worker_does_not_fail_a_change_of_vgpus(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
-    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: AsleepWorker()) as node:
+    async with running_node(kernel, tmp_path, VGPU, change_worker=lambda _: AsleepWorker()) as node:
         await want(node, "T4-4Q")
         assert (state(node), shown(node), node.view.problems) == (StateName.SUCCESS, [None] * 4, ())

@@ -1,5 +1,6 @@
 """Accounts of the kubelet without news: they are compared, and what follows from them stays the same object."""
 
+import dataclasses
 from dataclasses import replace
 
 from bench.decisions import allocate_all, state_of
@@ -23,7 +24,9 @@ def allocated_state() -> NodeState:
 def account_of(state: NodeState) -> KubeletAccount:
     """Return an account with a consumer of its own for each allocation."""
     devices = {
-        (entry.resource, entry.device): replace(entry.consumer) for entry in state.ledger.entries if entry.consumer
+        (entry.resource, entry.device): dataclasses.replace(entry.consumer)
+        for entry in state.ledger.entries
+        if entry.consumer
     }
     return KubeletAccount(BEGINNING, 1.0, devices)
 
@@ -54,7 +57,7 @@ def test_another_answer_of_a_plugin_is_news_although_it_does_not_count_in_compar
     news = Observed(state.inventory, devices, state.ledger.rules)
     assert news.says_as(Observed(state.inventory, dict(devices), state.ledger.rules))
     key, consumer = next(iter(devices.items()))
-    answered = replace(consumer, answer=PluginAnswer(env=(("NVIDIA_VISIBLE_DEVICES", "0"),)))
+    answered = dataclasses.replace(consumer, answer=PluginAnswer(env=(("NVIDIA_VISIBLE_DEVICES", "0"),)))
     other = replace(news, devices={**devices, key: answered})
     assert other.devices == devices
     assert not other.says_as(news)

@@ -21,8 +21,8 @@ from gpuvirt.node.loops.watcher import Audience, Watcher
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 FIRST = PciAddress("0000:65:00.0")
 

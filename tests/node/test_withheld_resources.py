@@ -15,8 +15,8 @@ from gpuvirt.model.offers.view import Registration, ResourceView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt_sim.clock import BEGINNING
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 A10, T4_8Q = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("nvidia.com/GRID_T4-8Q")
 FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"

@@ -12,8 +12,8 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
 

@@ -16,8 +16,8 @@ from gpuvirt_sim.kubelet.kubelet import Pod, SimKubelet, running
 from gpuvirt_sim.kubelet.manager import AdmissionError
 from gpuvirt_sim.kubelet.starting import StartError, start_container
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import site_in
-from tests.kubeletnode import CLOCK, agent_on, options_for, until
+from tests.change.changes import change_host_in
+from tests.kubelet.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.ondemand.pods import ON_DEMAND
 
 T4_1Q, T4_8Q, T4_16Q = "tencent.com/vgpu-230", "tencent.com/vgpu-233", "tencent.com/vgpu-234"
@@ -36,9 +36,9 @@ def host(gpus: int) -> SimKernel:
 
 def options_of(kernel: SimKernel, folder: Path) -> NodeOptions:
     """Return the options of an agent in mode on-demand."""
-    moves = site_in(folder, kernel, SimTools(kernel))
-    moves = replace(moves, locks=folder / "locks")
-    return replace(options_for(kernel, folder, ON_DEMAND), moves=moves, cdi_folder=folder / "cdi")
+    change_host = change_host_in(folder, kernel, SimTools(kernel))
+    change_host = replace(change_host, locks=folder / "locks")
+    return replace(options_for(kernel, folder, ON_DEMAND), change_host=change_host, cdi_folder=folder / "cdi")
 
 
 @dataclass
@@ -93,6 +93,14 @@ class Node:
         """Wait until the kubelet counts so many vGPUs of a resource."""
         await until(lambda: self.kubelet.allocatable().get(resource) == count)
 
+    async def until_all_counted(self, count: int) -> None:
+        """Wait until the kubelet counts so many vGPUs of each resource, as a scheduler does before it places a pod.
+
+        A kubelet that does not know a resource yet starts a pod that requests it without a vGPU.
+        """
+        for resource in (T4_1Q, T4_8Q, T4_16Q):
+            await self.until_counted(resource, count)
+
 
 @asynccontextmanager
 async def node_with(gpus: int, folder: Path) -> AsyncIterator[Node]:
@@ -100,8 +108,7 @@ async def node_with(gpus: int, folder: Path) -> AsyncIterator[Node]:
     kernel = host(gpus)
     async with running(folder, CLOCK) as kubelet, agent_on(options_of(kernel, folder)):
         node = Node(kernel, kubelet, folder)
-        for resource in (T4_1Q, T4_8Q, T4_16Q):
-            await node.until_counted(resource, gpus)
+        await node.until_all_counted(gpus)
         yield node
 
 

@@ -15,7 +15,7 @@ from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import SimNode, at_once
+from tests.node.simnode import SimNode, at_once
 
 ON_DEMAND = Settings(mode=DesiredMode.ON_DEMAND)
 P100 = "0000:3b:00.0"
@@ -97,7 +97,7 @@ class Pods:
     def pre_start(self, pod: Pod) -> None:
         """Ask before a container of a pod starts; raise AllocationRefusedError."""
         ids = [DeviceId(device) for device in pod.devices]
-        at_once(self._node.agent.pre_start(ResourceName(pod.resource), ids))
+        at_once(self._node.agent.allocators.pre_start(ResourceName(pod.resource), ids))
 
     def end(self, pod: Pod) -> None:
         """Let the kubelet free a pod's ids."""
@@ -110,7 +110,7 @@ class Pods:
 
         async def ask() -> None:
             try:
-                await self._node.agent.allocate(request)
+                await self._node.agent.allocators.allocate(request)
             except AllocationRefusedError as error:
                 texts.append(error.reason.text)
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuvirt.cluster.agent.endingpods import EndingPods
-from gpuvirt.cluster.agent.podrequests import STATIC_POD
+from gpuvirt.cluster.agent.clusterside import EndingPods
 from gpuvirt.cluster.agent.podshares import NodePod
 from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.kinds.core import STATIC_POD
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.offers.ondemand.podends import REPLACED_S, PodEnds
+from tests.node.simnode import SimNode, at_once, running_node
 from tests.ondemand.pods import ON_DEMAND, Pods, counts, one_p100, settled, vgpus
-from tests.simnode import SimNode, at_once, running_node
 
 V8Q = "tencent.com/vgpu-86"
 A_POD = PodUid("a")

@@ -13,7 +13,7 @@ import pytest
 
 from gpuvirt_sim.kubelet.kubelet import Pod, running
 from gpuvirt_sim.kubelet.manager import AdmissionError
-from tests.kubeletnode import CLOCK, until
+from tests.kubelet.kubeletnode import CLOCK, until
 from tests.ondemand.kubeletnodes import T4_1Q, T4_8Q, T4_16Q, MortalAgent, Node, host, options_of, start_at_last
 from tests.thoroughness import sized
 
@@ -117,7 +117,7 @@ async def test_no_vgpu_is_without_its_pod_and_no_pod_without_its_vgpu(short_path
         agent = MortalAgent(options_of(kernel, short_path), group)
         await agent.start()
         fates = Fates(Node(kernel, kubelet, short_path), agent, Random(27), group)  # noqa: S311
-        await fates.node.until_counted(T4_8Q, 8)  # the kubelet starts a pod with an unknown resource without a vGPU
+        await fates.node.until_all_counted(8)
         victims = cycle(("kubelet", "agent"))
         for first in range(0, PODS, BETWEEN_SETTLED):
             killer = group.create_task(fates.kill(next(victims)))

@@ -30,9 +30,9 @@ from gpuvirt_sim.devices.vgpu import SimVgpuHost
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
+from tests.contract.proofs import remove
+from tests.node.simnode import SimNode, running_node
 from tests.ondemand.pods import Pod, Pods, counts, settled, vgpus
-from tests.proofs import remove
-from tests.simnode import SimNode, running_node
 from tests.thoroughness import examples
 
 GPU = PciAddress("0000:17:00.0")

@@ -28,8 +28,8 @@ from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
 from gpuvirt.model.offers.ondemand.offer import OnDemandInputs, OnDemandOffer, gpus_on_demand, offer_on_demand
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
+from tests.node.simnode import IDS
 from tests.ondemand.pods import P100, one_p100
-from tests.simnode import IDS
 
 GPU = PciAddress(P100)
 ODD = Unread(HostPath("/sys/bus/mdev/devices"), errno=5)
@@ -60,7 +60,11 @@ def entry(number: int, stage: Stage = Stage.CREATED, resource: ResourceName = V8
 
 
 @pytest.mark.parametrize(
-    "blind", [with_live(host()[1], ODD), replace(host()[1], host=replace(host()[1].host, unread=(ODD,)))]
+    "blind",
+    [
+        with_live(host()[1], ODD),
+        replace(host()[1], host=replace(host()[1].host, unread=(ODD,))),
+    ],
 )
 def test_a_gpu_that_cannot_be_read_is_offered_for_nothing(blind: GpuState) -> None:
     inventory, _ = host()
@@ -99,7 +103,7 @@ def test_sizes_are_mixed_once_the_gpu_is_empty() -> None:
 )
 def test_a_gpu_that_is_changed_gets_no_vgpu(changed: dict[str, object], code: ReasonCode) -> None:
     inventory, state = host()
-    gpu = gpus_on_demand(inventory, replace(inputs(state), **changed))[GPU]  # type: ignore[arg-type]
+    gpu = gpus_on_demand(inventory, replace(inputs(state), **changed))[GPU]
     assert gpu.withheld is not None
     assert (gpu.withheld.code, gpu.room) == (code, {})
 

@@ -13,9 +13,9 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.vgpu import SimVgpuHost, VgpuTypeSpec
+from tests.node.simnode import running_node
 from tests.ondemand.pods import ON_DEMAND, P100, Pods, counts, one_p100, settled, vgpus
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 ALL_AT_ONE = {"vgpu-93": 1, "vgpu-83": 1, "vgpu-84": 1, "vgpu-85": 1, "vgpu-86": 1, "vgpu-87": 1}
 V1Q, V8Q, V16Q = "tencent.com/vgpu-83", "tencent.com/vgpu-86", "tencent.com/vgpu-87"

@@ -11,7 +11,7 @@ from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import Pod, running
 from gpuvirt_sim.kubelet.manager import AdmissionError
 from gpuvirt_sim.kubelet.starting import StartError, start_container
-from tests.kubeletnode import CLOCK, agent_on, until
+from tests.kubelet.kubeletnode import CLOCK, agent_on, until
 from tests.ondemand.kubeletnodes import T4_8Q, T4_16Q, Node, host, node_with, options_of
 from tests.thoroughness import sized
 

@@ -14,9 +14,9 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.kernel import SimKernel
+from tests.node.simnode import running_node
 from tests.ondemand.pods import ON_DEMAND, Pods, one_p100, settled, vgpus
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 V4Q, V8Q = "tencent.com/vgpu-85", "tencent.com/vgpu-86"
 

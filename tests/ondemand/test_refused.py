@@ -1,5 +1,6 @@
 """When a pod gets no on-demand vGPU: what is refused leaves nothing, and says why."""
 
+import dataclasses
 import errno
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -30,10 +31,10 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
-from tests.changes import UNGATED
-from tests.diskfaults import failing
+from tests.change.changes import UNGATED
+from tests.node.diskfaults import failing
+from tests.node.simnode import SimNode, running_node
 from tests.ondemand.pods import ON_DEMAND, P100, Pods, one_p100, settled, vgpus
-from tests.simnode import SimNode, running_node
 
 T = TypeVar("T")
 V8Q, V16Q = "tencent.com/vgpu-86", "tencent.com/vgpu-87"
@@ -94,8 +95,8 @@ async def test_a_new_vgpu_that_cannot_be_read_is_refused_and_removed(tmp_path: P
     async with running_node(kernel, tmp_path, ON_DEMAND) as node:
         await settled(node)
         pods, uuid = Pods(node), "aaaaaaaa-0000-4000-8000-000000000001"
-        parts = node.agent.on_demand._on  # type: ignore[union-attr]
-        node.agent.on_demand._on = replace(parts, new_uuid=lambda: uuid)  # type: ignore[union-attr]
+        parts = node.agent.allocators.on_demand._on  # type: ignore[union-attr]
+        node.agent.allocators.on_demand._on = replace(parts, new_uuid=lambda: uuid)  # type: ignore[union-attr]
         kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{uuid}/{attribute}"), errno.EIO)
         text = await pods.refusal(V8Q, pods.free(V8Q))
         assert "could not be read" in text
@@ -123,8 +124,8 @@ async def test_a_vgpu_without_a_group_is_refused(tmp_path: Path) -> None:
     async with running_node(kernel, tmp_path, ON_DEMAND) as node:
         await settled(node)
         pods, uuid = Pods(node), "aaaaaaaa-0000-4000-8000-000000000001"
-        parts = node.agent.on_demand._on  # type: ignore[union-attr]
-        node.agent.on_demand._on = replace(parts, new_uuid=lambda: uuid)  # type: ignore[union-attr]
+        parts = node.agent.allocators.on_demand._on  # type: ignore[union-attr]
+        node.agent.allocators.on_demand._on = replace(parts, new_uuid=lambda: uuid)  # type: ignore[union-attr]
         kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{uuid}/iommu_group"), errno.ENOENT)
         assert "is in no IOMMU group" in await pods.refusal(V8Q, pods.free(V8Q))
 
@@ -158,12 +159,12 @@ async def test_a_container_with_another_vgpu_in_the_record_does_not_start(tmp_pa
         key = ResourceName(pod.resource), DeviceId(pod.devices[0])
         other = PluginAnswer(env=(("MDEV_PCI_RESOURCE_X", "bbbbbbbb-0000-4000-8000-000000000001"),))
         node.recorded.containers[key] = frozenset(
-            replace(consumer, answer=other) for consumer in node.recorded.containers[key]
+            dataclasses.replace(consumer, answer=other) for consumer in node.recorded.containers[key]
         )
         with pytest.raises(AllocationRefusedError, match="names bbbbbbbb-0000-4000-8000-000000000001; expected"):
             pods.pre_start(pod)
         with pytest.raises(AllocationRefusedError, match="no vGPU was created for this id"):
-            pods.pre_start(replace(pod, devices=("v00000000-7",)))
+            pods.pre_start(dataclasses.replace(pod, devices=("v00000000-7",)))
 
 
 async def test_a_container_whose_vgpu_is_gone_does_not_start(tmp_path: Path) -> None:
@@ -236,9 +237,9 @@ async def test_an_id_that_the_kubelet_has_forgotten_is_refused(tmp_path: Path) -
         pods = Pods(node)
         pod = pods.start("a", V8Q)
         key = ResourceName(pod.resource), DeviceId(pod.devices[0])
-        parts = node.agent.on_demand._on  # type: ignore[union-attr]
+        parts = node.agent.allocators.on_demand._on  # type: ignore[union-attr]
         lost = replace(parts.kubelet, lost=lambda: {key: node.held[key]})
-        node.agent.on_demand._on = replace(parts, kubelet=lost)  # type: ignore[union-attr]
+        node.agent.allocators.on_demand._on = replace(parts, kubelet=lost)  # type: ignore[union-attr]
         assert "which the kubelet has forgotten" in await pods.refusal(V8Q, pod.devices)
         assert node.agent._state.ledger.entries[0].stage is Stage.STARTED
 
@@ -255,7 +256,7 @@ async def test_a_creation_that_the_kernel_blocks_is_refused(tmp_path: Path) -> N
     def worker(name: str) -> SerialWorker:
         return BlockedWorker() if name.startswith("create") else InlineWorker()
 
-    async with running_node(one_p100(), tmp_path, ON_DEMAND, moving=worker) as node:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND, change_worker=worker) as node:
         await settled(node)
         pods = Pods(node)
         text = await pods.refusal(V8Q, pods.free(V8Q))
@@ -280,7 +281,7 @@ async def test_a_withheld_resource_is_refused_with_the_controllers_reason(tmp_pa
         withheld = Withheld(V8Q, "ForeignProvider", "is offered by KubeVirt itself")
         desired = replace(memory.desired, spec=NodeSpec("on-demand", withheld=(withheld,)))
         free = pods.free(V8Q)
-        node.agent._state.memory = replace(memory, desired=desired)
+        node.agent._state.memory = dataclasses.replace(memory, desired=desired)
         assert "is offered by KubeVirt itself" in await pods.refusal(V8Q, free)
 
 

@@ -14,6 +14,8 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
+
 import gpuvirt
 
 ROOT = Path(gpuvirt.__file__).parent
@@ -119,8 +121,7 @@ def _brief(text: str) -> str:
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True, slots=True)
-class _Finder:
+class _Finder(msgspec.Struct, frozen=True):
     """Walks through the statements of one function, class or module."""
 
     path: str = ""

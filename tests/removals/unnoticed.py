@@ -14,7 +14,7 @@ UNNOTICED: Mapping[str, str] = {
     "node.change.gate.gatefiles: GateFiles.state: not has_owner [and in] if is_locked and (not has_owner)": "The lock of a gate with an owner is tried twice then, and the second try is the newer one.",
     "node.change.gate.gates: Gates.plugin: raise GateFailedError(path, error) from error": "`open_file` refuses the first lock in a folder that could not be made, with the same error.",
     "node.change.steps.changes: Changes.allocate: self.under_way [and in] if self.under_way and (reason := self._why_closed(targets)) is not None": "Without changes under way, none of them covers a device; the condition saves a walk.",
-    "node.change.steps.driversteps: _expect_native: isinstance(found, str) [and in] if isinstance(found, str) and (found in VFIO_DRIVERS or (vfio a…": "A driver that could not be read is refused either way, only with another text.",
+    "node.change.steps.driverexecutor: _expect_native: isinstance(found, str) [and in] if isinstance(found, str) and (found in VFIO_DRIVERS or (vfio a…": "A driver that could not be read is refused either way, only with another text.",
     "node.change.steps.vgpusteps: take_all: raise [in] except InUseError": "No other step leases a group or searches for its users, and nothing else raises InUseError.",
     "model.offers.allocationcheck: _identity_change: was is not None [and in] if was is not None and function is not None and (function.id != was.id)": "An offered device is among the functions of the inventory that it was offered from.",
     "model.offers.allocationcheck: _vgpu_change: function is None [or in] if device.framework is not Framework.VENDOR_VFIO or function is None": "The next line fails for a parent that is gone, which refuses the allocation as well.",

@@ -17,10 +17,10 @@ from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, vgpu_schedules
 from gpuvirt.cluster.resources import NODES, Resource, config_maps
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import Call, Reply
 from tests.controller.observedcluster import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import UNAVAILABLE, Json, ServedCluster, serving
-from tests.scriptedapi import Call, Reply
+from tests.web.certificates import Authority, Pair
 
 NAMESPACE = SETTINGS.namespace
 SCHEDULES = vgpu_schedules(NAMESPACE)

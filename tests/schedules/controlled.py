@@ -9,11 +9,11 @@ from gpuvirt.apps.controller import ControllerOptions, Process
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.operator.settings import ControllerSettings
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.simulated import Center, center
 from tests.schedules.fastclock import FastClock
 from tests.schedules.vmcluster import VmCluster
-from tests.scriptedapi import scripted
+from tests.web.certificates import Authority, Pair
 
 WORKERS = ("worker0", "worker1", "worker2", "worker3")
 """The workers of the day; the one of the night is worker4."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
-from gpuvirt.model.schedules import arriving, leaving, moves, profiles, retyping, transition, vmstops, workers
+from gpuvirt.model.schedules import arriving, leaving, moves, profiles, transition, vmstops, workers
 from gpuvirt.model.schedules.hypervisor import Action, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.moves import Round
 from gpuvirt.model.schedules.observed import WorkerNode
@@ -22,7 +22,7 @@ class Patch:
 
 
 async def _unknown_as_off(calls: VmCalls) -> VmsReading:
-    """Take what could not be read for off."""
+    """Let a VM that could not be read count as off."""
     reading = await READ(calls)
     if not isinstance(reading, VmsUnknown):
         LATEST[id(calls)] = calls, reading
@@ -88,7 +88,7 @@ REMOVALS: Mapping[str, tuple[Patch, ...]] = {
 }
 
 PROFILE_REMOVALS: Mapping[str, tuple[Patch, ...]] = {
-    "VM seen off before another type": (Patch(retyping, "is_seen_off", lambda vm: True),),
+    "VM seen off before another type": (Patch(arriving, "is_seen_off", lambda vm: True),),
     "type read back before a start": (Patch(arriving, "is_type_read", _once_asked),),
     "other types seen off before a start": (Patch(transition, "is_changing_type", lambda worker, profile, vms: False),),
     "no suspension with a type that changes": (Patch(leaving, "keeps_type", lambda worker, vm: True),),

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from tests.apiserver.scriptedapi import Call, Reply
 from tests.schedules.servedschedule import ServedSchedule
-from tests.scriptedapi import Call, Reply
 
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 ALL_SCHEDULES = "/apis/gpuvirt.io/v1alpha1/vgpuschedules"

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field
 from itertools import count
 
-from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
+from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
 
 Object = dict[str, object]
 NAMESPACE = "workers"

@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import parse_qs, urlsplit
 
-from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
+from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
 
 Object = dict[str, object]
 SCHEDULES = "/apis/gpuvirt.io/v1alpha1/namespaces/gpuvirt/vgpuschedules"

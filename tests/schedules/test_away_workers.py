@@ -10,13 +10,13 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.schedules.away import ScheduleSeen, away_workers
 from gpuvirt.model.schedules.spec import Leave, PhaseName
 from gpuvirt.model.schedules.status import Step, Worker
-from tests.certificates import Authority, Pair
-from tests.commandline import GPUVIRT, PATH
+from tests.cli.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
 from tests.extender.pods import node
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import NODES
 from tests.schedules.test_served_schedule import Day, playing
+from tests.web.certificates import Authority, Pair
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 WORKER = NodeName("worker-1")

@@ -15,15 +15,15 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuMode, Spec
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.schedules.noderows import NodeCheck
 from gpuvirt.model.schedules.workerchecks import ScheduleCheck
-from tests.certificates import Authority, Pair
 from tests.controller.observedcluster import ALL_ON
+from tests.node.nodewithvgpus import FIRST
+from tests.node.simnode import running_node
 from tests.node.test_node_plans import give_first_vgpu, reported
-from tests.nodewithvgpus import FIRST
 from tests.schedules.servedschedule import NODES, Object
 from tests.schedules.test_schedule_questions import asking
 from tests.schedules.test_served_schedule import SCHEDULE, Day
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
+from tests.web.certificates import Authority, Pair
 
 POLICY, NODE = f"{CLUSTER_POLICIES.path}/cluster-policy", "bare01"
 CONFIG_MAP = "/api/v1/namespaces/gpuvirt/configmaps/own-configs"
@@ -83,8 +83,7 @@ async def test_a_check_names_the_vgpus_that_would_change_and_who_uses_them(
         then = {"T4-8Q": 1} if gpu.address == FIRST else {"T4-4Q": 4}
         assert (gpu.vgpus, gpu.vgpus_then) == ({"T4-8Q": 2}, then)
     assert len(night.gpus) == 4
-    assert night.in_the_way
-    assert all("vm-a" in user for user in night.in_the_way)
+    assert night.in_the_way == ("VM default/vm-a",), "a VM and its pod are one user"
     (other,) = (node for node in found.nodes if node.phase == "day")
     assert (other.gpus, other.reason, other.unknown) == ((), None, ())
     schedulecheckrender.check(found)

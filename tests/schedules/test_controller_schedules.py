@@ -11,13 +11,13 @@ from pathlib import Path
 from gpuvirt.apps.controller import ControllerOptions, Process
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.operator.settings import ControllerSettings
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import scripted
 from tests.cli.test_startup import loaded_by
-from tests.kubeletnode import until
+from tests.kubelet.kubeletnode import until
 from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, Object
 from tests.schedules.test_secret_connection import SECRETS
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
-from tests.scriptedapi import scripted
+from tests.web.certificates import Authority, Pair
 
 SCHEDULES_ALONE = ("cronsim", "gpuvirt.apps.schedules", "gpuvirt.cluster.operator.schedules", "gpuvirt.hypervisors")
 KUBECONFIG = """

@@ -23,16 +23,16 @@ from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import Namespace
-from gpuvirt.hypervisors.connecting import open_hypervisor
+from gpuvirt.hypervisors.connection import open_hypervisor
 from gpuvirt.model.schedules.connection import Credentials
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.libvirthost import Server, uuid
 from tests.hypervisors.libvirthost import server as running_server
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import LEASES, NODES
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
-from tests.scriptedapi import scripted
+from tests.web.certificates import Authority, Pair
 
 pytestmark = pytest.mark.ring("libvirt")
 SECRET = "/api/v1/namespaces/gpuvirt/secrets/host"  # noqa: S105  a path

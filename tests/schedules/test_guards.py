@@ -24,13 +24,13 @@ from gpuvirt.model.schedules.observed import LastCall
 from gpuvirt.model.schedules.spec import Drain, Override, Phase, PhaseName, Schedule
 from gpuvirt.model.schedules.status import ConfiguredNode, Status, Step, Worker
 from gpuvirt.model.schedules.times import CronLineError, verify_line
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import NOT_FOUND, Reply, scripted
+from tests.apiserver.scriptedapi import Call as Request
 from tests.schedules.servedkubevirt import NAMESPACE, VMIS, VMS, ServedKubeVirt
 from tests.schedules.test_kubevirt_vms import KEY, connected, convert_vm
 from tests.schedules.test_transition import EVENING, FIRST, NODES, SCHEDULE, calls, decided, observed, worker
 from tests.schedules.test_transition import VMS as SEEN
-from tests.scriptedapi import NOT_FOUND, Reply, scripted
-from tests.scriptedapi import Call as Request
+from tests.web.certificates import Authority, Pair
 
 FAILS: Reply = 500, {"kind": "Status", "message": "etcdserver: request timed out", "code": 500}
 

@@ -15,15 +15,15 @@ from random import Random
 import pytest
 
 from gpuvirt.model.reasons import ReasonCode
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import Call, Reply, scripted
 from tests.hypervisors.simulated import PASSWORD
-from tests.kubeletnode import until
+from tests.kubelet.kubeletnode import until
 from tests.schedules.controlled import WORKERS, living, vm_cluster
 from tests.schedules.fastclock import REAL, FastClock
 from tests.schedules.killablecontroller import Controllers, controllers
 from tests.schedules.vmcluster import SPEC, VmCluster
-from tests.scriptedapi import Call, Reply, scripted
 from tests.thoroughness import sized
+from tests.web.certificates import Authority, Pair
 
 pytestmark = pytest.mark.ring("vsphere")
 NOON = datetime.fromisoformat("2026-01-05T11:00:00+00:00")

@@ -16,14 +16,14 @@ import pytest
 
 from gpuvirt.cluster.election import Terms
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S
-from tests.certificates import Authority, Pair
-from tests.commandline import GPUVIRT, PATH
+from tests.apiserver.scriptedapi import scripted
+from tests.cli.commandline import GPUVIRT, PATH
 from tests.hypervisors.simulated import PASSWORD
-from tests.kubeletnode import CLOCK
+from tests.kubelet.kubeletnode import CLOCK
 from tests.schedules.controlled import WORKERS, living, vm_cluster
 from tests.schedules.fastclock import FastClock
 from tests.schedules.vmcluster import SPEC, VmCluster
-from tests.scriptedapi import scripted
+from tests.web.certificates import Authority, Pair
 
 pytestmark = [pytest.mark.ring("vsphere"), pytest.mark.timeout(300)]
 PATIENCE_S = 120.0

@@ -19,15 +19,15 @@ from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.facts.ids import Namespace, NodeName
-from gpuvirt.hypervisors.connecting import open_hypervisor
+from gpuvirt.hypervisors.connection import open_hypervisor
 from gpuvirt.model.schedules.forecast import PlannedAction
 from gpuvirt.model.schedules.hypervisor import Hypervisor
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import Call, Reply, scripted
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedkubevirt import NAMESPACE, ServedKubeVirt
 from tests.schedules.servedschedule import LEASES, NODES, Object
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
-from tests.scriptedapi import Call, Reply, scripted
+from tests.web.certificates import Authority, Pair
 
 KUBEVIRT: Object = {**SPEC, "hypervisor": {"kubeVirt": {"namespace": NAMESPACE}}, "leave": "ShutDown"}
 BOTH: Object = {"kubeVirt": {"namespace": NAMESPACE}, "vsphere": {"secretRef": {"name": "vcenter"}}}

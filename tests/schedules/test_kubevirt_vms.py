@@ -28,10 +28,10 @@ from gpuvirt.model.schedules.hypervisor import (
     VmsUnknown,
     WorkerVm,
 )
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import Call as Request
+from tests.apiserver.scriptedapi import Reply, scripted
 from tests.schedules.servedkubevirt import NAMESPACE, SAVED, Guest, ServedKubeVirt
-from tests.scriptedapi import Call as Request
-from tests.scriptedapi import Reply, scripted
+from tests.web.certificates import Authority, Pair
 
 STRATEGIES = ("Manual", "Always", "RerunOnFailure", "Once", "running")
 POWERS = (Power.ON, Power.OFF)

@@ -13,11 +13,11 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.schedules.membership import Membership
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.schedules.hypervisor import Power, VmKey
-from tests.certificates import Authority, Pair
-from tests.kubeletnode import until
+from tests.kubelet.kubeletnode import until
 from tests.schedules.servedschedule import NODES, Object
 from tests.schedules.test_schedule_keeper import Opened, keeping, reached
 from tests.schedules.test_served_schedule import Day
+from tests.web.certificates import Authority, Pair
 
 DAY, NIGHT = {"vgpu.type": "v100-4q"}, {"vgpu.type": "v100-16q"}
 

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.resources import NODES
-from tests.certificates import Authority, Pair
-from tests.kubeletnode import CLOCK, until
+from tests.kubelet.kubeletnode import CLOCK, until
 from tests.schedules.configcluster import NAMESPACE, SCHEDULES, SPEC, ConfigCluster, WallClock, before, scheduling
+from tests.web.certificates import Authority, Pair
 
 CONFIGS = 'version: v1\nvgpu-configs: {by-night: [{devices: all, vgpu-devices: {"A10-24Q": 1}}]}\n'
 EVENING = datetime(2026, 1, 5, 20, tzinfo=UTC)

@@ -2,7 +2,7 @@
 
 import re
 
-from tests.commandline import ran
+from tests.cli.commandline import ran
 
 DAY, NIGHT = [f"worker-{number}" for number in (1, 2, 3, 4)], ["worker-5"]
 

@@ -14,12 +14,12 @@ from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
 from gpuvirt.web.exposition import text_of
 from gpuvirt.web.schedulemetrics import of_schedules
-from tests.certificates import Authority, Pair
-from tests.kubeletnode import CLOCK, until
+from tests.apiserver.scriptedapi import scripted
+from tests.kubelet.kubeletnode import CLOCK, until
 from tests.schedules.modelhypervisor import Connection, Fault
 from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, Object
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
-from tests.scriptedapi import scripted
+from tests.web.certificates import Authority, Pair
 
 IN_THE_NIGHT: Object = {"phase": "night", "observedGeneration": 1}
 

@@ -20,12 +20,12 @@ from gpuvirt.model.schedules.connection import HypervisorKind
 from gpuvirt.model.schedules.forecast import Budget, PlannedAction
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
 from gpuvirt.model.schedules.reports import ScheduleState, SwitchResult
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import Call, Reply, scripted
 from tests.schedules.modelhypervisor import Connection, Fault
 from tests.schedules.servedcommands import BUDGETS, answering
 from tests.schedules.servedschedule import SCHEDULES, Object
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day, playing
-from tests.scriptedapi import Call, Reply, scripted
+from tests.web.certificates import Authority, Pair
 
 VCENTER = "/api/v1/namespaces/gpuvirt/secrets/vcenter"
 PASSWORD = "hunter2-of-the-vcenter"  # noqa: S105  of the model

@@ -19,12 +19,12 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.reasons import with_code
 from gpuvirt.model.schedules.connection import Credentials, HypervisorKind, MayCallUntil
 from gpuvirt.model.schedules.hypervisor import Action, Call, Hypervisor, Refused, VmKey, VmsUnknown
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import Call as Request
+from tests.apiserver.scriptedapi import Reply, scripted
 from tests.schedules.modelhypervisor import Connection, Fault
 from tests.schedules.servedschedule import Object
 from tests.schedules.test_served_schedule import Day
-from tests.scriptedapi import Call as Request
-from tests.scriptedapi import Reply, scripted
+from tests.web.certificates import Authority, Pair
 
 SECRETS = "/api/v1/namespaces/gpuvirt/secrets"
 WHOLE = {"server": "vcenter.example", "ca": "PEM", "user": "gpuvirt", "password": "pass-4711\n"}

@@ -21,10 +21,10 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.hypervisor import Answer, Call, Hypervisor, Power, VmKey
 from gpuvirt_sim.clock import SimTimer
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import scripted
 from tests.schedules.modelhypervisor import Connection, Fault, ModelHypervisor, Vm
 from tests.schedules.servedschedule import LEASES, NODES, SCHEDULES, Object, ServedSchedule
-from tests.scriptedapi import scripted
+from tests.web.certificates import Authority, Pair
 
 EVENING = datetime.fromisoformat("2026-01-05T19:00:01+00:00")
 """20:00 in Berlin."""

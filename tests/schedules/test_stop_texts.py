@@ -19,7 +19,6 @@ from gpuvirt.model.reasons import nodevms as reasons
 from gpuvirt.model.schedules.reports import ScheduleState
 from gpuvirt.model.schedules.spec import Leave, VmPolicy
 from gpuvirt.web.schedulemetrics import of_schedules
-from tests.certificates import Authority, Pair
 from tests.extender.podapi import serving
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import NODES, Object
@@ -27,7 +26,8 @@ from tests.schedules.test_away_workers import printed
 from tests.schedules.test_config_checks import POOL, covered, put_report
 from tests.schedules.test_schedule_questions import asking
 from tests.schedules.test_served_schedule import SCHEDULE, Day
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
+from tests.web.certificates import Authority, Pair
 
 DAY: Object = {"name": "day", "start": "0 7 * * *", "nodes": POOL, "vgpuConfig": "A10-4Q"}
 NIGHT: Object = {"name": "night", "start": "0 20 * * *", "nodes": POOL, "vgpuConfig": "A10-24Q", "vms": "Stop"}
@@ -137,8 +137,7 @@ async def test_a_check_says_that_vms_in_the_way_are_shut_down(
     async with asking(day, server, authority.certificate) as questions:
         schedulecheckrender.check(await questions.check("gpus"))
     lines = shown()
-    found = lines[lines.index("bare01 night T4-4Q 4 GPUs") :]
-    assert found[1].startswith("IN THE WAY NOW: default/vm-a,")
+    found = lines[lines.index("bare01 night T4-4Q 4 GPUs VM default/vm-a") :]
     text = "VMs among these users are shut down (vms: Stop), if all users of their GPU are VMs that may be"
     assert text in " ".join(found)
 

@@ -22,15 +22,15 @@ from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.model.schedules.hypervisor import VmsUnknown
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import Call, Reply, scripted
+from tests.node.simnode import running_node
 from tests.node.test_node_plans import give_first_vgpu, reported
 from tests.schedules.servedkubevirt import NAMESPACE, SAVED, Guest, ServedKubeVirt
 from tests.schedules.servedschedule import FORBIDDEN, NODES, Object
 from tests.schedules.test_config_checks import NODE, POOL
 from tests.schedules.test_served_schedule import SCHEDULE, Day
-from tests.scriptedapi import Call, Reply, scripted
-from tests.simnode import running_node
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
+from tests.web.certificates import Authority, Pair
 
 GPU_NODE = f"{GPU_NODES.path}/{NODE}"
 POD = f"/api/v1/namespaces/{NAMESPACE}/pods/virt-launcher-vm-a-x2x4c"

@@ -206,7 +206,12 @@ def test_what_is_no_cron_line_is_refused(line: str) -> None:
         verify_line(line)
 
 
-@given(st.text(max_size=40))
+FIELD = st.sampled_from(["*", "0", "7", "1-5", "*/9", "MON", "JAN", "L"]) | st.text(
+    "*/-,#LW0123456789NOMU\u0667", max_size=6
+)
+
+
+@given(st.text(max_size=40) | st.lists(FIELD, min_size=5, max_size=5).map(" ".join))
 def test_no_text_breaks_the_check_of_lines(line: str) -> None:
     try:
         verify_line(line)

@@ -108,7 +108,7 @@ def test_a_phase_that_waits_stops_nothing_and_what_was_stopped_comes_back() -> N
     ],
 )
 def test_no_vm_of_a_gpu_is_stopped_while_one_of_them_stays(change: dict[str, object], words: str) -> None:
-    second = replace(ALSO_ON, **change)  # type: ignore[arg-type]
+    second = replace(ALSO_ON, **change)
     found = decided(seen(ON, second, gpus=(BOTH,)))
     again = decided(seen(ON, second, gpus=(BOTH,)), *found.vms)
     assert (steps(again), calls(again)) == ({"a": VmStep.WAIT, "b": VmStep.WAIT}, [])

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.certificates import Authority, Pair
-from tests.kubeletnode import until
+from tests.kubelet.kubeletnode import until
 from tests.schedules.controlled import WORKERS, controlled, vm_cluster
 from tests.schedules.fastclock import FastClock
 from tests.schedules.vmcluster import SPEC
+from tests.web.certificates import Authority, Pair
 
 pytestmark = pytest.mark.ring("vsphere")
 EVENING = datetime.fromisoformat("2026-01-05T18:57:00+00:00")

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.apps.controller import Process
-from tests.certificates import Authority, Pair
-from tests.commandline import called
+from tests.cli.commandline import called
 from tests.hypervisors.simulated import PASSWORD
 from tests.hypervisors.test_connection_failures import shown_by_kernel, shows
-from tests.kubeletnode import until
+from tests.kubelet.kubeletnode import until
 from tests.schedules.controlled import WORKERS, controlled, vm_cluster
 from tests.schedules.fastclock import FastClock
 from tests.schedules.vmcluster import VmCluster
+from tests.web.certificates import Authority, Pair
 
 pytestmark = pytest.mark.ring("vsphere")
 NIGHT = datetime.fromisoformat("2026-01-05T19:00:01+00:00")

@@ -14,7 +14,7 @@ from tests.schedules.servedschedule import NODES, Object
 from tests.schedules.test_away_workers import printed
 from tests.schedules.test_config_checks import NODE, covered, put_report
 from tests.schedules.test_served_schedule import SCHEDULE, Day
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 T4_4Q, T4_8Q = "nvidia.com/GRID_T4-4Q", "nvidia.com/GRID_T4-8Q"

@@ -3,8 +3,9 @@
 import pytest
 
 from gpuvirt import nulls
+from gpuvirt.cluster.kinds.core import Taint, WholePod
 from gpuvirt.cluster.operator.schedules.nodemarks import marks_patch
-from gpuvirt.cluster.operator.schedules.workerobjects import ANNOUNCED, PodObject, WholeTaint
+from gpuvirt.cluster.operator.schedules.workerobjects import ANNOUNCED, node_pod
 
 
 @pytest.mark.parametrize(
@@ -18,11 +19,11 @@ from gpuvirt.cluster.operator.schedules.workerobjects import ANNOUNCED, PodObjec
 )
 def test_a_pod_has_data_that_an_eviction_deletes_if_a_volume_is_an_empty_dir(volume: str, *, has_one: bool) -> None:
     content = f'{{"metadata": {{"name": "train-0", "uid": "u"}}, "spec": {{"volumes": [{volume}]}}}}'
-    assert nulls.decode(content.encode(), PodObject).node_pod.has_empty_dir is has_one
+    assert node_pod(nulls.decode(content.encode(), WholePod)).has_empty_dir is has_one
 
 
 def test_a_taint_that_is_set_or_removed_leaves_those_of_others() -> None:
-    other, ours = WholeTaint("dedicated", "NoSchedule", "gpus"), WholeTaint(ANNOUNCED, "PreferNoSchedule")
+    other, ours = Taint("dedicated", "NoSchedule", "gpus"), Taint(ANNOUNCED, "PreferNoSchedule")
     for before in ((other,), (other, ours)):
         for taint, after in ((True, (other, ours)), (False, (other,))):
             assert marks_patch("7", before, "gpus", cordon=None, taint=taint).spec.taints == after

@@ -5,16 +5,17 @@ All go by the power that the vCenter shows, in a time that runs fast.
 
 import json
 from base64 import b64encode
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
+import msgspec
 from lab.vsphere.simulator import VSphere
 from typing_extensions import override
 
 from gpuvirt.model.schedules.connection import Credentials
+from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.schedules.fastclock import REAL, FastClock
 from tests.schedules.servedschedule import BLOCKED, LEASES, NODES, SCHEDULES, Object, ServedSchedule
-from tests.scriptedapi import NOT_FOUND, Call, Reply
 
 SCHEDULE = f"{SCHEDULES}/gpus"
 SECRET = "/api/v1/namespaces/gpuvirt/secrets/vcenter"  # noqa: S105  a path
@@ -46,8 +47,7 @@ SPEC: Object = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Kubelet:
+class Kubelet(msgspec.Struct, frozen=True):
     """One node's kubelet, by the time of its VM."""
 
     is_on: bool
@@ -55,8 +55,7 @@ class Kubelet:
     renewed_s: float = -100.0
 
 
-@dataclass(frozen=True, slots=True)
-class RunningPod:
+class RunningPod(msgspec.Struct, frozen=True):
     """A pod of a workload that replaces those that end."""
 
     type: Type

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from gpuvirt.cluster.failures import BrokenError, ConflictError, NotFoundError, NotSentError, RefusedError
+from gpuvirt.cluster.failures import ApiRefusedError, BrokenError, ConflictError, NotFoundError, NotSentError
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Rounds, Stored
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.facts.ids import NodeName
@@ -476,7 +476,7 @@ class ModelApi:
         if not self._term.leads:
             raise NotSentError("this process does not lead")
         if fault is Fault.REFUSED:
-            raise RefusedError("the API server is overloaded")
+            raise ApiRefusedError("the API server is overloaded")
         if fault is Fault.LOST_REQUEST:
             raise BrokenError("the connection broke")
         return fault is Fault.LOST_ANSWER
@@ -560,7 +560,7 @@ class ModelApi:
         if not pods_left((pod,)) or pod.is_bare or pod.has_empty_dir:
             self._world.violate(f"evicted what kubectl drain leaves: {pod}")
         if not self._world.cluster.evict(found):
-            raise RefusedError("the budget allows no eviction")
+            raise ApiRefusedError("the budget allows no eviction")
         await self._answer(is_lost=is_lost)
 
     async def delete(self, pod: NodePod) -> None:

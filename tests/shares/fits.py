@@ -2,8 +2,8 @@
 
 from enum import StrEnum
 
+from gpuvirt.cluster.shares.clusterbooks import ClusterBooks
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.shares.books import Books
 from gpuvirt.model.shares.demand import WHOLE, Demand
 from gpuvirt.model.shares.placement import place
 
@@ -18,7 +18,7 @@ class Fit(StrEnum):
     """Not even on an empty node."""
 
 
-def fit(books: Books, demand: Demand, name: NodeName) -> Fit:
+def fit(books: ClusterBooks, demand: Demand, name: NodeName) -> Fit:
     """Return whether a pod fits on a node."""
     found = books.node(name)
     if found is None or place(demand, found.capacity, whole=WHOLE) is None:

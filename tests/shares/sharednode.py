@@ -39,7 +39,7 @@ from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import Pod, SimKubelet, running
 from gpuvirt_sim.kubelet.starting import Started, start_container
-from tests.kubeletnode import CLOCK, FAST, until
+from tests.kubelet.kubeletnode import CLOCK, FAST, until
 from tests.shares.opengpus import OpenGpus
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import pytest
 
 from gpuvirt.apps.node import pages
 from gpuvirt.cluster.agent.gpunode import status_of
-from gpuvirt.cluster.agent.sharedkeys import shared_claim
+from gpuvirt.cluster.agent.nodelabels import shared_claim
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress, PodUid
@@ -30,7 +30,7 @@ from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import Pod, SimKubelet, running
 from gpuvirt_sim.kubelet.starting import StartError, start_container
-from tests.kubeletnode import CLOCK, agent_on, options_for, until
+from tests.kubelet.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.shares.sharednode import ELF, VGPU, nvidia_spec
 
 FIRST, SECOND = (GpuId(gpu_uuid(PciAddress(address))) for address in ("0000:02:00.0", "0000:02:01.0"))

@@ -34,10 +34,10 @@ from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.kernel import SimKernel
-from tests.changes import UNGATED
+from tests.change.changes import UNGATED
+from tests.node.simnode import SimNode, sharing_node
 from tests.shares.sharednode import nvidia_spec
-from tests.simnode import SimNode, sharing_node
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
 

@@ -9,7 +9,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.sharedgpus import SharedGpu, SharedGpus
 from gpuvirt_sim.kubelet.manager import AdmissionError
-from tests.kubeletnode import until
+from tests.kubelet.kubeletnode import until
 from tests.shares.sharednode import APP, GPUS, INIT, shared_node
 
 A, B = GPUS

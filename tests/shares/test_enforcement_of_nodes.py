@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from gpuvirt.cluster.agent.gpunode import request_of_spec, status_of
-from gpuvirt.cluster.agent.sharedkeys import shared_claim
+from gpuvirt.cluster.agent.nodelabels import shared_claim
 from gpuvirt.cluster.kinds.gpunode import DesiredShares, GpuNode, Origins, SharesStatus, Spec
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.desired.enforcement import (
@@ -28,10 +28,10 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.sharedgpus import SharedGpus
+from tests.node.simnode import SimNode, running_node
 from tests.shares.sharednode import GPUS, SharedNode, shared_node
 from tests.shares.test_share_limits import LIMITING, WITH_MEMORY, enforce
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 A, _ = GPUS
 NONE, HAMI = Enforcement.NONE, Enforcement.HAMI_CORE
@@ -192,7 +192,7 @@ def observe(node: SharedNode, enforcement: Enforcement) -> None:
 @pytest.mark.parametrize(("manager", "ours"), [("gpuvirt", True), ("kubectl-patch", False)])
 def test_a_gpunode_with_an_admins_enforcement_is_not_the_controllers_alone(manager: str, ours: bool) -> None:
     fields = {"manager": manager, "fieldsV1": {"f:spec": {"f:shares": {"f:enforcement": {}}}}}
-    metadata = msgspec.convert({"name": "node01", "managedFields": [fields]}, OwnedMetadata)
+    metadata = msgspec.convert({"name": "node01", "managedFields": [fields]}, ManagedMetadata)
     spec = Spec(origins=Origins(), shares=DesiredShares(enforcement=HAMI))
     assert OwnedGpuNode(metadata=metadata, spec=spec).is_ours_alone is ours
 

@@ -24,9 +24,9 @@ def demand(units: int) -> Demand:
 
 def node(capacity: Shares, **pods: Shares) -> NodeBooks:
     books = NodeBooks()
-    books.set_capacity(capacity)
+    books = books.with_capacity(capacity)
     for name, used in pods.items():
-        books.put(PodUid(name), used, Units(sum(used.values())))
+        books = books.with_pod(PodUid(name), used, Units(sum(used.values())))
     return books
 
 
@@ -96,7 +96,7 @@ def test_each_budget_of_a_pod_counts() -> None:
 
 def test_two_whole_gpus_are_those_that_fewer_pods_use() -> None:
     books = node({**FULL, GpuId("GPU-c"): Units(1000)}, x=units(a=10), y=units(a=10), z=units(a=10), w=units(b=900))
-    books.put(PodUid("v"), {GpuId("GPU-c"): Units(900)}, Units(900))
+    books = books.with_pod(PodUid("v"), {GpuId("GPU-c"): Units(900)}, Units(900))
     assert evicted(books, 2000, *map(pod, "xyzwv")) == ["v", "w"]
 
 
@@ -146,7 +146,7 @@ def full_node(pods: Sequence[_Pod]) -> tuple[NodeBooks, Sequence[Candidate]]:
         if books.free[pod.gpu] >= pod.units:
             allowed = {BudgetName(name): ALLOWED[name] for name in pod.budgets}
             candidate = Candidate(PodUid(f"p{number}"), pod.priority, allowed, pod.is_ending)
-            books.put(candidate.pod, {pod.gpu: pod.units}, pod.units)
+            books = books.with_pod(candidate.pod, {pod.gpu: pod.units}, pod.units)
             candidates.append(candidate)
     return books, candidates
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.apps.node import ClusterTask, run
-from gpuvirt.cli.services.labelling import labelling_agent
+from gpuvirt.cli.services.node import labelling_agent
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION
@@ -23,9 +23,9 @@ from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
-from tests.certificates import Authority, Pair
-from tests.kubeletnode import FAST, until
-from tests.scriptedapi import Call, Reply, ScriptedApi, scripted
+from tests.apiserver.scriptedapi import Call, Reply, ScriptedApi, scripted
+from tests.kubelet.kubeletnode import FAST, until
+from tests.web.certificates import Authority, Pair
 
 NODES = "/api/v1/nodes"
 

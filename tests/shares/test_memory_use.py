@@ -19,7 +19,7 @@ from gpuvirt_sim.kernel import SimKernel
 from tests.shares.memoryregions import region
 from tests.shares.sharednode import GPUS, SharedNode, shared_node
 from tests.shares.test_share_limits import enforce
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 A, B = GPUS
 P, Q = (PodUid(f"{number}a5c31f2-0000-4000-8000-000000000001") for number in (8, 9))

@@ -14,7 +14,7 @@ from gpuvirt.apps import mps
 from gpuvirt.clock import RealClock
 from gpuvirt.hardware.programs.mpscontrol import MpsControl
 from gpuvirt.hardware.programs.mpsdaemon import MpsStart
-from tests.kubeletnode import until
+from tests.kubelet.kubeletnode import until
 from tests.shares.mpsdaemon import write_program
 
 ROOT = Path(__file__).parents[2]

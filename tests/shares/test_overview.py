@@ -25,13 +25,13 @@ def overview_of(
     capacity: Shares, placed: Mapping[str, Shares], unplaced: Mapping[str, int] | None = None
 ) -> SharesOverview:
     books, pods = NodeBooks(), dict[PodUid, PodShare]()
-    books.set_capacity(capacity)
+    books = books.with_capacity(capacity)
     for name, used in placed.items():
         total = Units(sum(used.values()))
-        books.put(PodUid(name), used, total)
+        books = books.with_pod(PodUid(name), used, total)
         pods[PodUid(name)] = PodShare(f"research/{name}", total)
     for name, units in (unplaced or {}).items():
-        books.put(PodUid(name), None, Units(units))
+        books = books.with_pod(PodUid(name), None, Units(units))
         pods[PodUid(name)] = PodShare(f"research/{name}", units)
     return overview({NodeName("node01"): books}, pods)
 
@@ -78,9 +78,9 @@ def test_the_table_fits_80_columns_and_cuts_nothing() -> None:
 def test_the_table_says_which_shares_are_limits() -> None:
     def table(*pods: tuple[str, str]) -> str:
         books, names = NodeBooks(), dict[PodUid, PodShare]()
-        books.set_capacity(shares(a=1000, b=1000))
+        books = books.with_capacity(shares(a=1000, b=1000))
         for name, enforcement in pods:
-            books.put(PodUid(name), shares(a=100), Units(100))
+            books = books.with_pod(PodUid(name), shares(a=100), Units(100))
             names[PodUid(name)] = PodShare(f"research/{name}", 100, enforcement)
         return printed(overview({NodeName("node01"): books}, names), 120)
 
@@ -104,10 +104,10 @@ def test_the_table_says_which_shares_are_limits() -> None:
 )
 def test_the_table_has_the_memory_that_pods_with_limits_use(used: tuple[int | None, int | None], says: str) -> None:
     books, names = NodeBooks(), dict[PodUid, PodShare]()
-    books.set_capacity(shares(a=1000, b=1000))
+    books = books.with_capacity(shares(a=1000, b=1000))
     for number, memory in enumerate(used):
         name = PodUid(f"train-{number}")
-        books.put(name, shares(a=300), Units(300))
+        books = books.with_pod(name, shares(a=300), Units(300))
         names[name] = PodShare(f"research/{name}", 300, "hami-core", limit_mib=4915, used_mib=memory)
     found = overview({NodeName("node01"): books}, names)
     text = printed(found)
@@ -137,8 +137,8 @@ def test_a_bar_is_empty_or_full_only_for_an_empty_or_full_gpu() -> None:
 def test_a_node_with_pods_of_other_limits_says_what_new_pods_get(began: str, now: str) -> None:
     gpu, name, pod = GpuId("GPU-aaaaaaaa"), NodeName("node01"), PodUid("p")
     books = NodeBooks()
-    books.set_capacity({gpu: Units(1000)})
-    books.put(pod, {gpu: Units(300)}, Units(300))
+    books = books.with_capacity({gpu: Units(1000)})
+    books = books.with_pod(pod, {gpu: Units(300)}, Units(300))
     pods = {pod: PodShare("default/p", 300, began)}
     found = overview({name: books}, pods, limiting={name: Enforcement(now)})
     assert found.nodes[0].enforcement == now

@@ -25,7 +25,7 @@ from gpuvirt.node.shares.podends import Accounts, PodEnds
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt_sim.files.tree import Link, constant
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 P, Q = PodUid("8a5c0001-0000-4000-8000-000000000001"), PodUid("8a5c0001-0000-4000-8000-000000000002")
 MAIN = ContainerName("main")

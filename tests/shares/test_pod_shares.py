@@ -28,9 +28,9 @@ from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.shares.recordstore import RecordStore
 from gpuvirt.node.shares.specfiles import SpecFiles
-from tests.certificates import Authority, Pair
-from tests.kubeletnode import CLOCK, until
-from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.kubelet.kubeletnode import CLOCK, until
+from tests.web.certificates import Authority, Pair
 
 PODS = "/api/v1/pods"
 UID = PodUid("uid-1")

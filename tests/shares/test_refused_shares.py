@@ -23,10 +23,10 @@ from gpuvirt.node.shares.refusals import Refusal, Refusals, RefusedPod, Step
 from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.kubelet.manager import AdmissionError
 from gpuvirt_sim.kubelet.starting import StartError
-from tests.certificates import Authority, Pair
-from tests.kubeletnode import CLOCK, until
-from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, scripted
+from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, scripted
+from tests.kubelet.kubeletnode import CLOCK, until
 from tests.shares.sharednode import SharedNode, shared_node
+from tests.web.certificates import Authority, Pair
 
 EVENTS = "/apis/events.k8s.io/v1/namespaces/ns/events"
 POD, OTHER = RefusedPod(PodUid("uid-1"), "ns", "p"), RefusedPod(PodUid("uid-2"), "ns", "q")

@@ -11,7 +11,7 @@ from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt_sim.kubelet.kubelet import Pod
 from gpuvirt_sim.kubelet.manager import AdmissionError
 from gpuvirt_sim.kubelet.starting import Started, StartError
-from tests.kubeletnode import CLOCK, until
+from tests.kubelet.kubeletnode import CLOCK, until
 from tests.shares.sharednode import APP, BOTH, GPUS, INIT, MINORS, SIDECAR, VGPU, nvidia_spec, shared_node, spec_env
 
 A, B = GPUS
@@ -131,7 +131,7 @@ async def test_a_kubelet_whose_record_is_unknown_gets_no_gpu(short_path: Path) -
     async with shared_node(short_path) as node:
         pod = await node.admit("p", 300, gpu="GPU-b")
         node.kubelet.paths.checkpoint.write_bytes(b"{")
-        with pytest.raises(StartError, match=r"UnknownDevice: nvidia\.com/vgpu can't be given"):
+        with pytest.raises(StartError, match=r"UnknownDevice: nvidia\.com/vgpu can't be assigned"):
             await node.start(pod)
         assert node.specs == []
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
+import msgspec
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -84,13 +85,12 @@ class Changes:
         record()
 
 
-@dataclass(frozen=True, slots=True)
-class MpsNode(MpsLimits):
+class MpsNode(MpsLimits, frozen=True):
     """The MPS daemon of the node, which ends and begins at any time."""
 
     roots: tuple[Path, ...] = ()
     pipes: Path = Path("/run/gpuvirt/mps/pipe")
-    away: list[str] = field(default_factory=list)
+    away: list[str] = msgspec.field(default_factory=list)
     """Why it does not answer; empty while it does."""
 
     @override

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuvirt.cluster.agent.sharedkeys import shared_claim
+from gpuvirt.cluster.agent.nodelabels import shared_claim
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
@@ -22,8 +22,8 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.files.tree import Folder, constant
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import SimNode, sharing_node
-from tests.simulated import Simulated
+from tests.node.simnode import SimNode, sharing_node
+from tests.sim.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
 

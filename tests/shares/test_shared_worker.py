@@ -14,7 +14,7 @@ from gpuvirt.node.agent import Agent
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
-from tests.kubeletnode import CLOCK, agent_on, options_for, until
+from tests.kubelet.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.shares.sharednode import VGPU, nvidia_spec
 
 

@@ -56,7 +56,7 @@ T4 = "about: x\nslots: [{at: '0000:01:00.0', board: T4"
         (f"{T4}, vgpus: {{GRID T4-1Q: 17}}}}]", r"\$\.slots\[0\]: .*17 x GRID T4-1Q don't fit, only 16 do"),
         (f"{T4}, vgpus: {{GRID T4-8Q: 1, GRID T4-1Q: 1}}}}]", r"\$\.slots\[0\]: .*1 x GRID T4-1Q don't fit, only 0 do"),
         (f"{T4}, vgpus: {{GRID T5: 1}}}}]", r"\$\.slots\[0\]: .*no vGPU type 'GRID T5'; there are GRID T4-1Q, "),
-        (f"{T4}, vgpus: {{GRID T4-1Q: 0}}}}]", r"\$\.slots\[0\]\.vgpus.*expected a whole number >= 1, found 0"),
+        (f"{T4}, vgpus: {{GRID T4-1Q: 0}}}}]", r"\$\.slots\[0\]\.vgpus\[\.\.\.\]: expected a whole number >= 1"),
         (f"{T4}, driver: vfio-pci, group: 1, vgpus: {{GRID T4-1Q: 1}}}}]", r"\$\.slots\[0\]: .*need the driver nvidia"),
         ("about: x\niommu: false\nslots: [{at: '0000:01:00.0', board: L40S, vfs: 1}]", r"slots\[0\]: .*need an IOMMU"),
         ("about: x\nslots: [{at: '0000:ff:1f.0', board: A10, vfs: 32}]", r"\$\.slots\[0\]: .*is not a PCI address"),
@@ -69,7 +69,7 @@ T4 = "about: x\nslots: [{at: '0000:01:00.0', board: T4"
         ("about: x\negm: [{name: egm0, gpus: []}, {name: egm0, gpus: []}]", r"\$\.egm\[1\]: .*egm0 is listed twice"),
         (
             "about: x\nboards: {b: {functions: []}}",
-            r"\$\.boards\.b\.functions: expected a list with at least 1 in it, found an empty list",
+            r"\$\.boards\[\.\.\.\]\.functions: expected a list with at least 1 in it",
         ),
         (
             "about: x\nboards: {b: {functions: [{id: 1:2, class: '3'}]}}",

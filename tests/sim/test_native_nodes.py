@@ -13,7 +13,7 @@ from gpuvirt_sim.devices.nativenodes import UnbindInUse
 from gpuvirt_sim.files.blocking import WouldBlock
 from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 AMD, AMD_AUDIO = PciAddress("0000:03:00.0"), PciAddress("0000:03:00.1")
 TURING = [PciAddress(f"0000:65:00.{number}") for number in range(4)]

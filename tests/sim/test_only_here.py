@@ -5,7 +5,7 @@ import errno
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.kernel import SimKernel
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 GPU = PciAddress("0000:65:00.0")
 

@@ -22,7 +22,7 @@ from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt_sim.archives.archived import ArchivedKernel
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import host_names, load_host
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 from tests.support.archives import MANIFEST, packed
 from tests.thoroughness import examples
 

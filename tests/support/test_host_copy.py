@@ -14,7 +14,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.files.blocking import WouldBlock
 from gpuvirt_sim.files.tree import File, Link, constant
 from gpuvirt_sim.hostspec import host_names
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 
 GPU, NETWORK, PORT = PciAddress("0000:65:00.0"), PciAddress("0000:17:00.0"), PciAddress("0000:64:02.0")
 FOLDER = f"/sys/devices/pci0000:64/{PORT}/{GPU}"

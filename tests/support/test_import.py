@@ -24,7 +24,7 @@ from gpuvirt_sim.devices.vgpu import VgpuTypeSpec
 from gpuvirt_sim.files.tree import Link, constant
 from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, host_names, load_host
 from gpuvirt_sim.kernel import SimKernel
-from tests.simulated import Simulated
+from tests.sim.simulated import Simulated
 from tests.support.archives import opened
 from tests.thoroughness import examples
 

@@ -29,9 +29,9 @@ from gpuvirt_sim.devices.platform import Boot, Cpu, PlatformSpec, ScreenSpec
 from gpuvirt_sim.files.tree import File, Link, constant
 from gpuvirt_sim.hostspec import host_names
 from gpuvirt_sim.kernel import SimKernel
-from tests.badhosts import BAD
-from tests.sickhost import examine, findings, host
-from tests.simulated import Simulated
+from tests.doctor.badhosts import BAD
+from tests.doctor.sickhost import examine, findings, host
+from tests.sim.simulated import Simulated
 from tests.support.archives import opened, packed
 from tests.thoroughness import examples
 

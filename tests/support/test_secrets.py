@@ -10,8 +10,8 @@ from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.devices.platform import PlatformSpec
-from tests.commandline import called
-from tests.sickhost import host
+from tests.cli.commandline import called
+from tests.doctor.sickhost import host
 
 PLANTED = "hunter2"
 AUTH = f'[plugins."io.containerd.grpc.v1.cri".registry.configs."r".auth]\npassword = "{PLANTED}"\n'

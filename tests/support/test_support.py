@@ -34,8 +34,8 @@ from gpuvirt_sim.clock import BEGINNING, SimClock
 from gpuvirt_sim.devices.platform import Boot, Cpu, PlatformSpec
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet import checkpoint
-from tests.commandline import called, gpuvirt
-from tests.simnode import IDS
+from tests.cli.commandline import called, gpuvirt
+from tests.node.simnode import IDS
 
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
 GPU = PciAddress("0000:65:00.0")

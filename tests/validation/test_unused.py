@@ -14,8 +14,8 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import NOBODY, driver_state, site_in
-from tests.mounting import GPUVIRT, mount, shell
+from tests.change.changes import NOBODY, change_host_in, driver_state
+from tests.mount.mounting import GPUVIRT, mount, shell
 
 UNUSED = f"{' '.join(GPUVIRT)} validate unused --host-root host"
 
@@ -23,9 +23,9 @@ UNUSED = f"{' '.join(GPUVIRT)} validate unused --host-root host"
 @pytest.fixture
 def codes(tmp_path: Path) -> Callable[[SimKernel], set[ReasonCode]]:
     def found(kernel: SimKernel) -> set[ReasonCode]:
-        site = site_in(tmp_path, kernel, SimTools(kernel))
+        change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
         kernel.writes.clear()
-        reasons = why_not_unused(driver_state(site, NOBODY))
+        reasons = why_not_unused(driver_state(change_host, NOBODY))
         assert kernel.writes == []
         return {reason.code for reason in reasons}
 

@@ -20,7 +20,7 @@ from gpuvirt.hardware.programs.containerdriver import (
 from gpuvirt.paths import HostPath
 from gpuvirt.validator import Marker, await_marker, driver_check, toolkit_check, validate
 from gpuvirt_sim.clock import SimClock
-from tests.commandline import GPUVIRT, PATH, ran
+from tests.cli.commandline import GPUVIRT, PATH, ran
 
 FINE, BROKEN = Ended(0, "GPU 0: NVIDIA A10\n", ""), Ended(9, "", "couldn't communicate with the NVIDIA driver")
 ON_HOST = HostPath("/opt/driver")

@@ -16,7 +16,7 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_vgpus, plan_vgpus, site_in
+from tests.change.changes import NOBODY, change_host_in, change_vgpus, plan_vgpus
 
 
 class VgpuHost:
@@ -25,7 +25,7 @@ class VgpuHost:
     def __init__(self, simulated: str, folder: Path) -> None:
         self.kernel: SimKernel = build_host(load_host(simulated))
         self.tools = SimTools(self.kernel)
-        self.site = site_in(folder, self.kernel, self.tools)
+        self.change_host = change_host_in(folder, self.kernel, self.tools)
         self.given = NOBODY
         self.steps: list[str] = []
 
@@ -35,7 +35,7 @@ class VgpuHost:
     def apply_types(self, gpu: PciAddress, desired_counts: Mapping[str, int]) -> tuple[Reason, ...]:
         self.steps.clear()
         return change_vgpus(
-            self.site, gpu, DesiredVgpus(desired_counts), self.given, lambda step: self.steps.append(step.text)
+            self.change_host, gpu, DesiredVgpus(desired_counts), self.given, lambda step: self.steps.append(step.text)
         )
 
     def carries(self, gpu: PciAddress) -> Counter[str]:
@@ -50,10 +50,10 @@ class VgpuHost:
 
     def desired_vgpus(self, gpu: PciAddress, desired_vgpus: DesiredVgpus) -> tuple[Reason, ...]:
         self.steps.clear()
-        return change_vgpus(self.site, gpu, desired_vgpus, self.given, lambda step: self.steps.append(step.text))
+        return change_vgpus(self.change_host, gpu, desired_vgpus, self.given, lambda step: self.steps.append(step.text))
 
     def planned(self, gpu: PciAddress, desired_vgpus: DesiredVgpus) -> VgpuPlan:
-        return plan_vgpus(observe(self.site, self.given, None), gpu, desired_vgpus)
+        return plan_vgpus(observe(self.change_host, self.given, None), gpu, desired_vgpus)
 
     def modes(self, gpu: PciAddress) -> GpuModes:
         return nvidiasmi.read_modes(self.tools, gpu)

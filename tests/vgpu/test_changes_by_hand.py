@@ -13,8 +13,8 @@ from gpuvirt.node.change import byhand
 from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, shared_cards
+from tests.change.changes import NOBODY, ReportStep, say_nothing
 from tests.change.test_unit_changes import L40S, HostUnit
-from tests.changes import NOBODY, ReportStep, say_nothing
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
 from tests.vgpu.test_vgpu_changes import T4
 
@@ -26,10 +26,10 @@ class OneVgpu:
         self.host = VgpuHost("4xT4", folder)
         self.host.apply_vgpus(T4, T4_8Q=1)
         (self.id,) = self.host.types(T4)
-        self.first = observe(self.host.site, self.host.given, None).inventory
+        self.first = observe(self.host.change_host, self.host.given, None).inventory
 
     def remove(self, report: ReportStep = say_nothing) -> list[ReasonCode]:
-        return codes(byhand.remove(self.host.site, T4, VgpuId(self.id), self.host.given, report, self.first))
+        return codes(byhand.remove(self.host.change_host, T4, VgpuId(self.id), self.host.given, report, self.first))
 
 
 def test_a_vgpu_that_a_vm_opens_after_the_plan_is_not_removed_by_hand(tmp_path: Path) -> None:
@@ -56,11 +56,11 @@ def test_a_vgpu_of_a_full_gpu_is_removed_by_hand(tmp_path: Path) -> None:
     host = HostSpec(about="an L40S", boards={"L40S": card}, slots=(SlotSpec(at=L40S, board="L40S", group=12, numa=0),))
     unit = HostUnit(host, L40S, tmp_path)
     unit.fill(L40S_24Q=2)
-    first = observe(unit.site, NOBODY).inventory
+    first = observe(unit.change_host, NOBODY).inventory
     live = min(first.vgpus)
     assert isinstance(first.vgpus[live].live.type, Unread)
-    assert str(observe(unit.site, NOBODY, None).inventory.vgpus[live].live.type).endswith("L40S-24Q")
-    assert byhand.remove(unit.site, L40S, live, NOBODY, say_nothing, first) == ()
+    assert str(observe(unit.change_host, NOBODY, None).inventory.vgpus[live].live.type).endswith("L40S-24Q")
+    assert byhand.remove(unit.change_host, L40S, live, NOBODY, say_nothing, first) == ()
     assert unit.types == ["L40S-24Q"]
 
 

@@ -15,13 +15,13 @@ from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet, confi
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.catalog import Card, CardType
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.observation import observe
-from gpuvirt.node.change.site import Site
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.devices.vgpu import VgpuTypeSpec
 from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_vgpus, plan_vgpus, site_in
+from tests.change.changes import NOBODY, change_host_in, change_vgpus, plan_vgpus
 from tests.thoroughness import examples
 
 GPU = PciAddress("0000:65:00.0")
@@ -55,8 +55,8 @@ def host_with(card: Card, framework: Framework) -> HostSpec:
     return HostSpec(about=card.product_name, slots=(slot,), boards={"card": board})
 
 
-def apply_vgpus(site: Site, desired_vgpus: DesiredVgpus) -> list[str]:
-    return [reason.text for reason in change_vgpus(site, GPU, desired_vgpus, NOBODY, lambda _: None)]
+def apply_vgpus(change_host: ChangeHost, desired_vgpus: DesiredVgpus) -> list[str]:
+    return [reason.text for reason in change_vgpus(change_host, GPU, desired_vgpus, NOBODY, lambda _: None)]
 
 
 @given(st.sampled_from(EVERY), st.sampled_from([Framework.MDEV, Framework.VENDOR_VFIO]))
@@ -67,18 +67,18 @@ def test_every_type_of_every_card_is_created_by_its_name_and_removed(
     card, desired_type = asked
     kernel = build_host(host_with(card, framework))
     with TemporaryDirectory() as folder:
-        site = site_in(Path(folder), kernel, SimTools(kernel))
-        seen = observe(site, NOBODY, None)
+        change_host = change_host_in(Path(folder), kernel, SimTools(kernel))
+        seen = observe(change_host, NOBODY, None)
         board = seen.gpu_state(GPU)
         assert board is not None
         config = ConfigName(desired_type.profile.text, Source(Origin.SETTINGS, "settings"))
         desired_vgpus = resolve(config, ConfigSet(), config_gpus(seen.inventory, {GPU: board})).desired_by_gpu[GPU]
         if framework is Framework.VENDOR_VFIO and desired_type.most > 32:
             return  # the simulated card has no more VFs
-        assert apply_vgpus(site, desired_vgpus) == []
-        after = observe(site, NOBODY, None)
+        assert apply_vgpus(change_host, desired_vgpus) == []
+        after = observe(change_host, NOBODY, None)
         live = Counter(str(vgpu.live.type) for vgpu in after.inventory.vgpus.values())
         assert live == {f"NVIDIA {desired_type.profile.text}": desired_type.most}
         assert plan_vgpus(after, GPU, desired_vgpus).met
-        assert apply_vgpus(site, DesiredVgpus()) == []
+        assert apply_vgpus(change_host, DesiredVgpus()) == []
         assert scan(kernel).vgpu_hosts[GPU].live == ()

@@ -17,10 +17,10 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import profile_name
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.observation import observe
-from gpuvirt.node.change.site import Site
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import change_vgpus
+from tests.change.changes import change_vgpus
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
 
 CUT, SHARED = PciAddress("0000:17:00.0"), PciAddress("0000:ca:00.0")
@@ -125,7 +125,7 @@ def test_a_failure_after_a_mode_switch_rolls_back_vgpus_and_mode(a10: VgpuHost) 
             a10.tools.before = lambda _: None
             raise OSError(errno.EIO, "Input/output error", "nvidia-smi")
 
-    reasons = change_vgpus(a10.site, MIXED, DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL), a10.given, another_user)
+    reasons = change_vgpus(a10.change_host, MIXED, DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL), a10.given, another_user)
     assert codes(reasons) == [ReasonCode.STEP_FAILED]
     assert a10.types(MIXED) == before
     assert a10.modes(MIXED).mixed_sizes is True
@@ -275,7 +275,7 @@ def test_a_vgpu_that_another_program_creates_meanwhile_keeps_the_gpu_instances(a
             slot = max(a30.kernel.vfs.carriers[CUT].vgpu_host.slots)
             backend_of(Framework.MDEV).create(a30.kernel, slot, VgpuType("NVIDIA A30-2-12C"), FOREIGN)
 
-    reasons = change_vgpus(a30.site, CUT, DesiredVgpus({"A30-1-6C": 4}), a30.given, make)
+    reasons = change_vgpus(a30.change_host, CUT, DesiredVgpus({"A30-1-6C": 4}), a30.given, make)
     assert ReasonCode.STEP_FAILED in codes(reasons)
     assert "other vGPUs have just been created" in reasons[0].text
     assert FOREIGN in a30.types(CUT)
@@ -294,7 +294,7 @@ def test_mig_backed_vgpus_are_created_by_the_vendor_vfio_framework(tmp_path: Pat
         DesiredVgpus(),
     ):
         assert host.desired_vgpus(gpu, desired_vgpus) == ()
-        board = observe(host.site, host.given, None).asked_state(gpu, DesiredVgpus())
+        board = observe(host.change_host, host.given, None).asked_state(gpu, DesiredVgpus())
         assert board is not None
         assert Counter(profile_name(str(vgpu.type)) for vgpu in board.host.live) == desired_vgpus.types
         assert host.desired_vgpus(gpu, desired_vgpus) == ()
@@ -403,7 +403,9 @@ def test_nothing_changes_while_the_modes_are_unknown_without_nvidia_smi(
 ) -> None:
     before = a10.types(MIXED)
     a10.tools = SimTools(a10.kernel, programs=())
-    a10.site = Site(a10.kernel, a10.tools, a10.site.original_drivers, a10.site.locks, a10.site.device_plugins)
+    a10.change_host = ChangeHost(
+        a10.kernel, a10.tools, a10.change_host.original_drivers, a10.change_host.locks, a10.change_host.device_plugins
+    )
     reasons = a10.desired_vgpus(MIXED, desired_vgpus)
     assert set(codes(reasons)) == {ReasonCode.UNREAD}
     assert "nvidia-smi" in reasons[0].text

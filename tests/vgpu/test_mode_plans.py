@@ -34,7 +34,7 @@ from gpuvirt.model.change.steps import (
 )
 from gpuvirt.model.change.vgpus import mixedsizes
 from gpuvirt.model.change.vgpus.gpustate import GpuState, is_mig, size_of
-from gpuvirt.model.change.vgpus.instanceplaces import starts
+from gpuvirt.model.change.vgpus.instances import starts
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_vgpus
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import ReasonCode

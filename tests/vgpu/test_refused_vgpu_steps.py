@@ -27,9 +27,9 @@ from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.change.steps.vgpusteps import Run, claims, take_all, verify_vfs_removable
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.programs.tools import SimTools
+from tests.change.changes import UNGATED, change_host_in, change_vgpus
 from tests.change.test_unit_changes import WHOLE, HostUnit
-from tests.changes import UNGATED, change_vgpus, site_in
-from tests.proofs import remove
+from tests.contract.proofs import remove
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
 
 T4, L40S, FLEX = PciAddress("0000:3b:00.0"), PciAddress("0000:25:00.0"), PciAddress("0000:4d:00.0")
@@ -50,7 +50,7 @@ def changed(host: VgpuHost, gpu: PciAddress, desired: DesiredVgpus, at: str, act
             act()
 
     host.steps.clear()
-    reasons = change_vgpus(host.site, gpu, desired, host.given, report)
+    reasons = change_vgpus(host.change_host, gpu, desired, host.given, report)
     assert happened, "the moment has come"
     return list(reasons)
 
@@ -88,7 +88,7 @@ class Answers(SimTools):
     def __init__(self, host: VgpuHost, answer: Callable[[Ended], Ended]) -> None:
         super().__init__(host.kernel)
         self._answer = answer
-        host.tools, host.site = self, site_in(host.site.locks.parent, host.kernel, self)
+        host.tools, host.change_host = self, change_host_in(host.change_host.locks.parent, host.kernel, self)
 
     @override
     def run(self, program: str, arguments: Sequence[str]) -> Ended:
@@ -172,7 +172,7 @@ def test_vfs_of_which_one_is_unknown_are_not_removed_together(tmp_path: Path) ->
     host = VgpuHost("2xFlex170", tmp_path)
     assert host.apply_types(FLEX, {"16 VFs": 1}) == ()
     last = host.kernel.pci.functions[FLEX].virtfns[-1]
-    state = observe(host.site, host.given).gpu_state(FLEX)
+    state = observe(host.change_host, host.given).gpu_state(FLEX)
     assert state is not None
     (live,) = state.host.live
     assert list(claims(host.kernel, build_inventory(scan(host.kernel)), state.host, live)) == []
@@ -196,7 +196,7 @@ def test_no_vgpu_is_removed_while_a_process_keeps_the_vfs(tmp_path: Path) -> Non
 def test_no_vgpu_is_removed_without_the_program_that_switches_vfs_off(tmp_path: Path) -> None:
     unit = HostUnit("4xL40S", L40S, tmp_path)
     unit.fill(L40S_8Q=2)
-    unit.site = site_in(tmp_path, unit.kernel, SimTools(unit.kernel, programs=()))
+    unit.change_host = change_host_in(tmp_path, unit.kernel, SimTools(unit.kernel, programs=()))
     assert [reason.code for reason in unit.apply(WHOLE).reasons] == [ReasonCode.PREREQUISITE_MISSING]
     assert (unit.taken, unit.types) == ([], ["L40S-8Q"] * 2)
 
@@ -232,7 +232,7 @@ def test_a_change_closes_all_its_vgpus_before_its_first_step(tmp_path: Path) -> 
     host.steps.clear()
     plan = VgpuPlan(T4, tuple(RemoveVgpu(vgpu, VgpuType("GRID T4-8Q"), T4) for vgpu in (first, second)))
     with change.under_way(UNGATED):
-        take_all(host.site, inventory, None, plan, Run(allocate, change))
+        take_all(host.change_host, inventory, None, plan, Run(allocate, change))
     assert (given, host.steps) == ([], ["asked", "asked"])
 
 

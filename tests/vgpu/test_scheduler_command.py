@@ -22,7 +22,7 @@ from gpuvirt.paths import HostRoots
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
-from tests.commandline import called
+from tests.cli.commandline import called
 from tests.vgpu.hostwithvgpus import VgpuHost
 
 T4, OTHER = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
@@ -34,7 +34,7 @@ class Place:
 
     def __init__(self, folder: Path, simulated: str = "4xT4") -> None:
         self.vgpu_host = VgpuHost(simulated, folder)
-        self.here = vfiohost.Host(self.vgpu_host.site, self.vgpu_host.given, {}, {}, folder)
+        self.here = vfiohost.Host(self.vgpu_host.change_host, self.vgpu_host.given, {}, {}, folder)
         self.roots = HostRoots.under(folder / "host")
         self.roots.local(FILE).parent.mkdir(parents=True)
 

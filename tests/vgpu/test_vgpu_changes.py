@@ -19,7 +19,7 @@ from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.function import SimFunction
 from gpuvirt_sim.files.tree import DeviceNode, constant
-from tests.changes import change_vgpus, inputs
+from tests.change.changes import change_vgpus, inputs
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
 
 T4 = PciAddress("0000:3b:00.0")
@@ -79,7 +79,7 @@ def test_a_vgpu_of_a_vm_that_starts_after_the_plan_is_not_touched(tmp_path: Path
         if len(steps) == 1:
             host.kernel.start_vm(host.group_of(second))
 
-    reasons = change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), host.given, start)
+    reasons = change_vgpus(host.change_host, T4, DesiredVgpus({"T4-4Q": 4}), host.given, start)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert "qemu-system-x86" in reasons[0].text
     assert host.kernel.vfio.requests == []
@@ -212,9 +212,11 @@ def test_a_vm_on_a_vf_keeps_all_vfs_of_the_gpu(tmp_path: Path) -> None:
 
 def test_a_second_process_may_not_change_the_vgpus_of_a_gpu(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
-    inventory = observe(host.site, host.given, None).inventory
+    inventory = observe(host.change_host, host.given, None).inventory
     unit = inventory.gpus[T4].unit
-    taken = gate_at(host.site.locks).change(unit, lambda: slots_of(inventory.facts.functions, inventory.units[unit]))
+    taken = gate_at(host.change_host.locks).change(
+        unit, lambda: slots_of(inventory.facts.functions, inventory.units[unit])
+    )
     with taken, pytest.raises(UnitBusyError, match="another process"):
         host.apply_vgpus(T4)
 
@@ -224,10 +226,10 @@ def test_a_single_vgpu_is_removed_by_hand(tmp_path: Path) -> None:
     host.apply_vgpus(T4, T4_4Q=4)
     first, second, *_ = host.types(T4)
     host.kernel.start_vm(host.group_of(second))
-    before = observe(host.site, host.given, None).inventory
+    before = observe(host.change_host, host.given, None).inventory
 
     def remove(vgpu: VgpuId) -> list[ReasonCode]:
-        return codes(byhand.remove(host.site, T4, vgpu, host.given, lambda _: None, before))
+        return codes(byhand.remove(host.change_host, T4, vgpu, host.given, lambda _: None, before))
 
     assert remove(first) == []
     assert remove(second) == [ReasonCode.VGPU_IN_USE]
@@ -238,10 +240,10 @@ def test_a_single_vgpu_is_removed_by_hand(tmp_path: Path) -> None:
 def test_an_earlier_inventory_selects_the_isolation_unit_only(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=2)
-    first = observe(host.site, host.given, None).inventory
+    first = observe(host.change_host, host.given, None).inventory
     mine = min(host.types(T4))
     host.kernel.start_vm(host.group_of(mine))
-    reasons = change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), host.given, lambda _: None, first)
+    reasons = change_vgpus(host.change_host, T4, DesiredVgpus({"T4-4Q": 4}), host.given, lambda _: None, first)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert mine in host.types(T4)
     assert host.kernel.vfio.requests == []
@@ -249,23 +251,23 @@ def test_an_earlier_inventory_selects_the_isolation_unit_only(tmp_path: Path) ->
 
 def test_a_gpu_unplugged_since_the_inventory_is_reported(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
-    first = observe(host.site, host.given, None).inventory
+    first = observe(host.change_host, host.given, None).inventory
     host.kernel.unplug(T4)
-    reasons = change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), host.given, lambda _: None, first)
+    reasons = change_vgpus(host.change_host, T4, DesiredVgpus({"T4-4Q": 4}), host.given, lambda _: None, first)
     assert codes(reasons) == [ReasonCode.NO_VGPU_HOST]
 
 
 def test_a_gpu_whose_isolation_unit_has_another_lock_by_now_is_not_changed(tmp_path: Path) -> None:
     """It shares its group with a function that appeared after its isolation unit was determined."""
     host = VgpuHost("4xT4", tmp_path)
-    first = observe(host.site, host.given, None).inventory
+    first = observe(host.change_host, host.given, None).inventory
     before = host.types(T4)
     group = host.kernel.pci.functions[T4].group
     folder = HostPath("/sys/devices/pci0000:00/0000:01:00.0")
     neighbour = SimFunction(PciAddress("0000:01:00.0"), PciId(0x10DE, 0x1EB8), 0x030200, folder, group=group)
     host.kernel.pci.add(neighbour)
     with pytest.raises(UnitBusyError, match="another isolation unit"):
-        change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), host.given, lambda _: None, first)
+        change_vgpus(host.change_host, T4, DesiredVgpus({"T4-4Q": 4}), host.given, lambda _: None, first)
     assert host.types(T4) == before
 
 
@@ -302,7 +304,7 @@ def test_vfs_stay_while_a_vf_is_or_may_be_in_use(tmp_path: Path) -> None:
         _, row, *_ = host.kernel.read(HostPath(f"{vf}/creatable_vgpu_types")).splitlines()
         host.kernel.write(HostPath(f"{vf}/current_vgpu_type"), row.split()[0].rstrip(b":"))
 
-    reasons = change_vgpus(host.site, L40S, WHOLE, host.given, make_one)
+    reasons = change_vgpus(host.change_host, L40S, WHOLE, host.given, make_one)
     assert codes(reasons)[0] is ReasonCode.STEP_FAILED
     assert typed[0] == f"{L40S}: switch its VFs off"
     assert host.kernel.pci.functions[L40S].virtfns == vfs

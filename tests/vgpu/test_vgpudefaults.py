@@ -14,7 +14,7 @@ from gpuvirt.model.desired.vgpuentries import Entry
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import parse_profile
-from tests.commandline import called
+from tests.cli.commandline import called
 from tests.vgpu import shipped
 
 BUILTIN = builtin_configs()

@@ -14,8 +14,8 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.web import certificates
 from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest, HttpServer
-from tests.certificates import Authority, Pair
-from tests.webservers import serving
+from tests.web.certificates import Authority, Pair
+from tests.web.webservers import serving
 
 
 async def answer(_: HttpRequest) -> HttpAnswer:

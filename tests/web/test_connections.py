@@ -11,8 +11,8 @@ from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
 from gpuvirt.web.clients import ClientRules
 from gpuvirt.web.connections import Connection, Connections
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest, HttpServer
-from tests.certificates import Authority, Pair
-from tests.webservers import serving
+from tests.web.certificates import Authority, Pair
+from tests.web.webservers import serving
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

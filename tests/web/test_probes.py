@@ -16,13 +16,12 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.web import agentmetrics as metrics
-from gpuvirt.web.connections import MOST_NEWCOMERS
-from gpuvirt.web.listening import CannotListenError
+from gpuvirt.web.connections import MOST_NEWCOMERS, CannotListenError
 from gpuvirt.web.page import Answer
 from gpuvirt.web.probes import Probes
-from tests.kubeletnode import until
-from tests.simnode import SimNode, running_node
-from tests.simulated import Simulated
+from tests.kubelet.kubeletnode import until
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 PAGES = {"/healthz": lambda: Answer(200, "ok\n"), "/readyz": lambda: Answer(503, "not yet\n")}

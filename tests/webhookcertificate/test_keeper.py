@@ -14,14 +14,13 @@ from typing_extensions import override
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.webhookcertificate import issuing
-from gpuvirt.cluster.webhookcertificate.certificate import certificates_in, pair_of
-from gpuvirt.cluster.webhookcertificate.issuing import NotIssuedError, issue
+from gpuvirt.cluster.webhookcertificate import certificate
+from gpuvirt.cluster.webhookcertificate.certificate import NotIssuedError, certificates_in, issue, pair_of
 from gpuvirt.cluster.webhookcertificate.keeper import CertificateKeeper, Names
 from gpuvirt.cluster.webhookcertificate.rotation import RENEW_BEFORE, VALID_DAYS
 from gpuvirt.facts.ids import parse_namespace, parse_object_name
+from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
 from tests.extender.podapi import serving
-from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
 
 NAMES = Names(parse_namespace("ns"), parse_object_name("gpuvirt-webhook"))
 SECRETS = "/api/v1/namespaces/ns/secrets"
@@ -240,7 +239,7 @@ def test_a_key_of_another_certificate_is_no_pair() -> None:
 
 
 def test_a_missing_openssl_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(issuing, "OPENSSL", "no-such-openssl")
+    monkeypatch.setattr(certificate, "OPENSSL", "no-such-openssl")
     with pytest.raises(NotIssuedError, match="the program no-such-openssl is not installed"):
         issue("a.svc", 1)
 

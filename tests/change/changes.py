@@ -19,11 +19,11 @@ from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.gate.gatefiles import GateFiles
 from gpuvirt.node.change.gate.gatepass import Pass
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import Observation, observe
-from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.changes import Change, by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
@@ -36,9 +36,9 @@ UNGATED = Pass(GateFiles(Path("/nonexistent")), (), ())
 """The pass of a change of no slots, in a test that nothing else changes."""
 
 
-def site_in(folder: Path, kernel: Kernel, tools: Tools) -> Site:
-    """Return a site whose records of changes are in a folder."""
-    return Site(kernel, tools, folder / "drivers.json", folder / "locks", folder / "device-plugins")
+def change_host_in(folder: Path, kernel: Kernel, tools: Tools) -> ChangeHost:
+    """Return a host whose records of changes are in a folder."""
+    return ChangeHost(kernel, tools, folder / "drivers.json", folder / "locks", folder / "device-plugins")
 
 
 def inputs(
@@ -67,13 +67,13 @@ def say_nothing(step: Step | RollBack) -> None:
     """Ignore a step."""
 
 
-def driver_state(site: Site, known: Inputs = NOBODY) -> UnitState:
+def driver_state(change_host: ChangeHost, known: Inputs = NOBODY) -> UnitState:
     """Return the state that plans of drivers follow from."""
-    return observe(site, known).host_state()
+    return observe(change_host, known).host_state()
 
 
 def change_drivers(
-    site: Site,
+    change_host: ChangeHost,
     unit: UnitId,
     drivers: DesiredDrivers,
     known: Inputs = NOBODY,
@@ -82,11 +82,11 @@ def change_drivers(
 ) -> tuple[Reason, ...]:
     """Bind the GPUs of a unit to drivers, and return the reasons of a failure."""
     desired = {gpu: DesiredGpu(driver) for gpu, driver in drivers.items()}
-    return apply(site, unit, desired, known, Run(report, change or by_hand(unit, known.newest))).reasons
+    return apply(change_host, unit, desired, known, Run(report, change or by_hand(unit, known.newest))).reasons
 
 
 def change_vgpus(
-    site: Site,
+    change_host: ChangeHost,
     gpu: PciAddress,
     vgpus: DesiredVgpus,
     known: Inputs = NOBODY,
@@ -94,10 +94,10 @@ def change_vgpus(
     first: Inventory | None = None,
 ) -> tuple[Reason, ...]:
     """Create the desired vGPUs of a GPU, and return the reasons of a failure."""
-    first = first or build_inventory(scan(site.kernel))
+    first = first or build_inventory(scan(change_host.kernel))
     unit = first.gpus[gpu].unit if gpu in first.gpus else UnitId(gpu)
     return apply(
-        site, unit, {gpu: DesiredGpu(vgpus=vgpus)}, known, Run(report, by_hand(unit, known.newest)), first
+        change_host, unit, {gpu: DesiredGpu(vgpus=vgpus)}, known, Run(report, by_hand(unit, known.newest)), first
     ).reasons
 
 

@@ -17,7 +17,7 @@ from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.hostspec import HostSpec, load_host
 from gpuvirt_sim.kernel import SimKernel
-from tests.simnode import IDS
+from tests.node.simnode import IDS
 
 NOWHERE = Path("/nonexistent")
 

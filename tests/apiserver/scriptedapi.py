@@ -10,7 +10,7 @@ from pathlib import Path
 
 import h11
 
-from tests.certificates import Pair
+from tests.web.certificates import Pair
 
 
 @dataclass(frozen=True, slots=True)

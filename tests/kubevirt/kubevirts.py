@@ -1,24 +1,24 @@
 """KubeVirts and HyperConvergeds as documents, and the controller's changes to them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 
 from gpuvirt.cluster.jsonpatch import Operation
-from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt, OwnedMetadata
+from gpuvirt.cluster.kinds.core import OwnedMetadata
+from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
 from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
-from gpuvirt.cluster.operator.kubevirt.undoing import Undoing, undo
+from gpuvirt.cluster.operator.kubevirt.undoer import Undoing, undo
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.plain import Plain
-from tests.jsonpatches import patched
+from tests.admission.jsonpatches import patched
 
 BEGINNING = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 A10, T4_8Q, T4_4Q = "nvidia.com/GA102GL_A10", "nvidia.com/GRID_T4-8Q", "nvidia.com/GRID_T4-4Q"
@@ -71,18 +71,17 @@ def entry(selector: str, resource: str, external: bool | None = True, key: str =
     return found if external is None else found | {"externalResourceProvider": external}
 
 
-@dataclass
-class Cluster:
+class Cluster(msgspec.Struct):
     """The cluster that the controller reads and changes."""
 
     document: Fields
-    offered: Offered = field(default_factory=lambda: OFFERED)
-    names: Names = field(default_factory=Names)
+    offered: Offered = msgspec.field(default_factory=lambda: OFFERED)
+    names: Names = msgspec.field(default_factory=Names)
     hco: Fields | None = None
     mdevs: bool = True
-    mdev_nodes: dict[str, dict[str, str]] = field(default_factory=dict)
-    manner: Manner = field(default_factory=Manner)
-    history: History = field(default_factory=History)
+    mdev_nodes: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
+    manner: Manner = msgspec.field(default_factory=Manner)
+    history: History = msgspec.field(default_factory=History)
     now: datetime = BEGINNING
 
     @property

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import h11
 
-from tests.certificates import Pair
+from tests.web.certificates import Pair
 
 
 class TestProxy:

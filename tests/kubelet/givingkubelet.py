@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
-from gpuvirt.kubelet.deviceplugin import Answers, DevicePlugin
+from gpuvirt.kubelet.plugins import Answers, DevicePlugin
 from gpuvirt.kubelet.registrar import register
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.offers.view import DeviceView, ResourceView

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt.cluster.resources import Metadata
-from tests.certificates import Authority, Pair
-from tests.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.web.certificates import Authority, Pair
 
 NODE = "node01"
 PATH = "/api/v1/nodes"

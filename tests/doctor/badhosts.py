@@ -10,7 +10,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.platform import Cpu, PlatformSpec
 from gpuvirt_sim.files.tree import constant
 from gpuvirt_sim.kernel import SimKernel
-from tests.sickhost import host, simulated
+from tests.doctor.sickhost import host, simulated
 
 GPU = "0000:65:00.0"
 FOLDER = f"/sys/bus/pci/devices/{GPU}"

@@ -17,7 +17,7 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
-from tests.simnode import IDS
+from tests.node.simnode import IDS
 
 FAST = Intervals(
     nodes_s=0.02,

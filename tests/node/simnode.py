@@ -16,6 +16,7 @@ from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
+from gpuvirt.model.allocation.readmission import devices_of_several
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
@@ -33,8 +34,8 @@ from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.clock import BEGINNING, SimClock
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.changes import site_in
-from tests.pacedworker import PacedKernel, PacedTools, PacedWorker
+from tests.change.changes import change_host_in
+from tests.node.pacedworker import PacedKernel, PacedTools, PacedWorker
 
 T = TypeVar("T")
 
@@ -124,7 +125,7 @@ class SimNode:
 
     def allocate(self, resource: str, *containers: Sequence[str]) -> tuple[Attachment, ...]:
         ids = [[DeviceId(device) for device in container] for container in containers]
-        return at_once(self.agent.allocate(Request(ResourceName(resource), ids)))
+        return at_once(self.agent.allocators.allocate(Request(ResourceName(resource), ids)))
 
     def refused(self, resource: str, *containers: Sequence[str]) -> ReasonCode:
         """Request devices that must be refused, and return the reason's code."""
@@ -172,8 +173,14 @@ class SimNode:
 
     async def report_account(self) -> None:
         """Let the kubelet report its allocations now."""
+        recorded = self.recorded.containers.items()
         account = KubeletAccount(
-            self.clock.now(), self.clock.monotonic_s(), dict(self.held), self.counted, dict(self.registered)
+            self.clock.now(),
+            self.clock.monotonic_s(),
+            dict(self.held),
+            self.counted,
+            dict(self.registered),
+            of_several=devices_of_several((key, consumer) for key, consumers in recorded for consumer in consumers),
         )
         self.agent.observations.observe_account(account)
         await self.settle()
@@ -196,7 +203,7 @@ async def running_node(
     ids: PciIds = IDS,
     allocating: SerialWorker | None = None,
     tools: Tools | None = None,
-    moving: Callable[[str], SerialWorker] | None = None,
+    change_worker: Callable[[str], SerialWorker] | None = None,
     intervals: Intervals | None = None,
     vgpus_only: bool = False,
     writes_node_counts: bool = False,
@@ -207,16 +214,16 @@ async def running_node(
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second agent on the same folder is a restart of the first."""
     clock = SimClock()
-    host = site_in(folder, kernel, tools or SimTools(kernel))
-    if moving is None and Workers.paced:
+    host = change_host_in(folder, kernel, tools or SimTools(kernel))
+    if change_worker is None and Workers.paced:
         host = replace(host, kernel=PacedKernel(kernel), tools=PacedTools(host.tools))
-        moving = _paced(clock)
+        change_worker = _paced(clock)
     recorded = Record()
 
     def worker(name: str) -> SerialWorker:
         if name == "allocating" and allocating is not None:
             return allocating
-        return InlineWorker() if moving is None or name in OWN_WORKERS else moving(name)
+        return InlineWorker() if change_worker is None or name in OWN_WORKERS else change_worker(name)
 
     options = NodeOptions(
         kernel=kernel,
@@ -237,7 +244,7 @@ async def running_node(
         watches_gpu_node=watches_gpu_node,
         awaits_controller=awaits_controller,
         plugin_only=plugin_only,
-        moves=host if not plugin_only else None,
+        change_host=host if not plugin_only else None,
     )
     who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
     agent = Agent(options, KubeletRecord(recorded.read, pod_starts=recorded.pod_starts), who, shares)

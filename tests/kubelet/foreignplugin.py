@@ -8,13 +8,13 @@ from pathlib import Path
 
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
-from gpuvirt.kubelet.deviceplugin import Answers, DevicePlugin
+from gpuvirt.kubelet.plugins import Answers, DevicePlugin
 from gpuvirt.kubelet.registrar import register
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.offers.view import DeviceView, ResourceView
 from gpuvirt.node.allocation.allocator import Request
 from gpuvirt.paths import HostPath, KubeletPaths
-from tests.givingkubelet import start
+from tests.kubelet.givingkubelet import start
 
 GROUPS = ("12", "22")
 
