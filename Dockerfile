@@ -1,5 +1,7 @@
 # The image that deploy/*.yaml run. Debian's glibc, since protobuf has no fast wheel for musl.
-FROM python:3.13-slim-trixie AS build
+# To build on a digest: --build-arg PYTHON_IMAGE=python:3.13-slim-trixie@sha256:... (docs/install.md)
+ARG PYTHON_IMAGE=python:3.13-slim-trixie
+FROM ${PYTHON_IMAGE} AS build
 # libvirt-python has no wheels: it is built for the libvirt of this Debian.
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev libvirt-dev pkg-config
 WORKDIR /src
@@ -8,7 +10,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels --constraint constrai
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
-FROM python:3.13-slim-trixie AS installed
+FROM ${PYTHON_IMAGE} AS installed
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends libvirt0 && rm -r /var/lib/apt/lists
 COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/

@@ -12,15 +12,16 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs
 
 import msgspec
-from tests.certificates import Authority
-from tests.kubeletnode import CLOCK, Cluster, agent_on, options_for
-from tests.nodeapi import merged_of
-from tests.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from dataclasses import replace
+from tests.apiserver.nodeapi import merged_of
+from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.kubelet.kubeletnode import CLOCK, Cluster, agent_on, options_for
+from tests.web.certificates import Authority
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.clusterside import ClusterSide

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lab.cluster import settings
+from lab.cluster.places import REAL
 
 HEAD = """
 import asyncio, json, logging, os, ssl, sys, time
@@ -211,7 +212,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="processes of each candidate; the median counts")
     arguments = parser.parse_args()
     environment = {
-        "SERVER": f"https://{settings.ADDRESS}:{settings.PORT}",
+        "SERVER": f"https://{REAL.address}:{REAL.port}",
         "TOKEN": settings.TOKENS.partition(",")[0],
         "CA": str(arguments.lab / "certs/apiserver.crt"),
         "NODE": settings.NODE,

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from lab.cluster.settings import ADDRESS, ADMIN_TOKEN, PORT
+from lab.cluster.places import REAL
+from lab.cluster.settings import ADMIN_TOKEN
 
 from gpuvirt.cluster.labels import DEPLOY
 
@@ -73,7 +74,7 @@ class Requests:
     def connect(self) -> http.client.HTTPSConnection:
         """Return a new connection."""
         context = ssl.create_default_context(cafile=str(self.certificate))
-        return http.client.HTTPSConnection(ADDRESS, PORT, timeout=TIMEOUT_S, context=context)
+        return http.client.HTTPSConnection(REAL.address, REAL.port, timeout=TIMEOUT_S, context=context)
 
     def each(self, items: Iterable[T], act: Callable[[T], object]) -> None:
         """Call `act` for each item, a limited number at a time."""

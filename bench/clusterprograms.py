@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 from lab.cluster.cluster import Cluster
-from lab.cluster.settings import ADDRESS, PORT
+from lab.cluster.places import REAL
 
 from bench.process import cpu_s, pss_kib
 
@@ -38,13 +38,13 @@ OURS = (
     NAMESPACE,
     *IMAGE,
 )
-OWN_PORT = PORT + 1
+OWN_PORT = REAL.port + 1
 TABLE = "gpuvirt-bench"
 COUNTER = f"""
 table ip {TABLE} {{
   chain out {{
     type nat hook output priority -100; policy accept;
-    ip daddr {ADDRESS} tcp dport {OWN_PORT} counter dnat to {ADDRESS}:{PORT}
+    ip daddr {REAL.address} tcp dport {OWN_PORT} counter dnat to {REAL.address}:{REAL.port}
   }}
 }}
 """
@@ -203,7 +203,7 @@ def make_account(lab: Cluster, kubeconfig: Path) -> None:
     made = lab.kubectl("create", "token", ACCOUNT, "--namespace", NAMESPACE, "--duration=4h")
     if made.returncode:
         raise SystemExit(f"no token for {ACCOUNT}: {made.stderr}")
-    cluster = {"server": f"https://{ADDRESS}:{OWN_PORT}", "certificate-authority": f"{lab.folder}/certs/apiserver.crt"}
+    cluster = {"server": f"https://{REAL.address}:{OWN_PORT}", "certificate-authority": str(lab.ca)}
     content: Mapping[str, object] = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -9,10 +9,10 @@ is the least of several runs.
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import msgspec
+from dataclasses import replace
 
 from bench.clusternodes import Json, name_of, node, reported_gpu_node
 from bench.controllermemory import read
@@ -71,8 +71,7 @@ def agent(number: int) -> Pod:
     return Pod(metadata, PodSpec(name_of(number)))
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """A change of the cluster between two decisions."""
 
     name: str

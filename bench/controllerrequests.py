@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from tests.certificates import Authority
+from tests.apiserver.scriptedapi import ScriptedApi
 from tests.controller.observedcluster import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import ServedCluster, serving
-from tests.kubeletnode import CLOCK
-from tests.scriptedapi import ScriptedApi
+from tests.kubelet.kubeletnode import CLOCK
+from tests.web.certificates import Authority
 
 from bench.clusternodes import name_of
 from gpuvirt.apps.controller import ControllerOptions, Process

@@ -1,10 +1,12 @@
 """Measures one turn of the agent's decisions for a node with very many GPUs and vGPUs: `python -m bench.decisions`."""
 
 import argparse
+import dataclasses
 import pickle
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
+
 from dataclasses import replace
 
 from gpuvirt.facts.ids import IommuGroup, VgpuType
@@ -77,7 +79,7 @@ def turns(state: NodeState, rounds: int, change: Callable[[int], object] = lambd
 
 def without_parts(state: NodeState) -> None:
     """Let the next turn decide everything from scratch."""
-    state.memory = replace(state.memory, parts=Parts())
+    state.memory = dataclasses.replace(state.memory, parts=Parts())
 
 
 def allocate_again(state: NodeState, number: int) -> None:

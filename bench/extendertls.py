@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from tests.certificates import Authority
+from tests.web.certificates import Authority
 
 from bench.extender import PORT, Table, binding, extender, filter_request
 from bench.extenderclients import ClientTls, Request, percentiles, send, send_at_once

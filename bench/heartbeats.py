@@ -19,8 +19,8 @@ from random import Random
 from statistics import median
 
 import msgspec
-from tests.certificates import Authority, Pair
-from tests.scriptedapi import Call, Reply, scripted
+from tests.apiserver.scriptedapi import Call, Reply, scripted
+from tests.web.certificates import Authority, Pair
 
 from bench.clusternodes import name_of, node
 from gpuvirt.clock import RealClock, Signal

@@ -7,8 +7,9 @@ pod's end, `vgpus` is answered with the number of vGPUs that exist.
 import asyncio
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
+
+from dataclasses import replace
 
 from bench.vgpuchanges import agent_on, options_of
 from gpuvirt.facts.ids import PodUid

@@ -11,10 +11,10 @@ from tests.extender.pods import decoded_pod, pod
 
 from gpuvirt.cluster.extender.prioritizing import prioritized
 from gpuvirt.cluster.extender.protocol import NodeArguments
+from gpuvirt.cluster.shares.clusterbooks import ClusterBooks
 from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.shares.books import Books
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId
 
@@ -35,7 +35,7 @@ def wasted(random: Random) -> str:
 
 
 def _by_scores(trace: Sequence[int], sharing: Sharing) -> int:
-    books, names = Books(), [NodeName(f"n{number}") for number in range(NODES)]
+    books, names = ClusterBooks(), [NodeName(f"n{number}") for number in range(NODES)]
     for name in names:
         books.set_node(name, {GpuId(f"{name}-{number}"): Units(1000) for number in range(GPUS)})
     pods: Mapping[int, SharingPod] = {units: decoded_pod(pod("p", units)) for units in SIZES}

@@ -7,11 +7,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import grpc
+from dataclasses import replace
 
 from bench.host import write_host
 from bench.process import FLOOR, Plugin, cpu_s, private_kib, pss_kib, started

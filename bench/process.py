@@ -5,8 +5,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 OURS = (sys.executable, "-m", "gpuvirt", "node", "--listen", "")
 FLOOR = (sys.executable, "-m", "bench.floor")
@@ -28,8 +29,7 @@ exec "$@"
 KUBELET = Path("/var/lib/kubelet")
 
 
-@dataclass(frozen=True, slots=True)
-class Plugin:
+class Plugin(msgspec.Struct, frozen=True):
     """A measured plugin."""
 
     name: str

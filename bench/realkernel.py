@@ -16,7 +16,7 @@ from pathlib import Path
 from lab.kernel.guest import booted
 from lab.kernel.kit import Flavour, prepare
 from lab.kernel.notools import NO_TOOLS
-from tests.changes import NOBODY, change_vgpus
+from tests.change.changes import NOBODY, change_vgpus
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework
@@ -25,7 +25,7 @@ from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.changehost import ChangeHost
 
 GPUS = (PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0"))
 SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")
@@ -33,11 +33,11 @@ EACH = 16
 """vGPUs of the small type on each GPU; 12 of the large type fit."""
 
 
-def vgpu_change_s(site: Site, types: Mapping[str, int]) -> float:
+def vgpu_change_s(change_host: ChangeHost, types: Mapping[str, int]) -> float:
     """Apply a vGPU config to each GPU; return how long that takes, or exit with the reasons of a failure."""
     began = time.monotonic()
     for gpu in GPUS:
-        if reasons := change_vgpus(site, gpu, DesiredVgpus(types), NOBODY, lambda _: None):
+        if reasons := change_vgpus(change_host, gpu, DesiredVgpus(types), NOBODY, lambda _: None):
             raise SystemExit("\n".join(reason.text for reason in reasons))
     return time.monotonic() - began
 
@@ -64,12 +64,16 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder, booted(prepare(Flavour(arguments.flavour))) as guest:
-        site = Site(guest.kernel, NO_TOOLS, Path(folder) / "drivers.json", Path(folder) / "locks", Path(folder))
+        change_host = ChangeHost(
+            guest.kernel, NO_TOOLS, Path(folder) / "drivers.json", Path(folder) / "locks", Path(folder)
+        )
         for _ in range(arguments.rounds):
             rows.setdefault("32 made by the back end alone", []).append(writes_s(guest.kernel))
-            rows.setdefault("32 made on two empty GPUs", []).append(vgpu_change_s(site, {"T4-1B": EACH}))
-            rows.setdefault("32 removed, 16 larger ones made", []).append(vgpu_change_s(site, {"T4-2B": EACH // 2}))
-            vgpu_change_s(site, {})
+            rows.setdefault("32 made on two empty GPUs", []).append(vgpu_change_s(change_host, {"T4-1B": EACH}))
+            rows.setdefault("32 removed, 16 larger ones made", []).append(
+                vgpu_change_s(change_host, {"T4-2B": EACH // 2})
+            )
+            vgpu_change_s(change_host, {})
     print(f"| {arguments.flavour} | s |\n|---|---|")
     for what, times in rows.items():
         print(f"| {what} | {statistics.median(times):.2f} |")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from tests.simnode import SimNode, running_node
+from tests.node.simnode import SimNode, running_node
 
 import gpuvirt
 from gpuvirt.cluster.agent.noderequests import observe_node

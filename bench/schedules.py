@@ -21,15 +21,15 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from tests.certificates import Authority, Pair
+from tests.apiserver.scriptedapi import Call, Reply
 from tests.controller.observedcluster import SETTINGS
 from tests.controller.servedcluster import ServedCluster, serving
 from tests.hypervisors.proxy import proxy
-from tests.kubeletnode import CLOCK
+from tests.kubelet.kubeletnode import CLOCK
 from tests.schedules.controlled import controlled, vm_cluster
 from tests.schedules.fastclock import FastClock
 from tests.schedules.vmcluster import CONTROLLER_LEASES, SPEC, VmCluster
-from tests.scriptedapi import Call, Reply
+from tests.web.certificates import Authority, Pair
 
 from bench.clusternodes import name_of, node
 from bench.process import cpu_s, private_kib

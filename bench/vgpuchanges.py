@@ -25,7 +25,7 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import KubeletPaths
@@ -99,9 +99,9 @@ HOSTS = (
 )
 
 
-def site_of(kernel: SimKernel, folder: Path) -> Site:
-    """Return the site for changes of a simulated host."""
-    return Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks", folder / "device-plugins")
+def change_host_of(kernel: SimKernel, folder: Path) -> ChangeHost:
+    """Return the host for changes of a simulated host."""
+    return ChangeHost(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks", folder / "device-plugins")
 
 
 def options_of(kernel: SimKernel, folder: Path) -> NodeOptions:
@@ -116,7 +116,7 @@ def options_of(kernel: SimKernel, folder: Path) -> NodeOptions:
         ids=PciIds((pciids.shipped(),)),
         node_name=NodeName("node01"),
         desired_state=folder / desiredstatestore.FILE,
-        moves=site_of(kernel, folder),
+        change_host=change_host_of(kernel, folder),
     )
 
 

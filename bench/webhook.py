@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.admission.reviews import CONFIG, patch, pod, review
-from tests.certificates import Authority
+from tests.web.certificates import Authority
 
 from bench.extender import Table
 from bench.extenderclients import ClientTls, Request, percentiles, send
