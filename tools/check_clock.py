@@ -18,7 +18,6 @@ ALLOWED: Mapping[str, str] = {
     "cli/changes/podaccount.py": "the time of new entries of the ledger, for people",
     "cli/output/schedulerender.py": "times of switches, for people",
     "clock.py": "has the wall clock",
-    "cluster/access/execcredential.py": "the end of a credential, which its issuer names by the wall clock",
     "cluster/access/execplugin.py": "the end of a credential; after a step it is asked for again, or refused once",
     "cluster/agent/gpunode.py": "times in the GpuNode's status, for people",
     "cluster/agent/gpunodekeeper.py": "times in the GpuNode's status and in events, for people",

@@ -28,8 +28,8 @@ HARMLESS: Mapping[str, str] = {
     "hardware/programs/vgpuscheduler.py:read_arguments": "reads",
     "hardware/programs/containerdriver.py:*": "lists the GPUs",
     "node/change/steps/driverexecutor.py:_Taking._take": "writes driver_override, which unbinds nothing",
-    "node/change/steps/driversteps.py:clear_override": "clears driver_override, which unbinds nothing",
-    "node/change/steps/driversteps.py:unlock": "lets NVIDIA's driver admit clients again",
+    "node/change/steps/driverexecutor.py:clear_override": "clears driver_override, which unbinds nothing",
+    "node/change/steps/driverexecutor.py:unlock": "lets NVIDIA's driver admit clients again",
     "node/change/steps/proving.py:locked": "NVIDIA's driver refuses the lock while it has clients",
 }
 """The functions that write or run such a program without a proof, with the reason why nobody loses a device by it."""

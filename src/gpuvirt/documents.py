@@ -1,8 +1,10 @@
 """Reads documents into typed records: YAML that people write, JSON that programs write.
 
-An error in a YAML file is reported with file, line and `$.path`. msgspec's messages have no lines, and neither the keys
-of mappings nor the names that were expected; this module adds them. A file has at most 1 MiB; `plain` has further
-limits. `null_is_absent` is for documents of Go programs (`nulls`).
+An error in a YAML file is reported with file, line and `$.path`. msgspec's messages have no lines, and not the names
+that were expected; this module adds them. msgspec doesn't say in which value of a mapping an error is, either: its path
+has `[...]` there, and its line is that of the mapping. Mappings of large values are read value by value
+(`Written.part`). A file has at most 1 MiB; `yamlsyntax` has further limits. `null_is_absent` is for documents of Go
+programs (`nulls`).
 """
 
 import re
@@ -20,13 +22,14 @@ from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.plain import Plain, Step
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 MOST_BYTES = 1 << 20
 MOST_HINTED = 64
 """The characters of the longest word for which a similar one is searched."""
 
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.+)`$")
-_BAD_ENUM = re.compile(r"^Invalid enum value '?(.*?)'?$")
+_BAD_ENUM = re.compile(r"^Invalid enum value '?(.*?)'?$", re.DOTALL)
 _AT = re.compile(r"^(?P<message>.*?)(?: - at `(?P<path>[^`]+)`)?$", re.DOTALL)
 
 
@@ -45,6 +48,10 @@ class Written(Generic[T]):
     def fault(self, message: str, steps: Sequence[Step]) -> ConfigError:
         """Return the error with this message for the value at `steps`."""
         return ConfigError(message, where=self.place(steps), path=plain.one_line(plain.path_of(steps)))
+
+    def part(self, content: object, steps: Sequence[Step], shape: type[P]) -> P:
+        """Return the `content` at `steps` as a `shape`; raise ConfigError. The fields above have no shape for it."""
+        return _converted(content, shape, self.where, self.document, steps)
 
 
 def load(path: Path, shape: type[T], *, null_is_absent: bool = False) -> T:
@@ -85,12 +92,7 @@ def parse_written(text: str, shape: type[T], *, where: str, null_is_absent: bool
     document = plain.read(text, where=where)
     content: Plain = document.content if document.content is not None else {}
     content = nulls.removed(content, shape) if null_is_absent else content
-    try:
-        return Written(msgspec.convert(content, shape), where, document)
-    except msgspec.ValidationError as error:
-        message, steps = _fault(error, content, shape)
-        place = f"{where}:{document.line(steps)}"
-        raise ConfigError(message, where=place, path=plain.one_line(plain.path_of(steps))) from error
+    return Written(_converted(content, shape, where, document), where, document)
 
 
 def shaped(content: Plain, shape: type[T], *, where: str) -> T:
@@ -98,91 +100,54 @@ def shaped(content: Plain, shape: type[T], *, where: str) -> T:
 
     `where` is its origin in messages. Null stands for an absent field.
     """
-    content = nulls.removed(content, shape)
+    return _converted(nulls.removed(content, shape), shape, where)
+
+
+def _converted(
+    content: object, shape: type[T], where: str, document: plain.Document | None = None, above: Sequence[Step] = ()
+) -> T:
+    """Return the content at the steps `above` of a document as a `shape`; raise ConfigError."""
     try:
         return msgspec.convert(content, shape)
     except msgspec.ValidationError as error:
-        message, steps = _fault(error, content, shape)
-        raise ConfigError(message, where=where, path=plain.one_line(plain.path_of(steps))) from error
+        message, path = _fault(error, content, shape)
+        place = f"{where}:{document.line([*above, *_steps(path)])}" if document is not None else where
+        whole = plain.path_of(above) + path.removeprefix("$")
+        raise ConfigError(message, where=place, path=plain.one_line(whole)) from error
 
 
-def _fault(error: msgspec.ValidationError, content: Plain, shape: type[T]) -> tuple[str, Sequence[Step]]:
-    """Return the message for an error in `content`, and the steps to the value."""
-    message, path = _split(error)
-    steps = _steps(content, shape, message, path)
+def _fault(error: msgspec.ValidationError, content: object, shape: type[T]) -> tuple[str, str]:
+    """Return the message for an error in `content`, and the path to the value."""
+    match = _AT.match(str(error))
+    message, path = (match["message"], match["path"] or "$") if match else (str(error), "$")
     if unknown := _UNKNOWN.match(message):
         keys = list(_keys(msgspec.inspect.type_info(shape), path))
         known = f"{', '.join(keys) or 'none'}{_hint(unknown[1], keys)}"
-        return f"no such key; expected one of: {known}", [*steps, unknown[1]]
+        return f"no such key; expected one of: {known}", f"{path}.{unknown[1]}"
     if bad := _BAD_ENUM.match(message):
         members = list(_members(msgspec.inspect.type_info(shape), path))
-        found = mismatches.shown(_at(content, steps))
-        return f"expected one of: {', '.join(members)}; found {found}{_hint(bad[1], members)}", steps
-    return mismatches.worded(message, _at(content, steps)), steps
+        return f"expected one of: {', '.join(members)}; found {mismatches.shown(bad[1])}{_hint(bad[1], members)}", path
+    return mismatches.worded(message, None if plain.ANY in path else mismatches.shown(_at(content, path))), path
 
 
-def _at(content: Plain, steps: Sequence[Step]) -> Plain:
-    """Return the value at `steps`."""
-    for step in steps:
+def _steps(path: str) -> list[Step]:
+    """Return msgspec's path as steps, up to the first mapping whose key it doesn't have."""
+    return [name or int(index) for name, index in plain.STEP.findall(path.partition(plain.ANY)[0])]
+
+
+def _at(content: object, path: str) -> object:
+    """Return the value at msgspec's path."""
+    for step in _steps(path):
         if isinstance(content, dict):
-            content = content.get(str(step))
-        elif isinstance(content, list):
-            content = content[int(step)]
+            content = content.get(step)
+        elif isinstance(content, list) and isinstance(step, int):
+            content = content[step]
     return content
 
 
 def _hint(found: str, known: Sequence[str]) -> str:
     near = get_close_matches(found.lower(), known, 1) if len(found) <= MOST_HINTED else []
     return f"; did you mean {near[0]}?" if near else ""
-
-
-def _split(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return msgspec's message and path."""
-    match = _AT.match(str(error))
-    return (match["message"], match["path"] or "$") if match else (str(error), "$")
-
-
-def _steps(content: Plain, shape: type[T], message: str, path: str) -> list[Step]:
-    """Return msgspec's path to an error as steps, with the keys of mappings, which msgspec writes as `[...]`.
-
-    Each key in turn is kept as the only one of its mapping, until the rest still has the same error.
-    """
-    steps: list[Step] = []
-    # to_builtins copies a value at each of its aliases, so that a change affects only one position.
-    whole: Plain = msgspec.to_builtins(content)
-    inner = whole
-    for name, index in plain.STEP.findall(path):
-        step = name or index
-        if index == "...":
-            step = next((key for key in _each_alone(inner) if _fails(whole, shape, message, path)), None)
-            if step is None:
-                break
-        if isinstance(inner, dict):
-            steps.append(step)
-            inner = inner.get(step)
-        elif isinstance(inner, list):
-            steps.append(int(step))
-            inner = inner[int(step)]
-    return steps
-
-
-def _each_alone(mapping: Plain) -> Iterator[str]:
-    """Yield each key of a mapping while the mapping has only this key."""
-    if not isinstance(mapping, dict):
-        return
-    for name, value in list(mapping.items()):
-        mapping.clear()
-        mapping[name] = value
-        yield name
-
-
-def _fails(content: Plain, shape: type[T], message: str, path: str) -> bool:
-    """Return whether a document has the same error."""
-    try:
-        msgspec.convert(content, shape)
-    except msgspec.ValidationError as error:
-        return _split(error) == (message, path)
-    return False
 
 
 def _keys(shape: msgspec.inspect.Type, path: str) -> Iterator[str]:

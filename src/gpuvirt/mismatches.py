@@ -1,13 +1,14 @@
 """Says in plain words why a value of a document has not the expected kind: "expected a list, found text 'a'".
 
-msgspec names kinds by Python's and JSON's types, and does not show what it found. Other messages stay as they are.
+msgspec names kinds by Python's and JSON's types, and shows at most the kind of what it found. Other messages stay as
+they are.
 """
 
 import json
 import re
 from math import isinf
 
-from gpuvirt.plain import Plain, one_line
+from gpuvirt.plain import one_line
 
 KINDS = {
     "array": "a list",
@@ -22,23 +23,26 @@ KINDS = {
 MOST_SHOWN = 60
 """The characters that are shown of a text that was found."""
 
-_KIND = re.compile(r"^Expected `(?P<kinds>[^`]+)`(?: (?P<limit>(?!, got).+?))?(?:, got `[^`]+`)?$", re.DOTALL)
+_KIND = re.compile(r"^Expected `(?P<kinds>[^`]+)`(?: (?P<limit>(?!, got).+?))?(?:, got `(?P<got>[^`]+)`)?$", re.DOTALL)
 _LENGTH = re.compile(r"^of length (?P<sign>[<>]=) (?P<number>\d+)$")
 _PATTERN = re.compile(r"^matching regex (?P<pattern>.+)$", re.DOTALL)
 _LACKS = re.compile(r"^Object missing required field `(?P<name>.+)`$")
 
 
-def worded(message: str, found: Plain) -> str:
-    """Return msgspec's message in plain words; `found` is the value that it is about."""
+def worded(message: str, found: str | None) -> str:
+    """Return msgspec's message in plain words; `found` is the value that it is about in words (`shown`), None where
+    only msgspec has seen it."""
     if lacking := _LACKS.match(message):
         return f"lacks the key {lacking['name']}"
     if (mismatch := _KIND.match(message)) is None:
         return message
     kinds = [KINDS.get(kind, kind) for kind in mismatch["kinds"].split(" | ") if kind != "null"]
-    return f"expected {_any_of(kinds or ['nothing'])}{_limit(mismatch['limit'])}, found {shown(found)}"
+    expected = f"expected {_any_of(kinds or ['nothing'])}{_limit(mismatch['limit'])}"
+    found = found or {**KINDS, "null": "nothing"}.get(mismatch["got"] or "")
+    return f"{expected}, found {found}" if found else expected
 
 
-def shown(value: Plain) -> str:
+def shown(value: object) -> str:
     """Return a found value in words: the kind, and what it is if that is short."""
     match value:
         case None | bool():

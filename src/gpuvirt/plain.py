@@ -22,6 +22,9 @@ MOST_SHOWN = 300
 STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 """A step of a path as msgspec writes it: `.name`, `[0]`, or `[...]` for any key or value of a mapping."""
 
+ANY = "[...]"
+"""What msgspec writes for a key or value of a mapping."""
+
 Step = str | int
 """A step into a document: the key of a mapping, whatever characters it has, or the index of a list."""
 
@@ -53,11 +56,8 @@ def read(text: str, *, where: str) -> Document:
     try:
         found = yamlsyntax.read(text)
     except yamlsyntax.YamlSyntaxError as fault:
-        raise ConfigError(
-            one_line(fault.message),
-            where=f"{where}:{fault.line}" if fault.line is not None else where,
-            path=one_line(path_of(fault.steps)),
-        ) from fault
+        place = f"{where}:{fault.line}" if fault.line is not None else where
+        raise ConfigError(one_line(fault.message), where=place, path=one_line(path_of(fault.steps))) from fault
     return Document(cast("Plain", found.value), found)
 
 

@@ -2,10 +2,10 @@
 
 PyYAML reads YAML 1.1, in which a PCI address (`0000:04:00.0`) is a number of seconds, a class (`030200`) is octal, and
 a name like `on` is true. Here, scalars follow the core schema of YAML 1.2. Keys must be strings, and tags beyond the
-core schema are rejected. PyYAML accepts duplicate keys and has no limit for aliases; both are rejected here.
+core schema are rejected. PyYAML accepts duplicate keys, which are rejected here. So are aliases: a few lines of them
+expand to more values than fit into memory.
 
-A document has at most 40 levels, and 100,000 values with every alias expanded: a host with 4,000 cards needs a third of
-that, and a few lines of aliases could otherwise expand to more values than fit into memory.
+A document has at most 40 levels, and 100,000 keys and values: a host with 4,000 cards needs two thirds of that.
 """
 
 import re
@@ -164,13 +164,9 @@ def read(text: str) -> Content:
     """Return the content of a YAML text; raise YamlSyntaxError."""
     root: yaml.Node | None = None
     try:
-        may_be_too_large = _may_be_too_large(text)
+        _check(text)
         root = yaml.compose(text, Loader=_Loader)
-        if root is None:
-            return Content(None, None)
-        if may_be_too_large:
-            _size(root, {})
-        return Content(_Loader("").construct_document(root), root)
+        return Content(_Loader("").construct_document(root) if root is not None else None, root)
     except yaml.YAMLError as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
@@ -182,48 +178,23 @@ def read(text: str) -> Content:
         ) from error
 
 
-_TOO_DEEP = f"lists and mappings are nested too deep; expected at most {MOST_LEVELS} levels"
-
-
-def _may_be_too_large(text: str) -> bool:
-    """Return whether a document may have too many values with its aliases expanded.
-
-    Reject too deeply nested lists and mappings before composing, which recurses in C for each level.
-    """
-    level, nodes, has_alias = 0, 0, False
+def _check(text: str) -> None:
+    """Refuse aliases and what is too large before a value is composed: that takes some 500 bytes for each value, and
+    recurses in C for each level."""
+    level, values = 0, 0
     for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.ScalarEvent):
-            nodes += 1
-        elif isinstance(event, yaml.CollectionStartEvent):
-            nodes += 1
-            level += 1
-            if level > MOST_LEVELS:
-                line = event.start_mark.line if event.start_mark is not None else 0
-                raise _fault(_TOO_DEEP, yaml.Mark("", 0, line, 0, None, 0))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            level -= 1
-        elif isinstance(event, yaml.AliasEvent):
-            has_alias = True
-    return has_alias or nodes > MOST_VALUES
-
-
-def _size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Return the numbers of values and levels of a node with its aliases expanded; `sizes` has those of other nodes."""
-    if id(node) not in sizes:
-        sizes[id(node)] = None
-        entries = node.value if isinstance(node, yaml.CollectionNode) else []
-        values = [value for _, value in entries] if isinstance(node, yaml.MappingNode) else entries
-        inner = [_size(value, sizes) for value in values]
-        levels = max((levels for _, levels in inner), default=0) + isinstance(node, yaml.CollectionNode)
-        sizes[id(node)] = size = sum(values for values, _ in inner) + 1, levels
-        if levels > MOST_LEVELS:
-            raise _fault(f"with its aliases expanded, {_TOO_DEEP}", node.start_mark)
-        if size[0] > MOST_VALUES:
-            excess = f"with its aliases expanded, this has more than {MOST_VALUES:,} values; remove some"
-            raise _fault(excess, node.start_mark)
-    if (known := sizes[id(node)]) is None:
-        raise _fault("an alias refers to a value that contains the alias; write the value instead", node.start_mark)
-    return known
+        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        values += isinstance(event, yaml.NodeEvent)
+        if isinstance(event, yaml.AliasEvent):
+            message = "an alias (`*NAME`) is not supported; write the value in its place"
+        elif level > MOST_LEVELS:
+            message = f"lists and mappings are nested too deep; expected at most {MOST_LEVELS} levels"
+        elif values > MOST_VALUES:
+            message = f"more than {MOST_VALUES:,} keys and values; remove some"
+        else:
+            continue
+        line = event.start_mark.line if event.start_mark is not None else 0
+        raise _fault(message, yaml.Mark("", 0, line, 0, None, 0))
 
 
 def _short(tag: str) -> str:
@@ -232,11 +203,10 @@ def _short(tag: str) -> str:
 
 
 def _steps_to(root: yaml.Node | None, mark: yaml.Mark) -> list[Step]:
-    """Return the steps to the deepest node at a mark; an alias is at its own position, not at that of its node."""
+    """Return the steps to the deepest node at a mark."""
     steps: list[Step] = []
-    node, entered = root, set[int]()
-    while isinstance(node, yaml.CollectionNode) and id(node) not in entered:
-        entered.add(id(node))
+    node = root
+    while isinstance(node, yaml.CollectionNode):
         if isinstance(node, yaml.MappingNode):
             begun = [(key, value) for key, value in node.value if key.start_mark.index <= mark.index]
             steps += [str(key.value) for key, _ in begun[-1:] if isinstance(key, yaml.ScalarNode)]

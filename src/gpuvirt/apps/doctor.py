@@ -1,8 +1,9 @@
 """Gathers the evidence of a host from all layers, for `gpuvirt doctor` and `gpuvirt why`."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.hardware.access.kernel import Kernel
@@ -23,8 +24,7 @@ from gpuvirt.node.published import statefile
 from gpuvirt.paths import KubeletPaths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """The sources of evidence besides the kernel."""
 
     kubelet: KubeletPaths

@@ -7,7 +7,7 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.operator.nodes.resolve import OwnedMetadata
+from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata
 from gpuvirt.cluster.operator.schedules.configurednodes import not_followed
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.cluster.plans.nodeplan import GpuPlan, plan_node
@@ -22,7 +22,7 @@ from gpuvirt.model.schedules.spec import Phase, PhaseName, Schedule
 class PlannedGpuNode(GpuNode, frozen=True, kw_only=True):
     """A GpuNode with all that its agent reports, and the owners of its fields."""
 
-    metadata: OwnedMetadata
+    metadata: ManagedMetadata
 
 
 @dataclass(frozen=True, slots=True)

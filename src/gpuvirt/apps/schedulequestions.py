@@ -18,7 +18,7 @@ from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects, sele
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.plans.knownconfigs import read_known_configs
 from gpuvirt.facts.ids import Namespace, NodeName
-from gpuvirt.hypervisors.connecting import open_hypervisor
+from gpuvirt.hypervisors.connection import open_hypervisor
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.schedules import reports
 from gpuvirt.model.schedules.byhand import switch_by_hand

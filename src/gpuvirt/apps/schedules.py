@@ -13,7 +13,7 @@ from gpuvirt.cluster.operator.scheduledsource import ScheduledSource
 from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
 from gpuvirt.cluster.operator.schedules.scheduledconfigs import StoredConfigs
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
-from gpuvirt.hypervisors.connecting import open_hypervisor
+from gpuvirt.hypervisors.connection import open_hypervisor
 from gpuvirt.model.schedules.connection import MayCallUntil
 from gpuvirt.web.schedulemetrics import of_schedules
 
@@ -33,15 +33,15 @@ class Schedules:
         await self._keeper.run(random)
 
     def observe_nodes(self, delta: Delta[ReadNode]) -> None:
-        """Take changes of nodes, of which some are workers."""
+        """Record changes of nodes, of which some are workers."""
         self._keeper.observe_nodes(delta)
 
     def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
-        """Take changes of GpuNodes, whose vGPU configs may follow phases."""
+        """Record changes of GpuNodes, whose vGPU configs may follow phases."""
         self._keeper.observe_gpu_nodes(delta)
 
     def observe_picture(self, picture: Picture) -> None:
-        """Take the ClusterPolicy and the ConfigMaps, which say what vGPU configs there are."""
+        """Record the ClusterPolicy and the ConfigMaps, which name the vGPU configs of the cluster."""
         self._keeper.observe_picture(picture)
 
     def metrics(self) -> Iterator[str]:

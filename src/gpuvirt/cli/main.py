@@ -23,7 +23,7 @@ USED_WRONGLY = 2
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command, so that `gpuvirt --help` loads none."""
+    """A command, so that `gpuvirt --help` loads none; a dataclass, since msgspec alone takes 8 ms to load."""
 
     folder: str
     """The folder of this package with the command's module, which has its name; empty for another distribution's."""

@@ -82,7 +82,7 @@ class NotStreamedError(ApiError):
     """The server has no streaming lists: the collection must be listed in pages."""
 
 
-class RefusedError(ApiError):
+class ApiRefusedError(ApiError):
     """Any other error answer: too many requests, an invalid object, an internal server error."""
 
 
@@ -139,7 +139,7 @@ def failure(asked: Asked, code: int, body: bytes, *, retry_after_s: float = 0.0)
         return ForbiddenError(f"{text}; to permit it, add to the {kind}: {asked.rule}")
     if code in _BY_CODE:
         return _BY_CODE[code](text)
-    refused = RefusedError(text)
+    refused = ApiRefusedError(text)
     refused.retry_after_s = retry_after_s
     return refused
 

@@ -41,6 +41,9 @@ class Waits:
     """For how long events in a stream gather, to be observed together. One after a longer silence does not wait."""
 
 
+NO_WAITS = Waits()
+
+
 class Reflector(Generic[T]):
     """Keeps the cache of one collection up to date."""
 
@@ -51,7 +54,7 @@ class Reflector(Generic[T]):
         clock: Clock,
         random: Random,
         *,
-        waits: Waits = Waits(),
+        waits: Waits = NO_WAITS,
         groups: ApiGroups | None = None,
     ) -> None:
         """`groups` tells when to list a kind again that the server lacks; without it, that is done after a pause."""

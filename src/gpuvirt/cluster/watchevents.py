@@ -11,10 +11,10 @@ import msgspec
 from gpuvirt import nulls
 from gpuvirt.cluster.failures import (
     ApiError,
+    ApiRefusedError,
     Asked,
     NotStreamedError,
     NotUnderstoodError,
-    RefusedError,
     Status,
     failure,
 )
@@ -118,7 +118,7 @@ async def listed(asked: Asked, events: AsyncIterator[Events[T]]) -> tuple[Listed
                         return Listed(tuple(items), event.version), together[number:]
                     if event.item is not None:
                         items.append(event.item)
-    except RefusedError as error:
+    except ApiRefusedError as error:
         raise NotStreamedError(str(error)) from error
     except TimeoutError as error:
         message = f"{asked.text}: the streaming list did not end in {LISTED_WITHIN_S:g} s"

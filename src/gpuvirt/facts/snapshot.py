@@ -1,6 +1,6 @@
 """The snapshot of a host: all facts of one observation, or the few that a discovery reads without privileges."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -46,6 +46,17 @@ class DeviceIds:
         known = {gpu: has for gpu, has in self.mig.items() if not isinstance(has, Unread)}
         nvidias = self.information.keys() | self.mig.keys()
         return frozenset(gpu for gpu, has in known.items() if has) if nvidias and known.keys() == nvidias else None
+
+    def of(self, functions: Container[PciAddress]) -> "DeviceIds":
+        """Return the ids that name these functions; the same object if all do."""
+        if all(gpu in functions for gpu in (*self.drm_nodes.values(), *self.information, *self.mig)):
+            return self
+        return DeviceIds(
+            {uuid: gpu for uuid, gpu in self.gpu_uuids.items() if gpu in functions},
+            {node: gpu for node, gpu in self.drm_nodes.items() if gpu in functions},
+            {gpu: known for gpu, known in self.information.items() if gpu in functions},
+            {gpu: has for gpu, has in self.mig.items() if gpu in functions},
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def _scanned(scanning: "_Scan", taken: Mapping[PciAddress, PciFunction], *, brie
         cdev_nodes=cdev_nodes,
         users=scanning.before.users,
         users_of_lost_nodes=scanning.before.users_of_lost_nodes,
-        device_ids=scanning.before.device_ids,
+        device_ids=scanning.before.device_ids.of(functions),  # a GPU may have been unplugged since they were read
         malformed_entries=tuple(scanning.malformed_entries),
         unread=tuple(scanning.unread),
     )

@@ -1,16 +1,22 @@
 """The child of a connection: it has the credentials, the hypervisor's library and the connections to the hypervisor.
 
 `connection` starts `python -m gpuvirt.hypervisors.child PARENT`. Orders come on standard input, answers go to standard
-output, in any order; up to four requests are under way at once. `lifeline` says when it ends.
+output, in any order; up to four requests are under way at once.
+
+The child ends with the process that started it, and with the lease of that process. The kernel does both, so that
+nothing in either process has to run for it: neither Python while a library holds its lock, nor a parent that is
+stopped. The death closes the child's connections, which `resets` makes a reset.
 """
 
+import ctypes
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic  # noqa: TID251  the kernel's clock, by which the parent names the end of the lease
 
-from gpuvirt.hypervisors import lifeline
 from gpuvirt.hypervisors.backend import BackEnd, BackEndError
 from gpuvirt.hypervisors.messages import (
     ORDERS,
@@ -34,6 +40,31 @@ THREADS = 4
 TEXT_CHARACTERS = 400
 """A hypervisor's words go into conditions and events, which have room for some hundred characters."""
 
+PR_SET_PDEATHSIG = 1
+"""include/uapi/linux/prctl.h. The signal is sent when the thread that started the child ends: the parent's main one."""
+
+
+def tie_to(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends; end it now if that has happened already."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        end()
+
+
+def live_until(until_s: float | None) -> None:
+    """Let the kernel end this process at a monotonic second; None: no end. A later call replaces the time."""
+    left_s = 0.0 if until_s is None else until_s - monotonic()
+    if until_s is not None and left_s <= 0:
+        end()
+    signal.setitimer(signal.ITIMER_REAL, left_s)
+
+
+def end() -> None:
+    """End this process at once, without cleaning up: its connections are reset."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
 
 class Child:
     """Answers the requests of one connection."""
@@ -54,7 +85,7 @@ class Child:
                 case Start() as start:
                     self._start = start
                 case Renew(until_s):
-                    lifeline.live_until(until_s)
+                    live_until(until_s)
                 case Read() | Make() | Check() as request:
                     self._workers.submit(self._answer, request)
 
@@ -112,6 +143,6 @@ def _write(fd: int, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    lifeline.tie_to(int(sys.argv[1]))
+    tie_to(int(sys.argv[1]))
     Child(sys.stdout.fileno()).serve(sys.stdin.buffer)
-    lifeline.end()
+    end()

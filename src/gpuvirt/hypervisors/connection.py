@@ -1,20 +1,27 @@
-"""One connection to a hypervisor: it starts the child, tells it of the lease, and ends it when it hangs or is idle."""
+"""One connection to a hypervisor: it starts the child, tells it of the lease, and ends it when it hangs or is idle.
+
+`open_hypervisor` opens it; `apps` injects that function into the controller. What can fail between a connection and its
+hypervisor is worded here, since the child imports no reasons.
+"""
 
 import asyncio
 import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from gpuvirt.clock import Clock, Timer
 from gpuvirt.hypervisors.childprocess import ChildProcess
 from gpuvirt.hypervisors.messages import Answer, Check, Checked, Failed, Make, Problem, Read, Renew, Request, Start, Vms
-from gpuvirt.hypervisors.problems import reason, worded
+from gpuvirt.model.reasons import Reason, hypervisorproblems
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S, Credentials, HypervisorKind, MayCallUntil
 from gpuvirt.model.schedules.hypervisor import (
     Abilities,
+    Ability,
     Accepted,
     Call,
+    Hypervisor,
     OutcomeUnknown,
     Refused,
     VmKey,
@@ -23,8 +30,27 @@ from gpuvirt.model.schedules.hypervisor import (
 )
 from gpuvirt.model.schedules.hypervisor import Answer as CallAnswer
 
-log = logging.getLogger(__name__)
-
+WORDINGS: Mapping[Problem, Callable[[str, str], Reason]] = {
+    Problem.UNREACHABLE: hypervisorproblems.unreachable,
+    Problem.NOT_TRUSTED: hypervisorproblems.not_trusted,
+    Problem.WRONG_CREDENTIALS: hypervisorproblems.wrong_credentials,
+    Problem.SESSION_LOST: hypervisorproblems.session_lost,
+    Problem.FORBIDDEN: hypervisorproblems.forbidden,
+    Problem.INCOMPLETE: hypervisorproblems.answer_incomplete,
+    Problem.REFUSED: hypervisorproblems.refused,
+    Problem.FAILED: hypervisorproblems.call_failed,
+    Problem.NO_CAPACITY: hypervisorproblems.no_graphics_capacity,
+    Problem.WRONG_POWER: hypervisorproblems.wrong_power_state,
+    Problem.VM_MISSING: hypervisorproblems.vm_not_found,
+    Problem.TOOLS_MISSING: hypervisorproblems.guest_tools_missing,
+    Problem.NO_SUSPEND: hypervisorproblems.suspend_not_supported,
+    Problem.TYPE_MISSING: hypervisorproblems.vgpu_type_not_offered,
+    Problem.NOT_ONE_VGPU: hypervisorproblems.not_one_vgpu,
+    Problem.NOT_INSTALLED: hypervisorproblems.back_end_missing,
+    Problem.SILENT: hypervisorproblems.silent,
+    Problem.ENDED: hypervisorproblems.connection_ended,
+    Problem.LEASE_LOST: lambda server, _: hypervisorproblems.lease_lost(server),
+}
 REQUEST_S = 30.0
 """How long the child may take for a request. It is killed then, with all that is under way."""
 RENEW_S = 1.0
@@ -33,6 +59,32 @@ REFUSED_S = 60.0
 """How long wrong credentials are not tried again. A vCenter locks a user after five failures within three minutes."""
 IDLE_S = 60.0
 """How long a child without requests is kept: some 30 MiB, and a session at the hypervisor."""
+
+
+def reason(problem: Problem, server: str, words: str) -> Reason:
+    """Return the reason for a problem with a hypervisor."""
+    return WORDINGS[problem](server, words)
+
+
+def worded(abilities: Abilities, server: str) -> Abilities:
+    """Return a child's abilities with codes and texts of the catalogue."""
+    return replace(
+        abilities,
+        suspend=_worded(abilities.suspend, server),
+        shut_down=_worded(abilities.shut_down, server),
+        start=_worded(abilities.start, server),
+        set_vgpu_type=_worded(abilities.set_vgpu_type, server),
+    )
+
+
+def _worded(ability: Ability, server: str) -> Ability:
+    if not ability.code:
+        return ability
+    found = reason(Problem(ability.code), server, ability.text)
+    return Ability(ability.is_possible, found.code, found.text)
+
+
+log = logging.getLogger(__name__)
 
 
 class ChildHypervisor:
@@ -200,3 +252,10 @@ def start_order(kind: HypervisorKind, credentials: Credentials) -> Start:
     """Return the first order of a child."""
     given = credentials
     return Start(kind, given.server, given.ca, given.user, given.password, given.certificate, given.key)
+
+
+async def open_hypervisor(
+    kind: HypervisorKind, credentials: Credentials, clock: Clock, may_call_until_s: MayCallUntil
+) -> Hypervisor:
+    """Return a connection, whose child starts with the first request. Never raises: errors are answers."""
+    return ChildHypervisor(start_order(kind, credentials), clock, may_call_until_s)

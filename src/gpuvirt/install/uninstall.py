@@ -2,10 +2,13 @@
 
 No device changes: GPUs keep their drivers, and vGPUs and the devices of VMs stay. It can be repeated at any time, after
 any failure: each step removes what still exists.
+
+Pods whose containers have shares of GPUs keep gpuvirt from being uninstalled: a container with a share restarts only
+while the agent of its node runs, since the kubelet asks the agent before each start.
 """
 
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,14 +42,12 @@ from gpuvirt.cluster.operator.nodes.labels import removed_labels
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.cluster.shares.nodekeys import keys_without_shares
-from gpuvirt.cluster.shares.objects import SHARING_PODS
+from gpuvirt.cluster.shares.objects import SHARING_PODS, SharingPod
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.install.podswithshares import PodsByNode, SharesInUseError, by_node, text_of
 from gpuvirt.install.workermarks import unmark_workers
 from gpuvirt.model.offers import discovery
 
 T = TypeVar("T", bound=KubernetesObject)
-
 HOLDER = "uninstall-"
 """The prefix of the holder's identity in the lease by which an uninstall prevents controllers from leading."""
 HELD_S = 600
@@ -57,6 +58,42 @@ KINDS = ("gpunodes.gpuvirt.io", "vgpuschedules.gpuvirt.io", "clusterpolicies.nvi
 DISCOVERER = {"app.kubernetes.io/name": "gpuvirt", "app.kubernetes.io/component": "discover"}
 """The labels of the discoverer's DaemonSet and of its pods, as an install brings them."""
 DISCOVERED = (discovery.PRESENT_LABEL, discovery.OS_ID_LABEL, discovery.OS_VERSION_LABEL)
+
+MOST_NAMED = 10
+"""How many pods of a node a message names."""
+
+PodsByNode = Mapping[str, tuple[str, ...]]
+"""The pods with shares as `namespace/name`, by their nodes."""
+
+
+class SharesInUseError(GpuvirtError):
+    """Pods have shares of GPUs; nothing was removed."""
+
+    def __init__(self, found: PodsByNode) -> None:
+        super().__init__(
+            f"pods have shares of GPUs, and their containers restart only while gpuvirt's agents run: {text_of(found)}."
+            " Nothing was removed. Label these nodes nvidia.com/gpu.workload.config=container, and uninstall gpuvirt"
+            " once the pods have ended; or use --force: then their containers run on, and do not start again"
+        )
+
+
+def by_node(pods: Iterable[SharingPod], nodes: Iterable[str]) -> PodsByNode:
+    """Return the pods with shares on these nodes; extender or agent have written the annotation of each."""
+    known, found = frozenset(nodes), dict[str, tuple[str, ...]]()
+    for pod in sorted(pods, key=lambda pod: pod.where):
+        if pod.metadata.annotations.shares and pod.spec.node_name in known:
+            found[pod.spec.node_name] = (*found.get(pod.spec.node_name, ()), pod.where)
+    return found
+
+
+def text_of(found: PodsByNode) -> str:
+    """Return the pods in a line of text: `node01: default/a, default/b; node02: ...`."""
+    return "; ".join(f"{node}: {_named(pods)}" for node, pods in sorted(found.items()))
+
+
+def _named(pods: tuple[str, ...]) -> str:
+    more = f" and {len(pods) - MOST_NAMED} more" if pods[MOST_NAMED:] else ""
+    return f"{', '.join(pods[:MOST_NAMED])}{more}"
 
 
 class NotDeletedError(GpuvirtError):

@@ -7,8 +7,9 @@ from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.election import Terms
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.operator.schedules.nodemarks import unmarking
-from gpuvirt.cluster.operator.schedules.workerobjects import NodeObject
+from gpuvirt.cluster.operator.schedules.workerobjects import cordoned_by
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S
 
@@ -27,23 +28,24 @@ async def unmark_workers(client: Client, clock: Clock) -> AsyncIterator[str]:
         patch = unmarking(node, uncordons=not node.is_ready)
         try:
             if patch is not None:
-                await client.patch(NODES, name, patch, PatchType.MERGE, NodeObject)
+                await client.patch(NODES, name, patch, PatchType.MERGE, Node)
         except NotFoundError:
             continue
         except ConflictError:
             yield f"node {name}: kept the marks of a VgpuSchedule, since the node changes; run gpuvirt uninstall again"
             continue
-        if node.cordoned_by and node.is_ready:
+        schedule = cordoned_by(node)
+        if schedule and node.is_ready:
             yield (
-                f"node {name}: stays cordoned, since VgpuSchedule {node.cordoned_by} may be suspending its VM; once the"
+                f"node {name}: stays cordoned, since VgpuSchedule {schedule} may be suspending its VM; once the"
                 f" hypervisor shows the VM on, and no task of it: kubectl uncordon {name}"
             )
-        elif node.cordoned_by:
+        elif schedule:
             yield f"node {name}: uncordoned; its VM may be suspended, and works once it is resumed"
 
 
-async def _nodes(client: Client) -> Iterable[NodeObject]:
+async def _nodes(client: Client) -> Iterable[Node]:
     try:
-        return (await client.list(Collection(NODES, NodeObject))).items
+        return (await client.list(Collection(NODES, Node))).items
     except NotFoundError:  # a proxy's answer: the other steps of an uninstall go on as well
         return ()

@@ -1,7 +1,17 @@
-"""Watches the allocations of devices to pods: asks the kubelet's pod-resources API and reads its checkpoint."""
+"""Watches the allocations of devices to pods: asks the kubelet's pod-resources API and reads its checkpoint.
+
+A kubelet records a pod's devices when it admits the pod, and makes the pod's folder a moment later. One that is killed
+in between and starts without the API server knows the pod by its checkpoint alone, makes no folder, and admits the pod
+again once the API server answers. From then on it writes its checkpoint without pods that have ended. So the absence of
+a pod's folder does not tell of its end before another kubelet has made one (`PodFolders`).
+
+Source: pkg/kubelet/cm/devicemanager/manager.go of Kubernetes 1.36: UpdateAllocatedDevices removes no pod before all
+sources are ready; devicesToAllocate leaves a pod the devices that the checkpoint has.
+"""
 
 import logging
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
@@ -11,7 +21,6 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet.checkpoint import allocations_unknown, gone, uids, with_answers, with_folder, without_gone
 from gpuvirt.kubelet.claims import ClaimedDevice
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
-from gpuvirt.kubelet.podfolders import PodFolders
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.kubelet.recordedallocations import Content, Look, RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers
@@ -21,6 +30,30 @@ from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import HostPath, KubeletPaths
 
 log = logging.getLogger(__name__)
+
+
+class PodFolders:
+    """The folders of pods, as one agent has seen them."""
+
+    def __init__(self) -> None:
+        self._admitted_by: dict[PodUid, str] = {}
+        """The kubelet that may have admitted each pod of the checkpoint: the one of the reading before it was found."""
+        self.made: frozenset[PodUid] = frozenset()
+        """The pods of the last checkpoint whose folder was seen."""
+        self._last: str | None = None
+        """The kubelet of the last reading, None before the first."""
+
+    def unmade(self, pods: AbstractSet[PodUid], with_folder: AbstractSet[PodUid], kubelet: str) -> frozenset[PodUid]:
+        """Return the pods of a checkpoint that another kubelet may have admitted, and whose folder was never seen.
+
+        `with_folder` has those of them that have a folder; it may leave out pods of `made`. `kubelet` distinguishes the
+        running kubelet from those before. A pod that the agent finds at its start counts as one of the running kubelet.
+        """
+        admitting = self._last if self._last is not None else kubelet
+        self._admitted_by = {uid: self._admitted_by.get(uid, admitting) for uid in pods}
+        self.made = (self.made & pods) | (with_folder & pods)
+        self._last = kubelet
+        return frozenset(uid for uid, by in self._admitted_by.items() if by != kubelet and uid not in self.made)
 
 
 class Listener(Protocol):
@@ -136,7 +169,7 @@ class AccountWatch:
         look = self._recorded.look()
         answer = await self._ask_api()
         self._recorded.observe_kubelet(exists=not has_no_kubelet(self._paths, self._kubelets()))
-        self._recorded.settle(look, answered=not isinstance(answer, PodResourcesUnknownError))
+        self._recorded.settle(look, None if isinstance(answer, PodResourcesUnknownError) else answer)
         problems = ""
         if isinstance(answer, PodResourcesUnknownError) and not isinstance(look.checkpoint, Content):
             problems = f"{answer}; {self._paths.checkpoint}: {look.checkpoint}" if self._recorded.has_kubelet else ""
@@ -154,13 +187,16 @@ class AccountWatch:
         counted = await self._counted(look.checkpoint)
         self._reports_counted = not isinstance(counted, Unread)
         devices = {**in_file, **with_answers(in_api, in_checkpoint)}
-        account = KubeletAccount(at, at_s, devices, counted, record.registered, recorded, partial)
+        several = record.of_several if recorded else None
+        account = KubeletAccount(at, at_s, devices, counted, record.registered, recorded, partial, several)
         listener.observe_account(None if problems else account)
         if not listener.unsettled:
             self._early = 0
         listener.report_problem("holders", allocations_unknown(problems) if problems else partial)
         if isinstance(answer, PodResourcesUnknownError):
             return False
+        if look.is_missing and self._recorded.history.is_seen:
+            self._resend()  # the kubelet has its allocations in its memory, and writes them with each list
         return self._request_rewrite(frozenset(record.consumers.keys() & in_file.keys() - in_api.keys()))
 
     def _without_gone(self, in_checkpoint: Consumers, in_api: Consumers, look: Look) -> Consumers:
@@ -191,6 +227,7 @@ class AccountWatch:
         delta = in_doubt - self._in_doubt
         self._in_doubt = in_doubt
         if in_doubt:
+            # The kubelet writes its checkpoint after each list, and leaves out pods that have ended then (decision 11).
             self._resend()
         return bool(delta)
 

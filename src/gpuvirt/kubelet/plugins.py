@@ -1,21 +1,104 @@
-"""Runs one device plugin for each resource of a node's view."""
+"""The device plugins of a node, one for each resource of its view whose devices are GPUs or vGPUs."""
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from typing_extensions import override
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import PathTooLongError
-from gpuvirt.facts.ids import ResourceName
-from gpuvirt.kubelet import sockets
-from gpuvirt.kubelet.deviceplugin import Answers, DevicePlugin
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.kubelet import sockets, wire
+from gpuvirt.kubelet.pluginserver import Call, PluginServer
+from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.kubelet.registrar import Registrar
+from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.allocation.placement import PlacementError
 from gpuvirt.model.offers.view import NodeView, Registration, ResourceView
 from gpuvirt.model.reasons import ReasonCode, nodeproblems
 from gpuvirt.node.agent import Agent
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The functions that choose and allocate devices."""
+
+    prefer: Callable[[ResourceName, Sequence[DeviceId], Sequence[DeviceId], int], Sequence[DeviceId]]
+    """Returns the preferred devices for a resource, the available devices, those that must be chosen, and a number."""
+    allocate: Callable[[Request], Awaitable[tuple[Attachment, ...]]]
+    """Allocates devices to containers."""
+    pre_start: Callable[[ResourceName, Sequence[DeviceId]], Awaitable[None]]
+    """Is called before each start of a container."""
+
+
+class DevicePlugin(PluginServer):
+    """Serves one resource."""
+
+    def __init__(
+        self, view: ResourceView, path: Path, answers: Answers, clock: Clock, *, unknown_numa_is_node_0: bool
+    ) -> None:
+        super().__init__(view.name, path, clock)
+        self._view = view
+        self._answers = answers
+        self._unknown_numa_is_node_0 = unknown_numa_is_node_0
+
+    def show(self, view: ResourceView) -> None:
+        """Send these devices to the kubelet from now on."""
+        before, self._view = self.listed(), view
+        if self.listed() != before:
+            self.resend()
+
+    @property
+    @override
+    def options(self) -> pb.DevicePluginOptions:
+        return wire.options()
+
+    @override
+    def listed(self) -> pb.ListAndWatchResponse:
+        return wire.device_list(self._view, unknown_numa_is_node_0=self._unknown_numa_is_node_0)
+
+    @override
+    async def prefer(self, request: pb.PreferredAllocationRequest, call: Call) -> pb.PreferredAllocationResponse:
+        try:
+            return wire.chosen(
+                self._answers.prefer(self.resource, available, must_include, size)
+                for available, must_include, size in wire.choices(request)
+            )
+        except PlacementError as error:
+            await self.refuse(call, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    @override
+    async def allocate(self, request: pb.AllocateRequest, call: Call) -> pb.AllocateResponse:
+        containers = wire.asked_for(request)
+        try:
+            attachments = await self._answers.allocate(Request(self.resource, containers))
+        except AllocationRefusedError as error:
+            unknown = error.reason.code in {ReasonCode.UNKNOWN_DEVICE, ReasonCode.UNKNOWN_RESOURCE}
+            status = grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION
+            await self.refuse(call, status, error.reason.text, reason=error.reason.code)
+        # Logging takes as long as reading a device again, and need not delay the answer to the kubelet.
+        asyncio.get_running_loop().call_soon(self._log_allocated, containers)
+        return wire.allocate_response(attachments)
+
+    def _log_allocated(self, containers: Sequence[Sequence[DeviceId]]) -> None:
+        log.info("allocated", extra={"resource": self.resource, "devices": containers})
+
+    @override
+    async def pre_start(self, request: pb.PreStartContainerRequest, call: Call) -> pb.PreStartContainerResponse:
+        try:
+            await self._answers.pre_start(self.resource, wire.starting_devices(request))
+        except AllocationRefusedError as error:
+            await self.refuse_start(call, error.reason)
+        return pb.PreStartContainerResponse()
 
 
 class Plugins:
@@ -69,13 +152,14 @@ class Plugins:
             problem = nodeproblems.not_registered(view.name, str(error))
             self._agent.reports.registration(view.name, Registration(registered=False, because=problem))
             return
-        answers = Answers(self._agent.prefer, self._agent.allocate, self._agent.pre_start)
+        allocators = self._agent.allocators
+        answers = Answers(allocators.prefer, allocators.allocate, allocators.pre_start)
         plugin = DevicePlugin(view, path, answers, self._clock, unknown_numa_is_node_0=self._unknown_numa_is_node_0)
         self._plugins[view.name] = plugin
         self._registrar.add(plugin)
 
     def _observe(self, resource: ResourceName, registration: Registration) -> None:
-        """Take the outcome of an attempt; while the kubelet is away, there is none."""
+        """Record the outcome of an attempt; while the kubelet is away, there is none."""
         because = registration.because
         if because is None or because.code is not ReasonCode.KUBELET_AWAY:
             self._agent.telemetry.registrations[resource, "failed" if because is not None else "ok"] += 1

@@ -8,8 +8,9 @@ import itertools
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import BootId, DeviceId, PodUid, ResourceName
@@ -19,8 +20,9 @@ from gpuvirt.kubelet.checkpoint import Registered, allocations_unknown, lacks_no
 from gpuvirt.kubelet.claims import ClaimedDevice
 from gpuvirt.model.allocation import recordhistory
 from gpuvirt.model.allocation.allocations import Consumers, Recorded, Unknown
-from gpuvirt.model.allocation.ledger import Consumer
-from gpuvirt.model.allocation.recordhistory import History, PodRequests, Reading, RecordedDevice
+from gpuvirt.model.allocation.ledger import Consumer, OfSeveral
+from gpuvirt.model.allocation.readmission import devices_of_several
+from gpuvirt.model.allocation.recordhistory import History, NamedDevice, PodRequests, Reading, RecordedDevice
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.paths import KubeletPaths
@@ -42,6 +44,7 @@ class Content:
     devices: tuple[RecordedDevice, ...] = ()
     lacks_nodes: bool = False
     """Whether a node in a plugin's answer did not exist yet."""
+    of_several: OfSeveral = field(default_factory=dict)
 
     @property
     def consumers(self) -> Consumers:
@@ -142,29 +145,42 @@ class RecordedAllocations:
             self.history = recordhistory.observe(history, reading)
 
     def observe_kubelet(self, *, exists: bool) -> None:
-        """Take whether the host has a kubelet."""
+        """Record whether the host has a kubelet."""
         self.has_kubelet = exists
 
     def observe_api(self, *, answered: bool) -> None:
-        """Take whether the kubelet has answered at the socket in this folder, so that the folder of pods is its own."""
+        """Record whether the kubelet has answered at the socket in this folder: the folder of pods is its own then."""
         self.owns_pods = answered
 
     def observe_ended(self, pods: frozenset[PodUid]) -> None:
-        """Take the pods that have ended, although the checkpoint still has them."""
+        """Record the pods that have ended, although the checkpoint still has them."""
         self.gone = pods
 
-    def settle(self, look: Look, *, answered: bool) -> None:
+    def settle(self, look: Look, answer: Consumers | None) -> None:
         """Conclude from a look whether the record is complete, with the API server's pods if there is a doubt.
 
-        `answered`: the kubelet has answered at the socket in this folder, so the folder of pods is this kubelet's.
+        `answer` is what the kubelet has answered at the socket in this folder: the folder of pods is this kubelet's.
         """
-        self.owns_pods = self.owns_pods or answered
+        self.owns_pods = self.owns_pods or answer is not None
         self.judge(look)
+        if answer is not None and look.is_missing:
+            self._name(answer, look)
         if self._is_in_doubt and (pods := self.inquiry.take()) is not None:
             self._ask(pods, look)
         if self._is_in_doubt:
             self.inquiry.ask()
         self._keep(self.history)
+
+    def _name(self, answer: Consumers, look: Look) -> None:
+        """Record what the kubelet's API names while the record is missing, without claims, which have their own."""
+        claimed = {key for key, _ in look.claims} if isinstance(look.claims, tuple) else set()
+        named = (
+            NamedDevice(consumer.namespace or "", consumer.pod or "", consumer.container or "", *key)
+            for key, consumer in sorted(answer.items(), key=itemgetter(0))
+            if key not in claimed
+        )
+        with self._lock:
+            self.history = recordhistory.name(self.history, look.kubelet_after, named)
 
     @property
     def _is_in_doubt(self) -> bool:
@@ -179,7 +195,7 @@ class RecordedAllocations:
 
     def lost(self) -> Consumers:
         """Return the devices that the record lacks, although their pods have not ended."""
-        return {device.key: _consumer(device) for device in self.history.lost}
+        return dict(_lost(self.history))
 
     def why_unknown(self, look: Look) -> Reason | None:
         """Return why the record is not complete, None if it is."""
@@ -197,7 +213,8 @@ class RecordedAllocations:
         return refusals.record_incomplete(str(self.paths.checkpoint), text)
 
     def _answered(self, look: Look) -> Recorded | Unknown:
-        made_of = (look.checkpoint, look.claims, self.gone, self.history.lost, self.why_unknown(look))
+        lost = self.history.lost, self.history.named
+        made_of = (look.checkpoint, look.claims, self.gone, lost, self.why_unknown(look))
         if self._answer is None or made_of != self._answer[0]:
             self._answer = made_of, self._new_answer(look, made_of[-1])
         return self._answer[1]
@@ -205,8 +222,7 @@ class RecordedAllocations:
     def _new_answer(self, look: Look, unknown: Reason | None) -> Recorded | Unknown:
         found: defaultdict[tuple[ResourceName, DeviceId], set[Consumer]] = defaultdict(set)
         listed = look.checkpoint.allocations if isinstance(look.checkpoint, Content) else ()
-        lost = ((device.key, _consumer(device)) for device in self.history.lost)
-        for key, consumer in (*listed, *lost):
+        for key, consumer in (*listed, *_lost(self.history)):
             if consumer.pod_uid not in self.gone:
                 found[key].add(consumer)
         for key, consumer in look.claims if isinstance(look.claims, tuple) else ():
@@ -253,11 +269,20 @@ def _content(content: bytes, read_node: ReadNode) -> Content:
         RecordedDevice(consumer.pod_uid or PodUid(""), consumer.container or "", *key) for key, consumer in allocations
     )
     consumers = [consumer for _, consumer in allocations]
-    return Content(allocations, checkpoint.registered(parsed), devices, lacks_nodes(consumers))
+    several = devices_of_several(allocations)
+    return Content(allocations, checkpoint.registered(parsed), devices, lacks_nodes(consumers), several)
 
 
 def _consumer(device: RecordedDevice) -> Consumer:
     return Consumer(pod_uid=device.pod, container=device.container)
+
+
+def _lost(history: History) -> Iterator[tuple[tuple[ResourceName, DeviceId], Consumer]]:
+    """Yield the devices that the record lacks, although their pods have not ended."""
+    for device in history.lost:
+        yield device.key, _consumer(device)
+    for named in history.named:
+        yield named.key, Consumer(namespace=named.namespace, pod=named.pod, container=named.container)
 
 
 def _version(path: str) -> Version:

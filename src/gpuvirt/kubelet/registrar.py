@@ -67,7 +67,7 @@ class Registrar:
         self._due.set()
 
     def withhold(self, resource: ResourceName, *, withheld: bool, silent: bool) -> None:
-        """Take whether a resource must not be registered, and whether its plugin sends no lists.
+        """Record whether a resource must not be registered, and whether its plugin sends no lists.
 
         A resource that is no longer withheld is registered at once.
         """

@@ -60,17 +60,17 @@ class Observations:
         return self._store.desired
 
     def take_request(self, request: NodeRequest) -> None:
-        """Take the desired state from the cluster; fields that are unknown in `request` stay as they were."""
+        """Record the desired state from the cluster; fields that are unknown in `request` stay as they were."""
         if self._store.take_request(request):
             self._wakes.decide.set()
 
     def observe_kind(self, *, exists: bool) -> None:
-        """Take whether the cluster has the kind GpuNode; without it no controller can review resource names."""
+        """Record whether the cluster has the kind GpuNode; without it no controller can review resource names."""
         if self._state.observe_kind(exists=exists):
             self._wakes.decide.set()
 
     def observe_node_counts(self, counts: Mapping[ResourceName, int]) -> None:
-        """Take the counts of resources in the node's status."""
+        """Record the counts of resources in the node's status."""
         if self._state.observe_status_counts(counts):
             self._wakes.decide.set()
 
@@ -80,7 +80,7 @@ class Observations:
         return self._state.on_demand_pods
 
     def observe_pod_ends(self, ends: PodEnds) -> None:
-        """Take the pods of the node that have ended or are being deleted, by the API server."""
+        """Record the pods of the node that have ended or are being deleted, by the API server."""
         if self._state.observe_pod_ends(ends):
             self._wakes.decide.set()
             self._wakes.ask_kubelet.set()  # which ids it has freed
@@ -91,13 +91,13 @@ class Observations:
         return self._operands.to_be_away if self._operands is not None else Cell(False)
 
     def observe_operands(self, observed: OperandsObserved | None) -> None:
-        """Take the observed state of that device plugin, None if it is unknown whether it has stopped."""
+        """Record the observed state of that device plugin, None if it is unknown whether it has stopped."""
         if self._operands is not None:
             self._operands.observe(observed)
             self._wakes.ask_kubelet.set()  # what it still counts
 
     def observe_facts(self, facts: Facts, since_s: float = math.inf, /) -> None:
-        """Take the facts of an observation of the host, which has begun at `since_s`."""
+        """Record the facts of an observation of the host, which has begun at `since_s`."""
         if self._gates.observe_facts(facts):
             self._wakes.decide.set()
         self._wakes.room.set()
@@ -110,7 +110,7 @@ class Observations:
         return self._wakes.ask_kubelet
 
     def observe_account(self, account: KubeletAccount | None) -> None:
-        """Take the kubelet's account of allocated devices, None if the kubelet did not answer."""
+        """Record the kubelet's account of allocated devices, None if the kubelet did not answer."""
         self._account.observe_account(account)
         self._wakes.room.set()
         waited = not self._state.counted.is_known

@@ -16,7 +16,7 @@ from gpuvirt.model.node.desirednode import RequestTerms
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.view import AgentView
-from gpuvirt.node.change import site as change
+from gpuvirt.node.change import changehost as change
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.published.markers import Markers
 from gpuvirt.paths import KubeletPaths
@@ -78,7 +78,7 @@ class NodeOptions:
     """Whether the agent writes the counts of `Notice` into the node's status."""
     vgpu_configs: ConfigText | None = None
     """The vGPU configs of the settings' file."""
-    moves: change.Site | None = None
+    change_host: change.ChangeHost | None = None
     """The host on which the agent changes GPUs; None for an agent that changes none."""
     pods: Path | None = None
     """The folder in which the kubelet makes a folder for each pod; None if the agent can't see it."""

@@ -77,7 +77,7 @@ def page(view: NodeView, telemetry: Telemetry, shares: ShareFigures | None = Non
             "gpuvirt_gpu_changes_total",
             "Changes of GPUs by desired state and outcome: done, or the code of the reason of the failure.",
             ("desired", "outcome"),
-            telemetry.moves.items(),
+            telemetry.gpu_changes.items(),
         ),
         _info(view),
     )

@@ -17,8 +17,7 @@ import h11
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.web.clients import UNKNOWN, Client, ClientRules, Standing
-from gpuvirt.web.connections import Connection, Connections
-from gpuvirt.web.listening import listen
+from gpuvirt.web.connections import Connection, Connections, listen
 
 log = logging.getLogger(__name__)
 

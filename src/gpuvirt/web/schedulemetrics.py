@@ -1,6 +1,6 @@
 """The metrics of VgpuSchedules, on the controller's page; a controller without schedules does not load this module."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from gpuvirt.cluster.kinds.vgpuschedule import CONFIGS_KNOWN, READY, VgpuSchedule
@@ -13,6 +13,23 @@ from gpuvirt.web.exposition import counter, gauge, histograms
 def of_schedules(schedules: Iterable[VgpuSchedule], telemetry: ScheduleTelemetry) -> Iterator[str]:
     """Yield the lines of the metrics; the schedules are those of the controller's namespace."""
     found = tuple(schedules)
+    yield from _of_switches(found)
+    yield from _of_delays(found)
+    yield from histograms(
+        "gpuvirt_schedule_step_seconds",
+        "How long workers were in the steps of switches.",
+        ("step",),
+        [((str(step),), histogram) for step, histogram in sorted(telemetry.steps_s.items())],
+    )
+    yield from counter(
+        "gpuvirt_schedule_calls_total",
+        "Calls to hypervisors, by result: accepted, or the code of the reason.",
+        ("action", "result"),
+        telemetry.calls.items(),
+    )
+
+
+def _of_switches(found: Sequence[VgpuSchedule]) -> Iterator[str]:
     yield from gauge(
         "gpuvirt_schedule_phase",
         "1 for the phase that a VgpuSchedule has reached last.",
@@ -37,6 +54,9 @@ def of_schedules(schedules: Iterable[VgpuSchedule], telemetry: ScheduleTelemetry
         ("schedule", "reason"),
         [sample for stored in found for sample in _condition(stored, CONFIGS_KNOWN)],
     )
+
+
+def _of_delays(found: Sequence[VgpuSchedule]) -> Iterator[str]:
     yield from gauge(
         "gpuvirt_schedule_held_workers",
         "Workers of a VgpuSchedule whose step was not done in time.",
@@ -65,18 +85,6 @@ def of_schedules(schedules: Iterable[VgpuSchedule], telemetry: ScheduleTelemetry
             if _has_vms(stored)
             for step in VmStep
         ],
-    )
-    yield from histograms(
-        "gpuvirt_schedule_step_seconds",
-        "How long workers were in the steps of switches.",
-        ("step",),
-        [((str(step),), histogram) for step, histogram in sorted(telemetry.steps_s.items())],
-    )
-    yield from counter(
-        "gpuvirt_schedule_calls_total",
-        "Calls to hypervisors, by result: accepted, or the code of the reason.",
-        ("action", "result"),
-        telemetry.calls.items(),
     )
 
 

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from time import sleep  # noqa: TID251  a command waits for the kubelet
 from typing import TypeVar
+
+import msgspec
 
 from gpuvirt.kubelet.livelists import ListUnknownError, read_lists
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
@@ -17,11 +18,11 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
 from gpuvirt.model.reasons import Reason, gaterefusals, refusals
+from gpuvirt.node.change.changehost import ChangeHost, ReportStep
 from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
 from gpuvirt.node.change.gate.gateerrors import UnitBusyError, UnitUnsettledError, why_not_passed
 from gpuvirt.node.change.gate.gaterecord import APART_S
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.site import ReportStep, Site
 from gpuvirt.node.change.steps.changes import by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
@@ -33,46 +34,45 @@ CHANGE_TIMEOUT_S = 180.0
 half a minute to release a GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeSite:
+class CommandHost(msgspec.Struct, frozen=True):
     """The host whose devices a command changes, and its agent's folder."""
 
-    site: Site
+    change_host: ChangeHost
     inputs: Inputs
     agent_folder: Path
     """The folder that the host's agent locks."""
 
 
 def changed_in_worker(
-    change_site: ChangeSite, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None, *, quiet: bool
+    command_host: CommandHost, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None, *, quiet: bool
 ) -> tuple[tuple[str, ...], Outcome]:
     """Change an isolation unit to its desired state; return the steps that were taken, and the outcome.
 
     `seen` is the host as it was last observed. `intent` is the first step, None if no step removes anything.
     """
     report, taken = step_reporter(quiet=quiet)
-    site, inputs = change_site.site, change_site.inputs
+    change_host, inputs = command_host.change_host, command_host.inputs
 
     def job() -> Outcome:
-        with beside(change_site, unit, desired, seen, intent) as refusal:
+        with beside(command_host, unit, desired, seen, intent) as refusal:
             if refusal is not None:
                 return Outcome.everywhere(refusal, desired)
-            return apply(site, unit, desired, inputs, Run(report, by_hand(unit, inputs.newest)), seen)
+            return apply(change_host, unit, desired, inputs, Run(report, by_hand(unit, inputs.newest)), seen)
 
     found = in_worker(unit, job, taken)
     return tuple(taken), Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
 
 
 def beside(
-    change_site: ChangeSite, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None
+    command_host: CommandHost, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None
 ) -> AbstractContextManager[Reason | None]:
     """Ask the agent, if one runs, to drain the devices of a change; the context has the reason if it refuses."""
     if intent is None:
         return nullcontext()
     slots = slots_of(seen.facts.functions, seen.units.get(unit, ()))
     request = DrainRequest(unit, slots, intent, desires_of(desired))
-    agents = Agents(change_site.agent_folder, lambda: _why_listed(change_site.site.device_plugins, unit, seen))
-    return beside_agents(change_site.site.gates, agents, request)
+    agents = Agents(command_host.agent_folder, lambda: _why_listed(command_host.change_host.device_plugins, unit, seen))
+    return beside_agents(command_host.change_host.gates, agents, request)
 
 
 def _why_listed(device_plugins: Path, unit: UnitId, seen: Inventory) -> Reason | None:

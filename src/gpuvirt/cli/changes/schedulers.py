@@ -75,7 +75,7 @@ def roots(host_root: Path) -> HostRoots:
 
 def get(here: Host, roots: HostRoots, addresses: Collection[str], *, output: Output) -> None:
     """Print schedulers; exit with 1 if nvidia-smi did not report one."""
-    seen = observe(here.site, here.inputs, None)
+    seen = observe(here.change_host, here.inputs, None)
     chosen = vgpuhost.gpus_named(seen, addresses) or _gpus(seen)
     kept = moduleoptions.read_kept(roots)
     rows = [_row(seen, gpu, kept.get(gpu)) for gpu in chosen]
@@ -91,7 +91,7 @@ def _gpus(seen: Observation) -> list[PciAddress]:
 
 
 def _row(seen: Observation, gpu: PciAddress, kept: Scheduler | None) -> SchedulerRow:
-    found = read_scheduler(seen.site.tools, gpu)
+    found = read_scheduler(seen.change_host.tools, gpu)
     if isinstance(found, Unread):
         return SchedulerRow(gpu, None, kept, refusals.unread(gpu, found))
     return SchedulerRow(gpu, found, kept)
@@ -116,7 +116,7 @@ def _show(rows: Sequence[SchedulerRow]) -> None:
 
 def set_(here: Host, roots: HostRoots, address: str, order: Order, *, output: Output) -> None:
     """Set a scheduler, and keep it if the order says so; exit with 1 if either failed."""
-    seen = observe(here.site, here.inputs, None)
+    seen = observe(here.change_host, here.inputs, None)
     (gpu,) = vgpuhost.gpus_named(seen, [address])
     result = _set(here, roots, seen, gpu, order)
     if not render.print_document(result, output):
@@ -131,7 +131,9 @@ def _set(here: Host, roots: HostRoots, seen: Observation, gpu: PciAddress, order
     if plan.steps and not order.dry_run:
         found = in_worker(
             gpu,
-            lambda: byhand.set_scheduler(here.site, gpu, order.scheduler, here.inputs, lambda _: None, seen.inventory),
+            lambda: byhand.set_scheduler(
+                here.change_host, gpu, order.scheduler, here.inputs, lambda _: None, seen.inventory
+            ),
             steps,
         )
         reasons = (found,) if isinstance(found, Reason) else found
@@ -144,8 +146,8 @@ def _set(here: Host, roots: HostRoots, seen: Observation, gpu: PciAddress, order
 
 def _persist(here: Host, roots: HostRoots, gpu: PciAddress, scheduler: Scheduler) -> tuple[Reason, ...]:
     try:
-        with gate_at(here.site.locks).modules():
-            return moduleoptions.persist(here.site.kernel, roots, gpu, scheduler)
+        with gate_at(here.change_host.locks).modules():
+            return moduleoptions.persist(here.change_host.kernel, roots, gpu, scheduler)
     except (OSError, DamagedError, UnitBusyError) as error:
         return (refusals.failed(f"write {FILE}", gpu, Seen("", str(error))),)
 

@@ -12,7 +12,7 @@ from gpuvirt.cli.changes.inworker import changed_in_worker
 from gpuvirt.cli.changes.vfiohost import Host
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import vfiorender
-from gpuvirt.cli.output.vfiorender import Result
+from gpuvirt.cli.output.vfiorender import VfioResult
 from gpuvirt.cli.parameters import options
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind
@@ -77,7 +77,7 @@ def status(
 ) -> None:
     """Show each GPU's driver, and whether it can be bound for VMs."""
     here = vfiohost.host(vfiohost.account(HostRoots.under(host_root), kubelet_dir))
-    seen = observe(here.site, here.inputs).host_state()
+    seen = observe(here.change_host, here.inputs).host_state()
     # Each GPU is planned alone, so that its row has the refusals that other GPUs of its IOMMU group cause.
     rows = [(gpu, plan_units(seen, {gpu: DesiredDriver.PASSTHROUGH})[0]) for gpu in sorted(seen.inventory.gpus)]
     vfiorender.status(seen, rows, output=output)
@@ -165,7 +165,7 @@ def _heads(inventory: Inventory, chosen: Chosen) -> list[PciAddress]:
 
 def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, dry_run: bool) -> None:
     """Change the chosen GPUs to their desired state, and print the results; exit with 1 if a change failed."""
-    seen = observe(host.site, host.inputs)
+    seen = observe(host.change_host, host.inputs)
     heads = _heads(seen.inventory, chosen)
     emptied = {head: desired.vgpus for head in heads if desired.vgpus is not None and head in seen.inventory.gpus}
     state = seen.host_state(emptied)
@@ -177,7 +177,7 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
     plans = {unit: plan_unit(state, unit, target) for unit, target in units.items()}
     if host.inputs.forced and not dry_run:
         _ask(plans.values())
-    results: list[Result] = []
+    results: list[VfioResult] = []
     for unit, plan in plans.items():
         would = _would(host, plan, units[unit])
         quiet = output is not Output.TABLE
@@ -188,13 +188,13 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
         raise typer.Exit(1)
 
 
-def _would(host: Host, plan: Plan, desired: DesiredUnit) -> Result:
+def _would(host: Host, plan: Plan, desired: DesiredUnit) -> VfioResult:
     """Return the result that a plan expects, with the refusals of an agent that keeps a GPU in another mode."""
     kept = {gpu: host.managed[gpu] for gpu in desired if gpu in host.managed}
     managed = [refusals.managed(gpu, mode) for gpu, mode in kept.items() if driver_of(mode) is not desired[gpu].driver]
     reasons = (*managed, *plan.reasons)
     steps = () if reasons else tuple(step.text for step in plan.steps)
-    return Result(plan.unit, tuple(desired), steps, reasons, plan.drivers.notes)
+    return VfioResult(plan.unit, tuple(desired), steps, reasons, plan.drivers.notes)
 
 
 def _ask(plans: Iterable[Plan]) -> None:
@@ -206,8 +206,8 @@ def _ask(plans: Iterable[Plan]) -> None:
         typer.confirm(f"Unbind {gpus} from the host's drivers, even if processes use it?", abort=True)
 
 
-def _changed(host: Host, desired: DesiredUnit, would: Result, seen: Inventory, *, quiet: bool) -> Result:
+def _changed(host: Host, desired: DesiredUnit, would: VfioResult, seen: Inventory, *, quiet: bool) -> VfioResult:
     """Change one isolation unit, and return the result."""
     intent = next(iter(would.steps), None)
-    taken, outcome = changed_in_worker(host.change_site, UnitId(would.unit), desired, seen, intent, quiet=quiet)
+    taken, outcome = changed_in_worker(host.command_host, UnitId(would.unit), desired, seen, intent, quiet=quiet)
     return replace(would, steps=taken, reasons=outcome.reasons)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from gpuvirt.cli.changes.inworker import ChangeSite
+from gpuvirt.cli.changes.inworker import CommandHost
 from gpuvirt.cli.changes.podaccount import PodAccount
 from gpuvirt.cli.parameters import options
 from gpuvirt.clock import RealClock
@@ -15,8 +15,8 @@ from gpuvirt.facts.ids import PciAddress, parse_pci_address
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import NodeView
+from gpuvirt.node.change.changehost import ChangeHost, change_host_of
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.site import Site, site_of
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
@@ -26,7 +26,7 @@ from gpuvirt.paths import HostRoots, KubeletPaths
 class Host:
     """The host whose devices a command lists or changes."""
 
-    site: Site
+    change_host: ChangeHost
     inputs: Inputs
     managed: Mapping[PciAddress, str]
     """The modes that the agent keeps GPUs in."""
@@ -36,9 +36,9 @@ class Host:
     """The folder that this host's agent locks."""
 
     @property
-    def change_site(self) -> ChangeSite:
+    def command_host(self) -> CommandHost:
         """The host, for a change of its devices."""
-        return ChangeSite(self.site, self.inputs, self.agent_folder)
+        return CommandHost(self.change_host, self.inputs, self.agent_folder)
 
 
 def account(roots: HostRoots, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> PodAccount:
@@ -50,25 +50,25 @@ def account(roots: HostRoots, kubelet_dir: Path | None, *, assume_unallocated: b
 
 def host(account: PodAccount, *, also: Iterable[str] = (), force: bool = False, require_reset: bool = True) -> Host:
     """Return a host, with the modes and vGPU configs that its agent keeps."""
-    site = site_of(account.kernel, account.roots, account.kubelet)
-    view = _view(account.roots, account.kubelet, site)
+    change_host = change_host_of(account.kernel, account.roots, account.kubelet)
+    view = _view(account.roots, account.kubelet, change_host)
     managed = {gpu.address: gpu.desired for gpu in view.gpus if gpu.desired is not None and view.agent is not None}
     vgpu_configs = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
     names = snapshot.read_ledger(*account.ledgers).type_names
     allowed = frozenset(parsed(also))
     inputs = Inputs(account.account, names, allowed, force, require_reset, readings=account.readings)
-    return Host(site, inputs, managed, vgpu_configs, account.roots.local(options.LEDGER).parent)
+    return Host(change_host, inputs, managed, vgpu_configs, account.roots.local(options.LEDGER).parent)
 
 
-def _view(roots: HostRoots, kubelet: KubeletPaths, site: Site) -> NodeView:
+def _view(roots: HostRoots, kubelet: KubeletPaths, change_host: ChangeHost) -> NodeView:
     """Return the agent's view of the node, or a new one with the allocations of the agent's ledger."""
     clock = RealClock()
     procs = (roots.proc, HostRoots.under(options.ROOT).proc)
-    view = statefile.read(roots.run / statefile.FILE, clock.monotonic_s(), snapshot.boot_id(site.kernel), procs)
+    view = statefile.read(roots.run / statefile.FILE, clock.monotonic_s(), snapshot.boot_id(change_host.kernel), procs)
     if view is not None:
         return view
     ledger = snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
-    return snapshot.take(site.kernel, Settings(), options.read_pci_ids(None, roots), clock, ledger)
+    return snapshot.take(change_host.kernel, Settings(), options.read_pci_ids(None, roots), clock, ledger)
 
 
 def parsed(texts: Iterable[str]) -> Iterable[PciAddress]:

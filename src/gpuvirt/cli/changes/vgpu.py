@@ -45,8 +45,8 @@ def apply(  # noqa: PLR0913  a command's options
     The command creates the config's vGPUs, and removes unused vGPUs that the config does not have. It never removes a
     vGPU that is in use.
     """
-    site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
-    vgpuapply.apply(site, config_file, selected, rebind=rebind, dry_run=dry_run)
+    where = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
+    vgpuapply.apply(where, config_file, selected, rebind=rebind, dry_run=dry_run)
 
 
 @app.command("assert")
@@ -63,8 +63,8 @@ def assert_(
 
     The command exits with 0 if they do. Otherwise it prints the missing steps and the reasons, and exits with 1.
     """
-    site = vgpuapply.Where(host_root, kubelet_dir, output)
-    vgpuapply.check(site, config_file, selected, valid_only=valid_config)
+    where = vgpuapply.Where(host_root, kubelet_dir, output)
+    vgpuapply.check(where, config_file, selected, valid_only=valid_config)
 
 
 @app.command("list")
@@ -86,7 +86,7 @@ def list_(  # noqa: PLR0913  a command's options
         render.print_list(found, ids, partial(fleetrender.vgpus, found), Listing(output, no_headers))
         return
     here = vgpuhost.host(host_root, kubelet_dir)
-    rows = vgpurender.rows_of(vgpuhost.gpu_states(observe(here.site, here.inputs, None)))
+    rows = vgpurender.rows_of(vgpuhost.gpu_states(observe(here.change_host, here.inputs, None)))
     ids = (row.id for row in rows)
     render.print_list(rows, ids, partial(vgpurender.vgpus, rows), Listing(output, no_headers))
 
@@ -102,7 +102,7 @@ def types(
 ) -> None:
     """List each GPU's vGPU types, and how many vGPUs fit."""
     here = vgpuhost.host(host_root, kubelet_dir)
-    seen = observe(here.site, here.inputs, None)
+    seen = observe(here.change_host, here.inputs, None)
     chosen = vgpuhost.gpus_named(seen, addresses or sorted(seen.inventory.gpus))
     rows = vgpurender.types_of(
         {gpu: gpu_state for gpu, gpu_state in vgpuhost.gpu_states(seen).items() if gpu in chosen}
@@ -127,8 +127,8 @@ def create(  # noqa: PLR0913  a command's options
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Create vGPUs on a GPU, in addition to its existing ones."""
-    site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
-    vgpuapply.create(site, address, vgpu_type, count, dry_run=dry_run)
+    where = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
+    vgpuapply.create(where, address, vgpu_type, count, dry_run=dry_run)
 
 
 @app.command("delete")
@@ -145,8 +145,8 @@ def delete(
 
     For a vGPU that is in use, the command prints the user, and exits with 1.
     """
-    site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
-    vgpuapply.delete(site, vgpus, dry_run=dry_run)
+    where = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
+    vgpuapply.delete(where, vgpus, dry_run=dry_run)
 
 
 @app.command("default-config")

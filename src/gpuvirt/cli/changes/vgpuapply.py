@@ -11,7 +11,7 @@ from gpuvirt.cli.changes import vgpuhost
 from gpuvirt.cli.changes.vfiohost import Host
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import vgpurender
-from gpuvirt.cli.output.vgpurender import Result
+from gpuvirt.cli.output.vgpurender import VgpuResult
 from gpuvirt.cli.parameters import vgpuconfigs
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
@@ -101,7 +101,7 @@ def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
 
 def _seen(where: Where) -> tuple[Host, Observation]:
     here = vgpuhost.host(where.host_root, where.kubelet_dir, assume_unallocated=where.assume_unallocated)
-    return here, observe(here.site, here.inputs, None)
+    return here, observe(here.change_host, here.inputs, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _change(
     dry_run: bool,
     unfit: Sequence[Note] = (),
 ) -> None:
-    results: list[Result] = []
+    results: list[VgpuResult] = []
     for gpu, desired_gpu in sorted(desired.items()):
         would = vgpuhost.would(seen, gpu, desired_gpu)
         unchanged = dry_run or not (would.steps or would.reasons)

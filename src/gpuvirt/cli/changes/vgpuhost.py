@@ -8,7 +8,7 @@ import typer
 from gpuvirt.cli.changes import vfiohost
 from gpuvirt.cli.changes.inworker import beside, changed_in_worker, in_worker, step_reporter
 from gpuvirt.cli.changes.vfiohost import Host
-from gpuvirt.cli.output.vgpurender import Result
+from gpuvirt.cli.output.vgpurender import VgpuResult
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.change.desired import DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.planner import plan_unit
@@ -40,15 +40,15 @@ def gpus_named(seen: Observation, addresses: Iterable[str]) -> list[PciAddress]:
     return found
 
 
-def would(seen: Observation, gpu: PciAddress, desired: DesiredGpu) -> Result:
+def would(seen: Observation, gpu: PciAddress, desired: DesiredGpu) -> VgpuResult:
     """Return the expected result of a change of a GPU."""
     unit = {gpu: desired}
     plan = plan_unit(seen.unit_state(unit), seen.inventory.gpus[gpu].unit, unit)
     steps = (*(step.text for step in plan.steps), *plan.later)
-    return Result(gpu, steps, plan.reasons, _desired(desired))
+    return VgpuResult(gpu, steps, plan.reasons, _desired(desired))
 
 
-def changed(here: Host, seen: Observation, gpu: PciAddress, desired: DesiredGpu, *, quiet: bool) -> Result:
+def changed(here: Host, seen: Observation, gpu: PciAddress, desired: DesiredGpu, *, quiet: bool) -> VgpuResult:
     """Change a GPU to its desired state, and return the result; `seen` has the GPU's isolation unit."""
     if (managed := _managed(here, gpu, _desired(desired))) is not None:
         return managed
@@ -56,35 +56,35 @@ def changed(here: Host, seen: Observation, gpu: PciAddress, desired: DesiredGpu,
     plan = plan_unit(seen.unit_state({gpu: desired}), unit, {gpu: desired})
     takes_away = bool(plan.drivers.steps) or any(phase.destroys for phase in plan.vgpus)
     intent = next((step.text for step in plan.steps), None) if takes_away else None
-    taken, outcome = changed_in_worker(here.change_site, unit, {gpu: desired}, seen.inventory, intent, quiet=quiet)
-    return Result(gpu, taken, outcome.reasons, _desired(desired))
+    taken, outcome = changed_in_worker(here.command_host, unit, {gpu: desired}, seen.inventory, intent, quiet=quiet)
+    return VgpuResult(gpu, taken, outcome.reasons, _desired(desired))
 
 
-def removed(here: Host, seen: Observation, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: bool) -> Result:
+def removed(here: Host, seen: Observation, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: bool) -> VgpuResult:
     """Remove one vGPU, and return the result, the expected one in a dry run; `seen` has the GPU's isolation unit."""
     if (managed := _managed(here, gpu)) is not None:
         return managed
     if dry_run:
         plan = byhand.removal(seen, gpu, vgpu)
-        return Result(gpu, tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending), None)
+        return VgpuResult(gpu, tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending), None)
     report, taken = step_reporter(quiet=quiet)
     unit, desired = seen.inventory.gpus[gpu].unit, {gpu: DesiredGpu(vgpus=DesiredVgpus())}
 
     def job() -> tuple[Reason, ...]:
-        with beside(here.change_site, unit, desired, seen.inventory, f"remove the vGPU {vgpu}") as refusal:
+        with beside(here.command_host, unit, desired, seen.inventory, f"remove the vGPU {vgpu}") as refusal:
             if refusal is not None:
                 return (refusal,)
-            return byhand.remove(here.site, gpu, vgpu, here.inputs, report, seen.inventory)
+            return byhand.remove(here.change_host, gpu, vgpu, here.inputs, report, seen.inventory)
 
     found = in_worker(gpu, job, taken)
-    return Result(gpu, tuple(taken), (found,) if isinstance(found, Reason) else found, None)
+    return VgpuResult(gpu, tuple(taken), (found,) if isinstance(found, Reason) else found, None)
 
 
 def _desired(desired: DesiredGpu) -> dict[str, int]:
     return dict(desired.vgpus.types) if desired.vgpus is not None else {}
 
 
-def _managed(here: Host, gpu: PciAddress, desired_counts: dict[str, int] | None = None) -> Result | None:
+def _managed(here: Host, gpu: PciAddress, desired_counts: dict[str, int] | None = None) -> VgpuResult | None:
     """Return the refusal to change a GPU whose vGPU config the agent keeps, None for other GPUs."""
     config = here.vgpu_configs.get(gpu)
-    return None if config is None else Result(gpu, (), (refusals.vgpus_managed(gpu, config),), desired_counts)
+    return None if config is None else VgpuResult(gpu, (), (refusals.vgpus_managed(gpu, config),), desired_counts)

@@ -9,7 +9,7 @@ import typer
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
-from gpuvirt.cli.parameters import apiserver, completion, fleet, options
+from gpuvirt.cli.parameters import apiserver, completion, options
 from gpuvirt.cli.parameters.vgpuconfigs import ConfigFile, read_configs
 from gpuvirt.cluster.fleet import read_gpu_nodes
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Spec
@@ -56,7 +56,7 @@ def plan(  # noqa: PLR0913  one parameter an option
         typer.Option("--workload", help="The workload that a label would name. With --vgpu-config alone: vm-vgpu."),
     ] = None,
     config_file: ConfigFile = None,
-    kubeconfig: fleet.ClusterFile = None,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
@@ -72,7 +72,7 @@ def plan(  # noqa: PLR0913  one parameter an option
         raise ConfigError("expected --workload, --vgpu-config, or both", where="gpuvirt plan")
     if vgpu_config is not None and workload not in {None, Workload.VGPU}:
         raise ConfigError(f"is for --workload {Workload.VGPU}, found {workload}", where="--vgpu-config")
-    (gpu_node,) = read_gpu_nodes(apiserver.asked_credentials(kubeconfig, context), node)
+    (gpu_node,) = read_gpu_nodes(apiserver.demanded_credentials(kubeconfig, context), node)
     mode = MODES[workload or Workload.VGPU]
     config = _config(gpu_node, vgpu_config) if mode is DesiredMode.VGPU else None
     configs, notes = read_configs(config_file)

@@ -24,7 +24,7 @@ from gpuvirt.facts.ids import Namespace, NodeName, parse_namespace, parse_node_n
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.node.change.site import site_of
+from gpuvirt.node.change.changehost import change_host_of
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.published import statefile
 from gpuvirt.node.store import desiredstatestore
@@ -197,13 +197,13 @@ def _run(arguments: _Arguments, kubeconfig: Path | None) -> None:
     if not arguments.config_file.exists():
         log.warning("%s does not exist; the built-in vGPU configs apply until it does", arguments.config_file)
     kernel = RealKernel(arguments.roots)
-    site = site_of(kernel, arguments.roots, arguments.kubelet, arguments.driver_root)
+    change_host = change_host_of(kernel, arguments.roots, arguments.kubelet, arguments.driver_root)
     ledger = arguments.roots.local(options.LEDGER)
     run = NodeOptions(
         kernel=kernel,
         kubelet=arguments.kubelet,
         ledger=ledger,
-        gates=site.locks,
+        gates=change_host.locks,
         state_file=arguments.roots.run / statefile.FILE,
         settings=Settings(mode=DesiredMode.VGPU, vgpu_config=arguments.default_config),
         ids=options.read_pci_ids(None, arguments.roots),
@@ -211,6 +211,6 @@ def _run(arguments: _Arguments, kubeconfig: Path | None) -> None:
         config_file=arguments.config_file,
         node_name=arguments.node,
         desired_state=ledger.with_name(desiredstatestore.FILE),
-        moves=site,
+        change_host=change_host,
     )
     asyncio.run(run_until_stopped(run, cluster))

@@ -102,7 +102,7 @@ def _manage(
 def _why_skipped(host: Host, device_id: str, *, nvswitches: bool) -> str | None:
     """Return why a device is skipped, None if it is not. Skipping is no failure, as for NVIDIA's program."""
     (address,) = vfiohost.parsed([device_id])
-    function = read_function(host.site.kernel, address, None)
+    function = read_function(host.change_host.kernel, address, None)
     if not isinstance(function, PciFunction) or function.id.vendor != NVIDIA:
         return "not one of NVIDIA's devices; nothing is done"
     if function.kind is FunctionKind.NVSWITCH and not nvswitches:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from gpuvirt.cli.output.tables import console, paragraph, printable, say
 from gpuvirt.model.doctor.explanation import NOT_REACHED, DeviceExplanation, Stage, Standing
-from gpuvirt.model.doctor.findings import Area, Finding, Report, Result, worst
+from gpuvirt.model.doctor.findings import Area, CheckResult, Finding, Report, worst
 from gpuvirt.model.doctor.vms.vmexplanation import VmStage
 from gpuvirt.model.reasons.codes import Level
 
@@ -27,7 +27,7 @@ def report(found: Report, *, every: bool) -> None:
     out.print(Text(f"\n{_summary(found)}", style=STYLES[found.level]))
 
 
-def _area(out: Console, area: Area, results: list[Result], *, every: bool) -> None:
+def _area(out: Console, area: Area, results: list[CheckResult], *, every: bool) -> None:
     findings = [finding for result in results for finding in result.findings]
     level = worst(findings)
     messages = "; ".join(f"{result.findings[0].subject} {result.findings[0].message}" for result in results)

@@ -1,9 +1,9 @@
 """The output of `gpuvirt vfio`."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
+import msgspec
 from rich.text import Text
 
 from gpuvirt.cli.formats import Output
@@ -26,8 +26,7 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class VfioResult(msgspec.Struct, frozen=True):
     """The result of a change of one isolation unit."""
 
     unit: str
@@ -37,8 +36,7 @@ class Result:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class VfioGpu(msgspec.Struct, frozen=True):
     """One GPU and its drivers."""
 
     address: PciAddress
@@ -69,7 +67,7 @@ def status(seen: UnitState, rows: Iterable[tuple[PciAddress, DriverPlan]], *, ou
         render.say_reason(out, reason)
 
 
-def results(done: Sequence[Result], desired: DesiredGpu, *, output: Output, dry_run: bool) -> None:
+def results(done: Sequence[VfioResult], desired: DesiredGpu, *, output: Output, dry_run: bool) -> None:
     """Print the result of each change, or of its dry run."""
     if render.print_document(done, output):
         return
@@ -92,10 +90,10 @@ def results(done: Sequence[Result], desired: DesiredGpu, *, output: Output, dry_
             say(out, f"{gpus}: {would}{already}{bound}", style="green")
 
 
-def _row(seen: UnitState, address: PciAddress, plan: DriverPlan) -> Row:
+def _row(seen: UnitState, address: PciAddress, plan: DriverPlan) -> VfioGpu:
     gpu = seen.inventory.gpus[address]
     functions = seen.inventory.facts.functions
-    return Row(
+    return VfioGpu(
         address=address,
         driver=_driver(gpu.function),
         group=gpu.function.iommu_group if isinstance(gpu.function.iommu_group, int) else None,
@@ -110,12 +108,12 @@ def _driver(function: PciFunction) -> str | None:
     return None if isinstance(function.driver, Unread) else function.driver
 
 
-def _siblings(row: Row) -> str:
+def _siblings(row: VfioGpu) -> str:
     siblings = (f"{name.rpartition(':')[2]} ({driver or 'no driver'})" for name, driver in row.siblings.items())
     return ", ".join(siblings) or NOTHING
 
 
-def _answer(row: Row) -> Text:
+def _answer(row: VfioGpu) -> Text:
     if row.reasons:
         return Text(", ".join(dict.fromkeys(str(reason.code) for reason in row.reasons)), style="yellow")
     if not row.steps:

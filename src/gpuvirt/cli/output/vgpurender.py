@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+import msgspec
+
 from gpuvirt.cli.formats import Layout, Output
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
@@ -30,8 +32,7 @@ TYPE_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class VgpuResult(msgspec.Struct, frozen=True):
     """The result of a change of one GPU, or of its dry run."""
 
     gpu: PciAddress
@@ -142,7 +143,7 @@ def types(rows: Sequence[TypeRow], layout: Layout) -> None:
     table.print(out, layout)
 
 
-def results(done: Sequence[Result], *, output: Output, dry_run: bool, unfit: bool = False) -> None:
+def results(done: Sequence[VgpuResult], *, output: Output, dry_run: bool, unfit: bool = False) -> None:
     """Print the result of each change, or of its dry run; `unfit`: GPUs were selected that can't have the types."""
     if render.print_document(done, output):
         return

@@ -36,18 +36,26 @@ HostRoot = Annotated[
         help="Folder where the host's / is mounted: DIR/sys, DIR/dev, DIR/proc and so on.",
     ),
 ]
+DRIVER_ROOT = Path("/run/nvidia/driver")
+
+
+def system_root(text: str) -> OptionInfo:
+    """Return the option of the folder with the host's programs, with its help."""
+    found: OptionInfo = typer.Option(
+        "--system-root", envvar="GPUVIRT_SYSTEM_ROOT", exists=True, file_okay=False, metavar="DIR", help=text
+    )
+    return found
+
+
 SystemRoot = Annotated[
     Path | None,
-    typer.Option(
-        envvar="GPUVIRT_SYSTEM_ROOT",
-        exists=True,
-        file_okay=False,
-        metavar="DIR",
-        help="Folder where the host's /usr and /lib are mounted, for modprobe and kernel modules. Default:"
-        " --host-root.",
+    system_root(
+        "Folder where the host's /usr and /lib are mounted, for modprobe and kernel modules. Default: --host-root."
     ),
 ]
-DRIVER_ROOT = Path("/run/nvidia/driver")
+DriverSystemRoot = Annotated[
+    Path, system_root("Folder where the host's / is mounted, for a driver that is installed on the host.")
+]
 DriverRoot = Annotated[
     Path,
     typer.Option(

@@ -17,95 +17,107 @@ from gpuvirt.facts.ids import ObjectName, parse_object_name
 from gpuvirt.model.desired.settings import parse_units_resource
 from gpuvirt.model.shares.demand import WHOLE, Units
 
+LeaderElect = Annotated[bool, typer.Option(help="Act only while this process has the Lease gpuvirt-controller.")]
+Coexist = Annotated[
+    bool,
+    typer.Option(
+        "--coexist",
+        envvar="GPUVIRT_COEXIST",
+        help="Run beside NVIDIA's GPU operator: gpuvirt manages the nodes labelled for VMs, NVIDIA's operator the"
+        " others.",
+    ),
+]
+Kubevirt = Annotated[
+    bool,
+    typer.Option(
+        envvar="GPUVIRT_KUBEVIRT", help="Add missing devices to KubeVirt's permitted devices, or only report them."
+    ),
+]
+Image = Annotated[
+    str,
+    typer.Option(
+        envvar="GPUVIRT_IMAGE",
+        metavar="IMAGE",
+        help="gpuvirt's image, which agents run. Without it, the controller deploys nothing.",
+    ),
+]
+ImagePullPolicy = Annotated[
+    str, typer.Option(envvar="GPUVIRT_IMAGE_PULL_POLICY", metavar="POLICY", help="The image's pull policy.")
+]
+ImagePullSecret = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="GPUVIRT_IMAGE_PULL_SECRETS", metavar="NAME", help="A Secret to pull the image with; repeatable."
+    ),
+]
+SharedResourceOption = Annotated[
+    str,
+    typer.Option(
+        envvar="GPUVIRT_SHARED_RESOURCE",
+        metavar="NAME",
+        help="The resource whose pods `gpuvirt extender` places: nvidia.com/vgpu. The controller then writes"
+        " the ConfigMap gpuvirt-scheduler, and agents offer shared GPUs as this resource.",
+    ),
+]
+SharedUnits = Annotated[
+    int, typer.Option(envvar="GPUVIRT_SHARED_UNITS", min=1, max=10_000, help="The units of a whole shared GPU.")
+]
+LabelVgpuTypes = Annotated[
+    bool,
+    typer.Option(
+        "--label-vgpu-types",
+        envvar="GPUVIRT_LABEL_VGPU_TYPES",
+        help="Run an unprivileged agent on each node for containers, which labels it with the type of its vGPUs.",
+    ),
+]
+NamespaceSetsUid = Annotated[
+    bool,
+    typer.Option(
+        "--namespace-sets-uid",
+        envvar="GPUVIRT_NAMESPACE_SETS_UID",
+        help="Set no UID for unprivileged pods: on OpenShift, their namespace sets it.",
+    ),
+]
+Webhook = Annotated[
+    str,
+    typer.Option(
+        envvar="GPUVIRT_WEBHOOK",
+        metavar="NAME",
+        help="Service and configuration of `gpuvirt webhook`. The controller then keeps its certificate, the"
+        " Secret NAME-cert, and has the API server trust it.",
+    ),
+]
+Schedules = Annotated[
+    bool,
+    typer.Option(
+        "--schedules",
+        envvar="GPUVIRT_SCHEDULES",
+        help="Run the VgpuSchedules of this namespace: drain worker nodes, suspend and resume their VMs.",
+    ),
+]
+Listen = Annotated[
+    str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes.")
+]
+
 
 def controller(  # noqa: PLR0913  one parameter an option
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
     namespace: apiserver.OwnNamespaceOption = "",
-    leader_elect: Annotated[
-        bool, typer.Option(help="Act only while this process has the Lease gpuvirt-controller.")
-    ] = True,
-    coexist: Annotated[
-        bool,
-        typer.Option(
-            "--coexist",
-            envvar="GPUVIRT_COEXIST",
-            help="Run beside NVIDIA's GPU operator: gpuvirt manages the nodes labelled for VMs, NVIDIA's operator the"
-            " others.",
-        ),
-    ] = False,
-    kubevirt: Annotated[
-        bool,
-        typer.Option(
-            envvar="GPUVIRT_KUBEVIRT", help="Add missing devices to KubeVirt's permitted devices, or only report them."
-        ),
-    ] = True,
-    image: Annotated[
-        str,
-        typer.Option(
-            envvar="GPUVIRT_IMAGE",
-            metavar="IMAGE",
-            help="gpuvirt's image, which agents run. Without it, the controller deploys nothing.",
-        ),
-    ] = "",
-    image_pull_policy: Annotated[
-        str, typer.Option(envvar="GPUVIRT_IMAGE_PULL_POLICY", metavar="POLICY", help="The image's pull policy.")
-    ] = "IfNotPresent",
-    image_pull_secret: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="GPUVIRT_IMAGE_PULL_SECRETS", metavar="NAME", help="A Secret to pull the image with; repeatable."
-        ),
-    ] = None,
-    shared_resource: Annotated[
-        str,
-        typer.Option(
-            envvar="GPUVIRT_SHARED_RESOURCE",
-            metavar="NAME",
-            help="The resource whose pods `gpuvirt extender` places: nvidia.com/vgpu. The controller then writes"
-            " the ConfigMap gpuvirt-scheduler, and agents offer shared GPUs as this resource.",
-        ),
-    ] = "",
-    shared_units: Annotated[
-        int, typer.Option(envvar="GPUVIRT_SHARED_UNITS", min=1, max=10_000, help="The units of a whole shared GPU.")
-    ] = WHOLE,
-    label_vgpu_types: Annotated[
-        bool,
-        typer.Option(
-            "--label-vgpu-types",
-            envvar="GPUVIRT_LABEL_VGPU_TYPES",
-            help="Run an unprivileged agent on each node for containers, which labels it with the type of its vGPUs.",
-        ),
-    ] = False,
-    namespace_sets_uid: Annotated[
-        bool,
-        typer.Option(
-            "--namespace-sets-uid",
-            envvar="GPUVIRT_NAMESPACE_SETS_UID",
-            help="Set no UID for unprivileged pods: on OpenShift, their namespace sets it.",
-        ),
-    ] = False,
-    webhook: Annotated[
-        str,
-        typer.Option(
-            envvar="GPUVIRT_WEBHOOK",
-            metavar="NAME",
-            help="Service and configuration of `gpuvirt webhook`. The controller then keeps its certificate, the"
-            " Secret NAME-cert, and has the API server trust it.",
-        ),
-    ] = "",
-    schedules: Annotated[
-        bool,
-        typer.Option(
-            "--schedules",
-            envvar="GPUVIRT_SCHEDULES",
-            help="Run the VgpuSchedules of this namespace: drain worker nodes, suspend and resume their VMs.",
-        ),
-    ] = False,
-    listen: Annotated[
-        str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes.")
-    ] = ":8080",
+    leader_elect: LeaderElect = True,
+    coexist: Coexist = False,
+    kubevirt: Kubevirt = True,
+    image: Image = "",
+    image_pull_policy: ImagePullPolicy = "IfNotPresent",
+    image_pull_secret: ImagePullSecret = None,
+    shared_resource: SharedResourceOption = "",
+    shared_units: SharedUnits = WHOLE,
+    label_vgpu_types: LabelVgpuTypes = False,
+    namespace_sets_uid: NamespaceSetsUid = False,
+    webhook: Webhook = "",
+    schedules: Schedules = False,
+    listen: Listen = ":8080",
     log_format: options.LogFormatOption = LogFormat.TEXT,
     verbose: options.Verbose = False,
 ) -> None:

@@ -32,93 +32,107 @@ class ClientCertificates(StrEnum):
     REQUIRED = "required"
 
 
+Namespace = Annotated[
+    str,
+    typer.Option(
+        "--namespace",
+        "-n",
+        envvar="GPUVIRT_NAMESPACE",
+        metavar="NAME",
+        help="Namespace of the Lease and the Service. Default: the pod's, else that of the kubeconfig's context.",
+    ),
+]
+Elect = Annotated[bool, typer.Option(help="Answer only while this process has the Lease gpuvirt-extender.")]
+Listen = Annotated[
+    str,
+    typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address at which kube-scheduler asks."),
+]
+MetricsListen = Annotated[
+    str,
+    typer.Option(
+        envvar="GPUVIRT_METRICS_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes. Empty: none."
+    ),
+]
+Service = Annotated[
+    str,
+    typer.Option(
+        envvar="GPUVIRT_SERVICE",
+        metavar="NAME",
+        help="Service without a selector, whose EndpointSlice this process writes while it leads.",
+    ),
+]
+PodIps = Annotated[
+    str,
+    typer.Option(
+        POD_IPS,
+        envvar="GPUVIRT_POD_IPS",
+        metavar="ADDRESS,...",
+        help="Addresses of this process for --service. The slice gets the one of the Service's family.",
+    ),
+]
+Resource = Annotated[
+    str, typer.Option(envvar="GPUVIRT_RESOURCE", metavar="NAME", help="Resource by which pods request units.")
+]
+UnitsOption = Annotated[
+    int, typer.Option(envvar="GPUVIRT_UNITS", min=1, max=1_000_000, metavar="N", help="Units of a whole GPU.")
+]
+PolicyOption = Annotated[
+    Policy,
+    typer.Option(
+        envvar="GPUVIRT_POLICY",
+        help="binpack keeps whole GPUs free, spread shares each with the fewest pods; the annotation"
+        " gpuvirt.io/shares-policy of a pod decides for that pod.",
+    ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(envvar="GPUVIRT_TLS_CERT", metavar="FILE", help="Certificate for HTTPS; read again at changes."),
+]
+TlsKey = Annotated[Path | None, typer.Option(envvar="GPUVIRT_TLS_KEY", metavar="FILE", help="Key of the certificate.")]
+ClientCa = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="GPUVIRT_CLIENT_CA",
+        metavar="FILE",
+        help="CA of the certificates by which clients prove who they are; read again at changes. Needs --tls-cert."
+        " Without it, any client that reaches the address can bind pods that request units.",
+    ),
+]
+ClientCerts = Annotated[
+    ClientCertificates,
+    typer.Option(
+        envvar="GPUVIRT_CLIENT_CERTS",
+        help="With --client-ca: required refuses other clients, optional answers, counts and logs them.",
+    ),
+]
+ClientName = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="GPUVIRT_CLIENT_NAMES",
+        metavar="NAME",
+        help="Permitted common name, DNS name or URI of a client's certificate; repeatable. Default: any.",
+    ),
+]
+
+
 def extender(  # noqa: PLR0913  one parameter an option
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
-    namespace: Annotated[
-        str,
-        typer.Option(
-            "--namespace",
-            "-n",
-            envvar="GPUVIRT_NAMESPACE",
-            metavar="NAME",
-            help="Namespace of the Lease and the Service. Default: the pod's, else that of the kubeconfig's context.",
-        ),
-    ] = "",
-    elect: Annotated[bool, typer.Option(help="Answer only while this process has the Lease gpuvirt-extender.")] = True,
-    listen: Annotated[
-        str,
-        typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address at which kube-scheduler asks."),
-    ] = ":8888",
-    metrics_listen: Annotated[
-        str,
-        typer.Option(
-            envvar="GPUVIRT_METRICS_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes. Empty: none."
-        ),
-    ] = ":8889",
-    service: Annotated[
-        str,
-        typer.Option(
-            envvar="GPUVIRT_SERVICE",
-            metavar="NAME",
-            help="Service without a selector, whose EndpointSlice this process writes while it leads.",
-        ),
-    ] = "",
-    pod_ips: Annotated[
-        str,
-        typer.Option(
-            POD_IPS,
-            envvar="GPUVIRT_POD_IPS",
-            metavar="ADDRESS,...",
-            help="Addresses of this process for --service. The slice gets the one of the Service's family.",
-        ),
-    ] = "",
-    resource: Annotated[
-        str, typer.Option(envvar="GPUVIRT_RESOURCE", metavar="NAME", help="Resource by which pods request units.")
-    ] = str(UNITS_RESOURCE),
-    units: Annotated[
-        int, typer.Option(envvar="GPUVIRT_UNITS", min=1, max=1_000_000, metavar="N", help="Units of a whole GPU.")
-    ] = int(WHOLE),
-    policy: Annotated[
-        Policy,
-        typer.Option(
-            envvar="GPUVIRT_POLICY",
-            help="binpack keeps whole GPUs free, spread shares each with the fewest pods; the annotation"
-            " gpuvirt.io/shares-policy of a pod decides for that pod.",
-        ),
-    ] = Policy.BINPACK,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(envvar="GPUVIRT_TLS_CERT", metavar="FILE", help="Certificate for HTTPS; read again at changes."),
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(envvar="GPUVIRT_TLS_KEY", metavar="FILE", help="Key of the certificate.")
-    ] = None,
-    client_ca: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="GPUVIRT_CLIENT_CA",
-            metavar="FILE",
-            help="CA of the certificates by which clients prove who they are; read again at changes. Needs --tls-cert."
-            " Without it, any client that reaches the address can bind pods that request units.",
-        ),
-    ] = None,
-    client_certs: Annotated[
-        ClientCertificates,
-        typer.Option(
-            envvar="GPUVIRT_CLIENT_CERTS",
-            help="With --client-ca: required refuses other clients, optional answers, counts and logs them.",
-        ),
-    ] = ClientCertificates.REQUIRED,
-    client_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="GPUVIRT_CLIENT_NAMES",
-            metavar="NAME",
-            help="Permitted common name, DNS name or URI of a client's certificate; repeatable. Default: any.",
-        ),
-    ] = None,
+    namespace: Namespace = "",
+    elect: Elect = True,
+    listen: Listen = ":8888",
+    metrics_listen: MetricsListen = ":8889",
+    service: Service = "",
+    pod_ips: PodIps = "",
+    resource: Resource = str(UNITS_RESOURCE),
+    units: UnitsOption = int(WHOLE),
+    policy: PolicyOption = Policy.BINPACK,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    client_ca: ClientCa = None,
+    client_certs: ClientCerts = ClientCertificates.REQUIRED,
+    client_name: ClientName = None,
     log_format: options.LogFormatOption = LogFormat.TEXT,
     verbose: options.Verbose = False,
 ) -> None:

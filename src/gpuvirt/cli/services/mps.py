@@ -20,20 +20,22 @@ app = typer.Typer(
 
 
 @app.command()
-def run(*, system_root: options.SystemRoot = None, driver_root: options.DriverRoot = options.DRIVER_ROOT) -> None:
+def run(
+    *, system_root: options.DriverSystemRoot = options.ROOT, driver_root: options.DriverRoot = options.DRIVER_ROOT
+) -> None:
     """Run the daemon of the node's driver, which is on the host or in its container.
 
     The daemon's end ends all processes that use a GPU through it. After SIGTERM or SIGINT it takes no new ones, and
     ends once the last one has.
     """
     control = _control(system_root, driver_root)
-    start = mpsdaemon.prepare(system_root or Path("/"), driver_root)
+    start = mpsdaemon.prepare(system_root, driver_root)
     raise typer.Exit(asyncio.run(mps.run_until_unused(start, control, RealClock())))
 
 
 @app.command("quit")
 def quit_daemon(
-    *, system_root: options.SystemRoot = None, driver_root: options.DriverRoot = options.DRIVER_ROOT
+    *, system_root: options.DriverSystemRoot = options.ROOT, driver_root: options.DriverRoot = options.DRIVER_ROOT
 ) -> None:
     """End the daemon once its last client has ended.
 
@@ -42,5 +44,5 @@ def quit_daemon(
     _control(system_root, driver_root).ask((mpscontrol.QUIT,), timeout_s=None)
 
 
-def _control(system_root: Path | None, driver_root: Path) -> MpsControl:
-    return MpsControl((driver_root, system_root or Path("/")), mpsdaemon.FOLDER / PIPES)
+def _control(system_root: Path, driver_root: Path) -> MpsControl:
+    return MpsControl((driver_root, system_root), mpsdaemon.FOLDER / PIPES)

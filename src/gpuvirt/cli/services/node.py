@@ -1,4 +1,10 @@
-"""`gpuvirt node`: the agent."""
+"""`gpuvirt node`: the agent.
+
+The agent of `gpuvirt node --labels-only` observes the host and labels the node, and can do nothing else. NVIDIA's
+device plugin offers the GPUs of such a node, and NVIDIA's driver has them. This agent has no access to the kubelet,
+changes no driver and no vGPU, takes no lease and writes no file of the host. It needs neither privileges nor
+capabilities: `/sys` and `/proc/driver/nvidia` can be read by every user.
+"""
 
 import asyncio
 import logging
@@ -7,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.apps.node import run_until_stopped
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
-from gpuvirt.cli.services.labelling import labelling_agent
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName, parse_config_map_name
 from gpuvirt.facts.runtimes import enables_cdi
@@ -21,8 +27,8 @@ from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.host.runtimes import read_runtimes
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import CdiUse, Settings
+from gpuvirt.node.change.changehost import change_host_of
 from gpuvirt.node.change.gate.gates import plugin_gates
-from gpuvirt.node.change.site import site_of
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.published import cdifiles, statefile
 from gpuvirt.node.published.markers import Markers
@@ -30,7 +36,6 @@ from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 log = logging.getLogger(__name__)
-
 PluginOnly = Annotated[
     bool,
     typer.Option(
@@ -63,6 +68,22 @@ AwaitController = Annotated[
         " offers it itself; wait at most 30 s.",
     ),
 ]
+
+
+def labelling_agent(roots: HostRoots, settings: Settings) -> NodeOptions:
+    """Return the options of the agent; all GPUs count as GPUs for containers, whatever `settings` say."""
+    return NodeOptions(
+        kernel=RealKernel(roots),
+        kubelet=KubeletPaths(options.KUBELET_DIR),
+        ledger=Path(options.LEDGER),  # of the agent's own container
+        gates=Path("/run/gpuvirt/gate"),  # of the same container, and never used: the agent allocates nothing
+        state_file=None,
+        settings=msgspec.structs.replace(settings, mode=DesiredMode.CONTAINER, modes={}, workload_label=False),
+        ids=options.read_pci_ids(None, roots),
+        plugin_only=True,
+        vgpus_only=True,
+        labels_only=True,
+    )
 
 
 def node(  # noqa: PLR0913  one parameter an option
@@ -98,7 +119,7 @@ def node(  # noqa: PLR0913  one parameter an option
     kubelet = KubeletPaths.seen_through(kubelet_dir, roots.system)
     settings = _plugin_only_settings(config) if plugin_only else options.read_settings(config)
     kernel = RealKernel(roots)
-    site = site_of(kernel, roots, kubelet)
+    change_host = change_host_of(kernel, roots, kubelet)
     node = None if plugin_only else apiserver.node_name_of(node_name)
     config_map = parse_config_map_name(settings.vgpu_config_map)
     cluster = apiserver.cluster_side(node, kubeconfig, config_map, context=context)
@@ -108,11 +129,11 @@ def node(  # noqa: PLR0913  one parameter an option
     run = NodeOptions(
         kernel=kernel,
         markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
-        moves=site if settings.manages or cluster is not None else None,
+        change_host=change_host if settings.manages or cluster is not None else None,
         kubelet=kubelet,
         pods=None if plugin_only else _pods(roots, kubelet),
         ledger=ledger,
-        gates=plugin_gates(kubelet.device_plugins) if plugin_only else site.locks,
+        gates=plugin_gates(kubelet.device_plugins) if plugin_only else change_host.locks,
         state_file=None if plugin_only else roots.run / statefile.FILE,
         cdi_folder=None if plugin_only else roots.run / cdifiles.FOLDER,
         cdi_folders=(roots.system / "etc/cdi",),

@@ -42,7 +42,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Repeat the check every 5 s u
 @app.command()
 def driver(
     *,
-    system_root: options.SystemRoot = None,
+    system_root: options.DriverSystemRoot = options.ROOT,
     driver_root: options.DriverRoot = options.DRIVER_ROOT,
     driver_dir: Annotated[
         str,
@@ -63,7 +63,7 @@ def driver(
 
     The driver is on the host or in its container. The file has the place of the driver.
     """
-    roots = DriverRoots(system_root or Path("/"), driver_root, HostPath(driver_dir), Path(started) if started else None)
+    roots = DriverRoots(system_root, driver_root, HostPath(driver_dir), Path(started) if started else None)
     _validate(validation.driver_check(roots), validations_dir / validation.DRIVER, wait=wait)
 
 
@@ -107,7 +107,7 @@ def unused(
 
     def look() -> UnitState:
         here = vfiohost.host(vfiohost.account(HostRoots.under(host_root), kubelet_dir))
-        return observe(here.site, here.inputs).host_state()
+        return observe(here.change_host, here.inputs).host_state()
 
     _run(validation.validate(validation.unused_check(look), None, RealClock(), wait=wait))
 

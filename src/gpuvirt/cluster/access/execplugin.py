@@ -1,7 +1,7 @@
 """Credential plugins: the programs that a kubeconfig names to get tokens and client certificates (`exec`).
 
-Source: client-go, plugin/pkg/client/auth/exec. The credentials of a plugin stay in memory until they expire, or until
-the API server rejects them.
+Their input and output is the API client.authentication.k8s.io. Source: client-go, plugin/pkg/client/auth/exec. The
+credentials of a plugin stay in memory until they expire, or until the API server rejects them.
 """
 
 import asyncio
@@ -13,20 +13,97 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
+
+from gpuvirt import nulls
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.access import execcredential
 from gpuvirt.cluster.access.credentials import Issued, Material
-from gpuvirt.cluster.access.execcredential import GROUP, V1, V1BETA1, AskedSpec, ClusterInfo, NotIssuedError
 from gpuvirt.cluster.access.kubeconfig import Cluster, Entry, Exec
 from gpuvirt.cluster.failures import CredentialsError
+from gpuvirt.errors import GpuvirtError
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 
+GROUP = "client.authentication.k8s.io"
+V1, V1BETA1 = f"{GROUP}/v1", f"{GROUP}/v1beta1"
+KIND = "ExecCredential"
 VERSIONS = (V1, V1BETA1)
-IF_AVAILABLE, ALWAYS, NEVER = "IfAvailable", "Always", "Never"
 INFO = "KUBERNETES_EXEC_INFO"
 WITHIN_S = 300.0
 """The longest run of a plugin: some wait until a user has logged in with a browser."""
 HELP = "https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins"
+
+
+class NotIssuedError(GpuvirtError):
+    """The output of a plugin has no valid credentials."""
+
+
+class ClusterInfo(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
+    """The cluster of a kubeconfig, for plugins that need it (`provideClusterInfo`)."""
+
+    server: str
+    tls_server_name: str = ""
+    insecure_skip_tls_verify: bool = False
+    certificate_authority_data: str = ""
+    proxy_url: str = ""
+    disable_compression: bool = False
+    config: object = None
+
+
+class AskedSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The spec of a request for credentials."""
+
+    interactive: bool
+    cluster: ClusterInfo | None = None
+
+
+class Asked(msgspec.Struct, frozen=True, rename="camel"):
+    """A request for credentials, which the plugin gets in KUBERNETES_EXEC_INFO."""
+
+    kind: str
+    api_version: str
+    spec: AskedSpec
+
+
+class Status(msgspec.Struct, frozen=True, rename="camel"):
+    """The credentials that a plugin issues."""
+
+    token: str = ""
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+    expiration_timestamp: datetime | None = None
+
+
+class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
+    """The output of a plugin."""
+
+    api_version: str = ""
+    kind: str = ""
+    status: Status | None = None
+
+
+def encode(api_version: str, spec: AskedSpec) -> str:
+    """Return a request for credentials as JSON."""
+    return msgspec.json.encode(Asked(KIND, api_version, spec)).decode()
+
+
+def decode(output: bytes, api_version: str) -> Status:
+    """Return the credentials in a plugin's output; raises NotIssuedError if it does not fit this API version."""
+    try:
+        found = nulls.decode(output, ExecCredential)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise NotIssuedError(f"printed no {KIND}: {error}") from error
+    if (found.kind, found.api_version) != (KIND, api_version):
+        got = f"{found.kind or 'no kind'} of {found.api_version or 'no version'}"
+        raise NotIssuedError(f"printed {got}; expected {KIND} of {api_version}, the kubeconfig's apiVersion")
+    status = found.status or Status()
+    if bool(status.client_certificate_data) != bool(status.client_key_data):
+        raise NotIssuedError("printed only one of client certificate and key; expected both or none")
+    if not status.token and not status.client_certificate_data:
+        raise NotIssuedError("printed no credentials; expected a token, or a client certificate with its key")
+    return status
+
+
+IF_AVAILABLE, ALWAYS, NEVER = "IfAvailable", "Always", "Never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +217,7 @@ class ExecPlugin:
         environment = {
             **os.environ,  # noqa: TID251  plugins inherit the environment, as kubectl's do
             **self._command.environment,
-            INFO: execcredential.encode(self._command.api_version, AskedSpec(interactive, self._command.cluster)),
+            INFO: encode(self._command.api_version, AskedSpec(interactive, self._command.cluster)),
         }
         try:
             done = subprocess.run(
@@ -172,7 +249,7 @@ class ExecPlugin:
 
     def _decoded(self, output: bytes) -> tuple[Issued, datetime | None]:
         try:
-            status = execcredential.decode(output, self._command.api_version)
+            status = decode(output, self._command.api_version)
         except NotIssuedError as error:
             raise self._error(str(error)) from error
         issued = Issued(

@@ -1,36 +1,107 @@
 """Decides about a pod that is to be created: whether it is refused, and what is added to it.
 
-The decision is a pure function of the pod and the config. It is idempotent: a part that the pod has already is not
-added again, so that the API server may ask twice, and users may write the parts themselves.
+The decision is a pure function of the pod and the config: of what its containers request (vGPUs, mediated devices, and
+units of shared GPUs). It is idempotent: a part that the pod has already is not added again, so that the API server may
+ask twice, and users may write the parts themselves.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpuvirt.cluster.admission import usercontainers
 from gpuvirt.cluster.admission.injectedparts import (
     DEV,
     DRIVER,
     GRIDD,
     LICENCE,
     NVIDIA,
+    append,
+    container_change,
     gridd,
     nvidia,
+    plain,
     volume,
 )
 from gpuvirt.cluster.admission.injectionconfig import ClassSettings, InjectionConfig, MdevRule
 from gpuvirt.cluster.admission.pod import Group, Placed, Pod, Volume
-from gpuvirt.cluster.admission.requests import InvalidAmountError, Requested, effective, requested, requests_of
-from gpuvirt.cluster.admission.usercontainers import append, plain
 from gpuvirt.cluster.jsonpatch import Op, Operation, at
 from gpuvirt.cluster.kinds.podparts import Container as NewContainer
-from gpuvirt.errors import InvalidIdError
+from gpuvirt.errors import DamagedError, InvalidIdError
 from gpuvirt.facts.ids import parse_object_name
 from gpuvirt.model.reasons import Reason, admission
+from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
 
 LICENCE_ANNOTATION = "gpuvirt.io/licence-secret"
 """An annotation of a pod: the Secret of its namespace that has the licence's token."""
 _OWN = (NVIDIA, GRIDD)
+
+Chosen = Callable[[str], bool]
+"""Whether a resource counts."""
+
+
+class InvalidAmountError(DamagedError):
+    """An amount is no whole number; `path` is its place in the pod."""
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(detail)
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """An amount of a resource that a container requests."""
+
+    placed: Placed
+    field: str
+    """limits or requests."""
+    resource: str
+    amount: str | int | float
+
+    @property
+    def path(self) -> str:
+        """The place in the pod, for messages."""
+        return f'{self.placed.path}.resources.{self.field}["{self.resource}"]'
+
+    @property
+    def units(self) -> int:
+        """The amount; raises InvalidAmountError for what is no whole number."""
+        try:
+            return int(units_of(str(self.amount)))
+        except InvalidQuantityError as error:
+            raise InvalidAmountError(self.path, str(error)) from error
+
+
+def requests_of(placed: Placed, chosen: Chosen) -> Iterator[Requested]:
+    """Yield the resources that count of a container; a limit without a request is a request, too."""
+    resources = placed.container.resources
+    for resource, amount in resources.limits.items():
+        if chosen(resource):
+            yield Requested(placed, "limits", resource, amount)
+    for resource, amount in resources.requests.items():
+        if chosen(resource) and resource not in resources.limits:
+            yield Requested(placed, "requests", resource, amount)
+
+
+def requested(pod: Pod, chosen: Chosen) -> tuple[Requested, ...]:
+    """Return all requests of the resources that count, but those of amount 0; raises InvalidAmountError."""
+    found = (request for placed in pod.placed() for request in requests_of(placed, chosen))
+    return tuple(request for request in found if request.units > 0)
+
+
+def effective(requests: tuple[Requested, ...]) -> Mapping[str, int]:
+    """Return what the whole pod needs, as the scheduler counts it: an init container that has as much adds nothing.
+
+    Init containers run one after another, sidecars and the other containers together. The kubelet gives the devices of
+    an init container to the containers after it.
+    """
+    lasting: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    for request in requests:
+        if request.placed.group is Group.INIT and not request.placed.container.is_sidecar:
+            most[request.resource] = max(most[request.resource], lasting[request.resource] + request.units)
+        else:
+            lasting[request.resource] += request.units
+    return dict(sorted((most | lasting).items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +194,7 @@ def _drafted(
     draft = _Draft()
     for placed in pod.placed():
         if placed.container.name not in _OWN and any(requests_of(placed, config.is_vgpu)):
-            found = usercontainers.change(placed, settings)
+            found = container_change(placed, settings)
             draft.operations += found.operations
             draft.warnings += found.warnings
             draft.volumes |= found.volumes

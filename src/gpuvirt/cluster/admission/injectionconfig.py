@@ -88,7 +88,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
     vgpu_resources: tuple[str, ...] = VGPU_RESOURCES
     mdev_resources: tuple[str, ...] = MDEV_RESOURCES
     units_resource: str = str(UNITS_RESOURCE)
-    classes: dict[str, _Class] | None = None
+    classes: dict[str, object] | None = None
+    """Each a `_Class`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ def parse(text: str, *, where: str) -> InjectionConfig:
     if not file.classes:
         message = "has no RuntimeClass; add one, as in `kata-qemu-nvidia-gpu: {profile: cold-plug}`"
         raise written.fault(message, ["classes"])
-    classes = {name: _class(written, name, of) for name, of in file.classes.items()}
+    classes = {name: _class(written, name, content) for name, content in file.classes.items()}
     units = ResourceName(file.units_resource)
     return InjectionConfig(classes, file.vgpu_resources, file.mdev_resources, units)
 
@@ -190,8 +191,9 @@ def _check_patterns(written: Written[_File], field: str, patterns: Sequence[str]
             raise written.fault(message, [field, index])
 
 
-def _class(written: Written[_File], name: str, of: _Class) -> ClassSettings:
+def _class(written: Written[_File], name: str, content: object) -> ClassSettings:
     steps: list[Step] = ["classes", name]
+    of = written.part(content, steps, _Class)
     for kind, value, at in (
         ("a RuntimeClass", name, steps),
         *((("a Secret", of.licence_secret, [*steps, "licenceSecret"]),) if of.licence_secret else ()),

@@ -10,19 +10,17 @@ from typing import TypeVar
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent import noderequests
-from gpuvirt.cluster.agent.endingpods import EndingPods
 from gpuvirt.cluster.agent.gpunode import SpecListener, observe_gpu_node, observe_no_spec
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
 from gpuvirt.cluster.agent.keeping import SPREAD_S, KeeperDependencies, ReportOutcome
 from gpuvirt.cluster.agent.nodeagent import NodeAgent
 from gpuvirt.cluster.agent.nodecounts import NodeCounts
-from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels
+from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels, shared_claim
 from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
 from gpuvirt.cluster.agent.operands import observed_of, operand_claim, operand_pods
 from gpuvirt.cluster.agent.podevents import PodEvents
 from gpuvirt.cluster.agent.podrequests import answer_inquiry
 from gpuvirt.cluster.agent.podshares import NodePod, PodShares, node_pods
-from gpuvirt.cluster.agent.sharedkeys import shared_claim
 from gpuvirt.cluster.agent.vgputypes import VgpuTypes
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
@@ -33,12 +31,36 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.reflector import Reflector, Waits
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
-from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
+from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, PodUid
+from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.tasks import keep_going
 
 T = TypeVar("T", bound=KubernetesObject)
+
+
+class EndingPods:
+    """Tells the agent which pods end, as the API server reports them.
+
+    A pod that the API server lacks has ended only if the API server had it before, or if the ledger had it before the
+    first list: the kubelet may start a pod before this watch reports it.
+    """
+
+    def __init__(self, on_demand_pods: Callable[[], frozenset[PodUid]], observe: Callable[[PodEnds], None]) -> None:
+        """`on_demand_pods` returns the pods that have on-demand vGPUs."""
+        self._on_demand_pods = on_demand_pods
+        self._observe = observe
+        self._seen = on_demand_pods()
+        """The pods that exist, and those with on-demand vGPUs that are gone."""
+
+    def observe(self, delta: Delta[NodePod]) -> None:
+        """Record all pods of the node."""
+        pods = {pod.kubelet_uid: pod for pod in delta.objects.values()}
+        gone = self._seen - pods.keys()
+        self._seen = (gone & self._on_demand_pods()) | pods.keys()
+        ended = gone | {uid for uid, pod in pods.items() if pod.has_ended}
+        self._observe(PodEnds(ended, frozenset(uid for uid, pod in pods.items() if pod.is_ending) - ended))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,16 @@
 They are written by a merge patch of the claimed keys alone. It names no resource version, so other writers of the node
 cause no conflict. If patching is not permitted (NVIDIA's roles permit updates alone), the node is read and written back
 whole with its version, and again after a conflict. A write is retried until it succeeds, always with the latest values.
+
+`shared_claim` claims the annotation with the node's shared GPUs, and the labels with its vGPU type.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.agent.keeping import KeeperDependencies, ObservedObject, ReportOutcome
@@ -18,6 +22,11 @@ from gpuvirt.cluster.failures import ForbiddenError, retried
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.labelpatch import DesiredLabels, Fields, LabelPatch, patch_of, patched
 from gpuvirt.cluster.resources import NODES, Metadata
+from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION, owned_labels
+from gpuvirt.loops.cell import Cell
+from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION, shared_gpus_text
+from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpus
 
 log = logging.getLogger(__name__)
 
@@ -73,3 +82,36 @@ class NodeLabels:
     async def _update(self, patch: LabelPatch) -> Node:
         client, node = self._dependencies.client, self._dependencies.node
         return await client.update(NODES, node, patched(await client.get(NODES, node, Fields), patch), Node)
+
+
+def shared_claim(views: Cell[NodeView]) -> Claim:
+    """Return the claim of the annotation and the labels; before the host is observed, the node's stay as they are."""
+
+    def keys(observed: Metadata) -> DesiredLabels:
+        view = views.get()
+        if not view.host_observed:
+            return DesiredLabels()
+        labels = _type_keys(observed, view.vgpu_type) if view.vgpu_type is not None else DesiredLabels()
+        return DesiredLabels(labels.labels, labels.annotations | _annotation(view.shared))
+
+    return Claim(keys, views.notifying)
+
+
+def _annotation(shared: SharedGpus) -> dict[str, str | None]:
+    if not shared.gpus and not shared.recorded:
+        return {SHARED_GPUS_ANNOTATION: None, LIMITS_ANNOTATION: None}
+    limits: dict[str, str | None] = {}
+    if shared.enforcement is not None:
+        limits[LIMITS_ANNOTATION] = str(shared.enforcement) if shared.enforcement.is_limit else None
+    units = {SHARED_GPUS_ANNOTATION: shared_gpus_text(shared.schedulable)} if shared.is_known else {}
+    return {**units, **limits}
+
+
+def _type_keys(observed: Metadata, vgpu_type: NodeVgpuType) -> DesiredLabels:
+    owned, label = owned_labels(observed), vgpu_type.label
+    desired = {
+        key: label for key in vgpu_type.keys if label is not None and (key in owned or key not in observed.labels)
+    }
+    gone = dict.fromkeys(key for key in owned if key not in desired)
+    written = msgspec.json.encode(dict(sorted(desired.items()))).decode() if desired else None
+    return DesiredLabels({**gone, **desired}, {OWNED_ANNOTATION: written})

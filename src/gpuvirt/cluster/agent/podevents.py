@@ -52,7 +52,7 @@ class PodEvents:
                     await due.wait()
 
     def _take(self) -> None:
-        """Take new refusals, and forget those of pods that are gone, and old events."""
+        """Record new refusals, and forget those of pods that are gone, and old events."""
         now_s, known = self._dependencies.clock.monotonic_s(), self._pods.known or {}
         self._written_s = {key: at_s for key, at_s in self._written_s.items() if now_s - at_s < AGAIN_S}
         found = {**self._unwritten, **{refusal.key: refusal for refusal in self._refusals.take()}}

@@ -2,66 +2,32 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
 from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.kinds.core import ENDED
-from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.cluster.kinds.core import ENDED, STATIC_POD, Container, WholePod
+from gpuvirt.cluster.resources import Resource
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.model.allocation.recordhistory import PodRequests
 from gpuvirt.node.known.podinquiry import PodInquiry
-
-STATIC_POD = "kubernetes.io/config.mirror"
-"""The annotation of a static pod's object at the API server: its value is the UID that the kubelet has for the pod."""
 
 PAUSE_S = 15.0
 """The shortest time between two lists."""
 
 
-class _Quantities(msgspec.Struct, frozen=True):
-    limits: dict[str, str | int] = {}
-    requests: dict[str, str | int] = {}
-
-
-class _Container(msgspec.Struct, frozen=True):
-    name: str = ""
-    resources: _Quantities = _Quantities()
-
-
-class _Spec(msgspec.Struct, frozen=True, rename="camel"):
-    containers: tuple[_Container, ...] = ()
-    init_containers: tuple[_Container, ...] = ()
-    resource_claims: tuple[object, ...] = ()
-
-
-class _Status(msgspec.Struct, frozen=True, rename="camel"):
-    phase: str = ""
-    extended_resource_claim_status: dict[str, object] = {}
-
-
-class RequestingPod(msgspec.Struct, frozen=True):
-    """A pod with the resources and claims of its containers."""
-
-    metadata: Metadata
-    spec: _Spec = _Spec()
-    status: _Status = _Status()
-
-
-def requests_of(pod: RequestingPod) -> PodRequests:
+def requests_of(pod: WholePod) -> PodRequests:
     """Return what a pod requests."""
     spec, status = pod.spec, pod.status
     return PodRequests(
         PodUid(pod.metadata.annotations.get(STATIC_POD, pod.metadata.uid)),
-        f"{pod.metadata.namespace}/{pod.metadata.name}",
+        pod.where,
         status.phase in ENDED,
         frozenset(_extended(*spec.containers, *spec.init_containers)),
         bool(spec.resource_claims) or bool(status.extended_resource_claim_status),
     )
 
 
-def _extended(*containers: _Container) -> Iterator[tuple[str, ResourceName]]:
+def _extended(*containers: Container) -> Iterator[tuple[str, ResourceName]]:
     """Yield the extended resources of containers (IsExtendedResourceName in pkg/apis/core/v1/helper)."""
     for container in containers:
         quantities = {**container.resources.requests, **container.resources.limits}
@@ -72,7 +38,7 @@ def _extended(*containers: _Container) -> Iterator[tuple[str, ResourceName]]:
 
 async def answer_inquiry(inquiry: PodInquiry, dependencies: KeeperDependencies, report: ReportOutcome) -> None:
     """Answer each question for the node's pods, for ever; `report` gets each error, and None after a success."""
-    pods = Collection(Resource("pods"), RequestingPod, on_node=dependencies.node)
+    pods = Collection(Resource("pods"), WholePod, on_node=dependencies.node)
     while True:
         await inquiry.asked.wait()
         number = inquiry.begin()

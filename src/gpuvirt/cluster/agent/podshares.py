@@ -13,12 +13,11 @@ import msgspec
 
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
-from gpuvirt.cluster.agent.podrequests import STATIC_POD
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
-from gpuvirt.cluster.kinds.core import ENDED, AnyObject
+from gpuvirt.cluster.kinds.core import ENDED, STATIC_POD, AnyObject
 from gpuvirt.cluster.resources import Resource, pods
 from gpuvirt.cluster.shares.objects import (
     PodAnnotations,
@@ -152,7 +151,7 @@ class PodShares:
         """The pods as observed, with what was read from them."""
 
     def observe(self, delta: Delta[NodePod]) -> None:
-        """Take the pods of the node; a pod that has not changed is not read again."""
+        """Record the pods of the node; a pod that has not changed is not read again."""
         before, self._observed = self._observed, {}
         for pod in delta.objects.values():
             uid = pod.uid

@@ -78,7 +78,7 @@ class VgpuTypes:
         return DesiredLabels({}, {VGPU_TYPES_ANNOTATION: types_text(types) if types else None})
 
     def _compare(self, noted: Types, types: Types) -> None:
-        """Take what a write of the annotation would change; a write that is tried again is the same change."""
+        """Record the change that a write of the annotation would make; a repeated write makes the same one."""
         if (noted, types) == self._compared:
             return
         self._compared = noted, types
@@ -90,16 +90,16 @@ class VgpuTypes:
             self._due.set()
 
     def observe_node(self, metadata: Metadata) -> None:
-        """Take the metadata of the node."""
+        """Record the metadata of the node."""
         self._noted = metadata.annotations.get(VGPU_TYPES_ANNOTATION)
 
     def observe_pods(self, delta: Delta[NodePod]) -> None:
-        """Take all pods of the node."""
+        """Record all pods of the node."""
         self._pods = {pod.where: pod for pod in delta.objects.values()}
         self._due.set()
 
     def observe_gpu_node(self, gpu_node: GpuNode | None) -> None:
-        """Take the GpuNode, None if it does not exist."""
+        """Record the GpuNode, None if it does not exist."""
         self._gpu_node = gpu_node.metadata.uid if gpu_node is not None else None
         self._due.set()
 

@@ -12,9 +12,11 @@ class Intervals:
     observe_s: float = 1.0
     """How long a pod that kube-scheduler has observed may be unknown here; both watch the same API server."""
     turn_s: float = 0.05
-    """The longest wait for a binding after the last answer about its pod; it usually follows after 2 to 10 ms."""
+    """The longest wait for a binding after the last answer about its pod; it usually follows after 2 to 10 ms. A filter
+    that does not know it may choose the same units for the next pod (decision 179)."""
     write_s: float = 2.5
-    """The longest wait for a binding that was sent."""
+    """The longest wait for a binding that was sent, also by the API server (`?timeout=`), which gives it up
+    before another replica may lead (decision 182)."""
     read_s: float = 1.5
     """The longest wait for the pod after a binding that was not answered."""
     change_s: float = 1.5

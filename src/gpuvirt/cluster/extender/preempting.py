@@ -4,7 +4,7 @@ kube-scheduler chooses victims by the sum of a node's units, and evicts too few 
 it frees lie on several GPUs. So the victims with units are chosen again among all pods of a lower priority, by its own
 order: the fewest violations of PodDisruptionBudgets, then the lowest priorities, then the fewest pods. A victim whose
 units are not needed stays a victim: kube-scheduler chose it for its processors, its memory or another resource, which
-the extender does not know.
+the extender does not know (decisions 183 and 184).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,9 @@
 """Kubernetes' own objects as they are read: the fields of nodes, pods, ConfigMaps and DaemonSets that gpuvirt needs.
 
-Source: Kubernetes' API reference, core/v1, apps/v1. Undeclared fields are dropped to save memory. These types are never
-written, because their defaults would overwrite existing values. `manifests` has the types that are written.
+Source: Kubernetes' API reference, core/v1, apps/v1. Undeclared fields are dropped to save memory. `Node` and `WholePod`
+are what all but two processes read; `ReadNode` and `Pod` are the parts of them that the controller keeps by the
+thousand, and `cluster.shares.objects` has what the extender keeps. These types are never written, because their
+defaults would overwrite existing values. `manifests` has the types that are written.
 """
 
 import msgspec
@@ -10,6 +12,9 @@ from gpuvirt.cluster.resources import Metadata
 
 ENDED = frozenset({"Succeeded", "Failed"})
 """Phases of pods that have ended: their devices are free again."""
+STATIC_POD = "kubernetes.io/config.mirror"
+"""The annotation of a static pod's object at the API server (pkg/kubelet/types): its value is the UID that the kubelet
+has for the pod."""
 
 
 class AnyObject(msgspec.Struct, frozen=True):
@@ -27,12 +32,34 @@ class Condition(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Taint(msgspec.Struct, frozen=True):
-    """A taint of a node."""
+class Owner(msgspec.Struct, frozen=True, rename="camel"):
+    """An owner of an object."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool = False
+
+
+class OwnedMetadata(Metadata, frozen=True, rename="camel"):
+    """The metadata of an object with its owners."""
+
+    owner_references: tuple[Owner, ...] = ()
+
+    @property
+    def controller(self) -> Owner | None:
+        """The owner that controls the object; None if there is none."""
+        return next((owner for owner in self.owner_references if owner.controller), None)
+
+
+class Taint(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A taint of a node with all its fields, since taints are written as a whole list."""
 
     key: str = ""
     effect: str = ""
     value: str = ""
+    time_added: str = ""
 
 
 class Toleration(msgspec.Struct, frozen=True):
@@ -56,13 +83,16 @@ class NodeInfo(ReadNodeInfo, frozen=True, rename="camel"):
 
     kernel_version: str = ""
     """`6.8.0-31-generic`."""
+    system_uuid: str = msgspec.field(name="systemUUID", default="")
+    """The UUID of SMBIOS."""
 
 
 class NodeSpec(msgspec.Struct, frozen=True):
-    """Whether pods can be scheduled on a node."""
+    """Whether pods can be scheduled on a node, and which VM of a provider it is."""
 
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
+    provider_id: str = msgspec.field(name="providerID", default="")
 
 
 class ReadNodeStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -99,17 +129,35 @@ class Node(ReadNode, frozen=True):
     status: NodeStatus = NodeStatus()
     spec: NodeSpec = NodeSpec()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the condition Ready is True."""
+        return any(condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions)
 
-class ResourceLimits(msgspec.Struct, frozen=True):
-    """The resource limits of a container. For an extended resource the limit equals the request."""
 
+class Quantities(msgspec.Struct, frozen=True, gc=False):
+    """The resources of a container; the API server sets requests where only limits are given. For an extended resource
+    the limit equals the request."""
+
+    requests: dict[str, str | int] = {}
     limits: dict[str, str | int] = {}
 
 
-class Container(msgspec.Struct, frozen=True):
+class Container(msgspec.Struct, frozen=True, gc=False):
     """A container of a pod."""
 
-    resources: ResourceLimits = ResourceLimits()
+    name: str = ""
+    resources: Quantities = Quantities()
+
+
+class EmptyDir(msgspec.Struct, frozen=True):
+    """Storage that lives as long as its pod; its fields don't count."""
+
+
+class Volume(msgspec.Struct, frozen=True, rename="camel"):
+    """A volume of a pod."""
+
+    empty_dir: EmptyDir | None = None
 
 
 class SchedulingGate(msgspec.Struct, frozen=True):
@@ -124,14 +172,16 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     node_name: str = ""
 
 
-class RequestingPodSpec(PodSpec, frozen=True, rename="camel"):
-    """The node of a pod, the nodes that it can be scheduled on, and the requests of its containers."""
+class WholePodSpec(PodSpec, frozen=True, rename="camel"):
+    """The node of a pod, the nodes that it can be scheduled on, the requests of its containers, and its volumes."""
 
     node_selector: dict[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     scheduling_gates: tuple[SchedulingGate, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    resource_claims: tuple[object, ...] = ()
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -177,6 +227,12 @@ class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
         return any(condition.type == "Ready" and condition.status == "True" for condition in self.conditions)
 
 
+class WholePodStatus(PodStatus, frozen=True, rename="camel"):
+    """The status of a pod with the claim that the scheduler has made of its extended resources."""
+
+    extended_resource_claim_status: dict[str, object] = {}
+
+
 class Pod(msgspec.Struct, frozen=True):
     """A pod with its node and status. It has few fields, since the controller keeps thousands of pods in memory."""
 
@@ -190,10 +246,17 @@ class Pod(msgspec.Struct, frozen=True):
         return self.metadata.labels.get("app", "")
 
 
-class RequestingPod(Pod, frozen=True):
-    """A pod with its requests. It takes more than twice the memory of a `Pod`."""
+class WholePod(Pod, frozen=True):
+    """A pod with all that is read of pods. It takes more than twice the memory of a `Pod`, so none is kept."""
 
-    spec: RequestingPodSpec = RequestingPodSpec()
+    metadata: OwnedMetadata
+    spec: WholePodSpec = WholePodSpec()
+    status: WholePodStatus = WholePodStatus()
+
+    @property
+    def where(self) -> str:
+        """Its namespace and name: `default/virt-launcher-vm-1-abcde`."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def requests(self) -> frozenset[str]:

@@ -11,26 +11,12 @@ from typing import Protocol
 import msgspec
 
 from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.kinds.core import ENDED
+from gpuvirt.cluster.kinds.core import ENDED, OwnedMetadata
 from gpuvirt.cluster.resources import KubernetesObject, Metadata, Resource
 from gpuvirt.model.doctor.kubevirt import MediatedDevices, Spec, Status
 
 KUBEVIRTS = Resource("kubevirts", "kubevirt.io")
 HYPER_CONVERGEDS = Resource("hyperconvergeds", "hco.kubevirt.io", "v1beta1")
-
-
-class OwnerReference(msgspec.Struct, frozen=True, rename="camel"):
-    """A reference to the owner of an object."""
-
-    api_version: str = ""
-    kind: str = ""
-    name: str = ""
-
-
-class OwnedMetadata(Metadata, frozen=True, rename="camel"):
-    """Metadata with the owners of the object."""
-
-    owner_references: tuple[OwnerReference, ...] = ()
 
 
 class KubeVirt(msgspec.Struct, frozen=True, kw_only=True):

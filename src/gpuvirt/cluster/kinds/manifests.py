@@ -7,12 +7,14 @@ fields alone. `kind` is each type's tag, and `apiVersion` is always encoded.
 import msgspec
 
 
-class Written(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """Base of all types that are written: camelCase names, defaults left out."""
+class Written(
+    msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True, kw_only=True
+):
+    """Base of all types that are written: camelCase names, defaults left out, no other fields in gpuvirt's files."""
 
 
-class OwnerReference(Written, frozen=True, kw_only=True):
-    """The owner of an object: Kubernetes deletes the object after its owner."""
+class OwnerReference(Written, frozen=True, forbid_unknown_fields=False, kw_only=True):
+    """The owner of an object: Kubernetes deletes the object after its owner. Stored ones have more fields."""
 
     api_version: str
     kind: str

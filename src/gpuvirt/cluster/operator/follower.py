@@ -12,13 +12,13 @@ class Follower(Protocol):
     """Takes what the controller observes; each method returns at once."""
 
     def observe_nodes(self, delta: Delta[ReadNode]) -> None:
-        """Take changes of nodes."""
+        """Record changes of nodes."""
         ...
 
     def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
-        """Take changes of GpuNodes."""
+        """Record changes of GpuNodes."""
         ...
 
     def observe_picture(self, picture: Picture) -> None:
-        """Take all that a decision follows from."""
+        """Record the observed state that decisions follow from."""
         ...

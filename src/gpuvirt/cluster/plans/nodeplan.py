@@ -8,6 +8,7 @@ from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Spec, Status
 from gpuvirt.cluster.plans.reported import Reported, assumed_host, reported
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.model.allocation.launcherpods import user_texts
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.drivers import drivers_of
 from gpuvirt.model.change.nodevgpus import DesiredConfig, NodeVgpus, VgpuDemand, plan_node_vgpus
@@ -55,7 +56,7 @@ class GpuPlan:
     vgpus_then: Mapping[str, int] | None
     """The vGPUs that it would carry while the users stay; None where that is not known."""
     in_the_way: tuple[str, ...]
-    """The VMs, pods and processes that keep the GPU, or vGPUs that would go."""
+    """The VMs, other pods and processes that keep the GPU, or vGPUs that would go."""
     reasons: tuple[str, ...]
     """Why the agent would refuse the change, or wait."""
     unknown: tuple[str, ...]
@@ -141,7 +142,7 @@ class _Planning:
         now = Counter(profile_name(vgpu.type) for vgpu in gpu.vgpus)
         outcome = self._outcome(gpu, function, now)
         moves = _moves(gpu, mode)
-        users = (*gpu.virtual_machines, *gpu.users) if moves else ()
+        users = user_texts(gpu.users) if moves else ()
         if users:
             outcome = _Outcome(now)
         way = tuple(dict.fromkeys((*users, *outcome.in_the_way)))
@@ -270,7 +271,7 @@ def _planned(gpu: Gpu, plan: VgpuPlan, now: Counter[str]) -> _Outcome:
     then = now - Counter(profile_name(vgpu.type) for vgpu in gpu.vgpus if vgpu.id in removed)
     then += Counter(profile_name(step.type) for step in plan.steps if isinstance(step, CreateVgpu))
     kept = (vgpu for vgpu in gpu.vgpus if vgpu.id in plan.undesired and vgpu.id not in removed)
-    users = tuple(dict.fromkeys(user for vgpu in kept for user in (*vgpu.virtual_machines, *vgpu.users)))
+    users = user_texts(user for vgpu in kept for user in vgpu.users)
     reasons = tuple(_text(reason) for reason in (*plan.refusals, *plan.pending))
     return _Outcome(then, changes=bool(plan.steps), in_the_way=users, reasons=reasons)
 

@@ -72,7 +72,7 @@ class DisruptionBudgets:
         return sum(map(len, self._by_namespace.values()))
 
     def observe(self, delta: Delta[DisruptionBudget]) -> None:
-        """Take changes of PodDisruptionBudgets."""
+        """Record changes of PodDisruptionBudgets."""
         for key in delta.removed:
             budgets = self._by_namespace.get(key.namespace, {})
             budgets.pop(key, None)

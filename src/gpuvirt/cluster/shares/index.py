@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.cluster.shares.clusterbooks import ClusterBooks
 from gpuvirt.cluster.shares.nominations import Nominations
 from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
 from gpuvirt.cluster.shares.podunits import gpus_of_pod, units_of_pod
@@ -22,7 +23,7 @@ from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import LIMITS, InvalidAnnotationError, shared_gpus
-from gpuvirt.model.shares.books import NO_PODS, Books, NodeBooks, NodeRow, row_of
+from gpuvirt.model.shares.books import NO_PODS, NodeBooks, NodeRow, row_of
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.nomination import Nomination, with_nominated
 from gpuvirt.model.shares.placement import GpuId, Placement, Shares
@@ -56,7 +57,7 @@ class Index:
 
     def __init__(self, sharing: Sharing) -> None:
         self._sharing = sharing
-        self._books = Books()
+        self._books = ClusterBooks()
         self._nodes: dict[NodeName, _NodePods] = {}
         self._pods: dict[ObjectKey, SharingPod] = {}
         """The pods that name the resource, bound or not."""
@@ -70,7 +71,7 @@ class Index:
     @property
     def is_ready(self) -> bool:
         """Whether nodes and pods have been listed."""
-        return len(self._observed) == len(("nodes", "pods"))
+        return self._observed == {"nodes", "pods"}
 
     @property
     def nodes(self) -> Mapping[NodeName, NodeBooks]:
@@ -78,7 +79,7 @@ class Index:
         return self._books.nodes
 
     @property
-    def books(self) -> Books:
+    def books(self) -> ClusterBooks:
         """The books of the cluster."""
         return self._books
 
@@ -128,7 +129,7 @@ class Index:
         return node.pods if node is not None else {}
 
     def observe_nodes(self, delta: Delta[SharingNode]) -> None:
-        """Take changes of nodes."""
+        """Record changes of nodes."""
         for key in delta.changed:
             self._take_node(delta.objects[key])
         for key in delta.removed:
@@ -138,7 +139,7 @@ class Index:
         self._observed.add("nodes")
 
     def observe_pods(self, delta: Delta[SharingPod]) -> None:
-        """Take changes of pods."""
+        """Record changes of pods."""
         for key in delta.removed:
             self._drop_pod(key)
         for key in delta.changed:

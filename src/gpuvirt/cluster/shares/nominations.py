@@ -18,7 +18,7 @@ class Nominations:
         self._by_node: dict[NodeName, dict[PodUid, Nomination]] = {}
 
     def take(self, pod: SharingPod) -> None:
-        """Take a pod as it is now: nominated, for another node, or bound or being deleted, which ends a nomination."""
+        """Record a pod: a nomination, one for another node, or the end of one by a binding or a deletion."""
         self.drop(pod.uid)
         name = NodeName(pod.status.nominated_node_name)
         if not name or pod.spec.node_name or pod.metadata.deletion_timestamp:

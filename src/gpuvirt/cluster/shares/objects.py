@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gpuvirt.cluster.collection import Collection
+from gpuvirt.cluster.kinds.core import Container
 from gpuvirt.cluster.resources import NODES, Resource
 from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
 from gpuvirt.model.schedules.spec import CORDONED_BY
@@ -88,18 +89,9 @@ class PodMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     annotations: PodAnnotations = PodAnnotations()
 
 
-class Quantities(msgspec.Struct, frozen=True, gc=False):
-    """The resources of a container; the API server sets requests where only limits are given."""
-
-    requests: dict[str, str | int] = {}
-    limits: dict[str, str | int] = {}
-
-
-class PodContainer(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class PodContainer(Container, frozen=True, gc=False, rename="camel"):
     """A container, an init container or a sidecar."""
 
-    name: str = ""
-    resources: Quantities = Quantities()
     restart_policy: str = ""
 
     def quantity(self, resource: ResourceName) -> str | int | None:

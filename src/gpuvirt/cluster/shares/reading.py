@@ -1,4 +1,4 @@
-"""Reads the shared GPUs of a cluster from the API server, once or as a stream of changes."""
+"""Reads the shared GPUs of a cluster from the API server, once or as a stream of changes, and what pods use of them."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -6,20 +6,22 @@ from dataclasses import replace
 from random import Random
 from typing import TypeVar
 
+import msgspec
+
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import ApiError, ForbiddenError
-from gpuvirt.cluster.kinds.gpunode import PodMemory
+from gpuvirt.cluster.collection import Collection
+from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, PodMemory
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.reflector import Reflector
-from gpuvirt.cluster.resources import KubernetesObject
+from gpuvirt.cluster.resources import KubernetesObject, Metadata
 from gpuvirt.cluster.shares.awayworkers import away, read_schedules
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
 from gpuvirt.cluster.shares.sharing import Sharing
-from gpuvirt.cluster.shares.usedmemory import read_memory
 from gpuvirt.cluster.watchevents import Listed
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.schedules.away import AwayWorker
@@ -28,11 +30,38 @@ from gpuvirt.model.shares.annotations import enforcement_of
 from gpuvirt.model.shares.overview import PodShare, SharesOverview
 
 T = TypeVar("T", bound=KubernetesObject)
-
 MIN_PAUSE_S = 0.5
 """Between two states of a stream, so that a burst of changes is one state."""
 SCHEDULES_S = 10.0
 """How often a stream reads the memory of pods, and the schedules, which few clusters have. Cordons are watched."""
+
+
+class _Shares(msgspec.Struct, frozen=True):
+    memory: tuple[PodMemory, ...] = ()
+
+
+class _Status(msgspec.Struct, frozen=True):
+    shares: _Shares | None = None
+
+
+class GpuNodeWithMemory(msgspec.Struct, frozen=True):
+    """The fields of a GpuNode that have the memory of pods."""
+
+    metadata: Metadata
+    status: _Status | None = None
+
+
+async def read_memory(client: Client) -> Mapping[str, PodMemory]:
+    """Return the memory of pods by their names: `research/train-0`; raises ApiError.
+
+    There is none for a user who may not list GpuNodes, and in a cluster without the kind.
+    """
+    try:
+        nodes = (await client.list(Collection(GPU_NODES, GpuNodeWithMemory))).items
+    except (ForbiddenError, NotFoundError):
+        return {}
+    reported = (node.status.shares for node in nodes if node.status is not None and node.status.shares is not None)
+    return {f"{pod.namespace}/{pod.pod}": pod for shares in reported for pod in shares.memory}
 
 
 async def read_index(client: Client, sharing: Sharing) -> Index:

@@ -85,7 +85,7 @@ class _Owners:
 
     vm: vmstate.Vm | None = None
     vmi: vmstate.Vmi | None = None
-    pod: core.RequestingPod | None = None
+    pod: core.WholePod | None = None
     pod_unread: bool = False
     instancetype: Devices | None = None
 
@@ -114,7 +114,7 @@ class _Asker:
     async def _owners(self) -> _Owners:
         name, owners = self._target.name, _Owners()
         if self._target.kind is ObjectKind.POD:
-            owners.pod = await self._get(ObjectKind.POD, name, core.RequestingPod)
+            owners.pod = await self._get(ObjectKind.POD, name, core.WholePod)
             return owners
         if self._target.kind is ObjectKind.VM:
             owners.vm = await self._get(ObjectKind.VM, name, vmstate.Vm)
@@ -122,7 +122,7 @@ class _Asker:
                 return owners
             owners.instancetype = await self._instancetype(owners.vm)
         owners.vmi = await self._get(ObjectKind.VMI, name, vmstate.Vmi)
-        pods = await self._list(self._within(ObjectKind.POD), core.RequestingPod, LAUNCHERS)
+        pods = await self._list(self._within(ObjectKind.POD), core.WholePod, LAUNCHERS)
         owners.pod_unread = pods is None
         owners.pod = vmstates.launcher_of(pods or (), name, owners.vmi)
         return owners
@@ -148,7 +148,7 @@ class _Asker:
         nodes, gpu_nodes, pods = await asyncio.gather(
             self._list(NODES, core.Node),
             self._list(GPU_NODES, GpuNode),
-            self._list(RESOURCES[ObjectKind.POD], core.RequestingPod),
+            self._list(RESOURCES[ObjectKind.POD], core.WholePod),
         )
         by_name = {NodeName(gpu_node.metadata.name): gpu_node for gpu_node in gpu_nodes or ()}
         waits = pod is not None and not pod.node

@@ -61,7 +61,7 @@ async def _gpu_node(client: Client, name: str) -> GpuNode | None:
 
 async def _pods(client: Client) -> tuple[PodSeen, ...] | None:
     try:
-        found = (await client.list(Collection(Resource("pods"), core.RequestingPod))).items
+        found = (await client.list(Collection(Resource("pods"), core.WholePod))).items
     except ForbiddenError:
         return None
     return tuple(states.pod_seen(pod) for pod in found if pod.status.phase not in ENDED)

@@ -59,7 +59,7 @@ def vmi_seen(vmi: vmstate.Vmi) -> VmiSeen:
     )
 
 
-def pod_seen(pod: core.RequestingPod) -> PodSeen:
+def pod_seen(pod: core.WholePod) -> PodSeen:
     """Return the evidence about a pod."""
     statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
     waiting = (status.state.waiting for status in statuses)
@@ -81,11 +81,11 @@ def pod_seen(pod: core.RequestingPod) -> PodSeen:
     )
 
 
-def launcher_of(pods: Iterable[core.RequestingPod], vm: str, vmi: vmstate.Vmi | None) -> core.RequestingPod | None:
+def launcher_of(pods: Iterable[core.WholePod], vm: str, vmi: vmstate.Vmi | None) -> core.WholePod | None:
     """Return the virt-launcher pod of a VM: a running one, and during a migration the one on the VMI's node."""
     uid, node = (vmi.metadata.uid, vmi.status.node_name) if vmi is not None else ("", "")
 
-    def rank(pod: core.RequestingPod) -> tuple[bool, bool, str]:
+    def rank(pod: core.WholePod) -> tuple[bool, bool, str]:
         has_guest = node != "" and pod.spec.node_name == node
         return pod.status.phase not in ENDED, has_guest, pod.metadata.creation_timestamp
 
@@ -162,7 +162,7 @@ def _text(why: ReasonStatus) -> str:
     return with_code(why.code, why.message)
 
 
-def _extended(spec: core.RequestingPodSpec) -> dict[str, int]:
+def _extended(spec: core.WholePodSpec) -> dict[str, int]:
     """Return the extended resources of a pod: the sum of its containers, or of an init container if more."""
     counts: dict[str, int] = {}
     for container in spec.containers:
@@ -183,7 +183,7 @@ def _amounts(quantities: Mapping[str, str | int]) -> dict[str, int]:
     return whole_amounts({name: quantity for name, quantity in quantities.items() if "/" in name})
 
 
-def _placement(spec: vmstate.VmiSpec | core.RequestingPodSpec) -> Placement:
+def _placement(spec: vmstate.VmiSpec | core.WholePodSpec) -> Placement:
     return Placement(
         spec.node_selector,
         tuple(

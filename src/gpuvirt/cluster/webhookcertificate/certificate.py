@@ -1,14 +1,43 @@
-"""Certificates in PEM, and whether a key belongs to one, as OpenSSL reads them."""
+"""Certificates in PEM: as OpenSSL reads them, whether a key belongs to one, and how a new one is issued.
+
+The program openssl issues them, since Python's standard library signs none. A certificate is its own authority, so that
+no key exists which could sign another one. Keys are never on a disk.
+"""
 
 import os
 import re
 import ssl
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from gpuvirt.errors import GpuvirtError
+
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+OPENSSL = "openssl"
+WITHIN_S = 30.0
+_REQUEST = """[req]
+distinguished_name = name
+x509_extensions = extensions
+prompt = no
+[name]
+CN = {subject}
+[extensions]
+basicConstraints = critical,CA:TRUE,pathlen:0
+keyUsage = critical,digitalSignature,keyCertSign
+extendedKeyUsage = serverAuth
+subjectKeyIdentifier = hash
+subjectAltName = DNS:{name}
+"""
+_MOST_SUBJECT = 64
+"""The characters of a common name; servers are known by their alternative names, which may be longer."""
+
+
+class NotIssuedError(GpuvirtError):
+    """No certificate could be issued; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +114,23 @@ def _in_memory(content: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)
+
+
+def issue(name: str, days: int) -> Pair:
+    """Return a new certificate for a server's DNS name, which is valid from now on; raise NotIssuedError."""
+    command = [OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-days", str(days), "-config", "/dev/stdin", "-keyout", "-", "-out", "-"]
+    request = _REQUEST.format(subject=name[:_MOST_SUBJECT], name=name).encode()
+    try:
+        done = subprocess.run(command, input=request, capture_output=True, timeout=WITHIN_S, check=False)
+    except FileNotFoundError as error:
+        raise NotIssuedError(f"the program {OPENSSL} is not installed; gpuvirt's image has it") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotIssuedError(f"{OPENSSL} can't be run: {error}") from error
+    # Its output has the key, so only its errors may be shown.
+    key, begin, certificate = done.stdout.partition(b"-----BEGIN CERTIFICATE-----")
+    pair = pair_of(begin + certificate, key)
+    if done.returncode or pair is None:
+        detail = " ".join(done.stderr.decode(errors="replace").split())[-200:]
+        raise NotIssuedError(f"{OPENSSL} issued no certificate (exit status {done.returncode}): {detail}")
+    return pair

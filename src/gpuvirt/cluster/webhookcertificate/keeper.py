@@ -18,8 +18,14 @@ from gpuvirt.cluster.kinds.manifests import OwnerReference
 from gpuvirt.cluster.kinds.secrets import Secret, SecretMetadata, secrets
 from gpuvirt.cluster.kinds.webhookconfigurations import CONFIGURATIONS, WebhookConfiguration
 from gpuvirt.cluster.resources import Metadata, services
-from gpuvirt.cluster.webhookcertificate.certificate import Certificate, Pair, certificates_in, pair_of
-from gpuvirt.cluster.webhookcertificate.issuing import NotIssuedError, issue
+from gpuvirt.cluster.webhookcertificate.certificate import (
+    Certificate,
+    NotIssuedError,
+    Pair,
+    certificates_in,
+    issue,
+    pair_of,
+)
 from gpuvirt.cluster.webhookcertificate.rotation import (
     VALID_DAYS,
     Forget,

@@ -2,6 +2,10 @@
 
 All reads and writes of a host pass through a `Kernel`, at the level of files. The implementation for a real host is
 here; `gpuvirt_sim.kernel` has one for simulated hosts, with the same behaviour.
+
+Source of uevents: lib/kobject_uevent.c: `action@devpath`, then NUL-separated `KEY=value`. Since Linux 4.18 the kernel
+sends uevents to every network namespace of the initial user namespace, so a pod without the host network receives them
+too.
 """
 
 import contextlib
@@ -11,7 +15,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -21,17 +25,31 @@ from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.access import cdevkeeper, devicelease
 from gpuvirt.hardware.access.openfiles import OpenFile, read_open_files
-from gpuvirt.hardware.access.uevents import concerns_devices
 from gpuvirt.paths import HostPath, HostRoots
 
 log = logging.getLogger(__name__)
-
 ATTRIBUTE_BYTES = 4096
 """A sysfs attribute holds at most a page (Documentation/filesystems/sysfs.rst)."""
-
 NETLINK_KOBJECT_UEVENT = 15
 KERNEL_MULTICAST_GROUP = 1
 """include/uapi/linux/netlink.h; the kernel sends to group 1, udev to group 2."""
+
+SUBSYSTEMS = frozenset({"pci", "vfio", "vfio-dev", "mdev", "mdev_bus", "iommu", "egm", "drivers", "module", "misc"})
+"""Subsystems whose events can change the devices that a node offers; those of network and block cannot."""
+
+
+def parse(message: bytes) -> Mapping[str, str]:
+    """Return the variables of a kernel uevent, empty for other messages (those of udev begin with `libudev`)."""
+    head, *fields = message.split(b"\0")
+    if b"@" not in head:
+        return {}
+    pairs = (field.decode("utf-8", "replace").partition("=") for field in fields if b"=" in field)
+    return {key: value for key, _, value in pairs}
+
+
+def concerns_devices(message: bytes) -> bool:
+    """Return whether a message is a kernel uevent that can change the devices that a node offers."""
+    return parse(message).get("SUBSYSTEM", "") in SUBSYSTEMS
 
 
 class Kernel(Protocol):

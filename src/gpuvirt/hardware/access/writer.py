@@ -1,5 +1,7 @@
 """The writer: a process that makes the writes of one change, so that the kernel puts only this process to sleep.
 
+A thread that sleeps there survives SIGKILL, and keeps the locks of its process (decision 122).
+
 `writing` starts this file by its path, once for each change, so it imports very little. Its standard input is a socket.
 Each packet is a request with a letter and an argument; the answer is a packet with an errno and a text:
 `w PATH\\0DATA` writes a file in one system call, `r LIMIT PATH` reads a file, `o PATH` opens a node and returns its

@@ -1,28 +1,31 @@
-"""Copies the files of a host that describe its devices. This module names each file; no folder is walked blindly.
+"""Copies the files of a host that describe its devices, and those that doctor reads, each at its own path.
 
-Files whose read can sleep or acts on the device are left out. `driver_override`, `uevent`, `sriov_numvfs` and
-`sriov_vf_total_msix` take the device's lock (as of 6.12); a process that unbinds the device has that lock for as long
-as a VM uses the device. The links show the number of VFs. `vpd` and `rom` act on the device, and `vpd` has serial
-numbers.
+This module names each file; no folder is walked blindly. Files whose read can sleep or acts on the device are left out.
+`driver_override`, `uevent`, `sriov_numvfs` and `sriov_vf_total_msix` take the device's lock (as of 6.12); a process
+that unbinds the device has that lock for as long as a VM uses the device. The links show the number of VFs. `vpd` and
+`rom` act on the device, and `vpd` has serial numbers.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from posixpath import basename
+from posixpath import basename, dirname
 
-from gpuvirt.archive import Entry, Folder
+from gpuvirt.archive import Entry, Folder, Symlink
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, parse_pci_address, slot_of
 from gpuvirt.facts.pci import FunctionKind, Unread, kind_of
+from gpuvirt.facts.platform import Attribute, Link, Listing, Presence
+from gpuvirt.facts.setup import Part, parts
+from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.sysfs import IOMMU_GROUPS, MDEV_PARENTS, MDEVS, PCI_DEVICES, device_path, mdev_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.archives import redaction
-from gpuvirt.hardware.archives.copying import Copying, joined
-from gpuvirt.hardware.archives.platformcopy import copy_platform
+from gpuvirt.hardware.archives.copying import Copying, is_safe, joined
 from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.hardware.functions import egm, iommu, pci
+from gpuvirt.hardware.host.platform import MODULES, read_setup
 from gpuvirt.paths import HostPath
 
 IDS = ("vendor", "device", "class")
@@ -37,7 +40,6 @@ VGPU_FILES = ("nvidia/creatable_vgpu_types", "nvidia/current_vgpu_type")
 TYPE_FILES = ("name", "description", "device_api", "available_instances")
 IOMMU_CLASS = HostPath("/sys/class/iommu")
 IOMMU_FILES = ("intel-iommu/version", "intel-iommu/cap", "intel-iommu/ecap", "amd-iommu/cap", "amd-iommu/features")
-
 SINGLE_FILES = (
     HostPath("/proc/modules"),
     HostPath("/proc/version"),
@@ -46,11 +48,9 @@ SINGLE_FILES = (
     HostPath("/sys/module/nvidia/version"),
 )
 """Files that are copied unchanged."""
-
 HEADER_BYTES = 64
 """The part of configuration space that unprivileged processes may read; some cards fail beyond it (lspci(8), -xxx)."""
 CONFIG_BYTES = 256
-
 LEFT_OUT: Mapping[str, str] = {
     "driver_override, uevent, sriov_numvfs, sriov_vf_total_msix": "reading them can hang while a device is unbound",
     "type, reserved_regions (of IOMMU groups)": "reading them waits while a process changes the group",
@@ -61,9 +61,78 @@ LEFT_OUT: Mapping[str, str] = {
     **redaction.LEFT_OUT,
 }
 """What a copy leaves out on purpose, with the reason."""
-
 _NODE = re.compile(r"iommu|kvm|egm[0-9]+")
 _VIRTFN = re.compile(r"virtfn[0-9]+")
+
+LAID_OUT = ("/sys/class/iommu", "/sys/kernel/iommu_groups", "/sys/bus/pci/devices/")
+"""The folders that are copied with the devices, including links."""
+SCREENS = "/sys/class/graphics/"
+OF_FOLDERS = ("/sys/module", "/sys/class/iommu")
+"""Folders whose entries are folders; the entries of others are files."""
+NODES = HostPath("/sys/devices/system/node")
+UNSAFE = "a name that is not safe in an archive"
+_NUMA_NODE = re.compile(r"node[0-9]{1,4}")
+
+
+def copy_platform(copying: Copying) -> None:
+    """Copy the files that `read_setup` reads, and list those that it could not read."""
+    setup = read_setup(copying.kernel, Facts(), ())
+    for part in parts(setup).values():
+        if not part.path.startswith(LAID_OUT):
+            _copy(copying, part)
+    for name in copying.names(NODES):
+        if _NUMA_NODE.fullmatch(name):
+            copying.file(HostPath(f"{NODES}/{name}/cpulist"), HostPath(f"{NODES}/{name}"))
+
+
+def _copy(copying: Copying, part: Part) -> None:
+    target = part.target if isinstance(part, Link) else None
+    names = part.path.split("/")[1:] + ([target] if isinstance(target, str) else [])
+    if not all(map(is_safe, names)):
+        copying.unread.append(Unread(part.path, seen=UNSAFE))
+    elif (unread := _unread(part)) is None:
+        _copy_read(copying, part)
+    elif unread.errno is None:
+        copying.text(part.path)  # the file can be read, but not parsed
+    else:
+        copying.unread.append(unread)
+
+
+def _unread(part: Part) -> Unread | None:
+    match part:
+        case Attribute(_, Unread() as unread) | Listing(_, Unread() as unread) | Link(_, Unread() as unread):
+            return unread
+        case Presence(_, Unread() as unread):
+            return unread
+        case _:
+            return None
+
+
+def _copy_read(copying: Copying, part: Part) -> None:
+    match part:
+        case Attribute(path, str(text)):
+            copying.members[path] = f"{text}\n".encode()
+        case Attribute(path, None) if path.startswith(SCREENS):
+            copying.members.setdefault(HostPath(dirname(path)), Folder())  # a framebuffer may have no name
+        case Listing(path, tuple(names)) if path.startswith(MODULES):
+            copying.members[path] = "".join(f"{name}.ko:\n" for name in names).encode()
+        case Listing(path, tuple(names)):
+            _copy_names(copying, path, names)
+        case Link(path, str(target)):
+            copying.members[path] = Symlink(f"../../../{target}")
+        case Presence(path, exists=True):
+            copying.members[path] = Folder() if path.endswith("/entries") else b""
+        case _:  # the file does not exist
+            return
+
+
+def _copy_names(copying: Copying, path: HostPath, names: tuple[str, ...]) -> None:
+    copying.members.setdefault(path, Folder())
+    for name in names:
+        if is_safe(name):
+            copying.members.setdefault(HostPath(f"{path}/{name}"), Folder() if path in OF_FOLDERS else b"")
+        else:
+            copying.unread.append(Unread(HostPath(f"{path}/{name}"), seen=UNSAFE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ ANSWER_S = 2.0
 """The longest wait for an answer: a daemon that is stopped or overloaded answers nothing."""
 SERVERS = "get_server_list"
 QUIT = "quit"
-"""The daemon ends once its last client has; until then it takes no new ones."""
+"""The daemon ends once its last client has; until then it takes no new ones. A second quit meanwhile fails at
+once (decision 470)."""
 
 
 @dataclass(frozen=True, slots=True)

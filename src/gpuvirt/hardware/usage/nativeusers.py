@@ -1,33 +1,87 @@
 """Finds the processes that use a function through its native driver: they have a device node of that driver open.
 
 A function's nodes are all devices with a number below its own folder, which `/sys/dev` lists by number: those of DRM,
-sound, USB, I2C, input and disks. Those of a partition of an AMD GPU lie elsewhere (`amdpartitions`). NVIDIA's driver
-shows the number of `/dev/nvidia0` in /proc alone. Nodes that serve all GPUs (`/dev/nvidiactl`, `/dev/nvidia-uvm`,
-`/dev/kfd`) do not identify a GPU; their users open a GPU's node, too.
+sound, USB, I2C, input and disks. NVIDIA's driver shows the number of `/dev/nvidia0` in /proc alone. Nodes that serve
+all GPUs (`/dev/nvidiactl`, `/dev/nvidia-uvm`, `/dev/kfd`) do not identify a GPU; their users open a GPU's node, too
+(decision 192).
+
+An AMD GPU in a partition mode (MI300X in CPX: 8 partitions) has a render node for each partition. That of the first one
+lies below the function, all others below `/sys/devices/platform/amdgpu_xcp_1` (amdgpu_xcp_drm_dev_alloc; `amdgpu_xcp.1`
+before 6.11), which names no GPU. The topology of `/dev/kfd` has the GPU of each render node.
 """
 
 import errno
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.functions import modules
 from gpuvirt.hardware.functions.deviceids import MINOR, read_information
-from gpuvirt.hardware.usage import amdpartitions
 from gpuvirt.hardware.usage.devicenodes import FOLDERS
 from gpuvirt.hardware.usage.processes import command_of, read_open_nodes
 from gpuvirt.paths import HostPath
 
 NVIDIA_MAJOR = 195
 """Documentation/admin-guide/devices.txt; each GPU has its own minor number."""
-
 _NUMBER = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 _FUNCTION = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])(?=/)")
+
+NODE = re.compile(r"/platform/amdgpu_xcp[._][0-9]+/(?:drm/renderD([0-9]+)|.*)\Z")
+"""The folder of a device of a partition, with the minor of a render node."""
+TOPOLOGY = HostPath("/sys/class/kfd/kfd/topology/nodes")
+"""One folder for each GPU or partition (kfd_topology.c: node_show)."""
+DRIVER = "amdgpu"
+_BYTES = 16384
+
+
+def read_owners(
+    kernel: Kernel, render_minor: int | None, addresses: Collection[PciAddress]
+) -> frozenset[PciAddress] | Unread:
+    """Return which of these functions has the partition with a render node.
+
+    All of AMD's, where the topology does not tell: each may have it.
+    """
+    for found in _read_nodes(kernel):
+        if render_minor is not None and found.get("drm_render_minor") == render_minor:
+            address = _address(found)
+            return frozenset({address} & set(addresses))
+    return _of_amds_driver(kernel, addresses)
+
+
+def _of_amds_driver(kernel: Kernel, addresses: Collection[PciAddress]) -> frozenset[PciAddress] | Unread:
+    found: set[PciAddress] = set()
+    for address in addresses:
+        driver = modules.driver_of(kernel, address)
+        if isinstance(driver, Unread):
+            return driver
+        if driver == DRIVER:
+            found.add(address)
+    return frozenset(found)
+
+
+def _read_nodes(kernel: Kernel) -> Iterator[Mapping[str, int]]:
+    """Yield the properties of each node of the topology, without those that can't be read."""
+    names = attributes.names(kernel, TOPOLOGY)
+    for name in names if isinstance(names, list) else ():
+        try:
+            content = kernel.read(HostPath(f"{TOPOLOGY}/{name}/properties"), limit=_BYTES)
+        except OSError:
+            continue
+        pairs = (line.split() for line in content.decode(errors="replace").splitlines())
+        yield {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _address(node: Mapping[str, int]) -> PciAddress:
+    """Return the function of a node: `location_id` has bus, device and function in its low 16 bits."""
+    location = node.get("location_id", 0) & 0xFFFF
+    bus, slot, function = location >> 8, location >> 3 & 0x1F, location & 7
+    return PciAddress(f"{node.get('domain', 0):04x}:{bus:02x}:{slot:02x}.{function}")
 
 
 def read_native_users(
@@ -82,7 +136,7 @@ def _read_owner(kernel: Kernel, link: HostPath, addresses: Collection[PciAddress
         target = kernel.readlink(link)
     except OSError as error:
         return frozenset() if error.errno in attributes.ABSENT else Unread(link, errno=error.errno)
-    if (node := amdpartitions.NODE.search(target)) is not None:
-        return amdpartitions.read_owners(kernel, int(node[1]) if node[1] else None, addresses)
+    if (node := NODE.search(target)) is not None:
+        return read_owners(kernel, int(node[1]) if node[1] else None, addresses)
     functions = _FUNCTION.findall(target)
     return frozenset({PciAddress(functions[-1])} & set(addresses)) if functions else frozenset()

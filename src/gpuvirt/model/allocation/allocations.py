@@ -3,6 +3,7 @@
 Allocations and `Unknown` are two types, and no default turns one into the other.
 """
 
+import dataclasses
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -51,7 +52,7 @@ def any_consumer(recorded: Recorded) -> Consumers:
 def _one_of(consumers: frozenset[Consumer]) -> Consumer:
     first, *others = consumers
     answers = [consumer.answer for consumer in consumers if isinstance(consumer.answer, PluginAnswer)]
-    return replace(first, answer=combine_answers(answers)) if others and answers else first
+    return dataclasses.replace(first, answer=combine_answers(answers)) if others and answers else first
 
 
 def with_consumers(entries: tuple[Entry, ...], consumers: Consumers, unfinished: Container[str]) -> tuple[Entry, ...]:

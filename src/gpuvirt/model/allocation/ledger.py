@@ -5,7 +5,7 @@ kubelet confirms the entry and names the pod. An entry ends when two reports in 
 kubelet does not report, all entries stay.
 """
 
-import re
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
+from gpuvirt.model.allocation.launcherpods import vm_of
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id, vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer, vfio_ids
 from gpuvirt.model.allocation.podallocations import Allocation
@@ -30,9 +31,6 @@ UNCONFIRMED_S = 10.0
 """How long a new entry waits for the kubelet to name its pod; admission takes well under a second."""
 
 MISSES_TO_END = 2
-
-
-_LAUNCHER = re.compile(r"virt-launcher-([^/ ]+)-[a-z0-9]{5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,12 @@ class Consumer:
     @property
     def in_ledger(self) -> "Consumer":
         """The container without the answer, which the kubelet's checkpoint keeps."""
-        return self if self.answer is UNSET else replace(self, answer=UNSET)
+        return self if self.answer is UNSET else dataclasses.replace(self, answer=UNSET)
 
     def with_uid_of(self, other: "Consumer") -> "Consumer":
         """Return the container with the UID of its pod from elsewhere, if it has none."""
-        return replace(self, pod_uid=other.pod_uid) if self.pod_uid is None and other.pod_uid is not None else self
+        adds = self.pod_uid is None and other.pod_uid is not None
+        return dataclasses.replace(self, pod_uid=other.pod_uid) if adds else self
 
     @property
     def text(self) -> str:
@@ -63,14 +62,8 @@ class Consumer:
 
     @property
     def vm(self) -> str | None:
-        """The KubeVirt VM that runs in the pod, as `namespace/name`; None for other pods.
-
-        The pod's name is `virt-launcher-NAME-xxxxx`, in which KubeVirt shortens very long names.
-        """
-        if self.pod is None or not self.pod.startswith("virt-launcher-"):
-            return None  # a node may have thousands of other pods
-        found = _LAUNCHER.fullmatch(self.pod)
-        return f"{self.namespace}/{found[1]}" if found is not None else None
+        """The KubeVirt VM that runs in the pod, as `namespace/name`; None for other pods."""
+        return vm_of(self.namespace, self.pod) if self.pod is not None else None
 
     def same_pod(self, other: "Consumer") -> bool:
         """Return whether both are containers of one pod."""
@@ -78,6 +71,9 @@ class Consumer:
             return self.pod_uid == other.pod_uid
         return self.pod is not None and (self.namespace, self.pod) == (other.namespace, other.pod)
 
+
+OfSeveral = Mapping[tuple[ResourceName, DeviceId], PodUid]
+"""The devices of pods several of whose containers have devices, with their pods."""
 
 Counted = frozenset[tuple[ResourceName, DeviceId]] | Unread
 """The devices that the kubelet counts as allocatable; Unread if it may count any: it runs, and does not say so."""
@@ -101,6 +97,8 @@ class KubeletAccount:
     ends."""
     partial: Reason | None = None
     """Why the account may be incomplete; None if it is complete."""
+    of_several: OfSeveral | None = field(default_factory=dict)
+    """By the checkpoint; None if it was not read."""
 
     @property
     def surely_counted(self) -> frozenset[tuple[ResourceName, DeviceId]]:

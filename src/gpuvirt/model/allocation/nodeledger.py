@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET
 
-from gpuvirt.facts.ids import BootId, PciAddress, ResourceName, VgpuType
+from gpuvirt.facts.ids import BootId, PciAddress, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.ledger import (
     Entry,
@@ -13,6 +13,7 @@ from gpuvirt.model.allocation.ledger import (
     Known,
     KubeletAccount,
     Ledger,
+    OfSeveral,
     adopt,
     locate,
     settle,
@@ -88,6 +89,17 @@ class NodeLedger:
         entries = locate(self.entries, known, same_boot=boot_id is None or boot_id == self.boot_id)
         entries = adopt(entries, self.account, known, self.rules)
         return replace(self, entries=entries, known=known, host_observed=True, boot_id=boot_id or self.boot_id)
+
+    @property
+    def of_several(self) -> OfSeveral | None:
+        """The devices of pods several of whose containers have devices, by the last account; None if unknown."""
+        return self.account.of_several if self.account is not None else None
+
+    @property
+    def pods_of_several(self) -> frozenset[PodUid]:
+        """The pods several of whose containers have devices, as far as they are known."""
+        # unknown: nothing follows from a pod's end then but what the next account shows
+        return frozenset((self.of_several or {}).values())
 
     def with_account(self, account: KubeletAccount | None) -> "NodeLedger":
         """Return the ledger after an account of the kubelet, None if the kubelet did not answer."""

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from gpuvirt.facts.ids import BootId, DeviceId, PodUid, ResourceName
 
 _UID = re.compile(r"[0-9A-Za-z-]+")
@@ -25,6 +27,21 @@ class RecordedDevice:
     """One device of one container, by the kubelet's record."""
 
     pod: PodUid
+    container: str
+    resource: ResourceName
+    device: DeviceId
+
+    @property
+    def key(self) -> tuple[ResourceName, DeviceId]:
+        """The resource and the device."""
+        return self.resource, self.device
+
+
+class NamedDevice(msgspec.Struct, frozen=True):
+    """One device of a container, by the kubelet's API: it names the pod without its UID."""
+
+    namespace: str
+    pod: str
     container: str
     resource: ResourceName
     device: DeviceId
@@ -67,6 +84,9 @@ class History:
     """Devices of pods that have not ended, and that the record lacks since the kubelet has lost it."""
     doubt: Doubt | None = None
     """Why the record may be incomplete; None if it is complete."""
+    named: tuple[NamedDevice, ...] = ()
+    """Further devices that the kubelet's API named while the record was missing. The record was lost before it was read
+    with them, so that no start of the kubelet shows that they vanish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +126,25 @@ def observe(history: History, reading: Reading) -> History:
         history = History()
     history = replace(history, boot_id=reading.boot_id or history.boot_id)
     if reading.devices is None:
-        return _missing(history, reading)
-    return _read(history, reading, reading.devices)
+        return _settled(_missing(history, reading))
+    return _settled(_read(history, reading, reading.devices))
+
+
+def name(history: History, kubelet: str, named: Iterable[NamedDevice]) -> History:
+    """Return the history after an answer of the kubelet's API while the record is missing.
+
+    Only the kubelet that ran before the loss has all allocations in its memory.
+    """
+    doubt = history.doubt
+    if not history.is_missing or doubt is None or not doubt.kubelet or doubt.kubelet != kubelet:
+        return history
+    known = {device.key for device in (*history.devices, *history.lost)}
+    return replace(history, named=tuple(device for device in named if device.key not in known))
+
+
+def _settled(history: History) -> History:
+    """Return a history without the devices that were named in a doubt that has ended."""
+    return replace(history, named=()) if history.named and history.doubt is None else history
 
 
 def _missing(history: History, reading: Reading) -> History:
@@ -137,8 +174,10 @@ def _read(history: History, reading: Reading, devices: tuple[RecordedDevice, ...
             before = () if doubt is None else doubt.pods
             doubt = Doubt(RESTARTED, None if before is None else _sorted(pods.union(before)))
     lost = _still_running(set(lost) - set(devices), reading)
+    keys = {device.key for device in devices}
     return replace(
         history,
+        named=tuple(device for device in history.named if device.key not in keys),
         kubelet=reading.kubelet_before,
         is_seen=True,
         is_missing=False,
@@ -177,7 +216,9 @@ def ask(history: History, pods: Sequence[PodRequests], claims: frozenset[PodUid]
         return history
     ended = {pod.uid for pod in pods if pod.has_ended}
     lost = tuple(device for device in history.lost if device.pod not in ended)
-    history = replace(history, lost=lost)
+    running = {pod.name for pod in pods if not pod.has_ended}
+    named = tuple(device for device in history.named if f"{device.namespace}/{device.pod}" in running)
+    history = replace(history, lost=lost, named=named)
     listed = () if history.is_missing else (*history.devices, *lost)
     entries = {(device.pod, device.container, device.resource) for device in listed}
     missing = [pod for pod in pods if not pod.has_ended and _lacks(entries, claims, pod)]
@@ -188,13 +229,13 @@ def ask(history: History, pods: Sequence[PodRequests], claims: frozenset[PodUid]
         found = f"{doubt.seen.partition(';')[0]}; it has not all devices of {', '.join(names)}"
         return replace(history, doubt=replace(doubt, seen=found))
     if not history.is_missing:
-        return replace(history, doubt=None)
+        return _settled(replace(history, doubt=None))
     return _without_devices(history)
 
 
 def _without_devices(history: History) -> History:
     """Return the history once no pod can have a device while there is no record: as before the first one."""
-    return replace(history, is_seen=False, is_absence_known=True, devices=(), lost=(), doubt=None)
+    return replace(history, is_seen=False, is_absence_known=True, devices=(), lost=(), named=(), doubt=None)
 
 
 def _lacks(entries: set[tuple[PodUid, str, ResourceName]], claims: frozenset[PodUid], pod: PodRequests) -> bool:

@@ -1,5 +1,6 @@
 """Finds the tenants of GPUs in observations of the host and in the kubelet's accounts."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -75,7 +76,7 @@ def observe_devices(tenancies: Tenancies, inventory: Inventory, devices: Consume
         if consumer.pod is None and consumer.pod_uid in (tenancies.earlier_pods or ()):
             continue
         mapped = map_allocations(inventory, allocations_of({key: consumer}), rules=rules)
-        for gpu, new in _tenants(inventory, mapped, replace(consumer, answer=UNSET)):
+        for gpu, new in _tenants(inventory, mapped, dataclasses.replace(consumer, answer=UNSET)):
             found[gpu] = _after(found.get(gpu, tenancies.of(gpu)), new)
     return tenancies.with_tenants({gpu: tenancy for gpu, tenancy in found.items() if tenancy is not None})
 

@@ -44,11 +44,11 @@ def plan_drivers(state: UnitState, unit: UnitId, desired: DesiredDrivers) -> Dri
     }
     desired_drivers |= dict.fromkeys(_also_moved(state, desired_drivers), DesiredDriver.PASSTHROUGH)
     desired_drivers |= dict.fromkeys(_also_returned(state, unit, desired_drivers, slots), DesiredDriver.NATIVE)
-    passthrough = [function for function in sorted(desired_drivers) if _is_passthrough(desired_drivers[function])]
-    native = [function for function in sorted(desired_drivers) if not _is_passthrough(desired_drivers[function])]
-    to_vfio = [function for function in passthrough if not state.function(function).on_vfio]
-    to_native = [function for function in native if _lacks_native_driver(state, function)]
-    undone = leftovers(state, [function for function in native if function not in to_native])
+    passthrough = [address for address in sorted(desired_drivers) if _is_passthrough(desired_drivers[address])]
+    native = [address for address in sorted(desired_drivers) if not _is_passthrough(desired_drivers[address])]
+    to_vfio = [address for address in passthrough if not state.function(address).on_vfio]
+    to_native = [address for address in native if _lacks_native_driver(state, address)]
+    undone = leftovers(state, [address for address in native if address not in to_native])
     return _plan(state, unit, desired_drivers, to_vfio, to_native, undone)
 
 
@@ -59,13 +59,11 @@ def plan_return(state: UnitState, unit: UnitId, before: Mapping[PciAddress, bool
     it had before the change: no reset is required.
     """
     state = replace(state, former=replace(state.former, required=False))
-    touched = [function for function in sorted(before) if function in state.inventory.facts.functions]
-    to_vfio = [function for function in touched if before[function] and not state.function(function).on_vfio]
-    to_native = [function for function in touched if not before[function] and _lacks_native_driver(state, function)]
-    drivers = {
-        function: DesiredDriver.PASSTHROUGH if before[function] else DesiredDriver.NATIVE for function in touched
-    }
-    kept = [function for function in touched if function not in to_vfio and function not in to_native]
+    touched = [address for address in sorted(before) if address in state.inventory.facts.functions]
+    to_vfio = [address for address in touched if before[address] and not state.function(address).on_vfio]
+    to_native = [address for address in touched if not before[address] and _lacks_native_driver(state, address)]
+    drivers = {address: DesiredDriver.PASSTHROUGH if before[address] else DesiredDriver.NATIVE for address in touched}
+    kept = [address for address in touched if address not in to_vfio and address not in to_native]
     plan = _plan(state, unit, drivers, to_vfio, to_native, _former_overrides(state, kept, before))
     return replace(plan, notes=())
 
@@ -89,7 +87,7 @@ def _plan(
             *steps_to_native(state, to_native, _unbinds(state, to_native), probe=not by_hand),
         ),
         leases=_leases(state, to_native),
-        locks=tuple(function for function in to_vfio if state.function(function).driver == "nvidia"),
+        locks=tuple(address for address in to_vfio if state.function(address).driver == "nvidia"),
         forced=state.forced,
         notes=tuple(_notes(to_native)) if by_hand else (),
     )
@@ -103,16 +101,16 @@ def _former_overrides(
     state: UnitState, functions: Iterable[PciAddress], before: Mapping[PciAddress, bool]
 ) -> Iterator[DriverStep]:
     """Yield the steps that restore the overrides of functions whose driver has not changed."""
-    for function in functions:
-        driver = state.function(function).driver
-        if before[function] and isinstance(driver, str):
-            yield Override(function, driver)
+    for address in functions:
+        driver = state.function(address).driver
+        if before[address] and isinstance(driver, str):
+            yield Override(address, driver)
         else:
-            yield ClearOverride(function, our_overrides(state, function), required=False)
+            yield ClearOverride(address, our_overrides(state, address), required=False)
 
 
 def _leases(state: UnitState, to_native: Iterable[PciAddress]) -> tuple[IommuGroup, ...]:
-    groups = {state.function(function).iommu_group for function in to_native if state.function(function).on_vfio}
+    groups = {state.function(address).iommu_group for address in to_native if state.function(address).on_vfio}
     return tuple(sorted(group for group in groups if isinstance(group, int)))
 
 
@@ -127,7 +125,7 @@ def _lacks_native_driver(state: UnitState, address: PciAddress) -> bool:
 
 def _also_moved(state: UnitState, desired_drivers: DesiredDrivers) -> list[PciAddress]:
     """Return the functions of other slots whose drivers keep the group from VFIO, and that the admin has listed."""
-    moving = [function for function, driver in desired_drivers.items() if _is_passthrough(driver)]
+    moving = [address for address, driver in desired_drivers.items() if _is_passthrough(driver)]
     others = sorted(state.neighbours(moving) - desired_drivers.keys())
     spoiling = group_blockers(state.inventory.facts.functions, others)
     return [function.address for function in spoiling if function.address in state.allowed]
@@ -138,14 +136,14 @@ def _also_returned(
 ) -> list[PciAddress]:
     """Return the functions of other slots that moved with the GPUs of their group, once the last of these returns."""
     ours = {address for members in slots.values() for address in members}
-    returned = {function for function, driver in desired_drivers.items() if not _is_passthrough(driver)}
+    returned = {address for address, driver in desired_drivers.items() if not _is_passthrough(driver)}
     found: list[PciAddress] = []
-    for function in state.inventory.units.get(unit, ()):
-        if function in ours or function not in state.journal.drivers or not _lacks_native_driver(state, function):
+    for address in state.inventory.units.get(unit, ()):
+        if address in ours or address not in state.journal.drivers or not _lacks_native_driver(state, address):
             continue
-        cards = state.neighbours([function]) & ours
+        cards = state.neighbours([address]) & ours
         if cards and cards <= returned:
-            found.append(function)
+            found.append(address)
     return found
 
 

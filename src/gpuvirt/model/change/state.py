@@ -25,14 +25,14 @@ class UnitState:
     inventory: Inventory
     drivers: frozenset[str]
     """The PCI drivers that are loaded."""
+    pods: Allocations | Unknown
+    """The pods that each GPU, or a part of it, is allocated to."""
     best_drivers: Mapping[PciAddress, str] = field(default_factory=dict)
     """The VFIO driver that fits a function best, if that is not vfio-pci."""
     host_uses: Mapping[PciAddress, str] = field(default_factory=dict)
     """The use that the host makes of a function: `drives the console`."""
     native_users: Mapping[PciAddress, tuple[User, ...]] | Unread = NOT_READ
     """Processes that use a function through its native driver; Unread if they could not be listed."""
-    pods: Allocations | Unknown = field(kw_only=True)
-    """The pods that each GPU, or a part of it, is allocated to."""
     unmapped: tuple[Allocation, ...] = ()
     """Allocations of GPUs whose ids can't be mapped to a GPU of this host."""
     journal: DriverJournal = field(default_factory=DriverJournal)

@@ -1,7 +1,8 @@
 """Named vGPU configs: the desired vGPUs of GPUs, in the grammar of NVIDIA's vgpu-device-manager (v1).
 
 A file that vgpu-device-manager rejects is an error here. A part that it accepts, but that never matches or can't be
-created, is a note with its place: a file that works there works here too. `scheduler` and `sizes` are gpuvirt's own.
+created, is a note with its place: a file that works there works here too, unless it has aliases of YAML. `scheduler`
+and `sizes` are gpuvirt's own.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,12 +17,67 @@ from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.model.desired.vgpuentries import DeviceFilter, Entry, Note, NoteCode, Sizes, parse_filter
-from gpuvirt.model.desired.vgpureview import review
+from gpuvirt.model.inventory.nearness import nearest
+from gpuvirt.model.vgputypes import catalog
+from gpuvirt.model.vgputypes.catalog import Card
 from gpuvirt.model.vgputypes.profiles import Profile, parse_profile
 from gpuvirt.plain import Plain, Step
 
 VERSION = "v1"
 CONFIGS = "vgpu-configs"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeNote:
+    """A note on a type, or on all types of an entry."""
+
+    code: NoteCode
+    message: str
+    type: Profile | None = None
+
+
+def review(types: Mapping[Profile, int], sizes: Sizes | None) -> Iterator[TypeNote]:
+    """Yield notes on the types; none is an error, since a host's driver may be newer than the catalog."""
+    for profile, count in types.items():
+        yield from _review_type(profile, count, sizes)
+    gbs = sorted({profile.gb for profile in types if not profile.is_mig})
+    if len(gbs) > 1 and sizes is not Sizes.MIXED:
+        listed = ", ".join(f"{gb} GB" if gb else "512 MiB" for gb in gbs)
+        yield TypeNote(
+            NoteCode.SIZES_DIFFER,
+            f"a GPU carries time-sliced vGPUs of one size at a time, but these have {listed}; use one size, or write"
+            " `sizes: mixed` where the card supports it",
+        )
+
+
+def _review_type(profile: Profile, count: int, sizes: Sizes | None) -> Iterator[TypeNote]:
+    cards = catalog.cards_called(profile.gpu)
+    found = [kind for card in cards if (kind := card.find(profile))]
+    if not found:
+        missing = f"type {profile}" if cards else f"card {profile.gpu}"
+        message = f"gpuvirt's catalog has no {missing}; {_alternatives(profile, cards)}"
+        yield TypeNote(NoteCode.UNKNOWN_TYPE, message, profile)
+        return
+    mixed = [kind.most_mixed for kind in found if sizes is Sizes.MIXED and kind.most_mixed is not None]
+    most = max(mixed) if len(mixed) == len(found) else max(kind.most for kind in found)
+    if count > most:
+        mode = " of mixed sizes" if mixed else ""
+        message = (
+            f"sets {count} on each GPU, but {most}{mode} fit on one ({cards[0].product_name}); write {most} or less"
+        )
+        yield TypeNote(NoteCode.TOO_MANY, message, profile)
+
+
+def _alternatives(profile: Profile, cards: Iterable[Card]) -> str:
+    """Return existing types in place of an unknown one, as the end of a sentence."""
+    profiles = [kind.profile for card in cards for kind in card.types()]
+    of_series = [known for known in profiles if known.series is profile.series]
+    similar = [known for known in of_series if known.slices == profile.slices] or of_series
+    if similar:
+        return f"there are {', '.join(dict.fromkeys(known.text for known in similar))}"
+    names = [known.text for known in profiles] or sorted({card.gpu for card in catalog.cards()})
+    near = nearest(profile.text if profiles else profile.gpu, names)
+    return f"did you mean {near}?" if near else "a driver newer than gpuvirt may have it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +90,8 @@ class VgpuConfigs:
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     devices: str | tuple[int, ...]
-    vgpu_devices: dict[str, int] | None
+    vgpu_devices: dict[str, object] | None
+    """Numbers of vGPUs by the names of their types."""
     device_filter: str | tuple[str, ...] | None = None
     scheduler: SchedulerPolicy | Scheduler | None = None
     sizes: Sizes | None = None
@@ -42,7 +99,8 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ke
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     version: str | None = None
-    vgpu_configs: dict[str, tuple[_Entry, ...]] | msgspec.UnsetType | None = msgspec.UNSET
+    vgpu_configs: dict[str, object] | msgspec.UnsetType | None = msgspec.UNSET
+    """Tuples of `_Entry`."""
 
 
 def load(path: Path) -> VgpuConfigs:
@@ -61,11 +119,12 @@ def parse(text: str, *, where: str) -> VgpuConfigs:
     if not file.vgpu_configs:
         raise written.fault("has no config; add one, or remove the key", [CONFIGS])
     notes: list[Note] = []
-    configs = {name: _entries(written, name, entries, notes) for name, entries in file.vgpu_configs.items()}
+    configs = {name: _entries(written, name, content, notes) for name, content in file.vgpu_configs.items()}
     return VgpuConfigs(configs, tuple(notes))
 
 
-def _entries(written: Written[_File], name: str, entries: tuple[_Entry, ...], notes: list[Note]) -> tuple[Entry, ...]:
+def _entries(written: Written[_File], name: str, content: object, notes: list[Note]) -> tuple[Entry, ...]:
+    entries = written.part(content, [CONFIGS, name], tuple[_Entry, ...])
     if not entries:
         raise written.fault("has no entry; expected at least one, as in `- devices: all`", [CONFIGS, name])
     readings = [_Reading(written, [CONFIGS, name, index], notes) for index in range(len(entries))]
@@ -97,10 +156,11 @@ class _Reading:
             place=self._place(()),
         )
 
-    def _types(self, counts: Mapping[str, int]) -> Mapping[Profile, int]:
+    def _types(self, counts: Mapping[str, object]) -> Mapping[Profile, int]:
         types: dict[Profile, int] = {}
-        for name, count in counts.items():
+        for name, content in counts.items():
             steps = [*self.steps, "vgpu-devices", name]
+            count = self.written.part(content, steps, int)
             try:
                 types[parse_profile(name)] = count
             except InvalidIdError as error:

@@ -16,7 +16,7 @@ from gpuvirt.model.doctor.checks import (
     vgpu,
 )
 from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.findings import Area, Finding, Report, Result, worst
+from gpuvirt.model.doctor.findings import Area, CheckResult, Finding, Report, worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,5 +76,5 @@ CHECKS: tuple[Check, ...] = (
 
 def report(evidence: Evidence) -> Report:
     """Return the findings of all checks."""
-    results = tuple(Result(check.area, check.name, check.findings(evidence)) for check in CHECKS)
+    results = tuple(CheckResult(check.area, check.name, check.findings(evidence)) for check in CHECKS)
     return Report(worst(finding for result in results for finding in result.findings), results)

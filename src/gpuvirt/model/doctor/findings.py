@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+import msgspec
+
 from gpuvirt.model.reasons import FindingCode, Reason, Seen
 from gpuvirt.model.reasons.codes import Code, Level
 
@@ -58,8 +60,7 @@ class Finding:
     """The steps of the fix, in order: instructions, commands to run, lines to write into a file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult(msgspec.Struct, frozen=True):
     """The findings of one check."""
 
     area: Area
@@ -72,7 +73,7 @@ class Report:
     """The findings of all checks; its JSON is a contract (docs/reference/json.md): fields are added, never renamed."""
 
     level: Level
-    results: tuple[Result, ...]
+    results: tuple[CheckResult, ...]
     version: int = VERSION
 
 

@@ -1,5 +1,6 @@
 """Pseudonyms for the nodes, pods and namespaces in a support archive: a name has the same pseudonym everywhere."""
 
+import dataclasses
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -47,7 +48,7 @@ class Pseudonyms:
     def consumer(self, consumer: Consumer) -> Consumer:
         """Return a consumer with its names replaced by pseudonyms."""
         number = self._number(consumer.pod_uid, (consumer.namespace or "", consumer.pod) if consumer.pod else None)
-        return replace(
+        return dataclasses.replace(
             consumer,
             pod_uid=PodUid(f"uid-{number}") if consumer.pod_uid is not None else None,
             namespace=self.namespace(consumer.namespace) if consumer.namespace is not None else None,

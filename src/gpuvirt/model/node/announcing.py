@@ -12,9 +12,10 @@ from gpuvirt.model.offers.namereview import NameReview
 from gpuvirt.model.offers.notice import Notice, announce, with_counts
 from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.offers.ondemand.ondemandviews import healthy_ids
-from gpuvirt.model.offers.schedulable import Taken
+from gpuvirt.model.offers.schedulable import Taken, name_of
 from gpuvirt.model.offers.withdrawal import Departing, KubeletCount, Withdrawal
 from gpuvirt.model.offers.withholding import withholdings
+from gpuvirt.model.reasons import ReasonCode
 
 
 def taken(picture: NodePicture, inventory: Inventory, desired: DesiredNode, offering: Offering) -> Taken:
@@ -52,11 +53,29 @@ def counted(
         return notice
     account = picture.ledger.account
     by_kubelet = account.surely_counted if account is not None else ()
-    return with_counts(notice, offered, departing.names, by_kubelet, terms.notice, now_s)
+    going = departing.names - _stay(picture, offered.offers) if departing.names else departing.names
+    return with_counts(notice, offered, going, by_kubelet, terms.notice, now_s)
+
+
+def _stay(picture: NodePicture, offers: Offers) -> frozenset[str]:
+    """Return the names of withdrawn devices that stay listed for their pods, which do not end yet.
+
+    The kubelet counts them. Another count in the node's status would be one that both write again and again.
+    """
+    pods, ending = picture.ledger.of_several, picture.pod_ends.all
+    stay = (
+        (resource, device)
+        for resource, device in offers.devices()
+        if any(reason.code is ReasonCode.LEAVES_AFTER_POD for reason in device.health.against)
+    )
+    # unknown: which pod it is, so that the kubelet's count stays
+    return frozenset(
+        name_of(device) for resource, device in stay if pods is None or pods.get((resource, device.id)) not in ending
+    )
 
 
 def departures(picture: NodePicture, withdrawal: Withdrawal) -> Departures:
     """Return what the kubelet may still count of the withdrawn devices, by its last answer."""
     ledger = picture.ledger
-    count = KubeletCount(picture.inventory, ledger.account, ledger.rules)
-    return Departures(withdrawal, count, picture.gates.drained, ledger.entries, ledger.known, ledger.resources)
+    count = KubeletCount(picture.inventory, ledger.account, ledger.rules, ledger.entries)
+    return Departures(withdrawal, count, picture.gates.drained, ledger.known, ledger.resources)

@@ -4,8 +4,9 @@
 it, and the same picture and memory at the same time decide the same.
 """
 
+import dataclasses
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 
 from gpuvirt.model.allocation.nodeledger import OfferedNames
@@ -14,61 +15,27 @@ from gpuvirt.model.change.drivers import drivers_of, withdrawn
 from gpuvirt.model.change.invalidstates import InvalidStates, invalid_states
 from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand
 from gpuvirt.model.change.vgpus.gpustate import Holding
-from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node.announcing import announced, counted, taken
 from gpuvirt.model.node.desirednode import DesiredNode, desire
 from gpuvirt.model.node.desiredunits import DesiredUnits
+from gpuvirt.model.node.nodedecisions import NodeDecisions
 from gpuvirt.model.node.offering import offering_of
 from gpuvirt.model.node.parts import VgpusBasis, ViewBasis, holdings_part, vgpus_part, view_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
-from gpuvirt.model.offers.deviceusers import DeviceUsers
-from gpuvirt.model.offers.givenshares import NO_TIME, with_given
+from gpuvirt.model.node.shown import problems_of, view_inputs
 from gpuvirt.model.offers.namereview import NameReview
 from gpuvirt.model.offers.offers import Offers, first_names
 from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
 from gpuvirt.model.offers.sharing import ShareInputs, share_gpus
-from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.model.offers.viewinputs import ViewInputs
 from gpuvirt.model.offers.withdrawal import Departing, withdraw
-from gpuvirt.model.offers.withholding import withholdings
-from gpuvirt.model.reasons import Reason
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDecisions:
-    """The decisions for one node at one moment."""
-
-    view: NodeView = field(default_factory=lambda: NodeView(NO_TIME, host_observed=False))
-    """What is shown of the node."""
-    desired: DesiredUnits = field(default_factory=DesiredUnits)
-    """The desired state of each GPU with the plans toward it, and the questions for nvidia-smi."""
-    invalid: InvalidStates = field(default_factory=InvalidStates)
-    """The invalid parts of the desired state."""
-    names: OfferedNames | None = None
-    """The names to keep in the ledger; None before the first observation of the host."""
-    memory: NodeMemory = field(default_factory=NodeMemory)
-    """What the next decisions need of these."""
-
-    @property
-    def again_at_s(self) -> float | None:
-        """When decisions differ without a new observation; None: never."""
-        memory = self.memory
-        times = (memory.notice.again_at_s, memory.review.again_at_s, memory.on_demand.replacements.again_at_s)
-        return min((at_s for at_s in times if at_s is not None), default=None)
-
-    @property
-    def judged_again_at_s(self) -> float | None:
-        """When the health of a device may differ at the next observation of the host; None: never."""
-        times = (self.memory.offers.verdict.again_at_s, self.memory.sharing.verdict.again_at_s)
-        return min((at_s for at_s in times if at_s is not None), default=None)
 
 
 def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: float, at: datetime) -> NodeDecisions:
     """Decide for a node. `now_s` is the present by the monotonic clock, `at` by the wall clock, for people."""
     desired = _desired(picture, memory, terms)
     if (inventory := picture.inventory) is None:
-        return _undecided(picture, replace(memory, desired=desired), terms, at)
+        return _undecided(picture, dataclasses.replace(memory, desired=desired), terms, at)
     drivers = drivers_of(desired.modes, inventory.gpus if not terms.vgpus_only else ())
     holdings = holdings_part(memory.parts.holdings, picture.ledger.entries)
     demand = _demand(desired, drivers, holdings.value, terms)
@@ -79,7 +46,7 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     notice = announced(picture, memory, desired, terms, departing, now_s)
     passed = notice.passed if terms.notice is not None else departing.names
     withdrawal = withdraw(memory.withdrawal, departing, passed, now_s)
-    before = replace(memory, desired=desired, withdrawal=withdrawal)
+    before = dataclasses.replace(memory, desired=desired, withdrawal=withdrawal)
     offering = offering_of(inventory, picture, before, terms, vgpus, now_s)
     offers, on_demand, review = offering.offers, offering.on_demand, offering.review
     sharing = share_gpus(inventory, _share_inputs(picture, desired, terms), memory.sharing.verdict, now_s)
@@ -90,16 +57,16 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     names = _names(picture, offers, on_demand, review)
     units = DesiredUnits(vgpus, desired.modes)
     decisions = NodeDecisions(desired=units, invalid=invalid, names=names, memory=after)
-    shown = _view_inputs(picture, decisions, inventory, drivers, offering.users, terms)
+    shown = view_inputs(picture, decisions, inventory, drivers, offering.users, terms)
     drawn = view_part(parts.view, ViewBasis(shown))
     view = replace(drawn.value, at=at)
-    return replace(decisions, view=view, memory=replace(after, parts=replace(parts, view=drawn)))
+    return replace(decisions, view=view, memory=dataclasses.replace(after, parts=replace(parts, view=drawn)))
 
 
 def _undecided(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, at: datetime) -> NodeDecisions:
     """Return what is known before the first observation of the host: which desired state is invalid."""
     invalid = _invalid(memory.desired, None, NodeVgpus())
-    problems = _problems(picture, invalid, memory.review)
+    problems = problems_of(picture, invalid, memory.review)
     view = NodeView(at=at, problems=problems, invalid=invalid.all, agent=terms.agent, host_observed=False)
     return NodeDecisions(view, invalid=invalid, memory=memory)
 
@@ -139,42 +106,3 @@ def _names(picture: NodePicture, offers: Offers, on_demand: OnDemandOffer, revie
     """Return the first names of the offered devices, and the resources but those that are not registered yet."""
     offered = (offers.by_resource.keys() | on_demand.names) - review.waiting.keys()
     return OfferedNames(first_names(offers, picture.ledger.first_names), picture.ledger.resources | offered)
-
-
-def _view_inputs(
-    picture: NodePicture,
-    decided: NodeDecisions,
-    inventory: Inventory,
-    drivers: DesiredDrivers,
-    users: DeviceUsers,
-    terms: NodeTerms,
-) -> ViewInputs:
-    memory, modes, given = decided.memory, decided.memory.desired.modes, picture.shares
-    workload = workload_of(modes.default, inventory)
-    naming = picture.naming(terms)
-    return ViewInputs(
-        inventory,
-        memory.offers,
-        users,
-        naming if decided.names is None else replace(naming, first_names=decided.names.first_names),
-        picture.registrations,
-        _problems(picture, decided.invalid, memory.review),
-        terms.agent,
-        invalid=decided.invalid.all,
-        desired_by_gpu={gpu: str(modes.of(gpu)) for gpu in drivers},
-        vgpu_configs=decided.desired.vgpus.configs,
-        schedulers={gpu: report.scheduler for gpu, report in memory.smi.schedulers.items()},
-        workload=workload,
-        conditions=conditions(inventory, workload, drivers),
-        withholdings={**memory.review.waiting, **withholdings(memory.desired.spec)},
-        sharing=with_given(memory.sharing, given),
-        pods_with_shares=given.pods_by_gpu() if given is not None else {},
-        on_demand=memory.on_demand,
-        given=users.given,
-    )
-
-
-def _problems(picture: NodePicture, invalid: InvalidStates, review: NameReview) -> tuple[Reason, ...]:
-    """Return the problems of the node, the invalid desired state first."""
-    found = (*invalid.reasons, picture.unrecorded_tenants, review.problem, *picture.problems.values())
-    return tuple(dict.fromkeys(reason for reason in found if reason is not None))

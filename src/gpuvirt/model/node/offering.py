@@ -125,6 +125,7 @@ def _offer_inputs(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, no
         gates.changing,
         gates.blocked,
         picture.former,
+        of_several=ledger.of_several,
     )
 
 

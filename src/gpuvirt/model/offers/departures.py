@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
-from gpuvirt.model.allocation.ledger import Entry, Known
+from gpuvirt.model.allocation.ledger import Known
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.offers.withdrawal import KubeletCount, Withdrawal
 from gpuvirt.model.reasons import Reason
@@ -19,8 +19,6 @@ class Departures:
     count: KubeletCount
     drained: Scope
     """The devices that other processes change or drain."""
-    entries: tuple[Entry, ...]
-    """The allocations."""
     known: Known
     """The devices of the host, by the ids that a kubelet may have recorded."""
     resources: frozenset[ResourceName]
@@ -55,7 +53,7 @@ class Departures:
             return frozenset()
         if isinstance(account.counted, Unread):
             return self.drained.functions
-        allocated = {*account.devices, *((entry.resource, entry.device) for entry in self.entries)}
+        allocated = {*account.devices, *((entry.resource, entry.device) for entry in self.count.entries)}
         free = [key for key in account.counted if key not in allocated and key[0] in self.resources]
         targets = (self.known[device][0] for _, device in free if device in self.known)
         return frozenset(target.gpu for target in targets if self.drained.covers(target))

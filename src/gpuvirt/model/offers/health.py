@@ -19,18 +19,20 @@ from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals, unhealthy
 
 Key = tuple[ResourceName, DeviceId]
+_FOR_ITS_POD = frozenset({ReasonCode.AWAITED_AFTER_REBOOT, ReasonCode.LEAVES_AFTER_POD})
+"""The reasons against all pods but the one that has the device: the kubelet would reject that one without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The reasons against a device; a healthy device has none, or is awaited after a reboot."""
+    """The reasons against a device; one that is listed as healthy may have some that keep it from other pods alone."""
 
     against: tuple[Reason, ...] = ()
 
     @property
     def healthy(self) -> bool:
-        """Whether the kubelet is told that a VM can use the device; an awaited one is allocated to no other pod."""
-        return all(reason.code is ReasonCode.AWAITED_AFTER_REBOOT for reason in self.against)
+        """Whether the kubelet is told that a VM can use the device."""
+        return all(reason.code in _FOR_ITS_POD for reason in self.against)
 
 
 HEALTHY = Health()

@@ -1,13 +1,22 @@
-"""Makes the offers to the kubelet: which devices are offered beside the allocated ones, and why others are not."""
+"""Makes the offers to the kubelet: which devices are offered beside the allocated ones, and why others are not.
+
+Devices of pods from before a reboot that are not there yet stay listed as healthy until they are. After a reboot the
+kubelet admits pods again by its record. It refuses for good a pod whose device is unhealthy at that moment
+(`devicesToAllocate` of its device manager), and starts a container only after PreStartContainer, which refuses until
+the container's own devices are there.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
+from msgspec import UNSET
+
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices, find_allocated
-from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.allocation.ledger import Entry, OfSeveral
+from gpuvirt.model.allocation.readmission import may_be_rejected
 from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.desired.settings import Settings
@@ -16,10 +25,26 @@ from gpuvirt.model.devices.candidates import Candidate, KnownVgpus
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Named, Naming
 from gpuvirt.model.offers.allocationcheck import device_gone, why_changed
-from gpuvirt.model.offers.awaited import awaited
 from gpuvirt.model.offers.health import Health, Key, Verdict, judge, symptoms
 from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
-from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals
+from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals, unhealthy
+
+_NOT_MADE_AGAIN = frozenset({ReasonCode.DEVICE_GONE, ReasonCode.TYPE_CHANGED})
+_NOT_BOUND_AGAIN = frozenset({ReasonCode.DRIVER_CHANGED, ReasonCode.NO_DRIVER})
+
+
+def awaited(entry: Entry, against: Reason) -> Reason:
+    """Return that an allocated device is awaited after a reboot; `against`, the reason against it, where it is not.
+
+    A vGPU is awaited until this boot has shown it. A whole GPU is awaited while it has another driver than a VM's,
+    until the kubelet has reported its pod in this boot.
+    """
+    if entry.target.vgpu is not None:
+        was_shown = entry.answered_group is UNSET or entry.group is not None
+        return against if was_shown or against.code not in _NOT_MADE_AGAIN else unhealthy.awaited_vgpu(entry.device)
+    if not entry.earlier_boot or against.code not in _NOT_BOUND_AGAIN:
+        return against
+    return unhealthy.awaited_gpu(entry.device, against.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +72,8 @@ class OfferInputs:
     """The last tenants of GPUs in this boot."""
     on_demand: Mapping[VgpuId, Reason] = field(default_factory=dict)
     """The vGPUs that are not offered under their own ids because of mode on-demand, with the reasons."""
+    of_several: OfSeveral | None = None
+    """The devices of pods several of whose containers have devices; None if they are unknown."""
 
 
 Candidates = tuple[Candidate | Reason, ...]
@@ -76,7 +103,7 @@ def make_offers(
     withheld, by_key = sorted_out.withheld, {_key(candidate): candidate for candidate in sorted_out.free}
     kept = {
         candidate: reason
-        for candidate, reason in _kept(inventory, before, allocated, by_key.keys(), withheld)
+        for candidate, reason in _kept(inventory, inputs, before, allocated, by_key.keys(), withheld)
         if candidate.named.resource not in inputs.withheld or candidate.target in allocated.by_target
     }
     kept_ids = {str(candidate.id) for candidate in kept}
@@ -204,6 +231,7 @@ def _key(candidate: Candidate) -> Key:
 
 def _kept(
     inventory: Inventory,
+    inputs: OfferInputs,
     before: Offers,
     allocated_devices: AllocatedDevices,
     keys: KeysView[Key],
@@ -224,6 +252,8 @@ def _kept(
     for key, entry in held.items():
         candidate = listed.get(key) or _from_entry(entry)
         against = why_changed(inventory, candidate, withheld.get(candidate.id)) or device_gone(candidate)
+        if against.code is ReasonCode.WITHDRAWN and may_be_rejected(entry, inputs.of_several):
+            against = notoffered.leaves_after_pod(entry.device, entry.allocated_to)
         yield candidate, awaited(entry, against)
     for key, candidate in listed.items():
         reason = withheld.get(candidate.id)

@@ -1,12 +1,13 @@
 """The devices that are withdrawn before they are removed or returned to the host, and whether the kubelet knows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
-from gpuvirt.model.allocation.ledger import KubeletAccount
+from gpuvirt.model.allocation.ledger import Entry, KubeletAccount
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.allocation.readmission import may_be_rejected
 from gpuvirt.model.allocation.resourcerules import ResourceRules
 from gpuvirt.model.allocation.tenancy import TenantKind, front_end_of
 from gpuvirt.model.inventory.inventory import Inventory
@@ -37,6 +38,20 @@ class KubeletCount:
     inventory: Inventory | None = None
     account: KubeletAccount | None = None
     rules: ResourceRules = field(default_factory=ResourceRules)
+    entries: tuple[Entry, ...] = ()
+    """The allocations."""
+
+    def for_others(self, inventory: Inventory) -> PodAllocations | Unread:
+        """Return the devices that the kubelet counts, without those that stay listed for their pods alone.
+
+        The kubelet counts these until their pods have ended, and no other pod gets them.
+        """
+        account = self.account
+        if account is not None and not isinstance(account.counted, Unread):
+            pods = account.of_several
+            stay = {(entry.resource, entry.device) for entry in self.entries if may_be_rejected(entry, pods)}
+            account = replace(account, counted=account.counted - stay)
+        return counted_by(inventory, account, self.rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,7 @@ class Withdrawal:
         found: dict[PciAddress, tuple[str, ...]] = dict.fromkeys(self.noticed, ())
         if count.inventory is None or not self.functions:
             return found
-        by_kubelet = counted_by(count.inventory, count.account, count.rules)
+        by_kubelet = count.for_others(count.inventory)
         if isinstance(by_kubelet, Unread):
             return found | dict.fromkeys(self.functions, ())
         counted = by_kubelet.by_gpu(count.inventory)
@@ -93,7 +108,7 @@ class Withdrawal:
         """Return the withdrawn vGPUs that the kubelet still counts by its last answer, all of them without one."""
         if count.inventory is None or not self.vgpus:
             return frozenset()
-        counted = counted_by(count.inventory, count.account, count.rules)
+        counted = count.for_others(count.inventory)
         return self.vgpus if isinstance(counted, Unread) else self.vgpus & counted.vgpus.keys()
 
     def why_unsettled(self, count: KubeletCount, gpu: PciAddress) -> Reason | None:

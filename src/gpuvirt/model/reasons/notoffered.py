@@ -91,6 +91,13 @@ def withdrawn(address: str) -> Reason:
     return Reason(ReasonCode.WITHDRAWN, address, message, fix=fix)
 
 
+def leaves_after_pod(device: str, pod: str) -> Reason:
+    """The device of a pod is withdrawn, and listed as healthy for its pod alone."""
+    message = f"is withdrawn, and stays listed for {pod}, which the kubelet could reject at its next start without it"
+    fix = "no action needed: it leaves when the pod has ended; to keep it, take back the change of the desired state"
+    return Reason(ReasonCode.LEAVES_AFTER_POD, device, message, fix=fix)
+
+
 def given_on_demand(vgpu: str) -> Reason:
     """The vGPU exists for one pod."""
     message = "was created for a pod, and is removed when the pod has ended"

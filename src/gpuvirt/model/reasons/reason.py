@@ -1,7 +1,7 @@
 """A reason: a code, a message, the places where the cause was seen, and the fix."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from gpuvirt.facts import sysfs
@@ -39,10 +39,10 @@ class Seen:
         return self.path if self.value == EXISTS else f"{self.path}{self.joint if self.path else ''}{self.value}"
 
 
+@dataclass(frozen=True, slots=True)
 class Link(Seen):
     """A link, and its target."""
 
-    __slots__ = ()
     joint: ClassVar[str] = " -> "
 
 
@@ -75,7 +75,7 @@ class Reason:
     """The places where the cause was seen."""
     fix: str | None = None
     """How to remove the cause."""
-    seen: str | None = field(init=False, default=None)
+    seen: str | None = None
     """All places in a line of text. JSON has `places` and `seen`."""
 
     def __post_init__(self) -> None:

@@ -84,6 +84,12 @@ class ReasonCode(Code):
         "LimitRequired", "a pod requires that its share is a limit (`gpuvirt.io/enforcement`), and the node's are none"
     )
     WITHDRAWN = _not_offered("Withdrawn", "the device returns to the host, or its vGPU is not desired", Level.OK)
+    LEAVES_AFTER_POD = _not_offered(
+        "LeavesAfterPod",
+        "the device is withdrawn, and its pod has several containers with devices. It stays listed as healthy until the"
+        " pod has ended: a kubelet that starts would reject the pod. No other pod gets it",
+        Level.OK,
+    )
 
     NODE_MISSING = _unhealthy(
         "NodeMissing", "`/dev/vfio/<group>`, or the device's own node, is missing or has changed", Level.ERROR

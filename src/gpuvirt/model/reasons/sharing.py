@@ -38,7 +38,7 @@ def pod_unknown(subject: str, detail: str) -> Reason:
 
 def gpu_unknown(gpu: str) -> Reason:
     """The gate of a GPU belongs to its PCI slot, which only the driver's information names."""
-    message = "can't be given to a container: NVIDIA's driver shows no GPU with this UUID now"
+    message = "can't be assigned to a container: NVIDIA's driver shows no GPU with this UUID now"
     seen = (Seen.absent("/proc/driver/nvidia/gpus/*/information"),)
     fix = "run nvidia-smi -L; if it lacks the GPU, see the kernel's log (dmesg | grep NVRM)"
     return Reason(ReasonCode.GPU_NOT_INITIALIZED, gpu, message, seen, fix)
@@ -46,7 +46,7 @@ def gpu_unknown(gpu: str) -> Reason:
 
 def not_recorded(resource: str, units: int, why: str) -> Reason:
     """The kubelet's checkpoint names the container of each allocation."""
-    message = f"can't be given: the kubelet's record does not say which container has these {units} units"
+    message = f"can't be assigned: the kubelet's checkpoint names no container with these {units} units"
     return Reason(ReasonCode.UNKNOWN_DEVICE, resource, message, (Seen(CHECKPOINT, why),), RETRIES)
 
 

@@ -1,23 +1,48 @@
 """How a worker arrives: once the GPU is free, its VM is started, its kubelet is seen alive, and it is uncordoned.
 
-Its VM has the vGPU type of the phase before it is started. The labels that name the type are set by the same write that
-uncordons the node, so that no pod meets a node with the labels of another type.
+Its VM has the vGPU type of the phase before it is started: a hypervisor changes the vGPU of a VM that is off, and of no
+other, since a suspended VM has the vGPU's memory on disk. So the VM leaves, is seen off, and its type is set and read
+back. The labels that name the type are set by the same write that uncordons the node, so that no pod meets a node with
+the labels of another type.
 """
 
 from datetime import datetime
 
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
-from gpuvirt.model.schedules.hypervisor import Action
+from gpuvirt.model.schedules.hypervisor import Action, Power, WorkerVm
+from gpuvirt.model.schedules.leaving import leaving
 from gpuvirt.model.schedules.moves import Move, Round, call, found_vm, is_off, mark
 from gpuvirt.model.schedules.observed import WorkerNode
 from gpuvirt.model.schedules.profiles import is_type_read, label_changes, profile_of
-from gpuvirt.model.schedules.retyping import retyping
+from gpuvirt.model.schedules.spec import Profile
 from gpuvirt.model.schedules.status import Step, Worker
 
 SKEW_S = 30.0
 RENEWAL_S = 12.0
 """The age of a Lease's renewal: the kubelet renews every 10 s, and a round may come later."""
+
+
+def retyping(worker: Worker, vm: WorkerVm, profile: Profile, around: Round) -> Move:
+    """Return the next move of a worker of the phase whose VM has another vGPU type."""
+    desired = profile.vgpu_type
+    if len(vm.vgpu_types) != 1:
+        return Move(Step.SET_TYPE, reason=reasons.not_one_vgpu(worker.node, vm.name, vm.vgpu_types, desired))
+    if vm.power is Power.SUSPENDED and not vm.is_changing:
+        return Move(Step.SET_TYPE, reason=reasons.suspended_with_type(worker.node, vm.name, vm.vgpu_types[0], desired))
+    if vm.power is Power.OFF and vm.is_changing:
+        return Move(Step.SET_TYPE, reason=reasons.step_pending(worker.node, Step.SET_TYPE))
+    if not is_seen_off(vm):
+        return leaving(worker, around)
+    node = around.node_of(worker)
+    if node is not None and not node.is_unschedulable:  # its labels are those of the other type until it is uncordoned
+        return Move(Step.CORDON, (mark(node, cordon=True),), reasons.step_pending(worker.node, Step.CORDON))
+    return call(worker, Step.SET_TYPE, Action.SET_VGPU_TYPE, around, desired)
+
+
+def is_seen_off(vm: WorkerVm) -> bool:
+    """Return whether the hypervisor shows a VM off, and nothing under way."""
+    return vm.power is Power.OFF and not vm.is_changing
 
 
 def arriving(worker: Worker, around: Round, mine: str) -> Move:

@@ -50,7 +50,7 @@ class GpuCheck:
     vgpus_then: Mapping[str, int] | None
     """The vGPUs that it would have while the users of now stay; None where that is not known."""
     in_the_way: tuple[str, ...]
-    """The VMs, pods and processes that use vGPUs which would go: the node waits for them."""
+    """The VMs, other pods and processes that use vGPUs which would go: the node waits for them."""
     reasons: tuple[str, ...]
     """Why its agent would refuse the change, or wait."""
     unknown: tuple[str, ...]

@@ -1,6 +1,7 @@
 """How far a VgpuSchedule is: the phase that holds, a transition under way, and each worker with its step.
 
 The status is written before the steps that follow from it are taken, so that a controller that starts again goes on
+from dataclasses import dataclass
 from what was intended. No step depends on it alone: what was done is observed.
 """
 

@@ -38,10 +38,10 @@ def with_nominated(
     Their GPUs are those that they would get once the pods that are `ending` have ended. A pod that fits on none then
     counts for nothing, since the eviction of other pods must come first, and kube-scheduler may choose another node.
     """
-    later, found = books.without(ending), books.without(())
+    later, found = books.without(ending), books
     for nomination in sorted(nominations, key=lambda nomination: nomination.rank):
         placed = later.place(nomination.demand, nomination.policy, whole)
         if placed is not None:
-            for each in (later, found):
-                each.put(nomination.pod, placed.used, nomination.demand.total, nomination.priority)
+            counted = nomination.pod, placed.used, nomination.demand.total, nomination.priority
+            later, found = later.with_pod(*counted), found.with_pod(*counted)
     return found

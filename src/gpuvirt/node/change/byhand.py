@@ -10,26 +10,26 @@ from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.planner import plan_removal, plan_scheduler
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, shortfalls
+from gpuvirt.node.change.changehost import ChangeHost, ReportStep, changing
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import Learned, Observation, observe_unit
-from gpuvirt.node.change.site import ReportStep, Site, changing
 from gpuvirt.node.change.steps.changes import by_hand
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.change.steps.vgpusteps import Run, VgpusInUseError, take_all
 
 
 def remove(
-    site: Site, gpu: PciAddress, vgpu: VgpuId, inputs: Inputs, report: ReportStep, first: Inventory
+    change_host: ChangeHost, gpu: PciAddress, vgpu: VgpuId, inputs: Inputs, report: ReportStep, first: Inventory
 ) -> tuple[Reason, ...]:
     """Remove one vGPU, or return why it stays; `first` is an earlier inventory of the host. Raises UnitBusyError."""
-    return _changed(site, gpu, inputs, report, first, lambda seen: removal(seen, gpu, vgpu))
+    return _changed(change_host, gpu, inputs, report, first, lambda seen: removal(seen, gpu, vgpu))
 
 
 def set_scheduler(
-    site: Site, gpu: PciAddress, scheduler: Scheduler, inputs: Inputs, report: ReportStep, first: Inventory
+    change_host: ChangeHost, gpu: PciAddress, scheduler: Scheduler, inputs: Inputs, report: ReportStep, first: Inventory
 ) -> tuple[Reason, ...]:
     """Set a GPU's vGPU scheduler, which lasts until its driver is loaded again; return why not, or why not yet."""
-    return _changed(site, gpu, inputs, report, first, lambda seen: scheduling(seen, gpu, scheduler))
+    return _changed(change_host, gpu, inputs, report, first, lambda seen: scheduling(seen, gpu, scheduler))
 
 
 def removal(seen: Observation, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
@@ -43,7 +43,7 @@ def scheduling(seen: Observation, gpu: PciAddress, scheduler: Scheduler) -> Vgpu
 
 
 def _changed(
-    site: Site,
+    change_host: ChangeHost,
     gpu: PciAddress,
     inputs: Inputs,
     report: ReportStep,
@@ -52,7 +52,7 @@ def _changed(
 ) -> tuple[Reason, ...]:
     unit = first.gpus[gpu].unit
     change = by_hand(unit, inputs.newest)
-    with changing(site, unit, first, inputs.readings) as (by_children, passed), change.under_way(passed):
+    with changing(change_host, unit, first, inputs.readings) as (by_children, passed), change.under_way(passed):
         seen = observe_unit(by_children, inputs, unit, first, [gpu])
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)

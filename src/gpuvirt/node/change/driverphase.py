@@ -11,7 +11,7 @@ from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import DriverStep, LoadModule, RollBack, Unbind
 from gpuvirt.model.reasons import Reason, Seen, refusals
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.steps.changerecord import ChangeRecord
 from gpuvirt.node.change.steps.changes import StalePlanError
 from gpuvirt.node.change.steps.driverexecutor import execute
@@ -24,44 +24,49 @@ Observe = Callable[[], UnitState]
 
 
 def take(
-    site: Site, state: UnitState, plan: DriverPlan, observe: Observe, run: Run, concerned: Iterable[PciAddress]
+    change_host: ChangeHost,
+    state: UnitState,
+    plan: DriverPlan,
+    observe: Observe,
+    run: Run,
+    concerned: Iterable[PciAddress],
 ) -> tuple[Reason, ...]:
     """Take the steps of a plan; return why that failed, and why the rollback failed.
 
     `observe` observes the unit before a rollback. `concerned` are the functions that have their desired drivers once
     the plan is done.
     """
-    record = _record(site, state)
+    record = _record(change_host, state)
     try:
         record.begin(plan)
     except OSError as error:
-        return (_unrecorded(site, plan, error),)
+        return (_unrecorded(change_host, plan, error),)
     touched: set[PciAddress] = set()
 
     def begin(step: DriverStep) -> None:
         if not isinstance(step, LoadModule):
             touched.add(step.address)
-        _record_return(site, state, step)
+        _record_return(change_host, state, step)
         run.report(step)
 
-    failed = _carry_out(site, state, plan, begin, run)
+    failed = _carry_out(change_host, state, plan, begin, run)
     if failed is None:
         try:
             record.settle(plan, concerned)
         except OSError as error:  # the drivers are as desired; the next attempt records that
-            return (_unrecorded(site, plan, error),)
+            return (_unrecorded(change_host, plan, error),)
         return ()
     before = _to_put_back(state, touched, failed)
     reasons: tuple[Reason, ...] = ()
     if before:
         run.report(RollBack(plan.unit))
-        reasons = _put_back(site, plan, before, observe, run)
+        reasons = _put_back(change_host, plan, before, observe, run)
     with _despite_errors():
         record.keep(plan, touched)
     return (failed.reason, *reasons)
 
 
-def _record_return(site: Site, state: UnitState, step: DriverStep) -> None:
+def _record_return(change_host: ChangeHost, state: UnitState, step: DriverStep) -> None:
     """Record that a GPU leaves its VFIO driver, which has reset it if the kernel can reset it.
 
     vfio-pci resets a GPU when a VM closes it, and the lease of its group proves that no VM has it open. Without this
@@ -73,14 +78,16 @@ def _record_return(site: Site, state: UnitState, step: DriverStep) -> None:
     functions, boot_id = inventory.facts.functions, inventory.facts.platform.boot_id
     if functions[step.address].on_vfio:
         try:
-            site.tenancies.update(boot_id, lambda records: records.returned(functions, [step.address]))
+            change_host.tenancies.update(boot_id, lambda records: records.returned(functions, [step.address]))
         except OSError as error:
-            log.warning("%s: its last tenant counts as present: %s: %s", step.address, site.tenancies.path, error)
+            log.warning(
+                "%s: its last tenant counts as present: %s: %s", step.address, change_host.tenancies.path, error
+            )
 
 
-def settle(site: Site, state: UnitState, plan: DriverPlan, concerned: Iterable[PciAddress]) -> None:
+def settle(change_host: ChangeHost, state: UnitState, plan: DriverPlan, concerned: Iterable[PciAddress]) -> None:
     """Record that functions have their desired drivers, so that started changes of killed processes are done."""
-    _record(site, state).settle(plan, concerned)
+    _record(change_host, state).settle(plan, concerned)
 
 
 def _to_put_back(state: UnitState, touched: Iterable[PciAddress], failed: RefusedError) -> Mapping[PciAddress, bool]:
@@ -97,17 +104,17 @@ def _to_put_back(state: UnitState, touched: Iterable[PciAddress], failed: Refuse
 
 
 def _carry_out(
-    site: Site, state: UnitState, plan: DriverPlan, report: Callable[[DriverStep], None], run: Run
+    change_host: ChangeHost, state: UnitState, plan: DriverPlan, report: Callable[[DriverStep], None], run: Run
 ) -> RefusedError | None:
     try:
-        execute(site.kernel, site.tools, state.inventory.facts.functions, plan, report, run.change)
+        execute(change_host.kernel, change_host.tools, state.inventory.facts.functions, plan, report, run.change)
     except RefusedError as error:
         return error
     return None
 
 
 def _put_back(
-    site: Site, plan: DriverPlan, before: Mapping[PciAddress, bool], observe: Observe, run: Run
+    change_host: ChangeHost, plan: DriverPlan, before: Mapping[PciAddress, bool], observe: Observe, run: Run
 ) -> tuple[Reason, ...]:
     """Roll back the functions that a change has touched; `before` says which of them were on VFIO drivers."""
     run.change.roll_back()
@@ -116,10 +123,10 @@ def _put_back(
     back = plan_return(state, plan.unit, before)
     if back.refusals or not back.steps:
         return back.refusals
-    record = _record(site, state)
+    record = _record(change_host, state)
     with _despite_errors():
         record.begin(back)
-    failed = _carry_out(site, state, back, run.report, run)
+    failed = _carry_out(change_host, state, back, run.report, run)
     if failed is None:
         with _despite_errors():
             record.settle(back)
@@ -127,8 +134,8 @@ def _put_back(
     return (failed.reason,)
 
 
-def _unrecorded(site: Site, plan: DriverPlan, error: OSError) -> Reason:
-    return refusals.failed("write the driver journal", plan.unit, Seen(str(site.original_drivers), str(error)))
+def _unrecorded(change_host: ChangeHost, plan: DriverPlan, error: OSError) -> Reason:
+    return refusals.failed("write the driver journal", plan.unit, Seen(str(change_host.original_drivers), str(error)))
 
 
 @contextmanager
@@ -143,5 +150,7 @@ def _despite_errors() -> Iterator[None]:
         log.warning("the driver journal can't be written, so the change stays recorded as started: %s", error)
 
 
-def _record(site: Site, state: UnitState) -> ChangeRecord:
-    return ChangeRecord(site.kernel, site.original_drivers, state.inventory.facts.functions, state.journal)
+def _record(change_host: ChangeHost, state: UnitState) -> ChangeRecord:
+    return ChangeRecord(
+        change_host.kernel, change_host.original_drivers, state.inventory.facts.functions, state.journal
+    )

@@ -1,12 +1,12 @@
-"""Observes the host for the plans of changes: GPUs, vGPUs, drivers, processes, and allocations to pods."""
+"""Observes the host for the plans of changes: GPUs, vGPUs, drivers and modules, processes, allocations to pods."""
 
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
-from gpuvirt.facts.pci import FunctionKind, Unread
+from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.access import attributes
@@ -22,8 +22,8 @@ from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.desired import DesiredUnit, DesiredVgpus, desired_drivers
 from gpuvirt.model.change.drivers import unmet
-from gpuvirt.model.change.modalias import FALLBACK, best_vfio_driver
-from gpuvirt.model.change.nativedrivers import HEADS
+from gpuvirt.model.change.modalias import FALLBACK, best_vfio_driver, native_modules
+from gpuvirt.model.change.nativedrivers import HEADS, alias_of, is_loaded
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.vgpus import modes
 from gpuvirt.model.change.vgpus.gpustate import GpuState, gpu_state_of, host_namespace, with_report
@@ -31,13 +31,49 @@ from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Seen
 from gpuvirt.model.reasons.shortfalls import KUBELET
-from gpuvirt.node.change import nativemodules
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.site import Site
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 
 MACHINE_ID = HostPath("/etc/machine-id")
+
+
+def read_native_modules(
+    kernel: Kernel, aliases: str, functions: Collection[PciFunction]
+) -> Mapping[PciAddress, tuple[str, ...]]:
+    """Return the native drivers that match functions, by driver name if loaded; empty without modules.alias."""
+    found = native_modules(aliases, functions) if aliases else {}
+    return {
+        address: tuple(name for module in named for name in modules.loaded_as(kernel, module) or (module,))
+        for address, named in found.items()
+    }
+
+
+def to_load(
+    functions: Iterable[PciFunction],
+    recorded: Mapping[PciAddress, str],
+    native: Mapping[PciAddress, tuple[str, ...]],
+    drivers: frozenset[str],
+) -> set[str]:
+    """Return the modules that may have to be loaded before functions can get their native drivers."""
+    found: set[str] = set()
+    for function in functions:
+        names = (*filter(None, [recorded.get(function.address)]), *native.get(function.address, ()))
+        if names and not is_loaded(drivers, names[0]):
+            found |= {names[0], *([alias_of(function)] if native.get(function.address) else [])}
+    return found
+
+
+def missing(tools: Tools, desired: Iterable[str]) -> Mapping[str, str]:
+    """Return the modules that modprobe can't load, with its error."""
+    found: dict[str, str] = {}
+    for module in sorted(desired):
+        try:
+            tools.demand_module(module)
+        except ToolError as error:
+            found[module] = str(error)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +95,7 @@ NOTHING = Learned()
 class Observation:
     """One observation of a host."""
 
-    site: Site
+    change_host: ChangeHost
     inputs: Inputs
     inventory: Inventory
     account: Account
@@ -88,19 +124,19 @@ class Observation:
         asked = modes.questions(function, state, vgpus) if state is not None else None
         if state is None or asked is None or not asked.blocks:
             return state
-        report = read_report(self.site.tools, gpu, types=asked.types, scheduler=asked.scheduler)
+        report = read_report(self.change_host.tools, gpu, types=asked.types, scheduler=asked.scheduler)
         return with_report(state, function, report)
 
     def vgpu_state(self, vgpus: Mapping[PciAddress, DesiredVgpus]) -> UnitState:
         """Return the state that plans of these GPUs' vGPUs need."""
         states = {gpu: self.asked_state(gpu, target) for gpu, target in vgpus.items()}
         boot_id = self.inventory.facts.platform.boot_id
-        tenancies = self.site.read_tenancies(boot_id)
+        tenancies = self.change_host.read_tenancies(boot_id)
         return UnitState(
             self.inventory,
             frozenset(),
             pods=self.account.pods,
-            journal=originaldrivers.read(self.site.original_drivers).of_boot(boot_id),
+            journal=originaldrivers.read(self.change_host.original_drivers).of_boot(boot_id),
             unmapped=self.account.allocations.unmapped,
             gpu_states={gpu: state for gpu, state in states.items() if state is not None},
             whole=self.account.allocations.functions,
@@ -120,7 +156,7 @@ class Observation:
 
     def with_drivers(self, state: UnitState, gpus: Collection[PciAddress]) -> UnitState:
         """Return a state with all that plans of drivers need, for the isolation units of these GPUs."""
-        kernel, facts = self.site.kernel, self.inventory.facts
+        kernel, facts = self.change_host.kernel, self.inventory.facts
         units = (members for members in self.inventory.units.values() if not set(gpus).isdisjoint(members))
         functions = [facts.functions[member] for members in units for member in members]
         aliases = modules.read_aliases(kernel)
@@ -132,8 +168,8 @@ class Observation:
             for function in functions
             if (function.on_vfio or function.is_idle) and function.kind is not FunctionKind.BRIDGE
         ]
-        native = nativemodules.read_native_modules(kernel, aliases, away)
-        to_load = nativemodules.to_load(away, state.journal.drivers, native, drivers)
+        native = read_native_modules(kernel, aliases, away)
+        needed = to_load(away, state.journal.drivers, native, drivers)
         return replace(
             state,
             drivers=drivers,
@@ -141,7 +177,7 @@ class Observation:
             host_uses=hostuse.read_host_uses(kernel, functions),
             native_users=nativeusers.read_native_users(kernel, addresses),
             native_modules=native,
-            missing_modules=nativemodules.missing(self.site.tools, to_load),
+            missing_modules=missing(self.change_host.tools, needed),
             pinned=driverctl.read_pins(kernel, addresses),
             driver_may_come=self.inputs.driver_may_come,
             allowed=self.inputs.allowed,
@@ -155,28 +191,32 @@ class Observation:
         return self.with_drivers(self.vgpu_state(vgpus or {}), heads)
 
 
-def observe(site: Site, inputs: Inputs, named: Collection[PciAddress] | None = ()) -> Observation:
+def observe(change_host: ChangeHost, inputs: Inputs, named: Collection[PciAddress] | None = ()) -> Observation:
     """Observe the whole host, including the open files of all processes.
 
     The host hides the names of vGPU types of which it can't create another. nvidia-smi is asked for them on the GPUs
     in `named`, or on all GPUs if `named` is None.
     """
-    return _observed(site, inputs, scan(site.kernel), named)
+    return _observed(change_host, inputs, scan(change_host.kernel), named)
 
 
 def observe_unit(
-    site: Site, inputs: Inputs, unit: UnitId, before: Inventory, named: Collection[PciAddress] = ()
+    change_host: ChangeHost, inputs: Inputs, unit: UnitId, before: Inventory, named: Collection[PciAddress] = ()
 ) -> Observation:
     """Observe one isolation unit; the facts of all others are those of `before`."""
-    return _observed(site, inputs, scan_some(site.kernel, frozenset(before.units.get(unit, ())), before.facts), named)
+    return _observed(
+        change_host, inputs, scan_some(change_host.kernel, frozenset(before.units.get(unit, ())), before.facts), named
+    )
 
 
-def _observed(site: Site, inputs: Inputs, facts: Facts, named: Collection[PciAddress] | None) -> Observation:
-    facts = with_device_ids(site.kernel, with_users(site.kernel, facts))
+def _observed(
+    change_host: ChangeHost, inputs: Inputs, facts: Facts, named: Collection[PciAddress] | None
+) -> Observation:
+    facts = with_device_ids(change_host.kernel, with_users(change_host.kernel, facts))
     inventory = build_inventory(facts, inputs.type_names)
-    if names := _read_hidden_names(site.tools, inventory, named):
+    if names := _read_hidden_names(change_host.tools, inventory, named):
         inventory = build_inventory(facts, {**inputs.type_names, **names})
-    return Observation(site, inputs, inventory, inputs.account(inventory), namespace_of(site.kernel))
+    return Observation(change_host, inputs, inventory, inputs.account(inventory), namespace_of(change_host.kernel))
 
 
 def _read_hidden_names(

@@ -24,8 +24,8 @@ from gpuvirt.model.change.steps import (
 )
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals, shortfalls
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.observation import Observation
-from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps import proving
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.change.steps.vgpusteps import claims, verify_vfs_removable
@@ -44,9 +44,9 @@ def obstacles(observation: Observation, state: UnitState, plan: Plan, phase: Pha
     if not any(isinstance(step, RemoveVgpu | DestroyInstance) for step in phase.steps):
         return ()
     try:
-        found = list(_obstacles(observation.site, state, phase, _all_steps(state, plan, phase)))
+        found = list(_obstacles(observation.change_host, state, phase, _all_steps(state, plan, phase)))
         if phase in plan.emptied:
-            found += _obstacles_to_drivers(observation.site, plan.drivers)
+            found += _obstacles_to_drivers(observation.change_host, plan.drivers)
         return tuple(dict.fromkeys(found))
     except RefusedError as error:
         return (error.reason,)
@@ -61,32 +61,34 @@ def _all_steps(state: UnitState, plan: Plan, phase: VgpuPlan) -> tuple[VgpuStep,
     return (*phase.steps, last) if waits and has_vfs else phase.steps
 
 
-def _obstacles(site: Site, state: UnitState, phase: VgpuPlan, steps: tuple[VgpuStep, ...]) -> Iterator[Reason]:
+def _obstacles(
+    change_host: ChangeHost, state: UnitState, phase: VgpuPlan, steps: tuple[VgpuStep, ...]
+) -> Iterator[Reason]:
     gpu_state = state.gpu_states.get(phase.gpu)
     for step in steps:
         match step:
             case DisableVfs(gpu):
                 if _needs_sriov_manage(state.inventory, gpu):
-                    yield from _missing(site, phase.gpu, Program.SRIOV_MANAGE, step)
+                    yield from _missing(change_host, phase.gpu, Program.SRIOV_MANAGE, step)
                 if not phase.pending:
-                    verify_vfs_removable(site.kernel, state.inventory, gpu)
+                    verify_vfs_removable(change_host.kernel, state.inventory, gpu)
             case SetMigMode(gpu) | SetMixedSizes(gpu):
-                proving.walked(site.kernel, [gpu], answered=True)
+                proving.walked(change_host.kernel, [gpu], answered=True)
             case RemoveVgpu(vgpu) if gpu_state is not None:
                 live = next(live for live in gpu_state.host.live if live.id == vgpu)
-                tuple(claims(site.kernel, state.inventory, gpu_state.host, live))
+                tuple(claims(change_host.kernel, state.inventory, gpu_state.host, live))
             case _:
                 pass
 
 
-def _obstacles_to_drivers(site: Site, plan: DriverPlan) -> Iterator[Reason]:
+def _obstacles_to_drivers(change_host: ChangeHost, plan: DriverPlan) -> Iterator[Reason]:
     """Yield why a unit's GPUs could not change their drivers, even without vGPUs and users."""
     lasting = [reason for reason in plan.refusals if not reason.code.passes]
     yield from lasting
     for step in plan.steps if not lasting else ():
         if isinstance(step, LoadModule):
             try:
-                site.tools.demand_module(step.driver)
+                change_host.tools.demand_module(step.driver)
             except ToolError as error:
                 yield refusals.module_missing(_first_address(plan), step.driver, str(error))
 
@@ -100,8 +102,8 @@ def _needs_sriov_manage(inventory: Inventory, gpu: PciAddress) -> bool:
     return function.id.vendor == NVIDIA and function.driver == NVIDIA_DRIVER
 
 
-def _missing(site: Site, gpu: PciAddress, program: Program, step: VgpuStep) -> Iterator[Reason]:
+def _missing(change_host: ChangeHost, gpu: PciAddress, program: Program, step: VgpuStep) -> Iterator[Reason]:
     try:
-        site.tools.demand(program)
+        change_host.tools.demand(program)
     except ToolMissingError as error:
         yield shortfalls.program_missing(gpu, program, step.text, error.output or str(error))

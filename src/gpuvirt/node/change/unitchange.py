@@ -1,15 +1,16 @@
 """Changes one isolation unit: observes it, plans, takes the steps of a phase, and starts over until it is done.
 
-A failed phase is rolled back, as far as this change has touched it. The unit's gates let one change at a time run.
+A failed phase is rolled back, as far as this change has touched it: a GPU gets the same vGPUs, with the same ids, in
+the same mode. The unit's gates let one change at a time run.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.change.desired import DesiredUnit, desired_drivers
+from gpuvirt.model.change.desired import DesiredUnit, DesiredVgpus, desired_drivers
 from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.change.plan import (
     DriverPlan,
@@ -19,15 +20,18 @@ from gpuvirt.model.change.plan import (
 )
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.steps import CreateVgpu, RollBack
 from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
+from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, shortfalls
-from gpuvirt.node.change import driverphase, preflight, vgpurollback
+from gpuvirt.node.change import driverphase, preflight
+from gpuvirt.node.change.changehost import ChangeHost, changing
 from gpuvirt.node.change.gate.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import NOTHING, Learned, Observation, observe_unit
-from gpuvirt.node.change.site import Site, changing
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.change.steps.vgpusteps import (
     MOST_ROUNDS,
@@ -39,8 +43,49 @@ from gpuvirt.node.change.steps.vgpusteps import (
 )
 
 
+def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: Run) -> Iterator[Reason]:
+    """Bring a GPU back to the vGPUs that it carried before; yield why that failed.
+
+    Only vGPUs that the change has created are removed. A change that the kernel has blocked is not rolled back, since
+    the former vGPUs may no longer be desired: the next plan starts from the vGPUs that exist.
+    """
+    if not run.taken or run.change.expired:
+        return
+    run.report(RollBack(gpu))
+    run.change.roll_back()
+    if before is None:
+        return
+    created = {step.vgpu for step in run.taken if isinstance(step, CreateVgpu)}
+    desired = DesiredVgpus(Counter(before.types.values()), _sizes(before))
+    for _ in range(MOST_ROUNDS):
+        unit = last.inventory.gpus[gpu].unit
+        seen = observe_unit(last.change_host, last.inputs, unit, last.inventory, [gpu])
+        if gpu not in seen.inventory.gpus:  # the outcome of the change says so
+            return
+        run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
+        others = {name for name, vgpu in seen.inventory.vgpus.items() if vgpu.gpu == gpu and name not in created}
+        learned = Learned(remembered=before.types, in_use=dict.fromkeys(others, "a program other than this change"))
+        state = replace(seen, learned={gpu: learned}).asked_state(gpu, desired)
+        back = plan_gpu(seen.inventory.facts.functions[gpu], state, desired)
+        if not back.steps:
+            yield from back.refusals
+            return
+        try:
+            take_all(last.change_host, seen.inventory, state, back, run)
+        except RefusedError as error:
+            yield error.reason
+            return
+
+
+def _sizes(before: GpuState) -> Sizes | None:
+    mixed = before.smi.modes.mixed_sizes if before.smi is not None else None
+    if not isinstance(mixed, bool):
+        return None
+    return Sizes.MIXED if mixed else Sizes.EQUAL
+
+
 def apply(
-    site: Site,
+    change_host: ChangeHost,
     unit: UnitId,
     desired: DesiredUnit,
     inputs: Inputs,
@@ -52,8 +97,8 @@ def apply(
     `first` is an earlier inventory of the host; without it the host is scanned for the members of the unit. Raises
     UnitBusyError.
     """
-    first = first or build_inventory(scan(site.kernel))
-    with changing(site, unit, first, inputs.readings) as (by_children, passed), run.change.under_way(passed):
+    first = first or build_inventory(scan(change_host.kernel))
+    with changing(change_host, unit, first, inputs.readings) as (by_children, passed), run.change.under_way(passed):
         outcome = UnitChange(by_children, unit, desired, inputs, run, first).run()
         if outcome.reasons and (circumstances := run.change.circumstances) is not None:
             passed.hold(outcome.reasons[0], circumstances)
@@ -72,7 +117,7 @@ def foresee(observation: Observation, unit: UnitId, desired: DesiredUnit) -> Out
 class UnitChange:
     """One change of a unit, under the locks of its gates."""
 
-    site: Site
+    change_host: ChangeHost
     unit: UnitId
     desired: DesiredUnit
     inputs: Inputs
@@ -101,13 +146,13 @@ class UnitChange:
             phase = self._next(observation, state, plan)
             if phase is None:
                 if plan.drivers.met and state.journal.open:
-                    driverphase.settle(self.site, state, plan.drivers, self._heads(state))
+                    driverphase.settle(self.change_host, state, plan.drivers, self._heads(state))
                 return self._outcome(plan)
             self._take(observation, state, phase)
 
     def _observe(self) -> Observation:
         named = [gpu for gpu, target in self.desired.items() if target.vgpus is not None]
-        seen = observe_unit(self.site, self.inputs, self.unit, self.inventory, named)
+        seen = observe_unit(self.change_host, self.inputs, self.unit, self.inventory, named)
         functions, members = seen.inventory.facts.functions, seen.inventory.units.get(self.unit, ())
         if moved := [gpu for gpu in self.desired if gpu in functions and gpu not in members]:
             raise UnitBusyError(f"{self.unit}: GPU {moved[0]} has moved to another isolation unit, which is not locked")
@@ -142,7 +187,7 @@ class UnitChange:
         self._rounds[_subject(phase)] += 1
         if isinstance(phase, DriverPlan):
             heads = self._heads(state)
-            reasons = driverphase.take(self.site, state, phase, self._observe_drivers, self.steps, heads)
+            reasons = driverphase.take(self.change_host, state, phase, self._observe_drivers, self.steps, heads)
             if reasons or phase.notes:  # notes ask an admin to finish by hand
                 self._ended[self.unit] = reasons
             self._rolled_back = bool(reasons)
@@ -151,7 +196,7 @@ class UnitChange:
         gpu_state, learned = state.gpu_states.get(gpu), self._learned.get(gpu, NOTHING)
         self._before.setdefault(gpu, gpu_state)
         try:
-            take_all(self.site, state.inventory, gpu_state, phase, self.steps)
+            take_all(self.change_host, state.inventory, gpu_state, phase, self.steps)
         except TypeRejectedError as error:
             (seen,) = error.reason.places
             self._learned[gpu] = replace(learned, refused={**learned.refused, error.parent: seen})
@@ -160,7 +205,7 @@ class UnitChange:
         except SchedulerRefusedError as error:
             self._ended[gpu] = (error.reason,)
         except RefusedError as error:
-            self._ended[gpu] = (error.reason, *vgpurollback.put_back(observation, gpu, self._before[gpu], self.steps))
+            self._ended[gpu] = (error.reason, *put_back(observation, gpu, self._before[gpu], self.steps))
             self._rolled_back = True
 
     def _heads(self, state: UnitState) -> list[PciAddress]:

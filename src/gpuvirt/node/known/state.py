@@ -4,6 +4,7 @@ Nothing here waits or changes the host. Observers replace a part of the picture 
 decisions; `decide` has them made by `model.node.decisions`.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -26,8 +27,9 @@ from gpuvirt.model.desired.enforcement import DesiredEnforcement
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.node.announcing import departures
-from gpuvirt.model.node.decisions import NodeDecisions, decide
+from gpuvirt.model.node.decisions import decide
 from gpuvirt.model.node.desirednode import nothing_desired
+from gpuvirt.model.node.nodedecisions import NodeDecisions
 from gpuvirt.model.node.offering import on_demand_gpus
 from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.node.recentvgpus import CreatedVgpu, RecentVgpus
@@ -120,7 +122,7 @@ class NodeState:
         return entries_of(given.records, self.inventory, self.terms.units_resource) if given is not None else ()
 
     def observe_facts(self, facts: Facts, since_s: float = math.inf) -> bool:
-        """Take the facts of an observation of the host; return whether they call for a conclusion.
+        """Record the facts of an observation of the host; return whether they call for a conclusion.
 
         The observation has begun at `since_s`: it may lack vGPUs that were created since, and have removed ones. The
         end of a change that took too long calls for a conclusion, too: the agent does not wait for that change.
@@ -143,7 +145,7 @@ class NodeState:
         return True
 
     def observe_gates(self, drained: Scope, blocked: Mapping[PciAddress, str]) -> bool:
-        """Take the devices that other processes change or drain, and the steps that the kernel blocks.
+        """Record the devices that other processes change or drain, and the steps that the kernel blocks.
 
         Return whether the devices have changed.
         """
@@ -152,14 +154,14 @@ class NodeState:
         return drained != before.drained
 
     def observe_account(self, account: KubeletAccount | None) -> bool:
-        """Take the kubelet's account, None if the kubelet did not answer; return whether that is a change."""
+        """Record the kubelet's account, None if the kubelet did not answer; return whether that is a change."""
         last, entries, was_observed = self.ledger.account, self.ledger.entries, self.ledger.is_observed
         counts_the_same = account is None or (last is not None and last.counted == account.counted)
         still_counted = self._still_counted if not counts_the_same else None
         problem, tenancies = self.tenancies.problem, self.tenancies.value
         ledger, plugins = self.ledger.with_account(account), other_plugins(account, self.terms.units_resource)
         is_change, self.picture = (
-            self.picture.plugins != plugins,
+            self.picture.plugins != plugins or ledger.of_several != self.ledger.of_several,
             replace(self.picture, ledger=ledger, plugins=plugins),
         )
         self.tenancies.observe_account(account, ledger.rules)
@@ -169,7 +171,7 @@ class NodeState:
         return not counts_the_same and self._still_counted != still_counted
 
     def expect_no_account(self, account: KubeletAccount) -> None:
-        """Take an account without asking the kubelet: the entries stay as they are, and allocations count as known."""
+        """Record an account without asking the kubelet: the entries stay, and allocations count as known."""
         self.picture = replace(self.picture, ledger=replace(self.ledger, account=account))
 
     @property
@@ -192,14 +194,14 @@ class NodeState:
             self._take_facts(with_vgpu(self.inventory.facts, gpu, live, cdevs))
 
     def observe_vgpus(self, changed: Iterable[VgpuHost], at_s: float) -> None:
-        """Take the vGPUs of GPUs as a change has left them. A scan that has begun before `at_s` may show the former."""
+        """Record the vGPUs that a change has left on GPUs. A scan that began before `at_s` may show the former."""
         for host in changed:
             self._recent = self._recent.with_changed(host, at_s, self.ledger.entries)
             if self.inventory is not None:
                 self._take_facts(self._recent.created_on(with_vgpu_host(self.inventory.facts, host)))
 
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
-        """Take all allocations, the newest included."""
+        """Record all allocations, the newest included."""
         self.picture = replace(self.picture, ledger=replace(self.ledger, entries=entries))
 
     @property
@@ -214,26 +216,26 @@ class NodeState:
         return any(entry.misses and is_on_demand_id(entry.device) for entry in self.ledger.entries)
 
     def observe_pod_ends(self, ends: PodEnds) -> bool:
-        """Take the pods of the node that have ended or are being deleted; return whether one has an on-demand vGPU."""
+        """Record pods of the node that have ended or are being deleted; return whether that may decide on a device."""
         before = self.picture.pod_ends
         changed = (ends.ended ^ before.ended) | (ends.deleted ^ before.deleted)
         self.picture = replace(self.picture, pod_ends=ends)
-        return not changed.isdisjoint(self.on_demand_pods)
+        return not (changed.isdisjoint(self.on_demand_pods) and changed.isdisjoint(self.ledger.pods_of_several))
 
     def observe_status_counts(self, counts: Mapping[ResourceName, int]) -> bool:
-        """Take the counts of resources in the node's status; return whether they have changed."""
+        """Record the counts of resources in the node's status; return whether they have changed."""
         is_change = counts != self.picture.status_counts
         self.picture = replace(self.picture, status_counts=counts)
         return is_change
 
     def observe_kind(self, *, exists: bool) -> bool:
-        """Take whether the cluster has the kind GpuNode; return whether that is a change."""
+        """Record whether the cluster has the kind GpuNode; return whether that is a change."""
         is_change = self.terms.review is not None and self.picture.is_kind_known is not exists
         self.picture = replace(self.picture, is_kind_known=exists)
         return is_change
 
     def observe_registration(self, resource: ResourceName, registration: Registration) -> bool:
-        """Take the state of a resource's registration with the kubelet; return whether that is a change."""
+        """Record the state of a resource's registration with the kubelet; return whether that is a change."""
         before = self.picture.registrations
         if before.get(resource) == registration:
             return False
@@ -241,13 +243,13 @@ class NodeState:
         return True
 
     def observe_smi(self, gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport, at_s: float) -> None:
-        """Take nvidia-smi's report on a GPU, which was read for these desired vGPUs."""
+        """Record nvidia-smi's report on a GPU, which was read for these desired vGPUs."""
         self._remember_smi(
             self.memory.smi.with_report(gpu, vgpus, report, self.decisions.desired.vgpus.time_shared.get(gpu), at_s)
         )
 
     def observe_scheduler(self, gpu: PciAddress, report: SchedulerReport) -> bool:
-        """Take nvidia-smi's report on a GPU's scheduler; return whether that is a change."""
+        """Record nvidia-smi's report on a GPU's scheduler; return whether that is a change."""
         before = self.memory.smi.schedulers.get(gpu)
         self._remember_smi(self.memory.smi.with_scheduler(gpu, report))
         return before is None or replace(before, at_s=report.at_s) != report
@@ -257,14 +259,14 @@ class NodeState:
         self._remember_smi(self.memory.smi.without(gpu))
 
     def _remember_smi(self, smi: SmiMemory) -> None:
-        self.memory = replace(self.memory, smi=smi)
+        self.memory = dataclasses.replace(self.memory, smi=smi)
 
     def observe_request(self, request: NodeRequest) -> None:
-        """Take what the cluster asks of the node, as last observed."""
+        """Record the desired state of the node, as last observed."""
         self.picture = replace(self.picture, request=request)
 
     def note(self, who: str, reason: Reason | None) -> bool:
-        """Take the problem of a part of the agent, None if it has none any more; return whether that is a change."""
+        """Record the problem of a part of the agent, None if it has none any more; return whether that is a change."""
         before = self.picture.problems
         if before.get(who) == reason:
             return False

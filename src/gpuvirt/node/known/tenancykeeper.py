@@ -85,7 +85,7 @@ class TenancyKeeper:
         return self._boot_id if self._version is not None else None
 
     def observe_host(self, now: Inventory, boot_id: BootId | None) -> None:
-        """Take an observation of the host; the first one begins the records of a new boot."""
+        """Record an observation of the host; the first one begins the records of a new boot."""
         before, self._inventory = self._inventory, now
         self._boot_id = boot_id or self._boot_id
         if before is None:
@@ -109,7 +109,7 @@ class TenancyKeeper:
         self._update(begun)
 
     def observe_account(self, account: KubeletAccount | None, rules: ResourceRules) -> None:
-        """Take the kubelet's account, None if the kubelet did not answer."""
+        """Record the kubelet's account, None if the kubelet did not answer."""
         inventory = self._inventory
         if account is not None and account.recorded and inventory is not None:
             news = Observed(inventory, self._with_gpus(account.devices), rules)

@@ -46,12 +46,13 @@ class Intervals:
     kubelet_s: float = 1.5
     """Between checks of the kubelet's socket and the agent's own sockets."""
     kubelet_return_s: float = 0.03
-    """The same while the kubelet has just ended, or the agent has just started, so that the kubelet may be starting."""
+    """The same while the kubelet has just ended, or the agent has just started, so that the kubelet may be starting: it
+    rejects pods whose resources are not registered by the time it admits them again (decision 462)."""
     kubelet_return_most_s: float = 60.0
     """How long that counts as just now."""
     reconcile_s: float = 9.0
     """Between comparisons of desired and observed state without new conclusions; they read only memory."""
-    move_s: float = 60.0
+    driver_change_s: float = 60.0
     """The limit of a driver change; the kernel blocks it after that. It takes a second, with NVIDIA's at most 30 s."""
     vgpu_change_s: float = 180.0
     """The limit of a vGPU change: sriov-manage takes some seconds, and retries while a process has the GPU open."""
@@ -66,7 +67,8 @@ class Intervals:
     specs_s: float = 5.0
     """Between checks of NVIDIA's CDI specs while GPUs are shared; a spec that has not changed is not parsed."""
     streamless_s: float = 5.0
-    """How long a resource may be without a ListAndWatch stream before it is registered again."""
+    """How long a resource may be without a ListAndWatch stream before it is registered again: a kubelet that sees an
+    old stream of the resource end drops the newest plugin (decision 14)."""
 
     @property
     def of_notice(self) -> NoticeTimes:

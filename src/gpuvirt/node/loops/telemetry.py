@@ -19,5 +19,5 @@ class Telemetry:
     """By resource and outcome: `ok` or `failed`."""
     observations: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Observations of the host, by depth and cause."""
-    moves: Counter[tuple[str, str]] = field(default_factory=Counter)
+    gpu_changes: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Changes of GPUs, by kind and outcome: `done`, or the code of the reason for a failure."""

@@ -17,7 +17,7 @@ from gpuvirt.model.change.steps import CreateVgpu
 from gpuvirt.model.change.vgpus.gpustate import is_mig
 from gpuvirt.model.offers.ondemand.choice import Place
 from gpuvirt.model.reasons import Seen, refusals
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.steps.leasing import RefusedError, what_failed
 
 
@@ -34,23 +34,29 @@ class Creation:
 
 
 def create(
-    site: Site, locks: Sequence[int], functions: Mapping[PciAddress, PciFunction], place: Place, step: CreateVgpu
+    change_host: ChangeHost,
+    locks: Sequence[int],
+    functions: Mapping[PciAddress, PciFunction],
+    place: Place,
+    step: CreateVgpu,
 ) -> Creation:
     """Create a vGPU in its place; raise RefusedError. The process of the write keeps `locks` open.
 
     `functions` are those of the host. The kernel may block the write, and then this call.
     """
     with ExitStack() as stack:
-        kernel: Kernel = site.kernel
-        if site.children is not None:
-            kernel, _ = stack.enter_context(site.children(locks))
+        kernel: Kernel = change_host.kernel
+        if change_host.children is not None:
+            kernel, _ = stack.enter_context(change_host.children(locks))
         try:
             backend_of(place.host.framework).create(kernel, step.parent, step.type, step.vgpu)
         except (OSError, VgpuUnavailableError) as error:
             raise RefusedError(refusals.failed(step.text, place.gpu, what_failed(error))) from error
-    live = _created(site.kernel, place, step)
+    live = _created(change_host.kernel, place, step)
     return Creation(
-        live, _cdevs(site.kernel, place), _host_after(site.kernel, functions, place.host) if is_mig(step.type) else None
+        live,
+        _cdevs(change_host.kernel, place),
+        _host_after(change_host.kernel, functions, place.host) if is_mig(step.type) else None,
     )
 
 

@@ -39,7 +39,7 @@ from gpuvirt.model.offers.withholding import withholdings
 from gpuvirt.model.reasons import Reason, ondemand, refusals, unhealthy
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.node.change.allocationgate import AllocationGate
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.state import NodeState
@@ -66,7 +66,7 @@ class OnDemandParts:
     state: NodeState
     options: NodeOptions
     kubelet: KubeletRecord
-    site: Site
+    change_host: ChangeHost
     """The host on which vGPUs are created."""
     gate: AllocationGate
     telemetry: Telemetry
@@ -204,7 +204,7 @@ class OnDemandAllocator:
 
     async def _create(self, entry: Entry, place: Place, created: list[Entry]) -> Candidate:
         """Create the vGPU of an allocation; raise RefusedError, after which nothing is allocated."""
-        gpu, site = place.gpu, self._on.site
+        gpu, change_host = place.gpu, self._on.change_host
         step = CreateVgpu(VgpuId(entry.target.id), entry.target.type or VgpuType(""), place.parent.address)
 
         def intend() -> None:
@@ -216,7 +216,7 @@ class OnDemandAllocator:
                 await self._write()
                 functions = self._inventory(entry.resource).facts.functions
                 made = await self._on.options.workers(f"create on {gpu}").run(
-                    lambda: create(site, locks, functions, place, step), name=step.text, timeout_s=CREATE_S
+                    lambda: create(change_host, locks, functions, place, step), name=step.text, timeout_s=CREATE_S
                 )
                 log.info("%s (for a pod that requests %s)", step.text, entry.resource)
                 return self._created(entry, made, created)

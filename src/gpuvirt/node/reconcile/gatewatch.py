@@ -9,10 +9,10 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.reasons import refusals
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.gate.gateerrors import GateFailedError
 from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
 from gpuvirt.node.change.gate.membership import Membership
-from gpuvirt.node.change.site import Site
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.reconcile.reports import Reports
 from gpuvirt.node.store import originaldrivers
@@ -29,9 +29,9 @@ class GateWatch:
         state: NodeState,
         reports: Reports,
         observe_soon: Callable[[str], None],
-        changing: Site | None = None,
+        changing: ChangeHost | None = None,
     ) -> None:
-        """`observe_soon` has the host observed soon. `changing` is the site of an agent that changes GPUs."""
+        """`observe_soon` has the host observed soon. `changing` is the host of an agent that changes GPUs."""
         self._membership = membership
         self._gate = membership.own
         self._state = state

@@ -48,7 +48,7 @@ class Operands:
         self._check = check
 
     def observe(self, observed: OperandsObserved | None) -> None:
-        """Take the observed state of the operands, None if it is unknown."""
+        """Record the observed state of the operands, None if it is unknown."""
         gone = observed is not None and not observed.desired and not observed.pods
         self._observed = observed
         if not gone:

@@ -39,7 +39,7 @@ class PodAccount:
         """Whether the kubelet's accounts must be read again before vGPUs of another device plugin may be removed."""
 
     def observe_account(self, account: KubeletAccount | None) -> None:
-        """Take an answer of the kubelet; an incomplete account does not count as a reading."""
+        """Record an answer of the kubelet; an incomplete account does not count as a reading."""
         if account is not None and account.recorded and account.partial is None:
             new = Reading(account.at_s, frozenset(device for _, device in account.devices))
             self._readings = with_reading(self._readings, new)

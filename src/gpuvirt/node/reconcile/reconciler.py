@@ -31,7 +31,7 @@ from gpuvirt.model.node.desiredunits import DesiredUnits
 from gpuvirt.model.node.duechanges import Difference, attempts_after, compare, decide_changes
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.change.unitgates import UnitGates
 from gpuvirt.node.known.state import NodeState
@@ -53,18 +53,18 @@ class Reconciler:
         state: NodeState,
         account: PodAccount,
         reports: Reports,
-        site: Site,
+        change_host: ChangeHost,
         options: NodeOptions,
         *,
         operands: Operands | None = None,
     ) -> None:
-        """`site` is the host to change. `operands` is the device plugin of another project that offers this node's
-        devices; None if the agent offers them itself.
+        """`operands` is the device plugin of another project that offers this node's devices, None if the agent offers
+        them itself.
         """
         self._state = state
         self._account = account
         self._reports = reports
-        self._site = site
+        self._site = change_host
         self._clock = clock = options.clock
         self._intervals = intervals = options.intervals
         workers = cache(options.workers)
@@ -72,10 +72,10 @@ class Reconciler:
         self._difference = Difference()
         self._rolling_back: deque[UnitId] = deque()
         """The units whose changes have begun to roll back, from the threads of these changes."""
-        self._gates = UnitGates(site.gates)
-        self._questions = SmiQuestions(site.tools, workers, clock, intervals)
-        self._schedulers = Schedulers(site.tools, workers, clock, intervals)
-        self._changes = UnitChanges(site, state, account, workers, intervals, operands)
+        self._gates = UnitGates(change_host.gates)
+        self._questions = SmiQuestions(change_host.tools, workers, clock, intervals)
+        self._schedulers = Schedulers(change_host.tools, workers, clock, intervals)
+        self._changes = UnitChanges(change_host, state, account, workers, intervals, operands)
 
     async def run(self, decided: Cell[NodeView]) -> None:
         """Compare the desired with the observed state and act, for ever: after each decision, and at intervals.
@@ -180,7 +180,7 @@ class Reconciler:
         return (*drivers, "vgpus") if vgpus else tuple(drivers)
 
     def _take_rollbacks(self) -> None:
-        """Take the rollbacks that the threads of changes have begun since; a blocked change may begin one late."""
+        """Record the rollbacks that the threads of changes have begun since; a blocked change may begin one late."""
         while self._rolling_back:
             unit = self._rolling_back.popleft()
             if (attempts := self._attempts.get(unit)) is not None:
@@ -190,11 +190,11 @@ class Reconciler:
         self._conclude(unit, Outcome(vgpus={gpu: (reason,)}))
 
     def _conclude(self, unit: UnitId, outcome: Outcome) -> None:
-        """Take the outcome of an attempt, or what it waits for; it replaces that of the attempt before."""
+        """Record the outcome of an attempt, or what it waits for; it replaces that of the attempt before."""
         self._remember(unit, self._attempts.get(unit, Attempts()).concluded(outcome))
 
     def _remember(self, unit: UnitId, attempts: Attempts) -> None:
-        """Take the next state of the attempts at a unit; its reasons are notes of the node."""
+        """Record the next state of the attempts at a unit; its reasons are problems of the node."""
         before = self._attempts.get(unit, Attempts()).noted
         for number in range(len(attempts.noted), len(before)):
             self._reports.problem(f"change {unit} {number}", None)

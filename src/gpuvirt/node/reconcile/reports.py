@@ -31,14 +31,14 @@ class Reports:
         self._observe_soon = observe_soon
 
     def problem(self, who: str, problem: Reason | None) -> None:
-        """Take the problem of a part of the agent, None when it has none any more."""
+        """Record the problem of a part of the agent, None when it has none any more."""
         if self._state.note(who, problem):
             if problem is not None:
                 self._log.add(problem)
             self._wakes.decide.set()
 
     def registration(self, resource: ResourceName, registration: Registration) -> None:
-        """Take the state of a resource's registration with the kubelet."""
+        """Record the state of a resource's registration with the kubelet."""
         if self._state.observe_registration(resource, registration):
             if registration.because is not None:
                 self._log.add(registration.because)
@@ -47,7 +47,7 @@ class Reports:
     def changed(self, kinds: tuple[str, ...], outcome: str) -> None:
         """Handle the end of a change of the kinds `passthrough`, `native` or `vgpus`."""
         for kind in kinds:
-            self._telemetry.moves[kind, outcome] += 1
+            self._telemetry.gpu_changes[kind, outcome] += 1
         self._observe_soon("change")
         self._wakes.room.set()
         self._wakes.decide.set()  # devices that the change has withheld may be offered again

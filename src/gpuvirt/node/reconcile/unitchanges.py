@@ -11,9 +11,9 @@ from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.changeworker import ChangeWorker, Failed, attempt
 from gpuvirt.node.change.observation import observe
-from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply, foresee
@@ -62,14 +62,14 @@ class UnitChanges:
 
     def __init__(
         self,
-        site: Site,
+        change_host: ChangeHost,
         state: NodeState,
         account: PodAccount,
         workers: Callable[[str], SerialWorker],
         intervals: Intervals,
         operands: Operands | None,
     ) -> None:
-        self._site = site
+        self._site = change_host
         self._state = state
         self._account = account
         self._workers = workers
@@ -117,7 +117,7 @@ class UnitChanges:
 
         plans = [self._state.decisions.desired.vgpus.plan_of(gpu) for gpu in desired]
         vgpus = any(plan.steps or plan.follows for plan in plans)
-        timeout_s = self._intervals.vgpu_change_s if vgpus else self._intervals.move_s
+        timeout_s = self._intervals.vgpu_change_s if vgpus else self._intervals.driver_change_s
         worker = ChangeWorker(self._workers(unit), change.change)
         return await self._attempted(change, job, taken, worker, timeout_s)
 

@@ -12,7 +12,7 @@ from gpuvirt.clock import Clock, until_tick_s
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage import containerfiles
-from gpuvirt.hardware.usage.containerprocesses import ContainerOfPod, read_containers
+from gpuvirt.hardware.usage.containerfiles import ContainerOfPod, read_containers
 from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.shares.node import memoryregion
 from gpuvirt.model.shares.node.hamicore import REGION_FILE, REGION_FOLDER

@@ -21,7 +21,7 @@ class NodePods:
         return self.cell.get()
 
     def observe(self, pods: Mapping[PodUid, PodOnNode]) -> None:
-        """Take all pods of the node that request units."""
+        """Record all pods of the node that request units."""
         self.cell.set(pods)
 
     async def wait_for(self, uid: PodUid, clock: Clock, timeout_s: float) -> PodOnNode | None:

@@ -83,7 +83,7 @@ class NodeShares:
         return bool(self.state.get().published.capacity) or bool(self.store.records.get().pods)
 
     def observe_gpus(self, gpus: SharedGpus, minors: Mapping[GpuId, int], memory_mib: Mapping[GpuId, int]) -> None:
-        """Take the GPUs in mode `shared`; while they are not known, the offered units stay as they are.
+        """Record the GPUs in mode `shared`; while they are not known, the offered units stay as they are.
 
         What limits new pods counts at once, where it is known.
 
@@ -99,7 +99,7 @@ class NodeShares:
         self.publish(replace(before, memory_mib=memory, enforcement=gpus.enforcement))
 
     def publish(self, sharing: NodeSharing) -> None:
-        """Take the GPUs that are to be shared, by the agent's observations of the host."""
+        """Record the GPUs to share, by the agent's observations of the host."""
         self.set(self.state.get().with_published(sharing))
 
     def set(self, state: ShareState) -> None:
@@ -128,7 +128,7 @@ class NodeShares:
         return with_gpus(consumers, self.resource, self.records)
 
     def observe_runtime(self, version: str) -> None:
-        """Take the version of the container runtime by the Node object: `containerd://2.1.3`."""
+        """Record the version of the container runtime by the Node object: `containerd://2.1.3`."""
         self.set(replace(self.state.get(), runtime=version))
 
     def judge(self, specs: Sequence[NvidiaSpec], *, cdi_enabled: bool | None) -> None:

@@ -85,16 +85,16 @@ class DesiredStateStore:
             self._state.forget(self._none)
 
     def take_request(self, request: NodeRequest) -> bool:
-        """Take an observed request; its unknown fields stay as they were. Return whether that is a change."""
+        """Record an observed request; its unknown fields stay as they were. Return whether that is a change."""
         kept = self._state.value
         return self._state.save(replace(kept, vgpu=kept.vgpu.updated(request)))
 
     def observe_good_configs(self, configs: ConfigText) -> None:
-        """Take valid configs."""
+        """Record valid configs."""
         self._state.save(replace(self._state.value, good_configs=configs))
 
     def observe_enforcement(self, enforcement: DesiredEnforcement) -> None:
-        """Take what limits the shares of new pods."""
+        """Record the enforcement of shares for new pods."""
         self._state.save(replace(self._state.value, enforcement=enforcement))
 
     async def run(self, report_problem: Callable[[Reason | None], None]) -> None:

@@ -41,11 +41,14 @@ class Unknown:
     """Unknown fields inside the items of a list, by the item's known fields; they are dropped when the item changes."""
 
 
+NOTHING_UNKNOWN = Unknown()
+
+
 class Stored(NamedTuple, Generic[T]):
     """The state in a file."""
 
     value: T
-    unknown: Unknown = Unknown()
+    unknown: Unknown = NOTHING_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Format(Generic[T]):
         """The version of written files."""
         return len(self.upgrades) + 1
 
-    def encode(self, value: T, unknown: Unknown = Unknown()) -> bytes:
+    def encode(self, value: T, unknown: Unknown = NOTHING_UNKNOWN) -> bytes:
         """Return the content of a file."""
         return self.layout.join(_with_unknown_fields(_known(value), unknown), self.version)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.cluster.jsonpatch import at
+from gpuvirt.cluster.kinds.core import OwnedMetadata
 from gpuvirt.cluster.kinds.kubevirt import (
     HYPER_CONVERGEDS,
     KUBEVIRTS,
@@ -15,7 +16,6 @@ from gpuvirt.cluster.kinds.kubevirt import (
     HcoSpec,
     HyperConverged,
     KubeVirt,
-    OwnedMetadata,
 )
 from gpuvirt.cluster.operator.kubevirt.changes import OurEntry, Part
 from gpuvirt.cluster.resources import Resource

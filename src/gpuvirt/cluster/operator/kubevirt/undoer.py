@@ -1,34 +1,184 @@
 """Removes gpuvirt's changes from KubeVirt once, at uninstall. What VMs still need stays, and is reported.
 
-It decides by the current objects, VMs and nodes included, and retries after a conflict with another writer.
+It decides by the current objects, VMs and nodes included, and retries after a conflict with another writer. The danger:
+a KubeVirt that handles mediated devices again deletes those that it did not create, even if VMs use them. So all
+changes that keep it from doing so stay while a VM requests a mediated device.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ConflictError, NotFoundError, RefusedError, retried
-from gpuvirt.cluster.kinds.core import AnyObject, RequestingPod
+from gpuvirt.cluster.failures import ApiRefusedError, ConflictError, NotFoundError, retried
+from gpuvirt.cluster.jsonpatch import Draft, Operation, annotate, at, conditional
+from gpuvirt.cluster.kinds.core import AnyObject, WholePod
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
-from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION
+from gpuvirt.cluster.operator.kubevirt.changes import (
+    ANNOTATION,
+    MANAGE_ANNOTATION,
+    Changes,
+    OurEntry,
+    Part,
+    changes_of,
+    text_of,
+)
+from gpuvirt.cluster.operator.kubevirt.listing import is_ours
+from gpuvirt.cluster.operator.kubevirt.mediated import handling_of, holds
 from gpuvirt.cluster.operator.kubevirt.names import names_of
-from gpuvirt.cluster.operator.kubevirt.offered import needs_mdevs, offered_of
-from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture
-from gpuvirt.cluster.operator.kubevirt.undoing import undo
+from gpuvirt.cluster.operator.kubevirt.offered import needs_mdevs, offered_of, selects
+from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture, subject_of
+from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, Entry, Subject
+from gpuvirt.cluster.operator.kubevirt.versions import GPU, HOST_DEVICES
 from gpuvirt.cluster.resources import KubernetesObject, Resource
 from gpuvirt.model.desired.observed import Observed
+from gpuvirt.model.doctor.checks.kubevirt import MDEV_GATE
+from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 T = TypeVar("T", bound=KubernetesObject)
-
-PODS = Collection(Resource("pods"), RequestingPod)
+PODS = Collection(Resource("pods"), WholePod)
 """Pods of all namespaces: pods other than those of VMs may use vGPUs, and GpuNodes may be missing."""
-CONFLICTS = (ConflictError, RefusedError)
+CONFLICTS = (ConflictError, ApiRefusedError)
 """The API server refuses a patch whose test fails as invalid (422)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undoing:
+    """The patch that removes gpuvirt's changes."""
+
+    resource: Resource | None = None
+    """The collection of the object to patch; None if that object is unknown."""
+    name: str = ""
+    patch: tuple[Operation, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    """Which changes stay, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UndoInputs:
+    picture: KubeVirtPicture
+    subject: Subject
+    ours: Changes
+
+    def is_named(self, resource: str) -> bool:
+        """Return whether a VM requests a resource, or may do so because the requests are not observed."""
+        return bool(self.picture.names.unknown) or resource in self.picture.names.used
+
+    def is_needed(self, entry: Entry) -> bool:
+        """Return whether a VM requests the resource of an entry, or mediated devices that the entry spares."""
+        spares = (
+            name
+            for name, selectors in self.picture.offered.items()
+            if entry.part is Part.MDEV and selects(entry, selectors)
+        )
+        return self.is_named(entry.resource) or any(self.is_named(name) for name in spares)
+
+    @property
+    def mdevs_named(self) -> bool:
+        """Whether a VM requests mediated devices that gpuvirt knows of."""
+        listed = {entry.resource for entry in self.subject.entries or () if entry.part is Part.MDEV}
+        offered = {name for name, selectors in self.picture.offered.items() if selectors.mdev}
+        known = listed | offered | {entry.resource for entry in self.ours.entries if entry.part is Part.MDEV}
+        switches = self.ours.switch is not None or MDEV_GATE in self.ours.gates
+        return any(self.is_named(resource) for resource in known) or (switches and bool(self.picture.names.unknown))
+
+    @property
+    def all_ours(self) -> bool:
+        """Whether gpuvirt created the lists and added all their entries."""
+        entries = self.subject.entries or ()
+        return self.subject.permitted in self.ours.made and all(is_ours(self.ours, entry) for entry in entries)
+
+
+def undo(picture: KubeVirtPicture) -> Undoing:
+    """Return the patch for a KubeVirt, or for the HyperConverged that owns it."""
+    subject = subject_of(picture)
+    if isinstance(subject, Reason):
+        return Undoing(reasons=(subject,))
+    inputs = _UndoInputs(picture, subject, changes_of(subject.metadata.annotations))
+    draft = Draft(subject.containers)
+    entries = _remove_entries(inputs, draft)
+    gates = _remove_gates(inputs, draft)
+    switch_stays = _reset_switch(inputs, draft)
+    left = Changes(
+        entries=entries,
+        gates=gates,
+        switch=inputs.ours.switch if switch_stays else None,
+        made=tuple(pointer for pointer in inputs.ours.made if pointer in subject.containers and draft.has(pointer)),
+    )
+    if not (left.entries or left.gates or left.switch):
+        left = Changes()
+    annotate(draft, subject.metadata.annotations, ANNOTATION, text_of(left))
+    patch = conditional(subject.metadata.resource_version, draft.operations)
+    return Undoing(subject.resource, subject.metadata.name, patch, tuple(_stays(subject, left)))
+
+
+def _remove_entries(inputs: _UndoInputs, draft: Draft) -> tuple[OurEntry, ...]:
+    """Remove gpuvirt's entries that no VM needs; return those that stay."""
+    subject, ours = inputs.subject, inputs.ours
+    if subject.entries is None:
+        return ()
+    own = [entry for entry in subject.entries if is_ours(ours, entry)]
+    # Without lists KubeVirt permits every device, so that VMs need no entry. But an entry may spare mediated devices.
+    spared = handling_of(subject, inputs.picture.version).off or not any(entry.part is Part.MDEV for entry in own)
+    if inputs.all_ours and (spared or not inputs.mdevs_named):
+        draft.remove(subject.permitted)
+        return ()
+    removed = [entry for entry in own if not inputs.is_needed(entry)]
+    for part in (Part.PCI, Part.MDEV):
+        pointer = f"{subject.permitted}/{part}"
+        entries = [entry for entry in subject.entries if entry.part is part]
+        indices = [entry.index for entry in removed if entry.part is part]
+        if indices and len(indices) == len(entries) and pointer in ours.made:
+            draft.remove(pointer)
+        else:
+            draft.remove_entries(pointer, indices)
+    return tuple(entry.as_ours() for entry in own if entry not in removed)
+
+
+def _remove_gates(inputs: _UndoInputs, draft: Draft) -> tuple[str, ...]:
+    """Remove gpuvirt's gates that no VM needs, each once even if another writer added it, too; return the others."""
+    subject, names = inputs.subject, inputs.picture.names
+    needed = {
+        GPU: bool(names.gpus or names.unknown),
+        HOST_DEVICES: bool(names.host_devices or names.unknown),
+        MDEV_GATE: inputs.mdevs_named,
+    }
+    own = [gate for gate in inputs.ours.gates if gate in subject.gates]
+    removed = [gate for gate in own if not needed.get(gate, True)]
+    if removed and len(removed) == len(subject.gates) and subject.gates_pointer in inputs.ours.made:
+        draft.remove(subject.gates_pointer)
+    else:
+        draft.remove_entries(subject.gates_pointer, (subject.gates.index(gate) for gate in removed))
+    return tuple(gate for gate in own if gate not in removed)
+
+
+def _reset_switch(inputs: _UndoInputs, draft: Draft) -> bool:
+    """Restore the field by which KubeVirt handles mediated devices; return whether gpuvirt's value stays instead."""
+    subject, switch = inputs.subject, inputs.ours.switch
+    if switch is None or not holds(subject, switch):
+        return False
+    if inputs.mdevs_named:
+        return True
+    mediated = f"{subject.root}{at(MEDIATED)}"
+    if switch.was is not None:
+        draft.set(switch.pointer, switch.was)
+    elif mediated in inputs.ours.made and switch.pointer.startswith(f"{mediated}/") and not subject.mediated.makes_own:
+        draft.remove(mediated)
+    else:
+        draft.remove(switch.pointer)
+    return False
+
+
+def _stays(subject: Subject, left: Changes) -> Iterator[Reason]:
+    what = [f"the entry {entry.resource}" for entry in left.entries]
+    what += [f"the gate {gate}" for gate in left.gates]
+    what += [left.switch.pointer] if left.switch is not None else []
+    if what:
+        yield kubevirtproblems.still_referenced(subject.where, what)
 
 
 def held_names(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:

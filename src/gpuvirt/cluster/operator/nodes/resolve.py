@@ -52,7 +52,7 @@ class FieldsOf(msgspec.Struct, frozen=True, rename="camel", gc=False):
         )
 
 
-class OwnedMetadata(Metadata, frozen=True, rename="camel"):
+class ManagedMetadata(Metadata, frozen=True, rename="camel"):
     """An object's metadata with the owners of its fields."""
 
     managed_fields: tuple[FieldsOf, ...] = ()
@@ -70,7 +70,7 @@ SPEC_FIELDS = ("mode", "vgpuConfig", "gpus", "shares")
 class OwnedGpuNode(ReadGpuNode, frozen=True, kw_only=True):
     """A GpuNode as the controller keeps it, with the owners of its fields."""
 
-    metadata: OwnedMetadata
+    metadata: ManagedMetadata
 
     @property
     def is_ours_alone(self) -> bool:

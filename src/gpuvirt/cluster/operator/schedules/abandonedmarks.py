@@ -7,8 +7,9 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.operator.schedules.nodemarks import unmarking
-from gpuvirt.cluster.operator.schedules.workerobjects import NodeObject
+from gpuvirt.cluster.operator.schedules.workerobjects import cordoned_by, is_announced
 from gpuvirt.cluster.resources import NODES
 
 log = logging.getLogger(__name__)
@@ -34,26 +35,24 @@ class AbandonedMarks:
 
         `workers` has each schedule that exists, with the nodes of its status.
         """
-        nodes = list[NodeObject]()
-        async for page in self._client.pages(Collection(NODES, NodeObject), page=PAGE):
-            nodes += [node for node in page.items if node.cordoned_by or node.is_announced]
+        nodes = list[Node]()
+        async for page in self._client.pages(Collection(NODES, Node), page=PAGE):
+            nodes += [node for node in page.items if cordoned_by(node) or is_announced(node)]
         announced = frozenset(name for names in workers.values() for name in names)
         left = {node.metadata.name for node in nodes if not await self._unmark(node, workers, announced)}
         self._since_s = {name: at_s for name, at_s in self._since_s.items() if name in left}
         return AGAIN_S if left else None
 
-    async def _unmark(
-        self, node: NodeObject, schedules: Mapping[str, frozenset[str]], announced: frozenset[str]
-    ) -> bool:
+    async def _unmark(self, node: Node, schedules: Mapping[str, frozenset[str]], announced: frozenset[str]) -> bool:
         """Return whether a node has no abandoned marks any more."""
         name = node.metadata.name
-        is_abandoned = bool(node.cordoned_by) and node.cordoned_by not in schedules
+        is_abandoned = bool(cordoned_by(node)) and cordoned_by(node) not in schedules
         uncordons = is_abandoned and (not node.is_ready or self._has_waited(name))
         patch = unmarking(node, uncordons=uncordons, untaints=name not in announced)
         if patch is None:
             return not is_abandoned
         try:
-            await self._client.patch(NODES, name, patch, PatchType.MERGE, NodeObject)
+            await self._client.patch(NODES, name, patch, PatchType.MERGE, Node)
         except NotFoundError:
             return True
         except ConflictError:
@@ -61,7 +60,7 @@ class AbandonedMarks:
         if uncordons:
             log.info(
                 "schedule: uncordoned a node of a schedule that was deleted",
-                extra={"node": name, "schedule": node.cordoned_by},
+                extra={"node": name, "schedule": cordoned_by(node)},
             )
         return uncordons or not is_abandoned
 

@@ -44,7 +44,7 @@ class ConfiguredNodes:
         """What was returned last of each schedule, by its name."""
 
     def observe_nodes(self, delta: Delta[ReadNode]) -> None:
-        """Take changes of nodes, of which heartbeats are most."""
+        """Record changes of nodes, of which heartbeats are most."""
         before, self._nodes = self._nodes, delta.objects
         names = delta.changed | delta.removed
         if before is None or not names:  # a delta that names no change may be any
@@ -55,7 +55,7 @@ class ConfiguredNodes:
             decided.outdated |= moved
 
     def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
-        """Take changes of GpuNodes."""
+        """Record changes of GpuNodes."""
         self._gpu_nodes = delta.objects
         names = {key.name for key in delta.changed | delta.removed}
         if not names:
@@ -68,7 +68,7 @@ class ConfiguredNodes:
         self._decided.pop(name, None)
 
     def observe_configs(self, configs: KnownConfigs) -> bool:
-        """Take the vGPU configs that there are; return whether they have changed."""
+        """Record the vGPU configs of the cluster; return whether they have changed."""
         before, self._configs = self._configs, configs
         return configs != before
 

@@ -10,7 +10,7 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds import clusterapi as kind
-from gpuvirt.cluster.operator.schedules.workerobjects import NodeObject
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
@@ -57,7 +57,7 @@ class CoverageReading:
     """The annotations of the workers that nothing covered."""
     _read_s: float = field(default=0.0)
 
-    async def faults(self, nodes: Iterable[NodeObject]) -> tuple[Reason, ...]:
+    async def faults(self, nodes: Iterable[Node]) -> tuple[Reason, ...]:
         """Return the workers whose VMs may be deleted while they are away; raises ApiError."""
         found = {NodeName(node.metadata.name): node for node in nodes}
         seen = {name: node.metadata.annotations for name, node in found.items()}
@@ -76,7 +76,7 @@ class CoverageReading:
         listed = await self.client.list(Collection(CONFIG_MAPS, _Named, name=AUTOSCALER))
         return next((f"{found.metadata.namespace}/{found.metadata.name}" for found in listed.items), None)
 
-    async def _coverage(self, name: NodeName, node: NodeObject) -> WorkerCoverage:
+    async def _coverage(self, name: NodeName, node: Node) -> WorkerCoverage:
         annotations = node.metadata.annotations
         if annotations.get(MAY_LEAVE) == "true":
             return WorkerCoverage(name, may_leave=True)

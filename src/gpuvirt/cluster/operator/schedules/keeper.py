@@ -132,19 +132,19 @@ class ScheduleKeeper:
         return max(min(pauses_s), LEAST_PAUSE_S)
 
     def observe_nodes(self, delta: Delta[ReadNode]) -> None:
-        """Take changes of nodes, which the controller watches: a node that is labelled is a worker at once."""
+        """Record changes of nodes, which the controller watches: a node that is labelled is a worker at once."""
         self._configured.observe_nodes(delta)
         if self._membership.observe(delta):
             self._changed.set()
 
     def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
-        """Take changes of GpuNodes, which show whether nodes have the vGPU config of a phase."""
+        """Record changes of GpuNodes, which show whether nodes have the vGPU config of a phase."""
         self._configured.observe_gpu_nodes(delta)
         if any(stored.config_phases for stored in self.schedules):
             self._changed.set()
 
     def observe_picture(self, picture: Picture) -> None:
-        """Take the vGPU configs that there are: a phase may name one that is missing, long before it begins."""
+        """Record the vGPU configs of the cluster: a phase may name a missing one, long before it begins."""
         known = configs_known(picture.policies.values(), self._namespace, picture.texts_of)
         if self._configured.observe_configs(known):
             self._changed.set()

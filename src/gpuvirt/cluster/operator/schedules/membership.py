@@ -32,7 +32,7 @@ class Membership:
         return bool(self._pending)
 
     def observe(self, delta: Delta[ReadNode]) -> bool:
-        """Take changes of nodes; return whether labels or a uid changed. A delta that names no change may be any."""
+        """Record changes of nodes; return whether labels or a uid changed. A delta that names no change may be any."""
         names = {key.name for key in delta.changed | delta.removed} or {
             *self._nodes,
             *(key.name for key in delta.objects),

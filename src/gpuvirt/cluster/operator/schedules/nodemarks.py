@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpuvirt.cluster.operator.schedules.workerobjects import ANNOUNCED, CORDONED_BY, NodeObject, WholeTaint
+from gpuvirt.cluster.kinds.core import Node, Taint
+from gpuvirt.cluster.operator.schedules.workerobjects import ANNOUNCED, CORDONED_BY, cordoned_by, is_announced
 
 
 class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -14,7 +15,7 @@ class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
 class _Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     unschedulable: bool | msgspec.UnsetType | None = msgspec.UNSET
-    taints: tuple[WholeTaint, ...] | msgspec.UnsetType = msgspec.UNSET
+    taints: tuple[Taint, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class MarksPatch(msgspec.Struct, frozen=True):
@@ -26,7 +27,7 @@ class MarksPatch(msgspec.Struct, frozen=True):
 
 def marks_patch(
     version: str,
-    taints: tuple[WholeTaint, ...],
+    taints: tuple[Taint, ...],
     schedule: str,
     *,
     cordon: bool | None,
@@ -37,10 +38,10 @@ def marks_patch(
 
     `version` and `taints` are those of the node that was read: taints are written as a whole list.
     """
-    after: tuple[WholeTaint, ...] | msgspec.UnsetType = msgspec.UNSET
+    after: tuple[Taint, ...] | msgspec.UnsetType = msgspec.UNSET
     if taint is not None:
         others = tuple(other for other in taints if other.key != ANNOUNCED)
-        after = (*others, WholeTaint(ANNOUNCED, "PreferNoSchedule")) if taint else others
+        after = (*others, Taint(ANNOUNCED, "PreferNoSchedule")) if taint else others
     changed: dict[str, str | None] = dict(labels)
     unschedulable: bool | msgspec.UnsetType | None = msgspec.UNSET
     if cordon is not None:
@@ -49,13 +50,13 @@ def marks_patch(
     return MarksPatch(_Metadata(version, changed), _Spec(unschedulable, after))
 
 
-def unmarking(node: NodeObject, *, uncordons: bool, untaints: bool = True) -> MarksPatch | None:
+def unmarking(node: Node, *, uncordons: bool, untaints: bool = True) -> MarksPatch | None:
     """Return the patch that removes marks of schedules from a node; None if there are none to remove.
 
     An admin's cordon has no owner, and stays.
     """
-    cordon = False if uncordons and node.cordoned_by else None
-    taint = False if untaints and node.is_announced else None
+    cordon = False if uncordons and cordoned_by(node) else None
+    taint = False if untaints and is_announced(node) else None
     if cordon is None and taint is None:
         return None
     return marks_patch(node.metadata.resource_version, node.spec.taints, "", cordon=cordon, taint=taint)

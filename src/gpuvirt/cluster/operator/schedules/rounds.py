@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Protocol
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, RefusedError
+from gpuvirt.cluster.failures import ApiError, ApiRefusedError, ConflictError, NotFoundError
 from gpuvirt.cluster.operator.logline import logged
 from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
@@ -239,7 +239,7 @@ class Rounds:
             return False
         try:
             await self._api.evict(pod)
-        except RefusedError:
+        except ApiRefusedError:
             self._refused_s[pod.uid] = now_s
             return False
         return True

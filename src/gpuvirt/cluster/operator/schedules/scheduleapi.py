@@ -12,6 +12,7 @@ from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.events import About, events_of
 from gpuvirt.cluster.failures import NotFoundError
+from gpuvirt.cluster.kinds.core import Node, WholePod
 from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, PhaseSpec, VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
 from gpuvirt.cluster.labelselector import LabelSelector, Requirement
@@ -30,8 +31,8 @@ from gpuvirt.cluster.operator.schedules.workerobjects import (
     LEASES,
     AttachmentObject,
     LeaseObject,
-    NodeObject,
-    PodObject,
+    node_pod,
+    worker_of,
 )
 from gpuvirt.cluster.operator.schedules.workertypes import PhaseTypes, type_of
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
@@ -98,7 +99,7 @@ class ScheduleObjects:
         self._name = name
         self._clock = clock
         self._object: VgpuSchedule | None = None
-        self._nodes: dict[NodeName, NodeObject] = {}
+        self._nodes: dict[NodeName, Node] = {}
         """The nodes of the last reading."""
         self._coverage = CoverageReading(client, clock)
         self._vms = NodeVms(client, name)
@@ -133,7 +134,7 @@ class ScheduleObjects:
         }
         renewals = await _of_each(found, self._renewal)
         nodes = {
-            name: node.worker(types.get(name, {}), renewals[name], now_s - self._cordoned_s.get(name, now_s))
+            name: worker_of(node, types.get(name, {}), renewals[name], now_s - self._cordoned_s.get(name, now_s))
             for name, node in found.items()
         }
         placed = await _of_each(nodes, self._read_pods)
@@ -180,7 +181,7 @@ class ScheduleObjects:
         patch = marks_patch(
             action.version, taints, self._name, cordon=action.cordon, taint=action.taint, labels=action.labels
         )
-        await self._client.patch(NODES, action.node, patch, PatchType.MERGE, NodeObject)
+        await self._client.patch(NODES, action.node, patch, PatchType.MERGE, Node)
 
     async def evict(self, pod: NodePod) -> None:
         """Evict a pod; raises RefusedError if a budget forbids it."""
@@ -202,9 +203,9 @@ class ScheduleObjects:
         """Shut down or start a VM, if its state permits that; errors are answers."""
         return await self._vms.change(change)
 
-    async def _read_nodes(self, status: Status) -> tuple[dict[NodeName, NodeObject], Mapping[NodeName, PhaseTypes]]:
+    async def _read_nodes(self, status: Status) -> tuple[dict[NodeName, Node], Mapping[NodeName, PhaseTypes]]:
         """Return the nodes that a phase selects, with their phases, those of the status, and those with a mark."""
-        found, types = dict[NodeName, NodeObject](), dict[NodeName, dict[PhaseName, str | None]]()
+        found, types = dict[NodeName, Node](), dict[NodeName, dict[PhaseName, str | None]]()
         selected = self._object.spec.phases if self._object is not None else ()
         for phase in selected:
             for node in await self._list(selector_text(phase.workers)) if phase.workers is not None else ():
@@ -215,12 +216,12 @@ class ScheduleObjects:
             found.setdefault(NodeName(node.metadata.name), node)
         for name in {worker.node for worker in status.workers} - found.keys():
             try:
-                found[name] = await self._client.get(NODES, name, NodeObject)
+                found[name] = await self._client.get(NODES, name, Node)
             except NotFoundError:
                 continue
         return found, types
 
-    async def _read_config_nodes(self) -> Mapping[PhaseName, Mapping[NodeName, NodeObject]]:
+    async def _read_config_nodes(self) -> Mapping[PhaseName, Mapping[NodeName, Node]]:
         """Return the nodes that phases have vGPU configs for."""
         phases = self._object.config_phases if self._object is not None else ()
         return {
@@ -231,7 +232,7 @@ class ScheduleObjects:
             if phase.nodes is not None
         }
 
-    async def _shared(self, configs: Mapping[PhaseName, Mapping[NodeName, NodeObject]]) -> tuple[Reason, ...]:
+    async def _shared(self, configs: Mapping[PhaseName, Mapping[NodeName, Node]]) -> tuple[Reason, ...]:
         """Return the workers and the nodes with vGPU configs that another schedule has, too."""
         listed = await self._client.list(Collection(self._resource, VgpuSchedule))
         self._schedules = tuple(listed.items)
@@ -240,8 +241,8 @@ class ScheduleObjects:
         nodes = shared_nodes(_selected(listed.items, configured, PhaseSpec.configures), self._name)
         return (*workers.get(self._name, ()), *nodes)
 
-    async def _list(self, selector: str) -> Iterable[NodeObject]:
-        return (await self._client.list(Collection(NODES, NodeObject, labelled=selector))).items
+    async def _list(self, selector: str) -> Iterable[Node]:
+        return (await self._client.list(Collection(NODES, Node, labelled=selector))).items
 
     async def _renewal(self, name: NodeName) -> str | None:
         try:
@@ -250,8 +251,8 @@ class ScheduleObjects:
             return None
 
     async def _read_pods(self, name: NodeName) -> tuple[NodePod, ...]:
-        listed = await self._client.list(Collection(ALL_PODS, PodObject, on_node=name))
-        return tuple(pod.node_pod for pod in listed.items)
+        listed = await self._client.list(Collection(ALL_PODS, WholePod, on_node=name))
+        return tuple(node_pod(pod) for pod in listed.items)
 
 
 async def _of_each(names: Iterable[NodeName], read: Callable[[NodeName], Awaitable[T]]) -> dict[NodeName, T]:
@@ -268,7 +269,7 @@ async def _of_each(names: Iterable[NodeName], read: Callable[[NodeName], Awaitab
 
 def _selected(
     schedules: Iterable[VgpuSchedule],
-    nodes: Mapping[NodeName, NodeObject],
+    nodes: Mapping[NodeName, Node],
     selects: Callable[[PhaseSpec, Mapping[str, str]], bool],
 ) -> Mapping[str, frozenset[NodeName]]:
     """Return those of the nodes that a phase of each schedule selects."""

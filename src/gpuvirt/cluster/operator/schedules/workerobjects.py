@@ -1,7 +1,6 @@
-"""Workers' objects as they are read: nodes with taints, their Leases, pods with owners and volumes, VolumeAttachments.
+"""Workers' objects as a schedule sees them: marks of nodes, their Leases, pods to drain, VolumeAttachments.
 
-Source: Kubernetes' API reference, core/v1, storage/v1, coordination.k8s.io/v1; the annotation of mirror pods is
-kubernetes.io/config.mirror (pkg/kubelet/types).
+Source: Kubernetes' API reference, storage/v1, coordination.k8s.io/v1.
 """
 
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gpuvirt.cluster.kinds.core import ENDED, Condition
+from gpuvirt.cluster.kinds.core import ENDED, STATIC_POD, Node, WholePod
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.schedules import spec
@@ -19,77 +18,58 @@ from gpuvirt.model.schedules.spec import PhaseName
 CORDONED_BY = spec.CORDONED_BY
 ANNOUNCED = "gpuvirt.io/leaves-soon"
 """The taint (PreferNoSchedule) of a node whose phase ends soon."""
-STATIC_POD = "kubernetes.io/config.mirror"
 LEASES = Resource("leases", "coordination.k8s.io", "v1", "kube-node-lease")
 ATTACHMENTS = Resource("volumeattachments", "storage.k8s.io")
 ALL_PODS = Resource("pods")
 
 
-class WholeTaint(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A taint with all its fields, since taints are written as a whole list."""
-
-    key: str
-    effect: str
-    value: str = ""
-    time_added: str = ""
+def cordoned_by(node: Node) -> str:
+    """Return the schedule that has cordoned a node; empty if none has."""
+    return node.metadata.labels.get(CORDONED_BY, "")
 
 
-class _Spec(msgspec.Struct, frozen=True, rename="camel"):
-    provider_id: str = msgspec.field(name="providerID", default="")
-    unschedulable: bool = False
-    taints: tuple[WholeTaint, ...] = ()
+def is_announced(node: Node) -> bool:
+    """Return whether a node has the taint of workers that leave soon."""
+    return any(taint.key == ANNOUNCED for taint in node.spec.taints)
 
 
-class _Info(msgspec.Struct, frozen=True):
-    system_uuid: str = msgspec.field(name="systemUUID", default="")
+def worker_of(
+    node: Node, types: Mapping[PhaseName, str | None], renewal: str | None, cordoned_for_s: float
+) -> WorkerNode:
+    """Return a node as a worker. `types` has its phases, each with the vGPU type that a profile gives it."""
+    return WorkerNode(
+        NodeName(node.metadata.name),
+        node.metadata.uid,
+        node.metadata.resource_version,
+        frozenset(types),
+        node.spec.provider_id,
+        node.status.node_info.system_uuid.lower(),
+        node.spec.unschedulable,
+        cordoned_by(node),
+        is_announced(node),
+        node.is_ready,
+        renewal,
+        _time(renewal),
+        cordoned_for_s,
+        {phase: vgpu_type for phase, vgpu_type in types.items() if vgpu_type is not None},
+        node.metadata.labels,
+    )
 
 
-class _Status(msgspec.Struct, frozen=True, rename="camel"):
-    conditions: tuple[Condition, ...] = ()
-    node_info: _Info = _Info()
-
-
-class NodeObject(msgspec.Struct, frozen=True):
-    """A Node."""
-
-    metadata: Metadata
-    spec: _Spec = _Spec()
-    status: _Status = _Status()
-
-    @property
-    def cordoned_by(self) -> str:
-        """The schedule that has cordoned the node; empty if none has."""
-        return self.metadata.labels.get(CORDONED_BY, "")
-
-    @property
-    def is_announced(self) -> bool:
-        """Whether the node has the taint of workers that leave soon."""
-        return any(taint.key == ANNOUNCED for taint in self.spec.taints)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the condition Ready is True."""
-        return any(condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions)
-
-    def worker(self, types: Mapping[PhaseName, str | None], renewal: str | None, cordoned_for_s: float) -> WorkerNode:
-        """Return the node as a worker. `types` has its phases, each with the vGPU type that a profile gives it."""
-        return WorkerNode(
-            NodeName(self.metadata.name),
-            self.metadata.uid,
-            self.metadata.resource_version,
-            frozenset(types),
-            self.spec.provider_id,
-            self.status.node_info.system_uuid.lower(),
-            self.spec.unschedulable,
-            self.cordoned_by,
-            self.is_announced,
-            self.is_ready,
-            renewal,
-            _time(renewal),
-            cordoned_for_s,
-            {phase: vgpu_type for phase, vgpu_type in types.items() if vgpu_type is not None},
-            self.metadata.labels,
-        )
+def node_pod(pod: WholePod) -> NodePod:
+    """Return a pod as a drain sees it."""
+    metadata = pod.metadata
+    return NodePod(
+        PodUid(metadata.uid),
+        metadata.namespace,
+        metadata.name,
+        bool(metadata.deletion_timestamp),
+        pod.status.phase in ENDED,
+        metadata.controller is not None and metadata.controller.kind == "DaemonSet",
+        STATIC_POD in metadata.annotations,
+        metadata.controller is None,
+        any(volume.empty_dir is not None for volume in pod.spec.volumes),
+    )
 
 
 class _LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -101,57 +81,6 @@ class LeaseObject(msgspec.Struct, frozen=True):
 
     metadata: Metadata
     spec: _LeaseSpec = _LeaseSpec()
-
-
-class _Owner(msgspec.Struct, frozen=True):
-    kind: str = ""
-    controller: bool = False
-
-
-class _PodMetadata(Metadata, frozen=True, rename="camel"):
-    owner_references: tuple[_Owner, ...] = ()
-
-
-class _EmptyDir(msgspec.Struct, frozen=True):
-    """Its fields do not count."""
-
-
-class _Volume(msgspec.Struct, frozen=True, rename="camel"):
-    empty_dir: _EmptyDir | None = None
-
-
-class _PodSpec(msgspec.Struct, frozen=True, rename="camel"):
-    node_name: str = ""
-    volumes: tuple[_Volume, ...] = ()
-
-
-class _PodStatus(msgspec.Struct, frozen=True):
-    phase: str = ""
-
-
-class PodObject(msgspec.Struct, frozen=True):
-    """A pod."""
-
-    metadata: _PodMetadata
-    spec: _PodSpec = _PodSpec()
-    status: _PodStatus = _PodStatus()
-
-    @property
-    def node_pod(self) -> NodePod:
-        """The pod as a drain sees it."""
-        metadata = self.metadata
-        owner = next((owner for owner in metadata.owner_references if owner.controller), None)
-        return NodePod(
-            PodUid(metadata.uid),
-            metadata.namespace,
-            metadata.name,
-            bool(metadata.deletion_timestamp),
-            self.status.phase in ENDED,
-            owner is not None and owner.kind == "DaemonSet",
-            STATIC_POD in metadata.annotations,
-            owner is None,
-            any(volume.empty_dir is not None for volume in self.spec.volumes),
-        )
 
 
 class _AttachmentSpec(msgspec.Struct, frozen=True, rename="camel"):

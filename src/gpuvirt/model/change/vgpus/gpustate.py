@@ -69,8 +69,8 @@ class GpuState:
     smi: SmiReport | None = None
     """The report of nvidia-smi; None if it has not been run."""
     namespace: uuid.UUID = NAMESPACE
-    known_types: tuple[VgpuType, ...] = field(init=False, compare=False, repr=False)
-    """The types that the host or nvidia-smi has named; several conclusions for each GPU need them."""
+    known_types: tuple[VgpuType, ...] = ()
+    """The types that the host or nvidia-smi has named; several conclusions for each GPU need them. Derived."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "known_types", _known_types(self.host, self.smi))

@@ -24,6 +24,7 @@ RUST_READS: Version = (1, 1, 0)
 """The same of the runtime in Rust."""
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 WHY = "Kata reads all specs before it starts a pod with devices, and fails at the first that it can't use"
+EXPECTED = "expected JSON or YAML without aliases, with cdiVersion, kind (vendor/class) and devices, each with a name"
 
 
 def kata_cdi_specs(evidence: Evidence) -> Iterator[Finding]:
@@ -57,7 +58,7 @@ def _invalid(file: Attribute, runtimes: Sequence[KataRuntime]) -> Finding:
         FindingCode.KATA_CDI_SPEC,
         "a CDI spec",
         f"is not valid, so that {_names(runtimes)} starts no pod with devices",
-        (Seen(file.path, "expected JSON or YAML with cdiVersion, kind (vendor/class) and devices, each with a name"),),
+        (Seen(file.path, EXPECTED),),
         why=WHY,
         fix=(f"mend or delete {file.path}; the program that wrote it writes it again",),
     )

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.model.doctor.vms.vmshares import SharesSeen
@@ -223,8 +225,7 @@ class NodeSeen:
     gpu_node: GpuNodeSeen | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VmEvidence:
+class VmEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The objects that the explanation of a VM, a VMI or a pod uses."""
 
     target: ObjectRef
@@ -240,9 +241,9 @@ class VmEvidence:
     """All pods of the cluster that have not ended."""
     stopped: AwayWorker | None = None
     """Why the VM is off, if a VgpuSchedule is the cause."""
-    away: Mapping[NodeName, AwayWorker] = field(default_factory=dict)
+    away: Mapping[NodeName, AwayWorker] = msgspec.field(default_factory=dict)
     """The nodes that get no pods because of a VgpuSchedule."""
-    phases: Mapping[NodeName, tuple[NodePhase, ...]] = field(default_factory=dict)
+    phases: Mapping[NodeName, tuple[NodePhase, ...]] = msgspec.field(default_factory=dict)
     """The phases of VgpuSchedules that have a vGPU config for a node."""
     shares: SharesSeen | None = None
     """The shared GPUs, where the pod requests units of them and they could be read."""

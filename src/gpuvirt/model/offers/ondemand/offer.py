@@ -1,9 +1,11 @@
 """What GPUs in mode `on-demand` offer: for each type of vGPU the ids of pods' vGPUs, and ids of those that still fit.
 
 An idle GPU counts one vGPU of each type. The first one decides what else fits: then the GPU counts as many of its type
-as it could still carry, and none of the others. The counts of all GPUs are added up, since an id names no GPU.
+as it could still carry, and none of the others. The counts of all GPUs are added up, since an id names no GPU. A
+resource has the number of a type (`tencent.com/vgpu-492`), or NVIDIA's name of the type.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,20 +13,49 @@ from operator import is_
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import VgpuHost
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id, number_of, on_demand_id
 from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.vgpuplanning import no_host
-from gpuvirt.model.desired.settings import IdleCount, OnDemandSettings
+from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.health import function_symptoms
 from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
-from gpuvirt.model.offers.ondemand.naming import is_offered, resource_of, type_numbers
 from gpuvirt.model.offers.ondemand.podends import Replacements
 from gpuvirt.model.reasons import Reason, notoffered, refusals
+from gpuvirt.model.vgputypes.profiles import profile_name
+
+_NUMBER = re.compile(r"(?:nvidia-)?([0-9]{1,9})")
+"""The host's ids of types: `nvidia-492` (mdev), `1428` (vendor VFIO)."""
+
+
+def resource_of(
+    settings: OnDemandSettings, naming: Naming, vendor: int, numbers: Mapping[VgpuType, str], vgpu_type: VgpuType
+) -> ResourceName:
+    """Return the resource of a type; a type without a number gets its name."""
+    if settings.names is OnDemandNames.NUMBER and (number := numbers.get(vgpu_type)) is not None:
+        return ResourceName(f"{settings.prefix}{number}")
+    return naming.of_type(vendor, vgpu_type).resource
+
+
+def type_numbers(hosts: Iterable[VgpuHost]) -> Mapping[VgpuType, str]:
+    """Return the numbers of types, by the hosts' ids of them."""
+    found: dict[VgpuType, str] = {}
+    for host in hosts:
+        named = ((type_id, vgpu_type) for vgpu_type, type_id in host.type_ids.items())
+        for type_id, vgpu_type in (*named, *host.type_names.items()):
+            if number := _NUMBER.fullmatch(type_id):
+                found.setdefault(vgpu_type, number[1])
+    return found
+
+
+def is_offered(settings: OnDemandSettings, vgpu_type: VgpuType) -> bool:
+    """Return whether the settings offer a type: `A10-4Q` and `NVIDIA A10-4Q` name the same one."""
+    return not settings.types or bool({vgpu_type, profile_name(vgpu_type)} & set(settings.types))
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,11 +87,11 @@ def choose(pod: PodOnNode, node: NodeSharing, records: ShareRecords, others: Ite
     if pod.desired is not None and _fits(pod.desired.used, books.free):
         return pod.desired
     policy = pod.policy or node.policy
-    reserved = records.books(node.capacity, but=(pod.uid,))
+    reserved = books
     for other in others:
         awaited = other.uid != pod.uid and other.uid not in records.pods and not other.ended
         if awaited and other.desired is not None:
-            reserved.put(other.uid, other.desired.used, other.demand.total)
+            reserved = reserved.with_pod(other.uid, other.desired.used, other.demand.total)
     for free in (reserved.free, books.free):
         if (found := place(pod.demand, free, policy, node.whole)) is not None:
             return found

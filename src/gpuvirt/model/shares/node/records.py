@@ -96,12 +96,8 @@ class ShareRecords(msgspec.Struct, frozen=True):
     def books(self, capacity: Shares, but: Iterable[PodUid] = ()) -> NodeBooks:
         """Return the node's books: what the GPUs have left beside all pods but these."""
         left_out = set(but)
-        books = NodeBooks()
-        for uid, pod in self.pods.items():
-            if uid not in left_out:
-                books.put(uid, pod.placement.used, pod.demand.total)
-        books.set_capacity(capacity)
-        return books
+        used = {uid: pod.placement.used for uid, pod in self.pods.items() if uid not in left_out}
+        return NodeBooks(pods=used).with_capacity(capacity)
 
     def used_beside(self, capacity: Shares) -> Units:
         """Return the units that pods have of GPUs that are not shared any more: unhealthy or withheld ones."""

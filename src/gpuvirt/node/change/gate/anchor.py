@@ -2,7 +2,8 @@
 
 A gate's files can be deleted while a change has locked them. The change finds that before its next step, but another
 one could lock new files meanwhile. All processes that change GPUs see the host's `/dev`, in which `/dev/null` is one
-file for all of them, and stays. A lock writes nothing. It belongs to the open file, which a change's children inherit.
+file for all of them, and stays. A lock writes nothing. It belongs to the open file, which a change's children inherit
+(decision 211).
 """
 
 import errno
@@ -35,6 +36,7 @@ class Anchor:
         stack.callback(os.close, fd)
         for slot in slots:
             try:
+                # F_SETLK would end with any other descriptor of the file that this process closes.
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _byte_of(slot), 1, 0))
             except OSError as error:
                 if error.errno not in {errno.EAGAIN, errno.EACCES}:

@@ -2,20 +2,22 @@
 
 Each gate has two locks and a record, in a folder that is deleted at boot. The child processes of a change inherit the
 lock on `SLOT.lock` and keep it for as long as the kernel blocks them. The lock on `SLOT.owner` ends with the process
-that makes the change. `SLOT.json` is the record; only the process with the lock writes it. `SLOT.lock` has a line for
-each allocation. Allocate writes the line before it answers, since the kubelet's accounts show the allocation only
-later.
+that makes the change (decision 123). `SLOT.json` is the record; only the process with the lock writes it. `SLOT.lock`
+has a line for each allocation. Allocate writes the line before it answers, since the kubelet's accounts show the
+allocation only later.
 """
 
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from time import monotonic  # noqa: TID251  the lines of allocations carry it, since processes share it
 from types import MappingProxyType
+
+import msgspec
 
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason
@@ -45,11 +47,11 @@ MOST_TRIES = 5
 class Gate(GateFiles):
     """The gates of one host, with the locks that this process has."""
 
-    lent: LentLocks = field(default_factory=LentLocks)
+    lent: LentLocks = msgspec.field(default_factory=LentLocks)
     """The locks of slots that changes of this process have, which creations of vGPUs borrow."""
-    draining: dict[str, int] = field(default_factory=dict)
+    draining: dict[str, int] = msgspec.field(default_factory=dict)
     """The slots that this process drains, with the open descriptor of `SLOT.owner`."""
-    lines: AllocationLines = field(default_factory=AllocationLines)
+    lines: AllocationLines = msgspec.field(default_factory=AllocationLines)
     """Adds the lines of this process's allocations to the files of the locks."""
 
     @contextmanager

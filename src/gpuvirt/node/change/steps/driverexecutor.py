@@ -3,7 +3,8 @@
 VFIO devices are leased and NVIDIA's driver is locked before the first step. For every other native driver the step
 itself walks through all processes, since modprobe and other unbinds take seconds. The kernel may block every step, so
 they run in the serial worker of the plan's unit. After each step the result is verified: the kernel reports success for
-a probe after which no driver is bound to the function.
+a probe after which no driver is bound to the function. A step that returns a function to its native driver can be
+repeated after a crash.
 """
 
 import contextlib
@@ -11,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import PciAddress, slot_of
-from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.sysfs import device_path
+from gpuvirt.facts.pci import VFIO_DRIVERS, PciFunction, Unread
+from gpuvirt.facts.sysfs import PCI_DRIVERS, device_path
+from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof, UnprovenError
 from gpuvirt.hardware.access.tools import ToolError, Tools
-from gpuvirt.hardware.functions import binding, modules
+from gpuvirt.hardware.functions import binding, iommu, modules
 from gpuvirt.hardware.usage.users import cdevs_of
 from gpuvirt.model.change.plan import DriverPlan, Scope, StepScope
 from gpuvirt.model.change.steps import (
@@ -29,10 +31,92 @@ from gpuvirt.model.change.steps import (
     Unbind,
     Unlock,
 )
-from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.node.change.steps import driversteps, proving
+from gpuvirt.model.reasons import Reason, Seen, nativerefusals, refusals
+from gpuvirt.node.change.steps import proving
 from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.change.steps.leasing import Claim, Prove, RefusedError, leased, what_failed
+from gpuvirt.node.change.steps.proving import unbind_lock
+
+NO_OVERRIDE = b"\n"
+"""The content that clears an override. The kernel ignores an empty write."""
+UNSET = "(null)"
+"""The kernel's text for a driver_override that is not set."""
+NO_DEVICE = "No such device"
+"""The error text of modprobe for a module that finds no free device (ENODEV), such as NVIDIA's."""
+
+
+def load(kernel: Kernel, tools: Tools, step: LoadModule) -> None:
+    """Load a driver's module; raise ToolError, or RefusedError if the driver is not registered afterwards."""
+    try:
+        tools.modprobe(step.driver)
+    except ToolError as error:
+        # nvidia.ko is not loaded without a GPU that it can have, and all are on VFIO drivers yet (decision 121).
+        if step.may_need_device and NO_DEVICE in error.output:
+            return
+        raise
+    desired = step.provides or (step.driver,)
+    if not any(modules.loaded_as(kernel, driver) for driver in desired):
+        missing = (Seen.absent(f"{PCI_DRIVERS}/{driver}") for driver in desired)
+        raise RefusedError(refusals.failed(step.text, step.driver, *missing))
+
+
+def clear_override(kernel: Kernel, step: ClearOverride) -> None:
+    """Clear gpuvirt's own driver override. An override of another program stays, and may stop the change."""
+    path = device_path(step.address, "driver_override")
+    found = attributes.text(kernel, path)
+    if found in step.ours:
+        kernel.write(path, NO_OVERRIDE)
+    elif found is not None and not isinstance(found, str):
+        raise RefusedError(refusals.unread(step.address, found))
+    elif found not in {None, "", UNSET, *step.desired} and step.required:
+        raise RefusedError(nativerefusals.foreign_override(step.address, str(found)))
+
+
+def unlock(kernel: Kernel, step: Unlock) -> None:
+    """Let NVIDIA's driver accept clients again."""
+    lock = unbind_lock(step.address)
+    if attributes.text(kernel, lock) == "1":
+        kernel.write(lock, b"0")
+
+
+def give_back(kernel: Kernel, tools: Tools, step: Return, prove: Prove) -> None:
+    """Bind a function to a native driver. `prove` makes the proof that it has no driver.
+
+    The function is bound by the driver's name: in a probe, a VFIO driver with a dynamic id for the function would win
+    (decision 120).
+    """
+    if modules.driver_of(kernel, step.address) is not None:  # a module that was just loaded has bound it
+        return _expect_native(kernel, step)
+    if step.drivers and not any(modules.loaded_as(kernel, driver) for driver in step.drivers):
+        tools.modprobe(step.drivers[0])  # before, there was no free device (decision 121)
+    loaded = [name for driver in step.drivers for name in modules.loaded_as(kernel, driver)]
+    if modules.driver_of(kernel, step.address) is None and not any(
+        _binds(kernel, step, name, prove) for name in loaded
+    ):
+        binding.probe(kernel, step.address, prove())
+    return _expect_native(kernel, step)
+
+
+def _binds(kernel: Kernel, step: Return, driver: str, prove: Prove) -> bool:
+    """Bind a function to a driver; return whether that worked. The kernel does not report all failures."""
+    proof = prove()
+    try:
+        binding.bind(kernel, step.address, driver, proof)
+    except OSError:
+        return False
+    return modules.driver_of(kernel, step.address) is not None
+
+
+def _expect_native(kernel: Kernel, step: Return) -> None:
+    found, vfio = modules.driver_of(kernel, step.address), iommu.read_cdevs(kernel, device_path(step.address))
+    if isinstance(vfio, Unread):
+        raise RefusedError(refusals.unread(step.address, vfio))
+    if isinstance(found, str) and (found in VFIO_DRIVERS or (vfio and found != "nvidia")):
+        raise RefusedError(nativerefusals.taken_by_vfio(step.text, step.address, found))
+    if found is None and step.required:
+        raise RefusedError(nativerefusals.not_taken(step.text, step.address))
+    if found is not None and not isinstance(found, str):
+        raise RefusedError(refusals.unread(step.address, found))
 
 
 def execute(
@@ -111,13 +195,13 @@ class _Taking:
     def _take(self, step: DriverStep) -> None:
         match step:
             case LoadModule():
-                driversteps.load(self.kernel, self.tools, step)
+                load(self.kernel, self.tools, step)
             case ClearOverride():
-                driversteps.clear_override(self.kernel, step)
+                clear_override(self.kernel, step)
             case Unlock():
-                driversteps.unlock(self.kernel, step)
+                unlock(self.kernel, step)
             case Return(address):
-                driversteps.give_back(self.kernel, self.tools, step, lambda: self._prove_driverless(step, address))
+                give_back(self.kernel, self.tools, step, lambda: self._prove_driverless(step, address))
             case Override(address, driver):
                 desired = (modules.has_driver(self.kernel, driver) or driver).encode()
                 self.kernel.write(device_path(address, "driver_override"), desired)

@@ -38,6 +38,7 @@ def walked(
     `answered`: NVIDIA's driver answers for NVIDIA's own services, since NVIDIA's tool takes the step. `forcible`:
     whether the reason names `--force`.
     """
+    # A program may map a device and close its descriptor: mappings cost as much again, so scans leave them out (193).
     found = read_native_users(kernel, functions, mapped=True)
     if isinstance(found, Unread):
         raise RefusedError(refusals.users_unseen(min(functions), Seen(found.path, found.detail)))
@@ -72,7 +73,8 @@ def driverless(
     """Prove that a function has no driver, that no unbind of it is under way, and that no process has one of its VFs.
 
     The link to the driver goes before the kernel waits for the device's users. `unbound_here`: this change has unbound
-    the function and the unbind has returned, so none is under way. A native driver may reset the VFs of its function.
+    the function and the unbind has returned, so none is under way. A native driver may reset the VFs of its function
+    (decision 241).
     """
     function = functions[address]
     vfs = [_read_function(functions, vf) for vf in function.virtfns]
@@ -141,6 +143,7 @@ def locked(kernel: Kernel, address: PciAddress) -> Iterator[Proof | None]:
             raise RefusedError(refusals.failed("lock", address, what_failed(error))) from error
         yield None
         return
+    # While a client has the GPU open, the driver leaves 0, and reports no error.
     if attributes.text(kernel, lock) != "1":
         clients = read_native_users(kernel, [address])
         known = () if isinstance(clients, Unread) else clients.get(address, ())  # unknown: refused anyway

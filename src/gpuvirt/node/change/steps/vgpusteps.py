@@ -32,7 +32,7 @@ from gpuvirt.model.change.steps import (
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
-from gpuvirt.node.change.site import ReportStep, Site
+from gpuvirt.node.change.changehost import ChangeHost, ReportStep
 from gpuvirt.node.change.steps import proving
 from gpuvirt.node.change.steps.changerecord import recorded_unbind
 from gpuvirt.node.change.steps.changes import Change
@@ -80,7 +80,9 @@ class Run:
             yield
 
 
-def take_all(site: Site, inventory: Inventory, gpu_state: GpuState | None, plan: VgpuPlan, run: Run) -> None:
+def take_all(
+    change_host: ChangeHost, inventory: Inventory, gpu_state: GpuState | None, plan: VgpuPlan, run: Run
+) -> None:
     """Take all steps of a plan; raise RefusedError at the first step that can't be taken or has no effect.
 
     If some of the vGPUs to remove turn out to be in use, the others are removed first, then VgpusInUseError is raised.
@@ -96,7 +98,7 @@ def take_all(site: Site, inventory: Inventory, gpu_state: GpuState | None, plan:
             break
         try:
             with run.step(scope, step):
-                _take(site, inventory, gpu_state, step)
+                _take(change_host, inventory, gpu_state, step)
         except InUseError as error:
             if isinstance(step, SetScheduler):
                 raise SchedulerRefusedError(error.reason) from error
@@ -131,32 +133,32 @@ def _scope(inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep, gpu
             return StepScope(asked)
 
 
-def _take(site: Site, inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> None:
+def _take(change_host: ChangeHost, inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> None:
     match step:
         case EnableVfs(gpu):
-            _switch_vfs(site, inventory, sriov.switch_on(site.kernel, gpu))
+            _switch_vfs(change_host, inventory, sriov.switch_on(change_host.kernel, gpu))
         case DisableVfs(gpu):
-            verify_vfs_removable(site.kernel, inventory, gpu)
-            _verify_empty(site.kernel, gpu)
-            _switch_vfs(site, inventory, sriov.switch_off(site.kernel, gpu))
+            verify_vfs_removable(change_host.kernel, inventory, gpu)
+            _verify_empty(change_host.kernel, gpu)
+            _switch_vfs(change_host, inventory, sriov.switch_off(change_host.kernel, gpu))
         case RemoveVgpu(vgpu):
             if gpu_state is not None:
-                _remove(site.kernel, inventory, gpu_state.host, vgpu)
+                _remove(change_host.kernel, inventory, gpu_state.host, vgpu)
         case CreateVgpu(vgpu, vgpu_type, parent):
             if gpu_state is not None:
-                _create(site.kernel, gpu_state.host, parent, vgpu_type, vgpu)
+                _create(change_host.kernel, gpu_state.host, parent, vgpu_type, vgpu)
         case SetMixedSizes() | SetMigMode() | DestroyInstance() | CreateInstance() | SetScheduler():
-            _run_nvidia_smi(site, inventory, gpu_state, step)
+            _run_nvidia_smi(change_host, inventory, gpu_state, step)
 
 
 def _run_nvidia_smi(
-    site: Site,
+    change_host: ChangeHost,
     inventory: Inventory,
     gpu_state: GpuState | None,
     step: SetMixedSizes | SetMigMode | DestroyInstance | CreateInstance | SetScheduler,
 ) -> None:
     """Take a step that nvidia-smi takes."""
-    kernel, tools = site.kernel, site.tools
+    kernel, tools = change_host.kernel, change_host.tools
     match step:
         case SetMixedSizes(gpu, on):
             _verify_empty(kernel, gpu)
@@ -221,7 +223,7 @@ def _live(kernel: Kernel, gpu: PciAddress) -> set[VgpuId]:
     return {vgpu.id for vgpu in host.live} if host is not None else set()
 
 
-def _switch_vfs(site: Site, inventory: Inventory, switch: sriov.VfSwitch) -> None:
+def _switch_vfs(change_host: ChangeHost, inventory: Inventory, switch: sriov.VfSwitch) -> None:
     """Switch the VFs of a GPU, and verify before that no process uses the GPU or one of them.
 
     NVIDIA's `sriov-manage` takes the GPU from its driver for a moment.
@@ -229,9 +231,9 @@ def _switch_vfs(site: Site, inventory: Inventory, switch: sriov.VfSwitch) -> Non
     gpu = switch.gpu
     answered = switch.by_nvidia and inventory.facts.functions[gpu].driver == proving.NVIDIA_DRIVER
     functions = (gpu, *inventory.facts.functions[gpu].virtfns)
-    with recorded_unbind(site.kernel, site.original_drivers, gpu, inventory.facts.platform.boot_id):
-        proof = proving.walked(site.kernel, functions, answered=answered)
-        sriov.switch_vfs(site.kernel, site.tools, switch, proof)
+    with recorded_unbind(change_host.kernel, change_host.original_drivers, gpu, inventory.facts.platform.boot_id):
+        proof = proving.walked(change_host.kernel, functions, answered=answered)
+        sriov.switch_vfs(change_host.kernel, change_host.tools, switch, proof)
 
 
 def verify_vfs_removable(kernel: Kernel, inventory: Inventory, gpu: PciAddress) -> None:

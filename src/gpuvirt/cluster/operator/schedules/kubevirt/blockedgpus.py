@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuvirt.cluster.kinds.gpunode import READY, GpuNode
+from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.cluster.plans.nodeplan import GpuPlan, plan_node
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.allocation.launcherpods import user_text
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.inventory.inventory import Mode
@@ -37,11 +38,9 @@ def waiting_gpus(node: ConfiguredNode, origin: str, gpu_node: GpuNode, configs: 
     plan = plan_node(gpu_node, spec.mode, ConfigName(node.vgpu_config, source), configs.configs)
     if plan.problem is not None or plan.unknown:
         return ()
-    vms = {name for gpu in status.gpus for vgpu in gpu.vgpus for name in vgpu.virtual_machines}
+    reported = {gpu.address: gpu for gpu in status.gpus}
     return tuple(
-        WaitingGpu(
-            node.node, gpu.address, tuple(name for name in gpu.in_the_way if name not in vms), tuple(_obstacles(gpu))
-        )
+        WaitingGpu(node.node, gpu.address, tuple(_users(gpu, reported[gpu.address])), tuple(_obstacles(gpu)))
         for gpu in plan.gpus
         if gpu.in_the_way
     )
@@ -58,6 +57,12 @@ def is_waiting(gpu_node: GpuNode, config: str, origin: str) -> bool:
         return False
     ready = next((condition for condition in status.conditions if condition.type == READY), None)
     return ready is not None and ready.status == "False" and ready.reason == ReasonCode.VGPU_IN_USE
+
+
+def _users(plan: GpuPlan, gpu: Gpu) -> Iterator[str]:
+    """Yield the pods and processes that the plan names; VMs by their pods, whose owners are read."""
+    users = dict.fromkeys((*gpu.users, *(user for vgpu in gpu.vgpus for user in vgpu.users)))
+    yield from (user for user in users if user_text(user) in plan.in_the_way)
 
 
 def _obstacles(gpu: GpuPlan) -> Iterator[str]:

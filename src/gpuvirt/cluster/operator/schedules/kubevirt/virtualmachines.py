@@ -5,8 +5,8 @@ Source: KubeVirt's API `kubevirt.io/v1` (staging/src/kubevirt.io/api/core/v1/typ
 
 import msgspec
 
-from gpuvirt.cluster.kinds.core import Condition
-from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.cluster.kinds.core import Condition, OwnedMetadata
+from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.schedules.spec import SAVED_STRATEGY
 
 GROUP = "kubevirt.io"
@@ -14,32 +14,6 @@ RUNNING = "running"
 DEFAULT_GRACE_S = 30
 """How long a guest has to shut down without `terminationGracePeriodSeconds` (DefaultGracePeriodSeconds)."""
 FINAL = frozenset({"Succeeded", "Failed"})
-
-
-class Owner(msgspec.Struct, frozen=True, rename="camel"):
-    """An owner of an object."""
-
-    api_version: str = ""
-    kind: str = ""
-    uid: str = ""
-    controller: bool = False
-
-
-class OwnedMetadata(Metadata, frozen=True, rename="camel"):
-    """The metadata of an object with its owners."""
-
-    owner_references: tuple[Owner, ...] = ()
-
-    @property
-    def controller(self) -> Owner | None:
-        """The owner that controls the object; None if there is none."""
-        return next((owner for owner in self.owner_references if owner.controller), None)
-
-    def controller_uid(self, kind: str) -> str:
-        """Return the uid of the controller if it is one of KubeVirt's objects of this kind; else an empty text."""
-        owner = self.controller
-        is_one = owner is not None and owner.kind == kind and owner.api_version.startswith(f"{GROUP}/")
-        return owner.uid if owner is not None and is_one else ""
 
 
 class Firmware(msgspec.Struct, frozen=True):
@@ -157,6 +131,13 @@ class Vm(msgspec.Struct, frozen=True):
     def saved(self) -> str:
         """The runStrategy that a schedule has replaced by Halted; empty if none has."""
         return self.metadata.annotations.get(SAVED_STRATEGY, "")
+
+
+def controller_uid(metadata: OwnedMetadata, kind: str) -> str:
+    """Return the uid of an object's controller if it is one of KubeVirt's objects of this kind; else an empty text."""
+    owner = metadata.controller
+    is_one = owner is not None and owner.kind == kind and owner.api_version.startswith(f"{GROUP}/")
+    return owner.uid if owner is not None and is_one else ""
 
 
 def virtual_machines(namespace: str) -> Resource:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.hardware.access.kernel import Kernel
@@ -28,8 +30,7 @@ Children = Callable[[Sequence[int]], AbstractContextManager[tuple[Kernel, Tools]
 """Starts the child process of a change, which keeps these descriptors open; gives the kernel and tools that use it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class ChangeHost(msgspec.Struct, frozen=True):
     """The host, real or simulated, and the files with the records of its changes."""
 
     kernel: Kernel
@@ -62,10 +63,10 @@ class Site:
         return own.with_tenants_of(others)
 
 
-def site_of(kernel: Kernel, roots: HostRoots, kubelet: KubeletPaths, driver: Path | None = None) -> Site:
+def change_host_of(kernel: Kernel, roots: HostRoots, kubelet: KubeletPaths, driver: Path | None = None) -> ChangeHost:
     """Return a real host; `driver` is the path of the driver container's root folder."""
     tools = HostTools(roots.system, driver or roots.run / "nvidia/driver")
-    return Site(
+    return ChangeHost(
         kernel,
         tools,
         roots.local(originaldrivers.FILE),
@@ -77,22 +78,24 @@ def site_of(kernel: Kernel, roots: HostRoots, kubelet: KubeletPaths, driver: Pat
 
 
 @contextmanager
-def changing(site: Site, unit: UnitId, first: Inventory, readings: Read) -> Iterator[tuple[Site, Pass]]:
+def changing(
+    change_host: ChangeHost, unit: UnitId, first: Inventory, readings: Read
+) -> Iterator[tuple[ChangeHost, Pass]]:
     """Take the gates of a unit for a change that writes by a child process; raise UnitBusyError.
 
-    `first` is an earlier inventory of the host. The context gives the site that makes the change, and the pass through
-    the gates.
+    `first` is an earlier inventory of the host. The context gives the host to which the change writes, and
+    the pass through the gates.
     """
     with ExitStack() as stack:
-        passed = stack.enter_context(site.gates.change(unit, lambda: _slots(site, unit, first), readings))
-        if site.children is not None:
-            kernel, tools = stack.enter_context(site.children(passed.locks))
-            site = replace(site, kernel=kernel, tools=tools)
-        yield site, passed
+        passed = stack.enter_context(change_host.gates.change(unit, lambda: _slots(change_host, unit, first), readings))
+        if change_host.children is not None:
+            kernel, tools = stack.enter_context(change_host.children(passed.locks))
+            change_host = replace(change_host, kernel=kernel, tools=tools)
+        yield change_host, passed
 
 
-def _slots(site: Site, unit: UnitId, first: Inventory) -> Slots:
+def _slots(change_host: ChangeHost, unit: UnitId, first: Inventory) -> Slots:
     """Return the present slots of a unit. A unit that is gone has the slot of the address in its name."""
     members = first.units.get(unit)
-    functions = scan_functions(site.kernel, first.facts, frozenset(members) if members is not None else None)
+    functions = scan_functions(change_host.kernel, first.facts, frozenset(members) if members is not None else None)
     return slots_of(functions, units_of(functions).get(unit, members or (PciAddress(unit),)))

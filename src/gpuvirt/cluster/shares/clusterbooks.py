@@ -1,0 +1,54 @@
+"""What GPUs of each node have left: kept by events, so that a question costs what its own nodes cost."""
+
+from collections.abc import Mapping
+
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.shares.books import NodeBooks, NodeRow, row_of
+from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.placement import Shares
+
+_EMPTY = NodeBooks()
+
+
+class ClusterBooks:
+    """The shares of a cluster's nodes."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[NodeName, NodeBooks] = {}
+        self._rows: dict[NodeName, NodeRow] = {}
+
+    @property
+    def nodes(self) -> Mapping[NodeName, NodeBooks]:
+        """The books of all nodes with units."""
+        return self._nodes
+
+    @property
+    def rows(self) -> Mapping[NodeName, NodeRow]:
+        """The rows of all nodes with units."""
+        return self._rows
+
+    def node(self, name: NodeName) -> NodeBooks | None:
+        """Return a node's books, None for a node without units."""
+        return self._nodes.get(name)
+
+    def set_node(self, name: NodeName, capacity: Shares) -> None:
+        """Take a node's GPUs; its pods stay in the books, whatever its GPUs are."""
+        self._keep(name, self._nodes.get(name, _EMPTY).with_capacity(capacity))
+
+    def drop_node(self, name: NodeName) -> None:
+        """Remove a node and its pods, if it is recorded."""
+        self._nodes.pop(name, None)
+        self._rows.pop(name, None)
+
+    def put(self, name: NodeName, pod: PodUid, used: Shares | None, total: Units, priority: int = 0) -> None:
+        """Record a pod's units on a node, as `NodeBooks.with_pod` does; a node that is not known yet is added."""
+        self._keep(name, self._nodes.get(name, _EMPTY).with_pod(pod, used, total, priority))
+
+    def drop(self, name: NodeName, pod: PodUid) -> None:
+        """Remove an ended pod of a node, if it is recorded."""
+        if (books := self._nodes.get(name)) is not None and books.has(pod):
+            self._keep(name, books.without((pod,)))
+
+    def _keep(self, name: NodeName, books: NodeBooks) -> None:
+        self._nodes[name] = books
+        self._rows[name] = row_of(books)

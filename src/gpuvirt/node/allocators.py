@@ -1,0 +1,50 @@
+"""Both allocators of an agent: the one for devices that exist, and the one that creates vGPUs for a pod.
+
+The device plugins ask here: a request goes to the allocator of its ids.
+"""
+
+from collections.abc import Sequence
+
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id
+from gpuvirt.node.allocation.allocator import Allocator, Request
+from gpuvirt.node.allocation.startcheck import verify_start
+from gpuvirt.node.known.kubeletrecord import KubeletRecord
+from gpuvirt.node.known.state import NodeState
+from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator
+
+
+class Allocators:
+    """Prefers and allocates devices, and lets containers start with them."""
+
+    def __init__(
+        self, state: NodeState, kubelet: KubeletRecord, existing: Allocator, on_demand: OnDemandAllocator | None
+    ) -> None:
+        self._state = state
+        self._kubelet = kubelet
+        self.existing = existing
+        """Allocates GPUs and vGPUs that exist."""
+        self.on_demand = on_demand
+        """Allocates vGPUs that are created for a pod; None for an agent that changes no GPUs."""
+
+    def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
+    ) -> tuple[DeviceId, ...]:
+        """Return the preferred devices; raise PlacementError if the request contradicts itself."""
+        if self.on_demand is not None and any(map(is_on_demand_id, available)):
+            return self.on_demand.prefer(available, must_include, size)
+        return self.existing.prefer(resource, available, must_include, size)
+
+    async def allocate(self, request: Request) -> tuple[Attachment, ...]:
+        """Allocate devices to containers; raise AllocationRefusedError for the whole request."""
+        if self.on_demand is not None and self.on_demand.takes(request):
+            return await self.on_demand.allocate(request)
+        return await self.existing.allocate(request)
+
+    async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceId]) -> None:
+        """Let a container start with its devices; raise AllocationRefusedError."""
+        recorded = self._kubelet.recorded()
+        verify_start(self._state, recorded, resource, devices)
+        if self.on_demand is not None:
+            await self.on_demand.pre_start(resource, devices, recorded)
