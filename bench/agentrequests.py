@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 import msgspec
-from dataclasses import replace
+from msgspec.structs import replace
 from tests.apiserver.nodeapi import merged_of
 from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.kubelet.kubeletnode import CLOCK, Cluster, agent_on, options_for

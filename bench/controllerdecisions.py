@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bench.clusternodes import Json, name_of, node, reported_gpu_node
 from bench.controllermemory import read

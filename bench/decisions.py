@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, VgpuType
 from gpuvirt.facts.snapshot import Facts

@@ -9,7 +9,7 @@ import logging
 import sys
 from pathlib import Path
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bench.vgpuchanges import agent_on, options_of
 from gpuvirt.facts.ids import PodUid

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import grpc
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bench.host import write_host
 from bench.process import FLOOR, Plugin, cpu_s, private_kib, pss_kib, started

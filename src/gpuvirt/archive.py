@@ -9,7 +9,6 @@ import io
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Final
@@ -32,15 +31,13 @@ MOST_FILE_BYTES = 1 << 20
 MOST_PATH = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Symlink:
+class Symlink(msgspec.Struct, frozen=True):
     """A symbolic link."""
 
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(msgspec.Struct, frozen=True):
     """A folder, which may be empty."""
 
 
@@ -91,8 +88,7 @@ class Manifest(msgspec.Struct, frozen=True):
     left_out: tuple[LeftOut, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     """The manifest and the host's files of an archive."""
 
     manifest: Manifest

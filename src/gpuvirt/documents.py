@@ -9,7 +9,6 @@ programs (`nulls`).
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -33,8 +32,7 @@ _BAD_ENUM = re.compile(r"^Invalid enum value '?(.*?)'?$", re.DOTALL)
 _AT = re.compile(r"^(?P<message>.*?)(?: - at `(?P<path>[^`]+)`)?$", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Written(Generic[T]):
+class Written(msgspec.Struct, Generic[T], frozen=True):
     """The content of a document with its positions, for errors that are found later."""
 
     value: T

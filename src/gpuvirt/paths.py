@@ -5,9 +5,10 @@ A `Path` is the path of the same file in this process (`/host/dev/vfio/12`). Onl
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NewType, Self
+
+import msgspec
 
 from gpuvirt.errors import PathTooLongError
 
@@ -18,8 +19,7 @@ SOCKET_PATH_BYTES = 107
 """sockaddr_un has 108 bytes with the final NUL (unix(7))."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostRoots:
+class HostRoots(msgspec.Struct, frozen=True):
     """The folders of the host, as this process sees them."""
 
     sys: Path
@@ -50,8 +50,7 @@ class HostRoots:
         return self.root / path.lstrip("/") if prefix is None else Path(prefix, *rest)
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletPaths:
+class KubeletPaths(msgspec.Struct, frozen=True):
     """The kubelet's folder (`/var/lib/kubelet`), and the files in it that gpuvirt uses."""
 
     root: Path

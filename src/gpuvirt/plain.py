@@ -5,8 +5,9 @@ YAML is read as `yamlsyntax` describes it, which the first document loads.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
+
+import msgspec
 
 from gpuvirt.errors import ConfigError
 
@@ -37,8 +38,7 @@ def write(content: Plain) -> str:
     return yamlsyntax.write(content)
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """The content of a YAML text, and the lines of its values."""
 
     content: Plain

@@ -8,8 +8,9 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
@@ -34,8 +35,7 @@ Check = Callable[[], Awaitable[str]]
 """Returns the content of the file; raises GpuvirtError if the check fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
+class Marker(msgspec.Struct, frozen=True):
     """A file that exists while its check succeeds."""
 
     path: Path

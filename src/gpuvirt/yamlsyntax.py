@@ -10,8 +10,8 @@ A document has at most 40 levels, and 100,000 keys and values: a host with 4,000
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import yaml
 from typing_extensions import override
 
@@ -28,8 +28,7 @@ _NULL, _BOOL, _INT, _FLOAT, _STR, _SEQ, _MAP = (
 _INT_PATTERN = r"[-+]?(?:0|[1-9][0-9]{0,99})|0x[0-9a-fA-F]{1,99}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Scalar:
+class _Scalar(msgspec.Struct, frozen=True):
     """A type of scalar of the core schema."""
 
     called: str
@@ -136,8 +135,7 @@ class YamlSyntaxError(ValueError):
         """The steps to the deepest value at the place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(msgspec.Struct, frozen=True):
     """The content of a YAML text, and the lines of its values."""
 
     value: object

@@ -1,11 +1,11 @@
 """The memory of a GPU that can't be reset reaches no other tenant, by whatever front end the tenants get the GPU."""
 
 import errno
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress
 from gpuvirt.hardware.scan import scan

@@ -5,10 +5,10 @@ import dataclasses
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.apps.node import ClusterTask
 from gpuvirt.clock import Clock

@@ -1,12 +1,12 @@
 """The annotation and the labels that the agent keeps on a node with shared GPUs, beside those of admins."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.cluster.agent.nodelabels import shared_claim
 from gpuvirt.cluster.labelpatch import patch_of

@@ -1,12 +1,12 @@
 """The node's annotation with the types of on-demand resources, and what is said when a resource changes its type."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName, VgpuType

@@ -2,10 +2,10 @@
 
 import errno
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.access.tools import HostTools, ToolError

@@ -1,11 +1,11 @@
 """Each state of a function, or of its neighbours, in which a plan refuses to change its driver."""
 
 import errno
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.allocation.allocations import Unknown

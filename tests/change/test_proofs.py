@@ -2,10 +2,10 @@
 
 import errno
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread

@@ -5,10 +5,10 @@ admission.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.workloads import DaemonSet, encoded

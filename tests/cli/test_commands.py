@@ -4,11 +4,11 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt import __version__
 from gpuvirt.cli.output import render

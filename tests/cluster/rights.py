@@ -5,9 +5,9 @@ logged with that name, as RBAC checks it. A patch that creates an object also ne
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.plain import Plain
 

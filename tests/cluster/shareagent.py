@@ -8,11 +8,11 @@ import asyncio
 import json
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from lab.cluster import settings
 from lab.cluster.cluster import KUBELET_ROOT
+from msgspec.structs import replace
 
 from gpuvirt.cli.parameters.apiserver import demanded_credentials
 from gpuvirt.clock import RealClock

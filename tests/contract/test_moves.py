@@ -1,11 +1,11 @@
 """GPUs move between drivers in the same way on each host, and no VM ever gets a VFIO request."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lab.kernel.modules import VARIANT
+from msgspec.structs import replace
 
 from gpuvirt.cli.changes.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress

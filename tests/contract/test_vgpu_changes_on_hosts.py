@@ -4,11 +4,11 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lab.kernel.notools import NO_TOOLS
+from msgspec.structs import replace
 
 from gpuvirt.cli.changes.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType

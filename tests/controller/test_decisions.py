@@ -1,10 +1,10 @@
 """The specs, statuses and events that the controller derives from an observed cluster."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
 from gpuvirt.cluster.cache import Delta

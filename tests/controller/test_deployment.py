@@ -1,11 +1,10 @@
 """Operands that are missing, differ from the desired state, or are no longer desired."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
 from gpuvirt.cluster.kinds.core import Condition, DaemonSetStatus, Node, NodeInfo, NodeStatus, Pod, PodSpec, PodStatus

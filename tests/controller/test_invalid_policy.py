@@ -1,10 +1,10 @@
 """All outlets of a controller report each invalid ClusterPolicy and each node without an agent."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import State
 from gpuvirt.cluster.objects import key_of

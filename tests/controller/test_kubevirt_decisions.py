@@ -1,9 +1,8 @@
 """KubeVirt among the controller's decisions: what is stored before a patch, withheld, and reported."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
 from gpuvirt.cluster.kinds.core import NodeStatus

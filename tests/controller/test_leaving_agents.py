@@ -1,9 +1,8 @@
 """An agent that leaves its node: it stays while pods have shares, and the controller removes what it wrote."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.kinds.gpunode import Gpu, Status

@@ -1,12 +1,12 @@
 """Nodes without operands and disabled nodes, in the ClusterPolicy's status and in `gpuvirt status`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from random import SystemRandom
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
 from gpuvirt.clock import RealClock

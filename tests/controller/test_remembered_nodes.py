@@ -2,13 +2,14 @@
 
 import asyncio
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.cache import Delta

@@ -1,13 +1,13 @@
 """Which vGPU config a node gets: the admin's, that of a schedule, the label's, or the policy's."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import product
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.cluster.client import FIELD_MANAGER
 from gpuvirt.cluster.kinds.gpunode import Origins, Spec

@@ -1,9 +1,8 @@
 """The scheduler's configuration among the controller's decisions: when it is written, deleted, or reported."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.core import Service, ServicePort, ServiceSpec
 from gpuvirt.cluster.kinds.workloads import ConfigMap

@@ -1,9 +1,8 @@
 """Agents on nodes for containers, which only label worker VMs with the types of their vGPUs."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.workloads import DaemonSet

@@ -1,12 +1,12 @@
 """A real API server accepts the manifests that a policy renders."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lab.cluster.playedcluster import PlayedCluster
 from lab.cluster.settings import NODE
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.workloads import encoded

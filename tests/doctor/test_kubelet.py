@@ -4,10 +4,10 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.model.doctor import diagnosis
 from gpuvirt.model.doctor.evidence import Evidence

@@ -1,11 +1,11 @@
 """Doctor's checks of KubeVirt: permitted devices, their provider, and the creator of mediated devices."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.vms.states import cluster_node

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.apps.doctor import gather
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName

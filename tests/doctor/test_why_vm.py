@@ -1,10 +1,9 @@
 """Why a VM, a VMI or a pod lacks its GPUs: each possible obstacle, and the blocker that is named."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.cli.diagnosis import whyvm
 from gpuvirt.errors import InvalidIdError

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,6 +13,7 @@ from random import Random
 from time import monotonic  # noqa: TID251  how long a person lets it explore
 
 import msgspec
+from msgspec.structs import replace
 
 from tests.explore.explorer import Explorer, Found, Tally, sample_random
 from tests.explore.known import is_known

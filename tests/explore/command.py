@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.cli.changes.podaccount import PodAccount

@@ -2,9 +2,11 @@
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+
+from msgspec.structs import replace
 
 from tests.explore.randomly import scenario_of
 from tests.explore.reduction import redundant

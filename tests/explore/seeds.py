@@ -8,9 +8,9 @@ with the default schedule. `killed+whole` is `killed` at the whole level.
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 from typing_extensions import override
 
 from tests.explore.scenario import Scenario

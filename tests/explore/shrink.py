@@ -1,7 +1,8 @@
 """Shrinks a failing schedule: removes actions, then departures, as long as it still fails in the same way."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tests.explore.explorer import Explorer, Found
 from tests.explore.observer import ViolationError

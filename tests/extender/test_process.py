@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.apps.extender import ExtenderOptions, Process, ServiceOptions
 from gpuvirt.clock import RealClock

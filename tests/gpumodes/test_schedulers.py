@@ -1,12 +1,12 @@
 """Which schedulers are refused, and the modprobe file that keeps them when the driver is loaded again."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType

@@ -1,9 +1,9 @@
 """The facts of a scan of a host, and the reports of malformed hosts."""
 
 import errno
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import FunctionKind, Unread

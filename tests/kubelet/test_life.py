@@ -1,11 +1,11 @@
 """The agent and a kubelet, over gRPC on real sockets."""
 
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.apps.node import run
 from gpuvirt.errors import AlreadyRunningError

@@ -2,11 +2,11 @@
 
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.cli.changes.inworker import CommandHost, beside
 from gpuvirt.facts.ids import PciAddress

@@ -1,9 +1,9 @@
 """An agent on a host without a kubelet binds GPUs by its settings, and offers them after a kubelet starts."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings

@@ -2,10 +2,10 @@
 
 import asyncio
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.apps.node import pages, run
 from gpuvirt.facts.ids import ResourceName

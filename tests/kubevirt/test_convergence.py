@@ -1,11 +1,11 @@
 """For any KubeVirt or HyperConverged, one patch converges, keeps entries of others and refuses no running VM."""
 
 from copy import deepcopy
-from dataclasses import replace
 from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.names import Names

@@ -1,11 +1,12 @@
 """A wall clock that steps changes nothing but displays: all that the agent decides by time, it decides by intervals."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed

@@ -1,10 +1,10 @@
 """What a turn of decisions reads of the allocations: each of them a few times, however many devices the node has."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
 from bench.decisions import allocate_all, state_of
+from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.model.allocation.ledger import Entry

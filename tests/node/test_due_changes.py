@@ -1,13 +1,13 @@
 """Which units are changed now: a table of situations, and laws over sequences of what happens."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.pci import Unread

@@ -5,10 +5,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.hardware.scan import scan

@@ -3,12 +3,13 @@
 import contextlib
 import io
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.apps.doctor import gather
 from gpuvirt.cli.output import diagnosisrender, render

@@ -5,13 +5,13 @@ import errno
 import itertools
 import stat
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.clock import RealClock

@@ -3,13 +3,14 @@
 import dataclasses
 import errno
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, ResourceName
 from gpuvirt.facts.snapshot import Facts

@@ -7,12 +7,13 @@ had parts. A part that is outdated could remove a vGPU that a pod has.
 import dataclasses
 import pickle
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.snapshot import Facts

@@ -4,8 +4,9 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.scan import scan

@@ -1,10 +1,10 @@
 """The outlets of the agent: the view, its file, cells and signals."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.clock import RealClock, Signal
 from gpuvirt.facts.ids import BootId, PciAddress

@@ -1,9 +1,9 @@
 """A part that is decided from the last is the part that is decided from scratch, whatever has changed."""
 
 import dataclasses
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import VgpuType
 from gpuvirt.facts.snapshot import Facts

@@ -1,10 +1,10 @@
 """The agent binds GPUs to the desired drivers, corrects drift, and never touches a device that is in use."""
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress

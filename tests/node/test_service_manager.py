@@ -3,11 +3,11 @@
 import re
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer.main
+from msgspec.structs import replace
 
 from gpuvirt.apps.servicemanager import READY
 from gpuvirt.cli.main import program_for

@@ -1,9 +1,9 @@
 """Accounts of the kubelet without news: they are compared, and what follows from them stays the same object."""
 
 import dataclasses
-from dataclasses import replace
 
 from bench.decisions import allocate_all, state_of
+from msgspec.structs import replace
 
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.sysfs import MDEVS
 from gpuvirt.node.options import NodeOptions

@@ -1,12 +1,12 @@
 """MIG-backed vGPUs on demand: what is offered is what Allocate grants, and GPU instances are never changed."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import GpuInstance

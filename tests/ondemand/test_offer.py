@@ -1,12 +1,12 @@
 """What a GPU in mode `on-demand` can still carry, and which ids are listed: pure functions of facts and allocations."""
 
 from collections import Counter
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread

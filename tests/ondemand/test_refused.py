@@ -4,12 +4,12 @@ import dataclasses
 import errno
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.loops.serialworker import InlineWorker, SerialWorker, WorkerBlockedError

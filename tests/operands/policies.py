@@ -1,11 +1,11 @@
 """Policies for tests: the full policy, and any policy that the API server would accept."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import yaml
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, Spec, StoredPolicy, read_policy
 from gpuvirt.cluster.kinds.schema import Schema, structural

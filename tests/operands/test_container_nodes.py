@@ -1,8 +1,7 @@
 """Operands of container nodes: NVIDIA's images with their paths, after gpuvirt's checks."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.podparts import Container

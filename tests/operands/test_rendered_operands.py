@@ -1,10 +1,9 @@
 """Operands that a policy renders: the agent, the vGPU manager, and common settings of all DaemonSets."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
+from msgspec.structs import replace
 
 from gpuvirt import documents
 from gpuvirt.cluster.kinds.podparts import Container

@@ -1,7 +1,9 @@
 """The guards of a transition, each with what its removal makes of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.model.schedules import arriving, leaving, moves, profiles, transition, vmstops, workers

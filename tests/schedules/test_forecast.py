@@ -1,10 +1,10 @@
 """A forecast has the order of a transition, and is what the rounds then do: for any workers, pods and volumes."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.schedules.forecast import Forecast, PlannedAction, assumed_vms, forecast

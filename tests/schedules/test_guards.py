@@ -1,9 +1,9 @@
 """Guards of schedules that no other test reaches: each refuses, and says why."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client

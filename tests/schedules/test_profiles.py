@@ -1,9 +1,9 @@
 """A worker whose phase gives its VM another vGPU type is shut down, retyped, started and labelled, in this order."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode

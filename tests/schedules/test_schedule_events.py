@@ -1,7 +1,8 @@
 """Which changes of a schedule's status are events."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
 from gpuvirt.facts.ids import NodeName

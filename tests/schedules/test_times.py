@@ -1,6 +1,5 @@
 """Phases begin as Debian's cron would begin them, in each zone, at each change of summer time."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from zoneinfo import ZoneInfo
@@ -9,6 +8,7 @@ import pytest
 from cronsim import CronSim
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.model.schedules import times

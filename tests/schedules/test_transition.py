@@ -1,10 +1,10 @@
 """One round's decisions: what each observation of a worker leads to."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import ReasonCode

@@ -1,9 +1,9 @@
 """One round's decisions about VMs whose vGPUs a phase's vGPU config removes: what each observation leads to."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode

@@ -5,11 +5,11 @@ All go by the power that the vCenter shows, in a time that runs fast.
 
 import json
 from base64 import b64encode
-from dataclasses import replace
 from enum import StrEnum
 
 import msgspec
 from lab.vsphere.simulator import VSphere
+from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.model.schedules.connection import Credentials

@@ -5,9 +5,10 @@ a PodDisruptionBudget allows is counted some seconds after a VM has ended.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Stored

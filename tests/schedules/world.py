@@ -6,8 +6,10 @@ controller dies, or another one leads for some rounds before this one goes on.
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+
+from msgspec.structs import replace
 
 from gpuvirt.cluster.failures import ApiRefusedError, BrokenError, ConflictError, NotFoundError, NotSentError
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Rounds, Stored

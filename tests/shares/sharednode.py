@@ -5,10 +5,10 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.hardware.usage.podprocesses import read_running_pods

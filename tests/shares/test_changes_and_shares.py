@@ -4,11 +4,11 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, slot_of
 from gpuvirt.loops.serialworker import InlineWorker

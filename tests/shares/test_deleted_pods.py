@@ -1,9 +1,9 @@
 """A pod that is deleted by force keeps its share while its containers run: no other pod gets its units."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.shares.demand import Units

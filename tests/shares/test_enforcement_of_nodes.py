@@ -1,10 +1,10 @@
 """What limits the shares of a node's new pods: by its GpuNode, its label, the settings, and while that is not known."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.cluster.agent.gpunode import request_of_spec, status_of
 from gpuvirt.cluster.agent.nodelabels import shared_claim

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid
 from gpuvirt.model.allocation.allocations import Unknown

@@ -1,10 +1,10 @@
 """The plugin of units and a simulated kubelet: a container has the GPU of its annotation, and never too many units."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node.choice import NodeSharing

@@ -6,11 +6,11 @@ import socket
 import subprocess
 import sys
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt import __version__
 from gpuvirt.archive import Manifest

@@ -1,8 +1,7 @@
 """vGPUs that need a mode which the GPU does not have are refused before a step."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import VgpuType
 from gpuvirt.facts.pci import Unread

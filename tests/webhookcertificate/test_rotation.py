@@ -1,10 +1,11 @@
 """The rotation of the webhook's certificate: each state has one next step, and no step leaves a gap."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.cluster.webhookcertificate.certificate import Certificate, Pair
 from gpuvirt.cluster.webhookcertificate.rotation import (

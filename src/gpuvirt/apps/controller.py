@@ -4,9 +4,10 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerOptions:
+class ControllerOptions(msgspec.Struct, frozen=True):
     """The options of the process."""
 
     credentials: Credentials
@@ -42,7 +42,7 @@ class ControllerOptions:
     """The Service and the configuration of the admission webhook whose certificate the controller keeps."""
     runs_schedules: bool = False
     """Whether the controller runs VgpuSchedules, while it leads."""
-    clock: Clock = field(default_factory=RealClock)
+    clock: Clock = msgspec.field(default_factory=RealClock)
 
 
 class Process:

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from random import Random
+
+import msgspec
 
 from gpuvirt import __version__
 from gpuvirt.clock import Clock, RealClock
@@ -32,8 +33,7 @@ from gpuvirt.web.probes import Probes
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DiscoverOptions:
+class DiscoverOptions(msgspec.Struct, frozen=True):
     """The options of the process."""
 
     kernel: Kernel
@@ -41,7 +41,7 @@ class DiscoverOptions:
     node: NodeName
     listen: tuple[str, int] | None = None
     """The address and port of probes and metrics."""
-    clock: Clock = field(default_factory=RealClock)
+    clock: Clock = msgspec.field(default_factory=RealClock)
     workers: Callable[[str], SerialWorker] = ThreadWorker
     every_s: float = INTERVAL_S
     """The time between two observations of the host."""

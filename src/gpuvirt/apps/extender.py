@@ -4,9 +4,10 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+
+import msgspec
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
@@ -31,16 +32,14 @@ TERMS = Terms(duration_s=8, give_up_s=5.0, renew_s=1.0)
 """Another replica answers 10 s after the leader was killed, since pods wait for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceOptions:
+class ServiceOptions(msgspec.Struct, frozen=True):
     """The Service of the extenders, and the addresses of this one."""
 
     name: ObjectName
     addresses: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ExtenderOptions:
+class ExtenderOptions(msgspec.Struct, frozen=True):
     """The options of the process."""
 
     credentials: Credentials
@@ -50,13 +49,13 @@ class ExtenderOptions:
     """The address at which kube-scheduler asks."""
     metrics_listen: tuple[str, int] | None = None
     """The address of metrics and probes."""
-    sharing: Sharing = field(default_factory=Sharing)
+    sharing: Sharing = msgspec.field(default_factory=Sharing)
     elects: bool = True
     """Whether several extenders elect a leader; otherwise this one leads at once."""
     service: ServiceOptions | None = None
     """The Service that is to lead to this process while it leads; None where clients connect by themselves."""
     tls: CertificateFiles | None = None
-    clock: Clock = field(default_factory=RealClock)
+    clock: Clock = msgspec.field(default_factory=RealClock)
     terms: Terms = TERMS
     """How long the lease lasts, and how often it is renewed."""
     intervals: Intervals = INTERVALS

@@ -1,7 +1,8 @@
 """What the vGPU configs of a schedule's phases would change on nodes: by their GpuNodes, as `gpuvirt plan` plans."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
@@ -25,8 +26,7 @@ class PlannedGpuNode(GpuNode, frozen=True, kw_only=True):
     metadata: ManagedMetadata
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReports:
+class NodeReports(msgspec.Struct, frozen=True):
     """The GpuNodes of a cluster."""
 
     gpu_nodes: Mapping[NodeName, PlannedGpuNode]

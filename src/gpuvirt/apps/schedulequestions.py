@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.apps.phaseplans import node_checks, read_reports
 from gpuvirt.clock import Clock
@@ -45,8 +47,7 @@ class Asks(Enum):
     ALWAYS = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(msgspec.Struct, frozen=True):
     """One schedule as the API server has it."""
 
     stored: VgpuSchedule
@@ -54,12 +55,11 @@ class _Known:
     status: Status
     problems: tuple[Reason, ...]
     row: ScheduleRow
-    config_nodes: Mapping[PhaseName, frozenset[NodeName]] = field(default_factory=dict)
+    config_nodes: Mapping[PhaseName, frozenset[NodeName]] = msgspec.field(default_factory=dict)
     """The nodes that phases have vGPU configs for, once read."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleQuestions:
+class ScheduleQuestions(msgspec.Struct, frozen=True):
     """The questions of commands about the schedules of one namespace. All methods raise ApiError."""
 
     client: Client

@@ -1,9 +1,10 @@
 """The process of the admission webhook. Replicas need no leader: each answers by its config alone."""
 
 import asyncio
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.tasks import keep_going, until_stopped
@@ -20,8 +21,7 @@ REQUEST_S = 10.0
 """How long a request may take to arrive; the API server waits as long for the answer at most by the chart's values."""
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookOptions:
+class WebhookOptions(msgspec.Struct, frozen=True):
     """The options of the process."""
 
     config: Path
@@ -32,7 +32,7 @@ class WebhookOptions:
     """The address of metrics and probes."""
     tls: CertificateFiles | None = None
     """None: HTTP, for a proxy that has the certificate; the API server speaks HTTPS alone."""
-    clock: Clock = field(default_factory=RealClock)
+    clock: Clock = msgspec.field(default_factory=RealClock)
     drain_s: float = DRAIN_S
 
 

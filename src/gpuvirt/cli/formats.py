@@ -1,7 +1,8 @@
 """The formats of commands' output, and how a command that lists things is asked to print them."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class Output(StrEnum):
@@ -24,8 +25,7 @@ class ListOutput(StrEnum):
     YAML = "yaml"
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """How much of a table, and of the text beside it, is printed."""
 
     wide: bool = False
@@ -33,8 +33,7 @@ class Layout:
     """Without them, only the rows are printed: no second table, no reasons, no summary."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True):
     """How a list is printed."""
 
     output: ListOutput = ListOutput.TABLE

@@ -6,8 +6,10 @@ rules: Kubernetes' API concepts, "Efficient detection of changes" and "410 Gone"
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
 from gpuvirt.cluster.resources import KubernetesObject
@@ -24,8 +26,7 @@ WATCHES_A_LIST = 8
 with the versions of the backup, and a watch from a later version gets no events."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta(Generic[T]):
+class Delta(msgspec.Struct, Generic[T], frozen=True):
     """All objects of the collection, and the keys of those that have changed since the previous delta."""
 
     objects: Mapping[ObjectKey, T]
@@ -33,8 +34,7 @@ class Delta(Generic[T]):
     removed: frozenset[ObjectKey] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """The API server has ended a watch, which is normal."""
 
     after_s: float
@@ -42,8 +42,7 @@ class Ended:
     """Whether it was to last longer: such a server stops, and ends the watches of all agents at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """A list or a watch has failed."""
 
     after_s: float = 0.0
@@ -54,8 +53,7 @@ class Failed:
     """Whether the server has no such kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cache(Generic[T]):
+class Cache(msgspec.Struct, Generic[T], frozen=True):
     """The known objects, the version to continue from, and the recent failures."""
 
     objects: ObjectMap[T] | None = None
@@ -80,8 +78,7 @@ class Cache(Generic[T]):
 Input = Listed[T] | Events[T] | Ended | Failed
 
 
-@dataclass(frozen=True, slots=True)
-class Step(Generic[T]):
+class Step(msgspec.Struct, Generic[T], frozen=True):
     """The cache after an input, and the delta for the consumer."""
 
     cache: Cache[T]

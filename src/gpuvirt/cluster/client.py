@@ -6,12 +6,12 @@ It raises the errors of `failures` and retries nothing.
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from copy import copy
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.collection import Collection
@@ -71,8 +71,7 @@ class _DeleteOptions(msgspec.Struct, frozen=True):
     preconditions: _Preconditions
 
 
-@dataclass(frozen=True, slots=True)
-class _WriteLimits:
+class _WriteLimits(msgspec.Struct, frozen=True):
     """When a client may write, and for how long the kernel may try to deliver a write."""
 
     may_write: MaySend

@@ -1,16 +1,16 @@
 """The objects of the API server to list and watch, chosen by name, node, labels and fields."""
 
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 from urllib.parse import urlencode
+
+import msgspec
 
 from gpuvirt.cluster.resources import KubernetesObject, Resource
 
 T = TypeVar("T", bound=KubernetesObject)
 
 
-@dataclass(frozen=True, slots=True)
-class Collection(Generic[T]):
+class Collection(msgspec.Struct, Generic[T], frozen=True):
     """The objects to list and watch, and the type that they are decoded into."""
 
     resource: Resource

@@ -17,11 +17,11 @@ import ssl
 import struct
 from asyncio.trsock import TransportSocket
 from contextlib import suppress
-from dataclasses import dataclass, field
 from time import monotonic  # noqa: TID251  the ages of connections, which no simulated time changes
 from typing import cast
 
 import h11
+import msgspec
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials, Streams, TlsIdentity
@@ -36,8 +36,7 @@ _RESET = struct.pack("ii", 1, 0)
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 
-@dataclass(slots=True, eq=False)
-class Connection:
+class Connection(msgspec.Struct, eq=False):
     """An open connection. Each method raises OSError, ValueError and h11.ProtocolError when it is broken."""
 
     reader: asyncio.StreamReader
@@ -47,13 +46,13 @@ class Connection:
     tcp: TransportSocket
     """The socket; the writer forgets it once the connection has ended."""
     identity: TlsIdentity
-    http: h11.Connection = field(default_factory=lambda: h11.Connection(h11.CLIENT))
-    opened_s: float = field(default_factory=monotonic)
+    http: h11.Connection = msgspec.field(default_factory=lambda: h11.Connection(h11.CLIENT))
+    opened_s: float = msgspec.field(default_factory=monotonic)
     is_answered: bool = False
     """Whether the current request has got any byte of an answer."""
     _streams: bool = False
     """Whether the answer comes in a stream of small pieces."""
-    _clock: RealClock = field(default_factory=RealClock)
+    _clock: RealClock = msgspec.field(default_factory=RealClock)
 
     @property
     def is_done(self) -> bool:

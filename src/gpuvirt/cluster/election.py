@@ -9,7 +9,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import datetime
 from random import Random
 
@@ -32,8 +31,7 @@ CONTROLLER_LEASE = "gpuvirt-controller"
 """The lease of gpuvirt's own controllers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(msgspec.Struct, frozen=True):
     """The times of a lease."""
 
     duration_s: int = DURATION_S
@@ -90,8 +88,7 @@ def claimed(lease: Lease, me: str, now: datetime, *, quiet_s: float, duration_s:
     return replace(lease, spec=LeaseSpec(me, duration_s, at, at, transitions))
 
 
-@dataclass(frozen=True, slots=True)
-class Candidacy:
+class Candidacy(msgspec.Struct, frozen=True):
     """The lease of an election, and the identity of this process."""
 
     namespace: str

@@ -6,7 +6,6 @@ looks for them. `write` does not retry, because the status of the object has the
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -31,8 +30,7 @@ class Kind(StrEnum):
     WARNING = "Warning"
 
 
-@dataclass(frozen=True, slots=True)
-class EventDraft:
+class EventDraft(msgspec.Struct, frozen=True):
     """The type, reason and text of an event."""
 
     kind: Kind
@@ -50,8 +48,7 @@ class About(msgspec.Struct, frozen=True, rename="camel"):
     namespace: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reporter:
+class Reporter(msgspec.Struct, frozen=True):
     """The program that writes an event."""
 
     controller: str

@@ -7,7 +7,6 @@ Source of the codes and of `Status`: Kubernetes' API conventions, "HTTP Status c
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -91,8 +90,7 @@ NOT_MADE = (NotSentError, NotFoundError, ForbiddenError, UnauthorizedError, Cred
 _BY_CODE = {404: NotFoundError, 409: ConflictError, 410: GoneError}
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A request in the terms of RBAC: the verb, the collection, and the object if there is one."""
 
     verb: str

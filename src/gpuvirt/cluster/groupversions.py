@@ -1,14 +1,11 @@
 """The versions of API groups that an API server has, as it lists them."""
 
-from dataclasses import dataclass
-
 import msgspec
 
 GROUPS_PATH = "/apis"
 
 
-@dataclass(frozen=True, slots=True)
-class GroupVersion:
+class GroupVersion(msgspec.Struct, frozen=True):
     """A version of an API group that the server has; the core group, without a name, is not among them."""
 
     group: str

@@ -5,11 +5,11 @@ objects. A consumer may keep any mapping that it got.
 """
 
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
-from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 from zlib import crc32
 
+import msgspec
 from typing_extensions import override
 
 from gpuvirt.cluster.resources import KubernetesObject
@@ -20,8 +20,7 @@ PARTS = 128
 """The number of parts. A change copies one part and the list of parts: of 5,000 objects some 40, and 128 references."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ObjectKey:
+class ObjectKey(msgspec.Struct, frozen=True, order=True):
     """The key of an object in its collection; the namespace is empty for cluster-scoped objects."""
 
     namespace: str

@@ -6,9 +6,10 @@ objects each time that one has changed, and nothing while the API server does no
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
+
+import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.apigroups import ApiGroups
@@ -31,8 +32,7 @@ EARLY_S = 5.0
 """A watch that ends sooner than requested by more than this was cut by the server."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(msgspec.Struct, frozen=True):
     """What a reflector's observations may wait for."""
 
     spread_s: float = 0.0

@@ -1,6 +1,5 @@
 """The paths of objects at the API server, and the metadata that all objects have."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 from urllib.parse import quote
@@ -102,8 +101,7 @@ def is_newer(item: KubernetesObject, known: KubernetesObject) -> bool:
     return not (later.isdecimal() and earlier.isdecimal()) or int(later) > int(earlier)
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(msgspec.Struct, frozen=True):
     """A collection of objects: the group (empty for core), version, plural name, and namespace if it has one."""
 
     plural: str

@@ -8,10 +8,11 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
 from random import Random
 
 import h11
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt import __version__
 from gpuvirt.clock import RealClock
@@ -36,13 +37,12 @@ MOST_BYTES = 32 << 20
 """The most bytes of an answer or a line of a watch. A page of 500 nodes with all their images has a third of that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A request; `target` is path and query."""
 
     method: str
     target: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     body: bytes = b""
     may_send: Callable[[], bool] | None = None
     """Asked when the connection is there, right before the request is sent."""

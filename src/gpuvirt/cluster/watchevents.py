@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -40,16 +39,14 @@ class EventType(StrEnum):
     ERROR = "ERROR"
 
 
-@dataclass(frozen=True, slots=True)
-class Listed(Generic[T]):
+class Listed(msgspec.Struct, Generic[T], frozen=True):
     """All objects of a collection, at a version."""
 
     items: tuple[T, ...]
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Watched(Generic[T]):
+class Watched(msgspec.Struct, Generic[T], frozen=True):
     """One event of a watch; a bookmark has no object."""
 
     type: EventType

@@ -1,7 +1,8 @@
 """The parts of a CDI spec by which runtimes find devices (tags.cncf.io/container-device-interface, SPEC.md)."""
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt import plain
 from gpuvirt.errors import ConfigError
@@ -12,8 +13,7 @@ _KIND = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,250}[A-Za-z0-9])?/[A-Za-z0-9](
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.:]{0,250}[A-Za-z0-9])?")
 
 
-@dataclass(frozen=True, slots=True)
-class CdiSpec:
+class CdiSpec(msgspec.Struct, frozen=True):
     """One spec."""
 
     version: str

@@ -1,9 +1,9 @@
 """Addresses and ids, and the only functions that parse them."""
 
 import re
-from dataclasses import dataclass
 from typing import NewType
 
+import msgspec
 from typing_extensions import override
 
 from gpuvirt.errors import InvalidIdError
@@ -56,8 +56,7 @@ _LABEL_KEY = re.compile(
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PciId:
+class PciId(msgspec.Struct, frozen=True, order=True):
     """The id of a PCI function or of its board: vendor and device, `10de:2236`."""
 
     vendor: int

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.runtimes import parse_toml
@@ -23,8 +24,7 @@ RUST = "runtime-rs"
 """A part of each path of the runtime in Rust, as kata-deploy and distributions install it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Handler:
+class Handler(msgspec.Struct, frozen=True):
     """A handler of a container runtime's configuration that starts Kata."""
 
     name: str
@@ -43,8 +43,7 @@ class Handler:
         return RUST in self.shim or RUST in self.config
 
 
-@dataclass(frozen=True, slots=True)
-class KataRuntime:
+class KataRuntime(msgspec.Struct, frozen=True):
     """A handler with the files of its configuration, in the order in which Kata merges them."""
 
     handler: Handler

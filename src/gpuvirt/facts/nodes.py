@@ -1,8 +1,9 @@
 """A file under `/dev` that a container gets: its device number, and the device that the kernel lists by that number."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from gpuvirt.facts.pci import Unread
 from gpuvirt.paths import HostPath
@@ -18,8 +19,7 @@ class DeviceNumber(NamedTuple):
 NO_DEVICE = DeviceNumber(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(msgspec.Struct, frozen=True):
     """One file under `/dev`."""
 
     path: HostPath

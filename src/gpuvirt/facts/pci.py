@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from errno import errorcode
 
+import msgspec
+
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.notknown import NotKnown
 from gpuvirt.paths import HostPath
@@ -70,8 +72,7 @@ class ResetScope(StrEnum):
     """None: the kernel has no method, and no bridge can reset the bus."""
 
 
-@dataclass(frozen=True, slots=True)
-class PciFunction:
+class PciFunction(msgspec.Struct, frozen=True):
     """One PCI function. `None` means that an attribute does not exist, `Unread` that it could not be read."""
 
     address: PciAddress

@@ -1,6 +1,6 @@
 """The content of one file, folder or link of a host, and GPUs and framebuffers as such files show them."""
 
-from dataclasses import dataclass
+import msgspec
 
 from gpuvirt import plain
 from gpuvirt.facts.pci import Unread
@@ -10,8 +10,7 @@ MOST_SHOWN = 100
 """The most characters of a value that messages show."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
+class Attribute(msgspec.Struct, frozen=True):
     """One file and its text: None if it does not exist, Unread if it could not be read."""
 
     path: HostPath
@@ -30,8 +29,7 @@ class Attribute:
         return self.value.detail if isinstance(self.value, Unread) else legible(self.value) or "empty"
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True):
     """One folder or list, and the names in it."""
 
     path: HostPath
@@ -50,8 +48,7 @@ class Listing:
         return self.names.detail if isinstance(self.names, Unread) else legible(" ".join(self.names)) or "empty"
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """One symbolic link, and the last part of its target."""
 
     path: HostPath
@@ -63,8 +60,7 @@ class Link:
         return Attribute(self.path, self.target).shown
 
 
-@dataclass(frozen=True, slots=True)
-class Presence:
+class Presence(msgspec.Struct, frozen=True):
     """Whether a file exists."""
 
     path: HostPath
@@ -81,8 +77,7 @@ def legible(text: str) -> str:
     return plain.one_line("".join(character if character.isprintable() else " " for character in text), MOST_SHOWN)
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionSetup:
+class FunctionSetup(msgspec.Struct, frozen=True):
     """One GPU as firmware and kernel have set it up."""
 
     resource: Attribute
@@ -94,8 +89,7 @@ class FunctionSetup:
     """`reset` exists if the kernel has a reset method. Kernels before 5.15 do not list the methods."""
 
 
-@dataclass(frozen=True, slots=True)
-class Framebuffer:
+class Framebuffer(msgspec.Struct, frozen=True):
     """A framebuffer of the kernel, and its device."""
 
     name: Attribute

@@ -2,7 +2,8 @@
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.platform import Attribute
 
@@ -16,8 +17,7 @@ CDI_TABLES = (
 CDI_KEYS = ("enable_cdi", "cdi_spec_dirs")
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(msgspec.Struct, frozen=True):
     """One runtime's files in the order in which it loads them: the main file, then the files that it imports."""
 
     files: tuple[Attribute, ...]

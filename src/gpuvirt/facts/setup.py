@@ -1,7 +1,6 @@
 """The setup of a host besides its devices: processor, firmware, kernel, modules, boot loader, runtimes, kubelet."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
 
 import msgspec
 
@@ -14,8 +13,7 @@ from gpuvirt.facts.runtimes import Runtime
 Part = Attribute | Listing | Link | Presence
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(msgspec.Struct, frozen=True):
     """The setup of one host."""
 
     cpu: Attribute
@@ -52,16 +50,16 @@ class Setup:
     cdi_folders: tuple[Listing, ...] = ()
     cdi_specs: tuple[Attribute, ...] = ()
     """The CDI specs of all programs; none are read where no configuration names Kata."""
-    functions: Mapping[PciAddress, FunctionSetup] = field(default_factory=dict)
-    numa_cpus: Mapping[int, Attribute] = field(default_factory=dict)
+    functions: Mapping[PciAddress, FunctionSetup] = msgspec.field(default_factory=dict)
+    numa_cpus: Mapping[int, Attribute] = msgspec.field(default_factory=dict)
     """The processors of each NUMA node that has a GPU."""
-    allowed_cpus: Mapping[int, Attribute] = field(default_factory=dict)
+    allowed_cpus: Mapping[int, Attribute] = msgspec.field(default_factory=dict)
     """The processors on which each process that uses a GPU may run, by its pid."""
 
 
 def parts(setup: Setup) -> Mapping[str, Part]:
     """Return each file, folder and link that was read, by its path; those of processes are left out."""
-    values = (getattr(setup, field_.name) for field_ in fields(setup) if field_.name != "allowed_cpus")
+    values = (getattr(setup, name) for name in setup.__struct_fields__ if name != "allowed_cpus")
     return {part.path: part for value in values for part in _parts(value)}
 
 
@@ -72,8 +70,8 @@ def _parts(value: object) -> Iterator[Part]:
         case Unread():
             yield Listing(value.path, value)
         case Framebuffer() | FunctionSetup():
-            for field_ in fields(value):
-                yield from _parts(getattr(value, field_.name))
+            for name in value.__struct_fields__:
+                yield from _parts(getattr(value, name))
         case Runtime() | KataRuntime():
             yield from value.files
         case tuple():
@@ -94,8 +92,7 @@ class KubeletConfig(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     topology_manager_scope: str = "container"
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletFacts:
+class KubeletFacts(msgspec.Struct, frozen=True):
     """The kubelet of a host, as its folder shows it. Paths are those of this process."""
 
     folder: str

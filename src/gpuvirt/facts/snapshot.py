@@ -1,8 +1,11 @@
 """The snapshot of a host: all facts of one observation, or the few that a discovery reads without privileges."""
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import BootId, IommuGroup, PciAddress
 from gpuvirt.facts.notknown import NotKnown
@@ -12,8 +15,7 @@ from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.paths import HostPath
 
 
-@dataclass(frozen=True, slots=True)
-class DriverInformation:
+class DriverInformation(msgspec.Struct, frozen=True):
     """What NVIDIA's driver shows of a GPU in `/proc/driver/nvidia/gpus/ADDRESS/information`.
 
     A value is None where the driver does not show it, as before it has initialised the GPU.
@@ -27,17 +29,16 @@ class DriverInformation:
     """The number of the device node: 0 for `/dev/nvidia0`."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceIds:
+class DeviceIds(msgspec.Struct, frozen=True):
     """The ids that the drivers of a host show. A GPU whose id could not be read is left out."""
 
-    gpu_uuids: Mapping[str, PciAddress] = field(default_factory=dict)
+    gpu_uuids: Mapping[str, PciAddress] = msgspec.field(default_factory=dict)
     """By NVIDIA's UUID, in lower case and without `GPU-`."""
-    drm_nodes: Mapping[str, PciAddress] = field(default_factory=dict)
+    drm_nodes: Mapping[str, PciAddress] = msgspec.field(default_factory=dict)
     """By the name of a DRM node: `card1`, `renderD128`."""
-    information: Mapping[PciAddress, DriverInformation | Unread] = field(default_factory=dict)
+    information: Mapping[PciAddress, DriverInformation | Unread] = msgspec.field(default_factory=dict)
     """By GPU; a GPU of which NVIDIA's driver shows nothing is left out."""
-    mig: Mapping[PciAddress, bool | Unread] = field(default_factory=dict)
+    mig: Mapping[PciAddress, bool | Unread] = msgspec.field(default_factory=dict)
     """Whether an NVIDIA GPU has GPU instances (MIG); a GPU whose driver has no list of them is left out."""
 
     @property
@@ -59,8 +60,7 @@ class DeviceIds:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class User:
+class User(msgspec.Struct, frozen=True):
     """A process that has a VFIO device open."""
 
     pid: int
@@ -68,16 +68,14 @@ class User:
     node: HostPath
 
 
-@dataclass(frozen=True, slots=True)
-class EgmRegion:
+class EgmRegion(msgspec.Struct, frozen=True):
     """Memory of the host that belongs to GPUs (Grace Hopper, GB200): `/dev/egm0` and its GPUs."""
 
     node: HostPath
     gpus: frozenset[PciAddress]
 
 
-@dataclass(frozen=True, slots=True)
-class Platform:
+class Platform(msgspec.Struct, frozen=True):
     """The host's interfaces for VMs besides its devices."""
 
     boot_id: BootId | None = None
@@ -88,8 +86,7 @@ class Platform:
     egm: tuple[EgmRegion, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MalformedEntry:
+class MalformedEntry(msgspec.Struct, frozen=True):
     """An entry of sysfs that does not have the expected form, and that is ignored."""
 
     path: HostPath
@@ -100,13 +97,12 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """The facts of one observation of a host."""
 
-    platform: Platform = field(default_factory=Platform)
-    functions: Mapping[PciAddress, PciFunction] = field(default_factory=dict)
-    vgpu_hosts: Mapping[PciAddress, VgpuHost] = field(default_factory=dict)
+    platform: Platform = msgspec.field(default_factory=Platform)
+    functions: Mapping[PciAddress, PciFunction] = msgspec.field(default_factory=dict)
+    vgpu_hosts: Mapping[PciAddress, VgpuHost] = msgspec.field(default_factory=dict)
     """By the address of the GPU (the physical function)."""
     group_nodes: frozenset[IommuGroup] = frozenset()
     """Groups that have a node, `/dev/vfio/12`."""
@@ -114,11 +110,11 @@ class Facts:
     """Devices that have their own node: `vfio0` for `/dev/vfio/devices/vfio0`."""
     users: Mapping[IommuGroup, tuple[User, ...]] | None = None
     """The processes that have each group open; None if they were not, or could not be, listed."""
-    busy_groups: Mapping[IommuGroup, str] = field(default_factory=dict)
+    busy_groups: Mapping[IommuGroup, str] = msgspec.field(default_factory=dict)
     """Groups that could not be opened since a process has them open, with the kernel's error."""
     users_of_lost_nodes: tuple[User, ...] = ()
     """The processes that have a device open whose node is gone, since it is being unbound and has no driver link."""
-    device_ids: DeviceIds = field(default_factory=DeviceIds)
+    device_ids: DeviceIds = msgspec.field(default_factory=DeviceIds)
     """The ids of GPUs in other device plugins."""
     malformed_entries: tuple[MalformedEntry, ...] = ()
     unread: tuple[Unread, ...] = ()
@@ -190,20 +186,18 @@ class UsersUnknown(NotKnown):
     """The error of opening the group, which would have been proof; empty if the group was not opened."""
 
 
-@dataclass(frozen=True, slots=True)
-class FreshFacts:
+class FreshFacts(msgspec.Struct, frozen=True):
     """The facts of a host after some devices were read again."""
 
     facts: Facts
     """The same object as that of the last scan where nothing has changed."""
-    members: Mapping[IommuGroup, Sequence[str] | Unread | None] = field(default_factory=dict)
+    members: Mapping[IommuGroup, Sequence[str] | Unread | None] = msgspec.field(default_factory=dict)
     """The devices that the kernel lists in each group's `devices/`, None where the group does not exist."""
-    users: Mapping[IommuGroup, tuple[User, ...] | UsersUnknown] = field(default_factory=dict)
+    users: Mapping[IommuGroup, tuple[User, ...] | UsersUnknown] = msgspec.field(default_factory=dict)
     """The processes that have each group of these devices open; those that are known are in `facts`, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Discovery:
+class Discovery(msgspec.Struct, frozen=True):
     """The facts that `gpuvirt discover` reads without privileges."""
 
     gpu: bool | None

@@ -1,11 +1,11 @@
 """vGPUs as the host shows them, in the same form for each framework."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import AMD, INTEL, PciFunction, Unread
@@ -22,8 +22,7 @@ class Framework(StrEnum):
     """VFs that share the GPU evenly, as AMD's and Intel's do; all are created and removed at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveVgpu:
+class LiveVgpu(msgspec.Struct, frozen=True):
     """A vGPU that exists. Its type and group are `Unread` if they could not be read."""
 
     id: VgpuId
@@ -35,21 +34,20 @@ class LiveVgpu:
     """The host's id of the type: `nvidia-592` (mdev), `1428` (vendor VFIO)."""
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuHost:
+class VgpuHost(msgspec.Struct, frozen=True):
     """The vGPUs that one GPU carries, and those that it can still carry."""
 
     gpu: PciAddress
     framework: Framework
-    creatable: Mapping[PciAddress, Mapping[VgpuType, int]] = field(default_factory=dict)
+    creatable: Mapping[PciAddress, Mapping[VgpuType, int]] = msgspec.field(default_factory=dict)
     """The number of vGPUs of each type that each parent can still carry."""
     live: tuple[LiveVgpu, ...] = ()
-    type_names: Mapping[str, VgpuType] = field(default_factory=dict)
+    type_names: Mapping[str, VgpuType] = msgspec.field(default_factory=dict)
     """The names of types, by the host's ids of them. The host names only types that can still be created."""
     unread: tuple[Unread, ...] = ()
-    quarantined: Mapping[PciAddress, str] = field(default_factory=dict)
+    quarantined: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """VFs that rejected a type which they list as creatable, with their error. No vGPU is created on them."""
-    type_ids: Mapping[VgpuType, str] = field(default_factory=dict)
+    type_ids: Mapping[VgpuType, str] = msgspec.field(default_factory=dict)
     """The host's ids of mediated devices' types: `nvidia-592`. They may change with the driver."""
 
     def with_refusal(self, parent: PciAddress, error: str) -> Self:
@@ -57,8 +55,7 @@ class VgpuHost:
         return replace(self, quarantined={**self.quarantined, parent: error}, creatable={**self.creatable, parent: {}})
 
 
-@dataclass(frozen=True, slots=True)
-class GpuInstance:
+class GpuInstance(msgspec.Struct, frozen=True):
     """A part of a GPU in MIG mode."""
 
     id: int
@@ -70,8 +67,7 @@ class GpuInstance:
     """The number of memory slices, of which an A100 has eight."""
 
 
-@dataclass(frozen=True, slots=True)
-class SupportedType:
+class SupportedType(msgspec.Struct, frozen=True):
     """A vGPU type that a GPU supports by NVIDIA's vGPU manager, even if none can be created now."""
 
     id: int
@@ -84,8 +80,7 @@ class SupportedType:
     """The profile of the GPU instances that carry it; None for a time-sliced type."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuModes:
+class GpuModes(msgspec.Struct, frozen=True):
     """The modes of a GPU, which only nvidia-smi reports. They are read on demand and never in a scan.
 
     A mode is Unread if its report was not understood, and None if the GPU does not have it.
@@ -125,12 +120,11 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
         return self.policy.value if self.timeslice_ms is None else f"{self.policy.value}, {self.timeslice_ms} ms"
 
 
-@dataclass(frozen=True, slots=True)
-class SmiReport:
+class SmiReport(msgspec.Struct, frozen=True):
     """The report of nvidia-smi on a GPU, read when a plan needs it."""
 
     modes: GpuModes
-    types: Mapping[str, VgpuType] | Unread = field(default_factory=dict)
+    types: Mapping[str, VgpuType] | Unread = msgspec.field(default_factory=dict)
     """The names of the GPU's types in all of its modes, by their numbers; empty if they were not read."""
     scheduler: Scheduler | Unread | None = None
     """None if it was not read."""

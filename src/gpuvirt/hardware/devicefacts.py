@@ -5,7 +5,9 @@ device open, the agent opens the device's IOMMU group, or walks once through all
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
@@ -19,8 +21,7 @@ from gpuvirt.hardware.usage.users import cdevs_of, read_users_of
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 
 
-@dataclass(frozen=True, slots=True)
-class AskedDevice:
+class AskedDevice(msgspec.Struct, frozen=True):
     """A device that is read again."""
 
     carrier: PciAddress

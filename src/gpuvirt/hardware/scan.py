@@ -7,8 +7,10 @@ scan of some functions reads those, and which vGPUs exist. Every scan reads new 
 
 import errno
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import BootId, PciAddress, parse_pci_address
@@ -99,12 +101,11 @@ def with_device_ids(kernel: Kernel, facts: Facts) -> Facts:
     return replace(facts, device_ids=read_device_ids(kernel, facts.functions.values()))
 
 
-@dataclass(slots=True)
-class _Scan:
+class _Scan(msgspec.Struct):
     kernel: Kernel
     before: Facts
-    malformed_entries: list[MalformedEntry] = field(default_factory=list)
-    unread: list[Unread] = field(default_factory=list)
+    malformed_entries: list[MalformedEntry] = msgspec.field(default_factory=list)
+    unread: list[Unread] = msgspec.field(default_factory=list)
 
     def or_before(self, found: T | Unread, before: T) -> T:
         if isinstance(found, Unread):

@@ -9,7 +9,8 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.clock import Clock, Timer
 from gpuvirt.hypervisors.childprocess import ChildProcess

@@ -6,9 +6,9 @@ come from the renderers of the controller, so that they are those that the contr
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt import documents, plain
 from gpuvirt.cluster.kinds import clusterpolicy
@@ -72,8 +72,7 @@ class _ConfigMap(msgspec.Struct, frozen=True):
     data: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(msgspec.Struct, frozen=True):
     """What images depend on besides the manifests."""
 
     systems: frozenset[str] = frozenset()
@@ -82,8 +81,7 @@ class Inputs:
     """gpuvirt's image, for a ClusterPolicy without the chart's manifests."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(msgspec.Struct, frozen=True):
     """The content of all manifests."""
 
     containers: tuple[_Container, ...]

@@ -10,10 +10,11 @@ while the agent of its node runs, since the kubelet asks the agent before each s
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import TypeVar
+
+import msgspec
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
@@ -100,8 +101,7 @@ class NotDeletedError(GpuvirtError):
     """An object that was to be deleted still exists."""
 
 
-@dataclass(frozen=True, slots=True)
-class Goals:
+class Goals(msgspec.Struct, frozen=True):
     """The options of an uninstallation."""
 
     namespace: str

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import msgspec
 from typing_extensions import override
 
 from gpuvirt.clock import Clock
@@ -28,8 +28,7 @@ from gpuvirt.paths import KubeletPaths
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
+class Answers(msgspec.Struct, frozen=True):
     """The functions that choose and allocate devices."""
 
     prefer: Callable[[ResourceName, Sequence[DeviceId], Sequence[DeviceId], int], Sequence[DeviceId]]

@@ -9,8 +9,9 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from operator import itemgetter
+
+import msgspec
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import BootId, DeviceId, PodUid, ResourceName
@@ -35,16 +36,15 @@ Allocations = Sequence[tuple[tuple[ResourceName, DeviceId], Consumer]]
 """Each device with each of its containers."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Content:
+class Content(msgspec.Struct, frozen=True, eq=False):
     """The content of the checkpoint, as it was read once."""
 
     allocations: Allocations = ()
-    registered: Registered = field(default_factory=dict)
+    registered: Registered = msgspec.field(default_factory=dict)
     devices: tuple[RecordedDevice, ...] = ()
     lacks_nodes: bool = False
     """Whether a node in a plugin's answer did not exist yet."""
-    of_several: OfSeveral = field(default_factory=dict)
+    of_several: OfSeveral = msgspec.field(default_factory=dict)
 
     @property
     def consumers(self) -> Consumers:
@@ -52,8 +52,7 @@ class Content:
         return dict(self.allocations)
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """The record as it was read at one moment."""
 
     number: int

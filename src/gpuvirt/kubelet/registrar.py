@@ -8,10 +8,10 @@ the new endpoint too.
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
+import msgspec
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.errors import GpuvirtError
@@ -31,8 +31,7 @@ Observe = Callable[[ResourceName, Registration], None]
 """Takes the state of a resource's registration with the kubelet."""
 
 
-@dataclass(slots=True)
-class _Attempts:
+class _Attempts(msgspec.Struct):
     """The attempts to register a resource."""
 
     kubelet: sockets.FileIdentity | None = None
@@ -44,7 +43,7 @@ class _Attempts:
     """Whether an attempt is in progress."""
     withheld: bool = False
     """Whether the resource must not be registered."""
-    pauses: Iterator[float] = field(default_factory=backoff_s)
+    pauses: Iterator[float] = msgspec.field(default_factory=backoff_s)
 
 
 class Registrar:

@@ -3,8 +3,9 @@
 import hashlib
 import socket
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.paths import SOCKET_PATH_BYTES, check_socket_path
@@ -35,8 +36,7 @@ def digest(resource: ResourceName) -> str:
     return hashlib.sha256(resource.encode()).hexdigest()[:_DIGEST_DIGITS]
 
 
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
+class FileIdentity(msgspec.Struct, frozen=True):
     """The identity of the file at a path; a new file at the same path has another identity."""
 
     device: int

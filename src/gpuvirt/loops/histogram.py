@@ -1,15 +1,15 @@
 """A histogram of durations, for a metrics page."""
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass(slots=True)
-class Histogram:
+class Histogram(msgspec.Struct):
     """A histogram of durations."""
 
     bounds_s: tuple[float, ...]
-    counts: list[int] = field(default_factory=list)
+    counts: list[int] = msgspec.field(default_factory=list)
     total_s: float = 0.0
 
     def __post_init__(self) -> None:

@@ -1,8 +1,9 @@
 """The options of an agent's process: the host, the agent's own files, its permissions, and what it is asked to do."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.facts.ids import NodeName
@@ -22,8 +23,7 @@ from gpuvirt.node.published.markers import Markers
 from gpuvirt.paths import KubeletPaths
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
+class NodeOptions(msgspec.Struct, frozen=True):
     """The options of the process; the agent and its parts read them here, too."""
 
     kernel: Kernel
@@ -60,8 +60,8 @@ class NodeOptions:
     """The address and port of probes and metrics."""
     service_manager: str | None = None
     """The socket of systemd, which waits until the agent is ready; None where no service manager waits."""
-    clock: Clock = field(default_factory=RealClock)
-    intervals: Intervals = field(default_factory=Intervals)
+    clock: Clock = msgspec.field(default_factory=RealClock)
+    intervals: Intervals = msgspec.field(default_factory=Intervals)
     workers: Callable[[str], SerialWorker] = ThreadWorker
     """Returns a serial worker: of an isolation unit, or of a part of the agent."""
     markers: Markers | None = None

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from errno import ENOENT, ENOTDIR, errorcode
 from pathlib import Path
@@ -30,8 +29,7 @@ WITHOUT_PSEUDONYM = frozenset({"vms"})
 Collected = Mapping[str, Entry]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """The request for a support archive."""
 
     kernel: Kernel
@@ -49,8 +47,7 @@ class Asked:
     hide_names: bool = False
 
 
-@dataclass(slots=True)
-class Packing:
+class Packing(msgspec.Struct):
     """An archive that is being packed: the state that its sections share."""
 
     asked: Asked
@@ -58,8 +55,8 @@ class Packing:
     names: Pseudonyms | None
     ledger: Ledger
     view: NodeView
-    unread: list[NotRead] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    unread: list[NotRead] = msgspec.field(default_factory=list)
+    left_out: list[LeftOut] = msgspec.field(default_factory=list)
 
     def content(self, path: Path, *, most: int = archive.MOST_FILE_BYTES) -> bytes | None:
         """Return a small file; None, with a note, where it can't be read or is too large."""

@@ -7,7 +7,6 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
@@ -37,8 +36,7 @@ KUBELET = f"{archive.HOST}/var/lib/kubelet"
 """The kubelet's folder in the archive, whatever its path on the host."""
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(msgspec.Struct, frozen=True):
     """A packed archive."""
 
     name: str
@@ -47,8 +45,7 @@ class Packed:
     manifest: Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(msgspec.Struct, frozen=True):
     """A part of the archive."""
 
     name: str

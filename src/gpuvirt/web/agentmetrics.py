@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableRegion
@@ -15,15 +16,14 @@ UNHEALTHY = "unhealthy"
 NOT_OFFERED = "not-offered"
 
 
-@dataclass(frozen=True, slots=True)
-class ShareFigures:
+class ShareFigures(msgspec.Struct, frozen=True):
     """The shares of a node."""
 
-    records: ShareRecords = field(default_factory=ShareRecords)
+    records: ShareRecords = msgspec.field(default_factory=ShareRecords)
     """The pods with units of shared GPUs."""
-    refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    refused: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
     """The number of refused shares by step and code."""
-    used: MemoryUses = field(default_factory=dict)
+    used: MemoryUses = msgspec.field(default_factory=dict)
     """The memory that containers use, by their own word."""
 
 

@@ -7,8 +7,9 @@ in use would end TLS.
 
 import logging
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import ConfigError
@@ -21,8 +22,7 @@ CHECK_S = 10.0
 """How often the files are looked at. The kubelet takes up to a minute to change the files of a Secret."""
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateFiles:
+class CertificateFiles(msgspec.Struct, frozen=True):
     """The files of a certificate, with those that it is signed by, and of its key; both in PEM."""
 
     certificate: Path

@@ -4,9 +4,10 @@ The names of a certificate are its common name, and its DNS names and URIs.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+import msgspec
 
 
 class Standing(StrEnum):
@@ -19,8 +20,7 @@ class Standing(StrEnum):
     NO_CERTIFICATE = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
+class Client(msgspec.Struct, frozen=True):
     """The client of a connection."""
 
     standing: Standing = Standing.NO_CERTIFICATE
@@ -31,8 +31,7 @@ class Client:
 UNKNOWN = Client()
 
 
-@dataclass(frozen=True, slots=True)
-class ClientRules:
+class ClientRules(msgspec.Struct, frozen=True):
     """The certificates that clients need."""
 
     authority: Path

@@ -13,7 +13,8 @@ import errno
 import os
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.errors import GpuvirtError
 
@@ -83,8 +84,7 @@ async def listen(
             server.close()
 
 
-@dataclass(slots=True, eq=False)
-class Connection:
+class Connection(msgspec.Struct, eq=False):
     """One connection."""
 
     close: Callable[[], None]

@@ -3,8 +3,9 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from gpuvirt import __version__
 from gpuvirt.clock import Clock
@@ -39,8 +40,7 @@ class Served(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class ExtenderPages:
+class ExtenderPages(msgspec.Struct):
     """The pages of one process."""
 
     process: Served
@@ -48,10 +48,10 @@ class ExtenderPages:
     clients: ClientRules | None
     """The certificates that clients need."""
     handshakes: Handshakes
-    requests: Requests = field(default_factory=Requests)
-    asked_by: Counter[Standing] = field(default_factory=Counter)
+    requests: Requests = msgspec.field(default_factory=Requests)
+    asked_by: Counter[Standing] = msgspec.field(default_factory=Counter)
     """The requests by what is known of their clients."""
-    _unknown: set[tuple[str, ...]] = field(default_factory=set)
+    _unknown: set[tuple[str, ...]] = msgspec.field(default_factory=set)
     """The names of clients that were logged because they are not permitted."""
 
     async def answer(self, request: HttpRequest) -> HttpAnswer:

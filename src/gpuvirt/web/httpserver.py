@@ -9,11 +9,11 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 
 import h11
+import msgspec
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.web.clients import UNKNOWN, Client, ClientRules, Standing
@@ -32,8 +32,7 @@ CLOSE_S = 2.0
 READ_BYTES = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct, frozen=True):
     """One request."""
 
     method: str
@@ -47,8 +46,7 @@ class HttpRequest:
     client: Client = UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
+class HttpAnswer(msgspec.Struct, frozen=True):
     """The answer to a request."""
 
     status: int
@@ -156,8 +154,7 @@ class HttpServer:
         return goes_on
 
 
-@dataclass(frozen=True, slots=True)
-class _Stream:
+class _Stream(msgspec.Struct, frozen=True):
     """The requests and answers of one connection."""
 
     http: h11.Connection

@@ -1,13 +1,13 @@
 """A page for probes or metrics, and its answer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 TEXT = "text/plain; charset=utf-8"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """The response of a page."""
 
     status: int

@@ -3,7 +3,8 @@
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt import __version__
 from gpuvirt.clock import Clock
@@ -29,8 +30,7 @@ PATCHED, SAME, REFUSED, MALFORMED, FAILED = "patched", "unchanged", "refused", "
 _TEXT = "text/plain; charset=utf-8"
 
 
-@dataclass(slots=True)
-class WebhookPages:
+class WebhookPages(msgspec.Struct):
     """The pages of one process."""
 
     config: WebhookConfig
@@ -38,9 +38,9 @@ class WebhookPages:
     handshakes: Handshakes
     ends: bool = False
     """Whether the process is about to end, so that connections are closed after their next answer."""
-    results: Counter[tuple[str, str]] = field(default_factory=Counter)
+    results: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
     """The requests by result, and the code of the reason for a refusal."""
-    seconds: Histogram = field(default_factory=lambda: Histogram(BUCKETS_S))
+    seconds: Histogram = msgspec.field(default_factory=lambda: Histogram(BUCKETS_S))
 
     def begin_to_end(self) -> None:
         """Be ready no more, and close each connection after its next answer."""

@@ -1,8 +1,8 @@
 """The differences between the facts of a host and those of its simulation: address, field and both values."""
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
@@ -15,8 +15,7 @@ MOST_SHOWN = 100
 Record = PciFunction | VgpuHost | Platform
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(msgspec.Struct, frozen=True):
     """A property of a host that its simulation does not show."""
 
     where: str
@@ -62,10 +61,10 @@ def _records(what: str, host: Mapping[PciAddress, Record], simulated: Mapping[Pc
 
 
 def _fields(where: str, host: Record, simulated: Record, leave: Iterable[str] = ()) -> Iterator[Loss]:
-    for name in (field.name for field in dataclasses.fields(host)):
-        real, copy = getattr(host, name), getattr(simulated, name)
-        if real != copy and name not in leave:
-            yield Loss(where, name, f"{_shown(real)} on the host, {_shown(copy)} on the simulated host")
+    for field in host.__struct_fields__:
+        real, copy = getattr(host, field), getattr(simulated, field)
+        if real != copy and field not in leave:
+            yield Loss(where, field, f"{_shown(real)} on the host, {_shown(copy)} on the simulated host")
 
 
 def _sets(where: str, host: frozenset[object], simulated: frozenset[object]) -> Iterator[Loss]:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -107,16 +106,15 @@ def _screen(screen: Framebuffer) -> list[ScreenSpec]:
     return [ScreenSpec(number=int(number[1]), name=screen.name.text, device=shown_by)]
 
 
-@dataclass(slots=True)
-class _Amending:
+class _Amending(msgspec.Struct):
     """Amends a platform by the differences between a host and the simulated host with that platform."""
 
     spec: PlatformSpec
     host: Setup
     shown: Setup
-    files: dict[str, str] = field(default_factory=dict)
-    missing: set[str] = field(default_factory=set)
-    folders: set[str] = field(default_factory=set)
+    files: dict[str, str] = msgspec.field(default_factory=dict)
+    missing: set[str] = msgspec.field(default_factory=set)
+    folders: set[str] = msgspec.field(default_factory=set)
     acpi: tuple[str, ...] | None = None
 
     def amended(self) -> PlatformSpec:

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import Unread
@@ -28,8 +28,7 @@ _SIZE_IN_NAME = re.compile(r"-([0-9]{1,4})[A-Z]\w*$")
 """`NVIDIA L40S-12Q` takes 12 GB."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reading(msgspec.Struct, frozen=True):
     """A GPU that carries vGPUs, and the facts of its host."""
 
     kernel: Kernel

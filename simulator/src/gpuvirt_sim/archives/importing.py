@@ -5,11 +5,11 @@ Each function becomes a slot with a board of one function, because functions nee
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt import documents, plain
 from gpuvirt.archive import unpack
@@ -70,8 +70,7 @@ COMMENT = """\
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
+class Imported(msgspec.Struct, frozen=True):
     """A simulated host that was made of a real host."""
 
     spec: HostSpec
@@ -124,13 +123,12 @@ def _shown(spec: HostSpec, platform: PlatformSpec, gpus: Sequence[PciFunction]) 
     return _setup(build_host(msgspec.structs.replace(spec, platform=platform)), gpus)
 
 
-@dataclass(slots=True)
-class _Importing:
+class _Importing(msgspec.Struct):
     kernel: Kernel
     facts: Facts
-    losses: list[Loss] = field(default_factory=list)
-    boards: dict[str, CardSpec] = field(default_factory=dict)
-    recorded: Mapping[PciAddress, str] = field(default_factory=dict)
+    losses: list[Loss] = msgspec.field(default_factory=list)
+    boards: dict[str, CardSpec] = msgspec.field(default_factory=dict)
+    recorded: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The drivers that functions had before gpuvirt bound them to VFIO drivers."""
 
     def host_spec(self, about: str) -> HostSpec:

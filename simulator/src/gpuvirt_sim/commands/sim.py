@@ -7,10 +7,10 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
 
+import msgspec
 import typer
 
 from gpuvirt.cli.formats import Output
@@ -60,8 +60,7 @@ Manager = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedHostRow:
+class SimulatedHostRow(msgspec.Struct, frozen=True):
     """One simulated host."""
 
     name: str
@@ -210,8 +209,7 @@ def _opened(record: Path | None) -> AbstractContextManager[IO[bytes] | None]:
         raise ConfigError(f"{record} can't be written: {error.strerror}", where="--record") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Program:
+class _Program(msgspec.Struct, frozen=True):
     command: list[str]
     environment: Mapping[str, str]
     folder: Path

@@ -3,9 +3,9 @@
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.panel import Panel
 from rich.syntax import Syntax
@@ -38,8 +38,7 @@ class DemoStuckError(GpuvirtError):
     """An event that the demo waits for does not happen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True):
     """The simulated host and kubelet of a story, and the real agent between them."""
 
     host: str

@@ -1,6 +1,6 @@
 """The chapters of the demo about vGPUs: the node's label changes while a VM uses a vGPU."""
 
-from dataclasses import dataclass
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Framework
@@ -18,8 +18,7 @@ MORE_THAN_DEFAULT = 3
 """The config `default` creates two vGPUs on a GPU; the label then requests at least this number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(msgspec.Struct, frozen=True):
     """The GPUs and the vGPU types of the story."""
 
     gpus: tuple[PciAddress, ...]

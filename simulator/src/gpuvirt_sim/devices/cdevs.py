@@ -7,14 +7,14 @@ node disappears as soon as its driver begins to unbind, which waits until no pro
 
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt_sim.files.tree import fails
 
 
-@dataclass(slots=True, eq=False)
-class CdevFile:
+class CdevFile(msgspec.Struct, eq=False):
     """A node that a process has open. Each process has one iommufd."""
 
     device: str

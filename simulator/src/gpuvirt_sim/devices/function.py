@@ -1,14 +1,14 @@
 """A simulated PCI function: its identity, its state, and the content of its plain attributes."""
 
 import struct
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.paths import HostPath
 
 
-@dataclass(frozen=True, slots=True)
-class VfIdentity:
+class VfIdentity(msgspec.Struct, frozen=True):
     """The identity of a function's VFs."""
 
     id: PciId
@@ -16,8 +16,7 @@ class VfIdentity:
     native_driver: str | None
 
 
-@dataclass(slots=True, eq=False)
-class SimFunction:
+class SimFunction(msgspec.Struct, eq=False):
     """One function: its identity, and the state that writes change."""
 
     address: PciAddress
@@ -39,7 +38,7 @@ class SimFunction:
     physfn: PciAddress | None = None
     vf_number: int | None = None
     """The number of a VF: 2 where the GPU has the link `virtfn2` to the VF."""
-    virtfns: list[PciAddress] = field(default_factory=list)
+    virtfns: list[PciAddress] = msgspec.field(default_factory=list)
     total_vfs: int | None = None
     vf: VfIdentity | None = None
     model: str = "NVIDIA Graphics Device"

@@ -3,8 +3,9 @@
 import errno
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.paths import HostPath
@@ -23,8 +24,7 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}.?", re
 """One more character of any kind is accepted (kernel 6.1 compares the length with 36 and 37)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SimMdev:
+class SimMdev(msgspec.Struct, frozen=True):
     """One mediated device."""
 
     uuid: str

@@ -7,8 +7,9 @@ node. Unbinding sound and I2C devices also waits until their files are closed (s
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.paths import HostPath
@@ -39,8 +40,7 @@ Take = Callable[[str], int]
 """Takes the lowest free number of a kind of device."""
 
 
-@dataclass(frozen=True, slots=True)
-class NativeNode:
+class NativeNode(msgspec.Struct, frozen=True):
     """A device node of a function."""
 
     folder: str
@@ -52,8 +52,7 @@ class NativeNode:
     """Whether the driver is not unbound until no process has the node open."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnbindInUse:
+class UnbindInUse(msgspec.Struct, frozen=True):
     """A driver that was unbound while a process had a node of the function open."""
 
     address: PciAddress

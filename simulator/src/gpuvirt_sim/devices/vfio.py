@@ -8,7 +8,8 @@ stays until the user closes it.
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.paths import HostPath
@@ -37,21 +38,20 @@ def group_of_node(path: str) -> IommuGroup | None:
     return IommuGroup(int(name)) if folder == "/dev/vfio" and name.isdecimal() else None
 
 
-@dataclass(slots=True, eq=False)
-class Group:
+class Group(msgspec.Struct, eq=False):
     """One IOMMU group."""
 
     number: IommuGroup
-    members: set[str] = field(default_factory=set)
-    vfio_devices: dict[str, HostPath] = field(default_factory=dict)
+    members: set[str] = msgspec.field(default_factory=set)
+    vfio_devices: dict[str, HostPath] = msgspec.field(default_factory=dict)
     """The members on a VFIO driver, with their sysfs folders."""
     user: int | None = None
     """The process that has the group open."""
     owned: bool = False
     """Whether that process has put the group into a container, so that it owns its devices' DMA."""
-    devices_in_use: set[str] = field(default_factory=set)
+    devices_in_use: set[str] = msgspec.field(default_factory=set)
     """The devices that this process also has open, as a VM has."""
-    release_callbacks: dict[str, Callable[[], None]] = field(default_factory=dict)
+    release_callbacks: dict[str, Callable[[], None]] = msgspec.field(default_factory=dict)
     """Devices that a writer waits for, with the callback for when their user closes them."""
 
 

@@ -6,8 +6,9 @@ again, clear a GPU's modes, as NVIDIA's manager forgets them; see `SimVgpuHost.f
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_pci_address
 from gpuvirt.facts.vgpu import Framework
@@ -25,8 +26,7 @@ FIRST_VF_OFFSET = 4
 """The first VF of NVIDIA's boards is four functions after the physical one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Carrier:
+class Carrier(msgspec.Struct, frozen=True):
     """A GPU that can carry vGPUs."""
 
     vgpu_host: SimVgpuHost

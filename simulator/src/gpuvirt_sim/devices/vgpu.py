@@ -5,7 +5,6 @@ framebuffer that NVIDIA lists for its size. MIG mode: each vGPU has a GPU instan
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -62,29 +61,28 @@ class MigProfileSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """The slices where a GPU instance can begin, in the order in which the driver tries them."""
 
 
-@dataclass(slots=True, eq=False)
-class SimVgpuHost:
+class SimVgpuHost(msgspec.Struct, eq=False):
     """One GPU's vGPUs. A slot is the GPU itself, which carries many, or a VF, which carries one."""
 
     gpu: PciAddress
     all_types: tuple[VgpuTypeSpec, ...]
     slots: list[PciAddress]
     profiles: tuple[MigProfileSpec, ...] = ()
-    live: dict[str, tuple[VgpuTypeSpec, PciAddress]] = field(default_factory=dict)
+    live: dict[str, tuple[VgpuTypeSpec, PciAddress]] = msgspec.field(default_factory=dict)
     """The vGPUs by their ids, with the slot that carries each."""
-    found: Mapping[tuple[PciAddress, VgpuType], int] = field(default_factory=dict)
+    found: Mapping[tuple[PciAddress, VgpuType], int] = msgspec.field(default_factory=dict)
     """How many vGPUs of a type a slot could still take, as an imported host reported while it carried `found_with`."""
     found_with: frozenset[str] = frozenset()
     mixed_sizes: bool = False
     mig: bool = False
     mig_pending: bool = False
-    instances: list[GpuInstance] = field(default_factory=list)
-    computing: set[int] = field(default_factory=set)
+    instances: list[GpuInstance] = msgspec.field(default_factory=list)
+    computing: set[int] = msgspec.field(default_factory=set)
     """The ids of the GPU instances that have a compute instance."""
-    scheduler: Scheduler = field(default_factory=lambda: DEFAULT_SCHEDULER)
-    places: dict[str, int] = field(default_factory=dict)
+    scheduler: Scheduler = msgspec.field(default_factory=lambda: DEFAULT_SCHEDULER)
+    places: dict[str, int] = msgspec.field(default_factory=dict)
     """The placement of each vGPU in mixed-size mode, by its id."""
-    on_instance: dict[str, int] = field(default_factory=dict)
+    on_instance: dict[str, int] = msgspec.field(default_factory=dict)
     """The GPU instance of each vGPU in MIG mode, by its id."""
 
     @property

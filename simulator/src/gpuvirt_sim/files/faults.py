@@ -1,21 +1,21 @@
 """Faults of a simulated host: paths that fail, that refuse writes, that read as something else, or that act."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.files.tree import fails
 
 
-@dataclass(slots=True)
-class Faults:
+class Faults(msgspec.Struct):
     """The faults, by the path that the caller uses to read, list, follow or write."""
 
-    errors: dict[HostPath, int] = field(default_factory=dict)
-    contents: dict[HostPath, bytes] = field(default_factory=dict)
-    acts: dict[HostPath, Callable[[], None]] = field(default_factory=dict)
-    refusals: dict[HostPath, int] = field(default_factory=dict)
-    asleep: set[HostPath] = field(default_factory=set)
+    errors: dict[HostPath, int] = msgspec.field(default_factory=dict)
+    contents: dict[HostPath, bytes] = msgspec.field(default_factory=dict)
+    acts: dict[HostPath, Callable[[], None]] = msgspec.field(default_factory=dict)
+    refusals: dict[HostPath, int] = msgspec.field(default_factory=dict)
+    asleep: set[HostPath] = msgspec.field(default_factory=set)
     """Files whose writers sleep until the path is removed from this set."""
 
     def fail(self, path: HostPath, number: int) -> None:

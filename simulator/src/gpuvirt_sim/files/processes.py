@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.hardware.usage.processes import INITIAL_NAMESPACE
 from gpuvirt.paths import HostPath
@@ -14,8 +15,7 @@ FIRST_MAPPING = 0x7F0000000000
 MAPPING_BYTES = 0x1000
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(msgspec.Struct, frozen=True):
     """A process on the simulated host."""
 
     pid: int

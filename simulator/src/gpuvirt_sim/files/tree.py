@@ -3,7 +3,8 @@
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.paths import HostPath
 
@@ -14,15 +15,13 @@ DEVICE_NUMBERS = HostPath("/sys/dev/char")
 """One link for each character device, named by its number, to its folder (device_create_sys_dev_entry)."""
 
 
-@dataclass(slots=True, eq=False)
-class Folder:
+class Folder(msgspec.Struct, eq=False):
     """A folder."""
 
-    entries: dict[str, "Node"] = field(default_factory=dict)
+    entries: dict[str, "Node"] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True, eq=False)
-class File:
+class File(msgspec.Struct, eq=False):
     """A file with callbacks for each read and each write."""
 
     read: Callable[[], str | bytes] | None = None
@@ -31,15 +30,13 @@ class File:
     """None: not writable (mode 0444)."""
 
 
-@dataclass(slots=True, eq=False)
-class Link:
+class Link(msgspec.Struct, eq=False):
     """A symbolic link."""
 
     target: str
 
 
-@dataclass(slots=True, eq=False)
-class DeviceNode:
+class DeviceNode(msgspec.Struct, eq=False):
     """A character device."""
 
     number: int

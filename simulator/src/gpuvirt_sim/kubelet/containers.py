@@ -1,19 +1,18 @@
 """The containers of a simulated kubelet's pods, with their requests and claims."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """A device that a container has by a ResourceClaim (DRA); the kubelet's device checkpoint does not contain it."""
 
     driver: str
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(msgspec.Struct, frozen=True):
     """A container, with the resources that it requests and the devices that it has by claims."""
 
     name: str

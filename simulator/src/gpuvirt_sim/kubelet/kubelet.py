@@ -10,11 +10,11 @@ import itertools
 import stat
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 import grpc.aio
+import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import InvalidIdError
@@ -34,14 +34,13 @@ from gpuvirt_sim.kubelet.servers import Servers, pod_resources, registration
 NAMESPACE = "default"
 
 
-@dataclass(slots=True)
-class Pod:
+class Pod(msgspec.Struct):
     """A pod on this node."""
 
     name: str
     uid: str
     containers: Sequence[Container]
-    held: list[Consumers] = field(default_factory=list)
+    held: list[Consumers] = msgspec.field(default_factory=list)
     plugins_s: float = 0.0
     """How long the kubelet has waited for the answers of device plugins to admit the pod."""
 

@@ -7,10 +7,10 @@ requests an unknown resource is admitted, without devices.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
+import msgspec
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.kubelet.checkpoint import Data, PodDevices, parse
@@ -29,25 +29,22 @@ class AdmissionError(GpuvirtError):
     """A pod can't be admitted; the text is that of the pod's status."""
 
 
-@dataclass(slots=True)
-class Endpoint:
+class Endpoint(msgspec.Struct):
     """A registered plugin."""
 
     stopped_at_s: float | None = None
 
 
-@dataclass(slots=True)
-class Resource:
+class Resource(msgspec.Struct):
     """The state of one resource."""
 
-    endpoint: Endpoint = field(default_factory=Endpoint)
-    healthy: set[str] = field(default_factory=set)
-    unhealthy: set[str] = field(default_factory=set)
-    numa_nodes: dict[str, int | None] = field(default_factory=dict)
+    endpoint: Endpoint = msgspec.field(default_factory=Endpoint)
+    healthy: set[str] = msgspec.field(default_factory=set)
+    unhealthy: set[str] = msgspec.field(default_factory=set)
+    numa_nodes: dict[str, int | None] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Consumers:
+class Consumers(msgspec.Struct, frozen=True):
     """The devices of one resource that one container has, and the plugin's answer for them."""
 
     pod_uid: str

@@ -6,7 +6,6 @@ and those of a CDI spec replace both; a container whose CDI device has no spec i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -21,8 +20,7 @@ class StartError(GpuvirtError):
     """A container can't be created; the kubelet tries again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """What a container sees."""
 
     env: Mapping[str, str]

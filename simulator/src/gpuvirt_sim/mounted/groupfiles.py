@@ -6,7 +6,8 @@ last read (VFIO's request event), one per line.
 """
 
 import errno
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt_sim.files.tree import fails
@@ -15,8 +16,7 @@ from gpuvirt_sim.kernel import SimKernel
 USE = b"use"
 
 
-@dataclass(slots=True)
-class _Opened:
+class _Opened(msgspec.Struct):
     """A group that a process has open."""
 
     group: IommuGroup

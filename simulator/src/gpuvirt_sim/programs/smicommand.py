@@ -1,7 +1,8 @@
 """The command line of the simulated nvidia-smi: its options, and a parser."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.errors import GpuvirtError
 
@@ -11,8 +12,7 @@ Verb = tuple[str, ...]
 SCHEDULER: Verb = ("vgpu", "set-scheduler-state")
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
+class _Option(msgspec.Struct, frozen=True):
     short: str
     long: str
     about: str
@@ -69,8 +69,7 @@ class UsageError(GpuvirtError):
     """A command line that the simulated nvidia-smi does not accept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(msgspec.Struct, frozen=True):
     """A parsed command line."""
 
     verb: Verb

@@ -5,7 +5,9 @@ is this simulator's own, as are the summaries.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.vgpu import SchedulerPolicy
 from gpuvirt.model.inventory import pciids
@@ -22,8 +24,7 @@ POLICY_WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SmiGpu:
+class SmiGpu(msgspec.Struct, frozen=True):
     """A GPU as nvidia-smi shows it."""
 
     index: int

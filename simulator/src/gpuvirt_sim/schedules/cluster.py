@@ -1,7 +1,8 @@
 """The API objects of a world: nodes with their Leases, pods with budgets, VolumeAttachments, and a scheduler."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.schedules.hypervisor import Power, VmKey
@@ -18,8 +19,7 @@ GRACE_S = 20.0
 BOOT_S = 5.0
 
 
-@dataclass(slots=True)
-class NodeObject:
+class NodeObject(msgspec.Struct):
     """A Node, and the Lease of its kubelet."""
 
     name: NodeName
@@ -38,14 +38,13 @@ class NodeObject:
     exists: bool = True
     most_pods: int = 1000
     """How many pods the scheduler places on it."""
-    types: Mapping[PhaseName, str] = field(default_factory=dict)
+    types: Mapping[PhaseName, str] = msgspec.field(default_factory=dict)
     """The vGPU types that profiles give its VM."""
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
     """Those that profiles set; PHASE_LABEL names a phase whose pods it gets."""
 
 
-@dataclass(slots=True)
-class PodObject:
+class PodObject(msgspec.Struct):
     """A pod. `phase` is its node selector."""
 
     name: str
@@ -62,22 +61,21 @@ class PodObject:
     """The controller that creates it again."""
 
 
-@dataclass(slots=True)
-class ModelCluster:
+class ModelCluster(msgspec.Struct):
     """All objects."""
 
     nodes: dict[NodeName, NodeObject]
     vms: Mapping[VmKey, Vm]
     now_s: Callable[[], float]
-    pods: list[PodObject] = field(default_factory=list)
-    attached: dict[NodeName, dict[str, float]] = field(default_factory=dict)
+    pods: list[PodObject] = msgspec.field(default_factory=list)
+    attached: dict[NodeName, dict[str, float]] = msgspec.field(default_factory=dict)
     """VolumeAttachments, and when each is gone."""
     budget_until_s: float = 0.0
     """Until when a budget allows no eviction."""
-    cordoned_s: dict[NodeName, float] = field(default_factory=dict)
+    cordoned_s: dict[NodeName, float] = msgspec.field(default_factory=dict)
     """Since when a node has been unschedulable."""
-    numbers: Iterator[int] = field(default_factory=lambda: iter(range(1, 1_000_000)))
-    _binding: list[tuple[float, PodObject, NodeName]] = field(default_factory=list)
+    numbers: Iterator[int] = msgspec.field(default_factory=lambda: iter(range(1, 1_000_000)))
+    _binding: list[tuple[float, PodObject, NodeName]] = msgspec.field(default_factory=list)
 
     def pass_time(self) -> None:
         """Let kubelets renew, pods end, and the scheduler bind."""

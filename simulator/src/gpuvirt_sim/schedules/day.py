@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.cluster.failures import ApiRefusedError, ConflictError, NotFoundError
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Rounds, Stored
@@ -26,8 +28,7 @@ STEP_S, LONG_STEP_S = 1.0, 5.0
 """The virtual time that passes at once, and while nothing is under way."""
 
 
-@dataclass(slots=True)
-class SimDay:
+class SimDay(msgspec.Struct):
     """The clock of a simulated cluster, and its API server. The time passes when the controller sleeps."""
 
     begin: datetime
@@ -37,7 +38,7 @@ class SimDay:
     report: Callable[[str], None]
     """Called with what the controller does, as its log has it."""
     now_s: float = 0.0
-    status: Status = field(default_factory=Status)
+    status: Status = msgspec.field(default_factory=Status)
     version: int = 1
 
     def now(self) -> datetime:

@@ -1,9 +1,10 @@
 """A hypervisor with one GPU for some VMs. It carries calls out over time, loses answers, and delivers calls late."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
 
 from gpuvirt.model.schedules.hypervisor import (
     Abilities,
@@ -49,8 +50,7 @@ class Before(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Vm:
+class Vm(msgspec.Struct):
     """A VM of the model."""
 
     key: VmKey
@@ -83,8 +83,7 @@ class Vm:
         self.gpu = int(vgpu_type.rpartition("-")[2].removesuffix("q"))
 
 
-@dataclass(slots=True)
-class Late:
+class Late(msgspec.Struct):
     """A call under way, and the connection that sends it."""
 
     at_s: float
@@ -94,8 +93,7 @@ class Late:
     """Whether its sender has taken its outcome for unknown; otherwise the sender has died."""
 
 
-@dataclass(slots=True)
-class ModelHypervisor:
+class ModelHypervisor(msgspec.Struct):
     """The hypervisor, with all its VMs."""
 
     vms: dict[VmKey, Vm]
@@ -104,10 +102,10 @@ class ModelHypervisor:
     """Called for each call that is carried out, before it is."""
     on_violation: Callable[[str], None]
     is_reachable: bool = True
-    rigid: set[VmKey] = field(default_factory=set)
+    rigid: set[VmKey] = msgspec.field(default_factory=set)
     """The VMs that can't be suspended, by what `check` says."""
-    late: list[Late] = field(default_factory=list)
-    unread: set[VmKey] = field(default_factory=set)
+    late: list[Late] = msgspec.field(default_factory=list)
+    unread: set[VmKey] = msgspec.field(default_factory=set)
     """The VMs that were not read since a call of unknown outcome."""
 
     def pass_time(self) -> None:

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic  # noqa: TID251  the gate's
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import DamagedError
@@ -29,8 +31,7 @@ from gpuvirt.node.store.recordhistorystore import read_history
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 
-@dataclass(frozen=True, slots=True)
-class PodAccount:
+class PodAccount(msgspec.Struct, frozen=True):
     """Reads the allocations at each call: they may change between a command's start and its lock of a unit."""
 
     kernel: Kernel
@@ -40,7 +41,7 @@ class PodAccount:
     assume_unallocated: bool = False
     """Whether to assume that no device is allocated beyond the known ones where the kubelet can't be read."""
 
-    read: list[Reading] = field(default_factory=list)
+    read: list[Reading] = msgspec.field(default_factory=list)
     """The complete readings of the kubelet's accounts so far."""
 
     def readings(self) -> Sequence[Reading]:

@@ -1,9 +1,9 @@
 """Shows and sets vGPU schedulers through nvidia-smi, and keeps them in gpuvirt's modprobe file."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import typer
 
 from gpuvirt.cli.changes import vgpuhost
@@ -35,8 +35,7 @@ PERSISTABLE = frozenset({ReasonCode.VGPU_IN_USE})
 """Reasons that prevent setting a scheduler now, but not keeping it for the driver's next load."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """The scheduler to set, and the options of the command."""
 
     scheduler: Scheduler
@@ -44,8 +43,7 @@ class Order:
     dry_run: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerRow:
+class SchedulerRow(msgspec.Struct, frozen=True):
     """The scheduler of one GPU."""
 
     gpu: PciAddress
@@ -56,8 +54,7 @@ class SchedulerRow:
     reason: Reason | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerResult:
+class SchedulerResult(msgspec.Struct, frozen=True):
     """The result of setting a scheduler, or of its dry run."""
 
     gpu: PciAddress

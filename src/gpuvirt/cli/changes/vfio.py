@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Annotated
 
+import msgspec
 import typer
+from msgspec.structs import replace
 
 from gpuvirt.cli.changes import vfiohost
 from gpuvirt.cli.changes.inworker import changed_in_worker
@@ -132,8 +133,7 @@ def unbind(  # noqa: PLR0913  a command's options
     change(here, desired, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True):
     """The GPUs and NVSwitches that the command line names."""
 
     addresses: Sequence[str]

@@ -1,9 +1,9 @@
 """The host of a command: its devices, their allocations to pods, and the modes that its agent keeps."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import typer
 
 from gpuvirt.cli.changes.inworker import CommandHost
@@ -22,8 +22,7 @@ from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(msgspec.Struct, frozen=True):
     """The host whose devices a command lists or changes."""
 
     change_host: ChangeHost

@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import typer
 
 from gpuvirt.cli.changes import vgpuhost
@@ -25,8 +25,7 @@ from gpuvirt.model.vgputypes.profiles import resolve_type
 from gpuvirt.node.change.observation import Observation, observe
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(msgspec.Struct, frozen=True):
     """The host of a command, and its output format."""
 
     host_root: Path
@@ -104,8 +103,7 @@ def _seen(where: Where) -> tuple[Host, Observation]:
     return here, observe(here.change_host, here.inputs, None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Applied:
+class _Applied(msgspec.Struct, frozen=True):
     """A vGPU config as it applies to the GPUs of a host."""
 
     vgpus: Mapping[PciAddress, DesiredVgpus]

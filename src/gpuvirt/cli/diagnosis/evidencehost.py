@@ -1,8 +1,9 @@
 """The inputs of `gpuvirt doctor` and `gpuvirt why`: a host, its kubelet, settings, and KubeVirt's configuration."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.apps.doctor import Surroundings
 from gpuvirt.cli.parameters import options
@@ -20,8 +21,7 @@ from gpuvirt.paths import HostRoots, KubeletPaths
 STANDARD_INPUT = "-"
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(msgspec.Struct, frozen=True):
     """Where the host's folders are mounted, from the options of these names."""
 
     host_root: Path
@@ -29,8 +29,7 @@ class Where:
     kubelet_dir: Path | None
 
 
-@dataclass(frozen=True, slots=True)
-class KubeVirtAt:
+class KubeVirtAt(msgspec.Struct, frozen=True):
     """The source of KubeVirt's configuration: a file or a cluster. Without either, it is not checked."""
 
     file: str | None = None

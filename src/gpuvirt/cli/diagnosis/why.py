@@ -1,9 +1,9 @@
 """`gpuvirt why`: the finding that keeps a device from VMs, a VM or pod from its devices, or pods from a node."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from gpuvirt.apps.doctor import gather
@@ -93,8 +93,7 @@ def why(  # noqa: PLR0913  one parameter an option
     raise typer.Exit(1 if explanation.blocker is not None else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
+class _Target(msgspec.Struct, frozen=True):
     """What a command line names: a device or a resource as text, else a node or another object."""
 
     text: str

@@ -10,10 +10,10 @@ nor reboots the host: the reason names the processes that keep a GPU from its mo
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
+import msgspec
 import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
@@ -160,8 +160,7 @@ def run(  # noqa: PLR0913  one parameter an option
     _run(arguments, kubeconfig)
 
 
-@dataclass(frozen=True, slots=True)
-class _Arguments:
+class _Arguments(msgspec.Struct, frozen=True):
     """The options of the program, parsed."""
 
     node: NodeName

@@ -5,11 +5,11 @@ program prints the reason for each device and exits with 1. `unbind` restores th
 program leaves devices without a driver.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from gpuvirt.cli.changes import vfio, vfiohost
 from gpuvirt.cli.changes.podaccount import PodAccount

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.repeats import Repeats
@@ -23,8 +24,7 @@ VGPU_COLUMNS = (
 UNKNOWN = "Unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDevices:
+class NodeDevices(msgspec.Struct, frozen=True):
     """The GPUs of a node, as its agent has reported them last."""
 
     node: str
@@ -36,8 +36,7 @@ class NodeDevices:
     resources: tuple[Offered, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeVgpu:
+class NodeVgpu(msgspec.Struct, frozen=True):
     """A vGPU of a node."""
 
     node: str

@@ -8,8 +8,8 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -32,8 +32,7 @@ BELOW = "  "
 """The indent of a line below a row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """One column of a table."""
 
     name: str
@@ -45,20 +44,18 @@ class Column:
     """Whether only wide tables have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(msgspec.Struct, frozen=True):
     cells: tuple[Text, ...]
     below: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class Table:
+class Table(msgspec.Struct):
     """A table whose layout fits the console that prints it."""
 
     columns: Sequence[Column]
     below: str = "REASON"
     """The column in which a row that is one line has the texts below it."""
-    _rows: list[_Row] = field(default_factory=list)
+    _rows: list[_Row] = msgspec.field(default_factory=list)
 
     def add(self, *cells: Cell, below: Iterable[str] = ()) -> None:
         """Add a row with a cell for each column; on a terminal the paragraphs `below` are printed below it."""

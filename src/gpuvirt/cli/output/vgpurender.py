@@ -1,7 +1,6 @@
 """The output of `gpuvirt vgpu`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import msgspec
@@ -42,8 +41,7 @@ class VgpuResult(msgspec.Struct, frozen=True):
     """The GPU's desired vGPUs by type; None if the command only removes vGPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuRow:
+class VgpuRow(msgspec.Struct, frozen=True):
     """One vGPU; `parent` is `gpu` or one of its VFs."""
 
     id: VgpuId
@@ -54,8 +52,7 @@ class VgpuRow:
     users: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TypeRow:
+class TypeRow(msgspec.Struct, frozen=True):
     """One vGPU type on one GPU."""
 
     gpu: PciAddress

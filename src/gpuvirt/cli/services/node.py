@@ -9,12 +9,12 @@ capabilities: `/sys` and `/proc/driver/nvidia` can be read by every user.
 import asyncio
 import logging
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.apps.node import run_until_stopped

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
@@ -106,8 +105,7 @@ def decode(output: bytes, api_version: str) -> Status:
 IF_AVAILABLE, ALWAYS, NEVER = "IfAvailable", "Always", "Never"
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(msgspec.Struct, frozen=True):
     """The command of a plugin."""
 
     arguments: tuple[str, ...]

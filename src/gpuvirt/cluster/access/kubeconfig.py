@@ -7,7 +7,6 @@ the file that has them. Source: client-go, tools/clientcmd.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -136,8 +135,7 @@ class _Named(Protocol[T_co]):
     def content(self) -> T_co: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Entry(Generic[T]):
+class Entry(msgspec.Struct, Generic[T], frozen=True):
     """A cluster, user or context with its file and path."""
 
     content: T
@@ -150,8 +148,7 @@ class Entry(Generic[T]):
         return ConfigError(message, where=str(self.file), path=f"{self.path}.{key}" if key else self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(msgspec.Struct, frozen=True):
     """The merged entries of all files."""
 
     where: str

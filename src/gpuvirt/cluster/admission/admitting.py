@@ -7,7 +7,8 @@ ask twice, and users may write the parts themselves.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.cluster.admission.injectedparts import (
     DEV,
@@ -47,8 +48,7 @@ class InvalidAmountError(DamagedError):
         self.path = path
 
 
-@dataclass(frozen=True, slots=True)
-class Requested:
+class Requested(msgspec.Struct, frozen=True):
     """An amount of a resource that a container requests."""
 
     placed: Placed
@@ -104,8 +104,7 @@ def effective(requests: tuple[Requested, ...]) -> Mapping[str, int]:
     return dict(sorted((most | lasting).items()))
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """What becomes of a pod."""
 
     refusal: Reason | None = None
@@ -113,13 +112,12 @@ class Decision:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Draft:
+class _Draft(msgspec.Struct):
     """What is added so far."""
 
-    operations: list[Operation] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    volumes: set[str] = field(default_factory=set)
+    operations: list[Operation] = msgspec.field(default_factory=list)
+    warnings: list[str] = msgspec.field(default_factory=list)
+    volumes: set[str] = msgspec.field(default_factory=set)
 
 
 UNCHANGED = Decision()

@@ -6,12 +6,12 @@ image has the driver unless `driver` says otherwise.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt import documents
 from gpuvirt.documents import Written
@@ -92,8 +92,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
     """Each a `_Class`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """A container that is added to pods."""
 
     image: str
@@ -108,8 +107,7 @@ class Part:
         return replace(self, requests={}, limits={})
 
 
-@dataclass(frozen=True, slots=True)
-class UserContainers:
+class UserContainers(msgspec.Struct, frozen=True):
     """What is added to the containers of a pod that request vGPUs."""
 
     dev: bool
@@ -122,8 +120,7 @@ class UserContainers:
     """Whether LD_LIBRARY_PATH has the driver's libraries."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClassSettings:
+class ClassSettings(msgspec.Struct, frozen=True):
     """What is added to the pods of one RuntimeClass."""
 
     profile: Profile
@@ -139,8 +136,7 @@ class ClassSettings:
     """The Secret with the licence's token in the pods' namespaces; empty: the tree has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class InjectionConfig:
+class InjectionConfig(msgspec.Struct, frozen=True):
     """The config of a webhook."""
 
     classes: Mapping[str, ClassSettings]

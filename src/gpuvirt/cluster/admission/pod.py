@@ -4,7 +4,6 @@ All other fields are left to the API server: a JSON patch names only what is add
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -121,8 +120,7 @@ class Group(StrEnum):
     APP = "containers"
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A container, and its place in the pod."""
 
     group: Group

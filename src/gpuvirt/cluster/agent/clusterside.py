@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
+
+import msgspec
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.access.credentials import Credentials
@@ -63,8 +64,7 @@ class EndingPods:
         self._observe(PodEnds(ended, frozenset(uid for uid, pod in pods.items() if pod.is_ending) - ended))
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSide:
+class ClusterSide(msgspec.Struct, frozen=True):
     """The agent's settings for the API server. Without it, the agent still observes, offers and allocates devices."""
 
     credentials: Credentials

@@ -1,8 +1,9 @@
 """The GpuNode of a node: its spec turned into desired state, and the agent's view turned into its status."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from gpuvirt.cluster.agent.noderequests import TakeRequest
 from gpuvirt.cluster.cache import Delta
@@ -71,8 +72,7 @@ def _enforcement(spec: Spec) -> str | None:
     return str(spec.shares.enforcement) if spec.shares is not None and spec.shares.enforcement is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class SpecListener:
+class SpecListener(msgspec.Struct, frozen=True):
     """The consumer of a GpuNode's spec."""
 
     observed: Callable[[], NodeRequest]

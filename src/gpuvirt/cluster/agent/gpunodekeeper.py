@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -72,8 +71,7 @@ class _StatusPatch(msgspec.Struct, frozen=True):
     status: Status
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
+class _Due(msgspec.Struct, frozen=True):
     """The next write."""
 
     content: _New | _StatusPatch

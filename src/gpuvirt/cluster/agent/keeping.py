@@ -6,9 +6,10 @@ counts, since the watch does not repeat it.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
+
+import msgspec
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.client import Client
@@ -20,8 +21,7 @@ from gpuvirt.tasks import backoff_s
 T = TypeVar("T", bound=KubernetesObject)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Observation(Generic[T]):
+class Observation(msgspec.Struct, Generic[T], frozen=True, eq=False):
     """One observation of the object. Each is distinct (compared by identity), even if two have the same content."""
 
     item: T | None
@@ -65,8 +65,7 @@ ReportOutcome = Callable[[ApiError | None], None]
 """Reports an error of the API server, and None after a success."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperDependencies:
+class KeeperDependencies(msgspec.Struct, frozen=True):
     """What the writers of one node's objects need."""
 
     client: Client

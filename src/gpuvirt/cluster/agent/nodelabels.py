@@ -10,7 +10,6 @@ whole with its version, and again after a conflict. A write is retried until it 
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 
 import msgspec
 
@@ -31,8 +30,7 @@ from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpus
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """The labels and annotations that one part of the agent keeps on the node."""
 
     keys: Callable[[Metadata], DesiredLabels]

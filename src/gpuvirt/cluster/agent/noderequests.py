@@ -1,7 +1,8 @@
 """The desired state in the node's labels and the vGPU ConfigMap, and the labels that report the progress toward it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt import plain
 from gpuvirt.cluster.agent.nodelabels import Claim
@@ -66,8 +67,7 @@ def observe_config_map(observe: TakeRequest, key: ObjectKey) -> Callable[[Delta[
     return lambda delta: observe(request_of_config_map(key, delta.objects.get(key)))
 
 
-@dataclass(frozen=True, slots=True)
-class StateLabel:
+class StateLabel(msgspec.Struct, frozen=True):
     """The label of a state, and the annotation with its reason."""
 
     label: str

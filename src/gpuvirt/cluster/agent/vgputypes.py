@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.clock import Signal
 from gpuvirt.cluster import events
@@ -34,8 +35,7 @@ from gpuvirt.model.reasons import Reason
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
+class _Due(msgspec.Struct, frozen=True):
     change: TypeChange
     reason: Reason
     gpu_node: str

@@ -1,7 +1,5 @@
 """Bindings as they are sent: the node of a pod, its GPUs, and the version that the pod must still have."""
 
-from dataclasses import dataclass
-
 import msgspec
 
 from gpuvirt.cluster.shares.objects import SharingPod
@@ -38,8 +36,7 @@ class Binding(msgspec.Struct, frozen=True, rename="camel"):
     kind: str = "Binding"
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True):
     """A binding that is to be written."""
 
     pod: SharingPod

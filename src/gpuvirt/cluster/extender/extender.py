@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
@@ -54,17 +53,17 @@ OK, REFUSED, MALFORMED, NOT_SERVING, FAILED = "ok", "refused", "malformed", "not
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
-@dataclass(slots=True)
-class Requests:
+class Requests(msgspec.Struct):
     """The counters of requests."""
 
-    results: Counter[tuple[str, str]] = field(default_factory=Counter)
+    results: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
     """By verb and result."""
-    seconds: dict[str, Histogram] = field(default_factory=lambda: {verb: Histogram(BUCKETS_S) for verb in VERBS})
+    seconds: dict[str, Histogram] = msgspec.field(
+        default_factory=lambda: {verb: Histogram(BUCKETS_S) for verb in VERBS}
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """An answer to kube-scheduler, as JSON."""
 
     body: bytes

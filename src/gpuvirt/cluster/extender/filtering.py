@@ -5,7 +5,8 @@ share one text, by which kube-scheduler also groups them in its event.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, filter_result
 from gpuvirt.cluster.shares.objects import demand_of_pod, needs_limits
@@ -40,13 +41,12 @@ HELD = (
 NOMINATED = "; more is kept for pods that have preempted others there"
 
 
-@dataclass(slots=True)
-class _Judged:
+class _Judged(msgspec.Struct):
     """The nodes on which a pod fits now, and those on which it does not, with the reasons."""
 
-    fitting: list[NodeName] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    unresolvable: dict[str, str] = field(default_factory=dict)
+    fitting: list[NodeName] = msgspec.field(default_factory=list)
+    failed: dict[str, str] = msgspec.field(default_factory=dict)
+    unresolvable: dict[str, str] = msgspec.field(default_factory=dict)
 
     def explain_nominated(self, name: NodeName) -> None:
         """Add to the reason of a node that nominated pods count there."""

@@ -1,10 +1,9 @@
 """The intervals of the extender's work, and the limits of its waits. kube-scheduler waits for 5 s in all."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Intervals:
+class Intervals(msgspec.Struct, frozen=True):
     """All intervals, in seconds."""
 
     look_s: float = 0.02

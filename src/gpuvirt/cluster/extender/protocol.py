@@ -6,7 +6,6 @@ status 200, since kube-scheduler drops the body of any other; what failed is in 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -29,8 +28,7 @@ class MalformedRequestError(GpuvirtError):
     """A body is not a request of kube-scheduler; the text has the verb, and what was found and expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeArguments:
+class NodeArguments(msgspec.Struct, frozen=True):
     """The request of filter and prioritize."""
 
     pod: SharingPod
@@ -39,8 +37,7 @@ class NodeArguments:
     """The nodes in the order of `names`, if kube-scheduler has sent them (`nodeCacheCapable: false`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Victims:
+class Victims(msgspec.Struct, frozen=True):
     """The pods that kube-scheduler would evict from a node."""
 
     pods: Sequence[PodUid]
@@ -48,16 +45,14 @@ class Victims:
     """The number of them whose PodDisruptionBudget does not allow it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreemptionArguments:
+class PreemptionArguments(msgspec.Struct, frozen=True):
     """The request of preempt."""
 
     pod: SharingPod
     victims: Mapping[NodeName, Victims]
 
 
-@dataclass(frozen=True, slots=True)
-class BindingArguments:
+class BindingArguments(msgspec.Struct, frozen=True):
     """The request of bind."""
 
     name: str

@@ -12,8 +12,9 @@ slice, and writes it again after each change by others. A process that was depos
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
+
+import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
@@ -47,8 +48,7 @@ class NoRouteError(GpuvirtError):
     """The Service cannot lead to this process; the text has the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
+class Backend(msgspec.Struct, frozen=True):
     """This process as an endpoint of the Service."""
 
     service: ObjectName
@@ -59,8 +59,7 @@ class Backend:
     """The name of this process in the election."""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """The way from a Service to one process."""
 
     service: Metadata

@@ -9,7 +9,9 @@ that arrives late is refused, however late that is; a try of unknown outcome is 
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
@@ -28,12 +30,11 @@ MOST_TRIES = 4
 """How often a binding is sent whose pod changes meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Unresolved:
+class _Unresolved(msgspec.Struct, frozen=True):
     """A binding that was sent, and the versions of its pod by which it may still be made."""
 
     write: Write
-    versions: set[str] = field(default_factory=set)
+    versions: set[str] = msgspec.field(default_factory=set)
 
 
 class Writes:

@@ -6,7 +6,6 @@ clusterpolicy` prints the texts of this module.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
@@ -225,8 +224,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True, kw_only=True):
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SpecFault:
+class SpecFault(msgspec.Struct, frozen=True):
     """An error in a spec: the path of the field (`$.spec.driver.enabled`) and a message."""
 
     path: str
@@ -252,8 +250,7 @@ def read_policy(stored: StoredPolicy) -> ClusterPolicy | SpecFault:
     return ClusterPolicy(metadata=stored.metadata, spec=content.spec, status=stored.status)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The active policy, and the others."""
 
     stored: StoredPolicy

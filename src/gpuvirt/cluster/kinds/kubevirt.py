@@ -5,7 +5,6 @@ Source: KubeVirt's API `kubevirt.io/v1` and the API `hco.kubevirt.io/v1beta1` of
 are on a node.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -193,8 +192,7 @@ class RequestsDevices(KubernetesObject, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceKind:
+class DeviceKind(msgspec.Struct, frozen=True):
     """A kind whose objects name devices."""
 
     name: str

@@ -1,7 +1,8 @@
 """Kubernetes events for admins: one event each time that a state begins, and again after the controller restarts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster import events
@@ -15,8 +16,7 @@ from gpuvirt.cluster.operator.policy.status import INVALID, Verdict
 REPORTER = Reporter("gpuvirt.io/controller", "gpuvirt-controller")
 
 
-@dataclass(frozen=True, slots=True)
-class Announcement:
+class Announcement(msgspec.Struct, frozen=True):
     """A state of one object, for which an event is written when the state begins."""
 
     about: About

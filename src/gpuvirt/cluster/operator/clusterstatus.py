@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
@@ -26,8 +27,7 @@ from gpuvirt.model.reasons import ReasonCode
 T = TypeVar("T", bound=KubernetesObject)
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterStatus:
+class ClusterStatus(msgspec.Struct, frozen=True):
     """The ClusterPolicy's state, the components of each GPU node, and invalid values."""
 
     policy: str | None

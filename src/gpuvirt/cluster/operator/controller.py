@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from random import Random
+
+import msgspec
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.apigroups import ApiGroups
@@ -65,8 +66,7 @@ ROUND_S = 600.0
 """The time in which each node is decided again, changed or not, some at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerDependencies:
+class ControllerDependencies(msgspec.Struct, frozen=True):
     """The API client, the clock and the randomness that the controller uses."""
 
     client: Client

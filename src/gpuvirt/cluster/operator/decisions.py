@@ -1,10 +1,10 @@
 """The controller's decisions from one picture of the cluster: the writes, the events and the policy's status."""
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import (
     CLUSTER_POLICIES,
@@ -43,14 +43,13 @@ from gpuvirt.model.reasons import Reason, clusterproblems
 COEXIST_OPTION = "--coexist"
 
 
-@dataclass(frozen=True, slots=True)
-class Decisions:
+class Decisions(msgspec.Struct, frozen=True):
     """The writes and events that follow from a picture, and the state for status, metrics and probes."""
 
     writes: tuple[Write, ...] = ()
     announcements: tuple[Announcement, ...] = ()
     nodes: tuple[NodeVerdict, ...] = ()
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress = msgspec.field(default_factory=Progress)
     policy: str | None = None
     """The name of the active ClusterPolicy."""
     operands: tuple[OperandState, ...] = ()
@@ -58,8 +57,7 @@ class Decisions:
     """The history of patches of KubeVirt; None if it has not changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Basis:
+class Basis(msgspec.Struct, frozen=True):
     """What follows from a valid policy before any node is decided."""
 
     policy: ClusterPolicy

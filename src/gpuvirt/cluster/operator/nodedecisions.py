@@ -1,7 +1,9 @@
 """Decisions for each node: its placement, the writes to its labels and its GpuNode, and whether it is ready."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
@@ -26,8 +28,7 @@ from gpuvirt.model.desired.workload import Workload
 AGENTS = frozenset[str]({OperandName.AGENT, OperandName.LABELLER})
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterInputs:
+class ClusterInputs(msgspec.Struct, frozen=True):
     """What the decisions for every node depend on, beside the node itself."""
 
     defaults: Defaults
@@ -38,8 +39,7 @@ class ClusterInputs:
     """What VgpuSchedules say of nodes' vGPU configs."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeInputs:
+class NodeInputs(msgspec.Struct, frozen=True):
     """One node's part of the picture."""
 
     node: ReadNode

@@ -5,7 +5,9 @@ has. Within such a part, only the nodes whose own inputs have changed are decide
 """
 
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.core import Pod, ReadNode
 from gpuvirt.cluster.objects import PARTS, ObjectKey, ObjectMap
@@ -20,8 +22,7 @@ SLICE_NODES = 500
 """How many nodes are decided before others have their turn: some 30 ms of decisions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """A part of the nodes, with the GpuNodes of the same names."""
 
     nodes: Mapping[ObjectKey, ReadNode]
@@ -38,8 +39,7 @@ def parts_of(picture: Picture) -> Iterator[Part]:
     yield from (Part(*both) for both in zip(nodes, gpu_nodes, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _Decided:
+class _Decided(msgspec.Struct, frozen=True):
     """The decisions for one part, with all inputs."""
 
     part: Part

@@ -1,9 +1,10 @@
 """What the decisions for nodes amount to: for one node, for some, and for all of them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
+
+import msgspec
 
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.labels import (
@@ -27,8 +28,7 @@ CONTAINERD = "containerd"
 NodeWrite = PatchNode | ApplyGpuNode | DeleteObject
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeCount:
+class RuntimeCount(msgspec.Struct, frozen=True):
     """How many nodes for containers have one container runtime."""
 
     nodes: int
@@ -40,8 +40,7 @@ class RuntimeCount:
         return RuntimeCount(self.nodes + other.nodes, min(self.first, other.first))
 
 
-@dataclass(frozen=True, slots=True)
-class NodesSummary:
+class NodesSummary(msgspec.Struct, frozen=True):
     """The decisions for some nodes, by name of the node, and what operands and the policy's status need of them."""
 
     writes: tuple[NodeWrite, ...] = ()
@@ -60,7 +59,7 @@ class NodesSummary:
     container_systems: frozenset[str] = frozenset()
     has_container_nodes: bool = False
     """Whether nodes have containers with GPUs, or still run the driver or toolkit for them."""
-    runtimes: Mapping[str, RuntimeCount] = field(default_factory=dict)
+    runtimes: Mapping[str, RuntimeCount] = msgspec.field(default_factory=dict)
 
     @property
     def runtime(self) -> str:

@@ -1,7 +1,8 @@
 """The picture of the cluster that the controller decides by: its collections as observed at one moment."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.kinds.core import Pod, ReadNode, Service
@@ -22,8 +23,7 @@ PAUSERS = {
 """The pause that pods put on other operands of their node, by label `app`; driver pods do so until they are ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(msgspec.Struct, frozen=True):
     """The observed collections. The controller makes a picture once all of them are observed."""
 
     policies: Objects[StoredPolicy]
@@ -33,10 +33,10 @@ class Picture:
     """The operands' objects in the cluster, and all ConfigMaps of the controller's namespace."""
     other_operator: str | None = None
     """The lease of NVIDIA's operator if that runs: `lease gpu-operator/53822513.nvidia.com, held by ...`."""
-    kubevirt: KubeVirtObserved = field(default_factory=KubeVirtObserved)
-    services: Objects[Service] = field(default_factory=dict)
+    kubevirt: KubeVirtObserved = msgspec.field(default_factory=KubeVirtObserved)
+    services: Objects[Service] = msgspec.field(default_factory=dict)
     """The extender's Service, if it exists and the controller writes the scheduler's configuration."""
-    scheduled: ScheduledConfigs = field(default_factory=ScheduledConfigs)
+    scheduled: ScheduledConfigs = msgspec.field(default_factory=ScheduledConfigs)
     """What VgpuSchedules say of nodes' vGPU configs at this moment."""
 
     def entries_of(self, config_map: str) -> tuple[str, ...] | None:
@@ -88,8 +88,7 @@ def _keys_of(config_map: StoredObject) -> tuple[str, ...]:
     return tuple(config_map.texts or {})
 
 
-@dataclass(frozen=True, slots=True)
-class NodePods:
+class NodePods(msgspec.Struct, frozen=True):
     """What the pods of operands on one node mean for its decisions."""
 
     apps: frozenset[str] = frozenset()

@@ -5,7 +5,8 @@ which reports their states in the GpuNode; the others are pods.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, Status
@@ -63,8 +64,7 @@ ALL_OPERANDS = "operands"
 CHECKS = ("VfioPciReady", "VgpuManagerReady", "VgpuDevicesReady")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """One component on one node."""
 
     node: str

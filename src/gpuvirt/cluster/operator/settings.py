@@ -1,14 +1,14 @@
 """The controller's settings: what its command line and environment say."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.shares.demand import WHOLE, Units
 
 
-@dataclass(frozen=True, slots=True)
-class SharedResource:
+class SharedResource(msgspec.Struct, frozen=True):
     """The resource that agents offer shared GPUs as, and by which kube-scheduler asks the extender."""
 
     name: ResourceName
@@ -16,8 +16,7 @@ class SharedResource:
     """The units of a whole GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerSettings:
+class ControllerSettings(msgspec.Struct, frozen=True):
     """The controller's settings: its command line and environment."""
 
     namespace: str
@@ -28,7 +27,7 @@ class ControllerSettings:
     """gpuvirt's image, which agents run. Without it the controller deploys nothing and changes no operand."""
     pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
-    images: Mapping[str, str] = field(default_factory=dict)
+    images: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Images of operands whose image the policy does not name, by environment variable: `VGPU_MANAGER_IMAGE`."""
     manages_kubevirt: bool = True
     """Whether the controller patches KubeVirt; otherwise it only reports what KubeVirt's configuration lacks."""

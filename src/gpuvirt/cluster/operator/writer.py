@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
 
+import msgspec
+
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.operator.kubevirt.decisions import PatchKubeVirt
@@ -33,8 +35,7 @@ STATUS_EVERY_S = 1.0
 Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatus | PatchKubeVirt
 
 
-@dataclass(slots=True)
-class _Problem:
+class _Problem(msgspec.Struct):
     """The last error of one object's writes, and when to retry."""
 
     pauses_s: Iterator[float]

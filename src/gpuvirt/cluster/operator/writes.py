@@ -1,7 +1,8 @@
 """The controller's writes as data. Each names one object, and words its log line in `text`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import ERROR, Status
 from gpuvirt.cluster.kinds.gpunode import READY
@@ -11,8 +12,7 @@ from gpuvirt.cluster.operator.nodes.resolve import AppliedGpuNode
 from gpuvirt.cluster.resources import Resource
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """One object, or a part of it."""
 
     resource: Resource
@@ -25,8 +25,7 @@ class Target:
         return f"{self.resource.plural} {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class PatchNode:
+class PatchNode(msgspec.Struct, frozen=True):
     """Change labels and annotations of a node."""
 
     target: Target
@@ -40,8 +39,7 @@ class PatchNode:
         return f"patched node {self.target.name}: {', '.join(changes)}"
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyGpuNode:
+class ApplyGpuNode(msgspec.Struct, frozen=True):
     """Apply the controller's part of a GpuNode's spec."""
 
     target: Target
@@ -61,8 +59,7 @@ class ApplyGpuNode:
             yield f"{entry.resource} is withheld: {entry.code}"
 
 
-@dataclass(frozen=True, slots=True)
-class PatchPolicyStatus:
+class PatchPolicyStatus(msgspec.Struct, frozen=True):
     """Write a ClusterPolicy's status."""
 
     target: Target
@@ -82,8 +79,7 @@ class PatchPolicyStatus:
         return f"ClusterPolicy {self.target.name} is {self.status.state}: {texts}"
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyObject:
+class ApplyObject(msgspec.Struct, frozen=True):
     """Create or update an object of an operand."""
 
     target: Target
@@ -95,8 +91,7 @@ class ApplyObject:
         return f"applied {self.target.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteObject:
+class DeleteObject(msgspec.Struct, frozen=True):
     """Delete an object by name and uid, so that a newer object of that name stays."""
 
     target: Target

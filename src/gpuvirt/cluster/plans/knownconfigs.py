@@ -1,8 +1,9 @@
 """The vGPU configs that the agents of a cluster know: the built-in ones, and those of the ClusterPolicy's ConfigMap."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
+
+import msgspec
 
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
@@ -23,11 +24,10 @@ Texts = Mapping[str, str]
 """The data of a ConfigMap."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownConfigs:
+class KnownConfigs(msgspec.Struct, frozen=True):
     """The vGPU configs beside the built-in ones."""
 
-    configs: ConfigSet = field(default_factory=ConfigSet)
+    configs: ConfigSet = msgspec.field(default_factory=ConfigSet)
     where: str = ""
     """The ConfigMap that has them, or could: `ConfigMap gpuvirt/vgpu-configs`."""
     unread: str | None = None

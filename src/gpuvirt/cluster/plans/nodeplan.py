@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Spec, Status
 from gpuvirt.cluster.plans.reported import Reported, assumed_host, reported
@@ -41,8 +43,7 @@ HOST_ONLY = "modules, other functions of its IOMMU group and processes of the ho
 NO_CARD = "the catalog does not decide which card it is, and its driver lists vGPU types only after this change"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPlan:
+class GpuPlan(msgspec.Struct, frozen=True):
     """What would change on one GPU."""
 
     address: str
@@ -68,8 +69,7 @@ class GpuPlan:
     """Whether the types in `fits` are alternatives: in mode on-demand the first vGPU decides what else fits."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodePlan:
+class NodePlan(msgspec.Struct, frozen=True):
     """What would change on a node; its JSON is a contract (docs/reference/json.md)."""
 
     node: str
@@ -126,8 +126,7 @@ def _plans(
     return found, plan_node_vgpus(found.inventory, demand, SmiMemory()), modes
 
 
-@dataclass(frozen=True, slots=True)
-class _Planning:
+class _Planning(msgspec.Struct, frozen=True):
     """The plans of one node."""
 
     found: Reported
@@ -255,8 +254,7 @@ def _on_native(function: PciFunction) -> PciFunction:
     return replace(function, driver="nvidia", cdevs=())
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
+class _Outcome(msgspec.Struct, frozen=True):
     """The vGPUs of a GPU after a plan, and what prevents it."""
 
     vgpus: Mapping[str, int] | None

@@ -4,7 +4,8 @@ A GpuNode counts a GPU's VFs and does not name them, so they get addresses of th
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.kinds.gpunode import Gpu, Planning
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType, parse_pci_address, parse_pci_id
@@ -19,8 +20,7 @@ from gpuvirt.model.vgputypes import catalog
 VFIO = "vfio-pci"
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(msgspec.Struct, frozen=True):
     """The GPUs of a node as the planner takes them."""
 
     inventory: Inventory

@@ -11,7 +11,8 @@ A pod that is withheld counts on each GPU of each node, since a binding of anoth
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.objects import ObjectKey
@@ -31,8 +32,7 @@ from gpuvirt.model.shares.placement import GpuId, Placement, Shares
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Totals:
+class Totals(msgspec.Struct):
     """Sums over the cluster, for metrics."""
 
     nodes: int = 0
@@ -44,12 +44,11 @@ class Totals:
     """Pods whose GPUs are not known."""
 
 
-@dataclass(slots=True)
-class _NodePods:
+class _NodePods(msgspec.Struct):
     """The pods with units on one node, and the GPUs that it has or had."""
 
-    pods: dict[PodUid, SharingPod] = field(default_factory=dict)
-    gpus: set[GpuId] = field(default_factory=set)
+    pods: dict[PodUid, SharingPod] = msgspec.field(default_factory=dict)
+    gpus: set[GpuId] = msgspec.field(default_factory=set)
 
 
 class Index:

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from random import Random
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.cache import Delta

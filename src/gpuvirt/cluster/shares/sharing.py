@@ -1,7 +1,8 @@
 """How a cluster shares its GPUs: the resource, the units of a GPU, and the policy, which a pod may choose itself."""
 
 import logging
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import ResourceName
@@ -13,8 +14,7 @@ from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
+class Sharing(msgspec.Struct, frozen=True):
     """The settings of the extender."""
 
     resource: ResourceName = UNITS_RESOURCE

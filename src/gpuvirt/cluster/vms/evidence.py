@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
@@ -79,8 +81,7 @@ async def _read_kubevirts(client: Client, where: str) -> tuple[KubeVirt, ...]:
         return ()
 
 
-@dataclass(slots=True)
-class _Owners:
+class _Owners(msgspec.Struct):
     """The objects of one VM."""
 
     vm: vmstate.Vm | None = None

@@ -10,8 +10,9 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
+
+import msgspec
 
 from gpuvirt.errors import GpuvirtError
 
@@ -40,8 +41,7 @@ class NotIssuedError(GpuvirtError):
     """No certificate could be issued; the text has the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
+class Certificate(msgspec.Struct, frozen=True):
     """A certificate that is its own authority."""
 
     pem: bytes
@@ -55,8 +55,7 @@ class Certificate:
         return name in self.names and self.begins <= now < self.ends
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True):
     """A certificate with its key."""
 
     certificate: Certificate

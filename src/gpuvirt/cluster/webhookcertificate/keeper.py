@@ -6,7 +6,8 @@ Each write needs the version of the object that was read.
 import asyncio
 import logging
 from base64 import b64encode
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, PatchType
@@ -52,8 +53,7 @@ MOST_STEPS = 8
 """The most steps at once; a rotation has five."""
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(msgspec.Struct, frozen=True):
     """The names of the webhook's objects."""
 
     namespace: Namespace

@@ -6,8 +6,9 @@ Each state follows from the two objects and the time, so a controller may end af
 webhook never serves a certificate before the API servers trust it, and they trust each while a replica may serve it.
 """
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import msgspec
 
 from gpuvirt.cluster.webhookcertificate.certificate import Certificate, Pair
 
@@ -20,8 +21,7 @@ OVERLAP = timedelta(days=1)
 """How long the previous certificate is trusted, until the kubelets have given the new one to all replicas."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """What the Secret has; the empty one stands for a Secret that does not exist."""
 
     current: Pair | None = None
@@ -32,8 +32,7 @@ class Held:
     """What a replica may still serve."""
 
 
-@dataclass(frozen=True, slots=True)
-class Issue:
+class Issue(msgspec.Struct, frozen=True):
     """Issue a certificate: as the current one, or to follow it."""
 
     follows: bool
@@ -41,20 +40,17 @@ class Issue:
     """For a current one: what replicas may still serve."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trust:
+class Trust(msgspec.Struct, frozen=True):
     """Have the API server trust these certificates, and no others."""
 
     certificates: tuple[Certificate, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Promote:
+class Promote(msgspec.Struct, frozen=True):
     """Serve the following certificate; the current one becomes the previous one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(msgspec.Struct, frozen=True):
     """Trust the previous certificates no more."""
 
 

@@ -14,8 +14,9 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.sysfs import IOMMUFD, VFIO_DEVICES
@@ -29,8 +30,7 @@ BIND_IOMMUFD = (ord(";") << 8) + 118
 """include/uapi/linux/vfio.h: `struct vfio_device_bind_iommufd` has argsz, flags, iommufd, out_devid."""
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(msgspec.Struct, frozen=True):
     """The paths of the host's folders in this process."""
 
     dev: str

@@ -10,8 +10,9 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from gpuvirt.paths import HostPath
 
@@ -38,8 +39,7 @@ _MAPPING: Final = re.compile(
 _CHUNK_BYTES: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class OpenFile:
+class OpenFile(msgspec.Struct, frozen=True):
     """A node under `/dev`, or a VFIO device, that a process has open or mapped.
 
     `device` is the node's device number, since the path may be that of a private copy; 0 for `VFIO_DEVICE`, which has

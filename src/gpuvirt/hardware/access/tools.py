@@ -8,12 +8,13 @@ that is part of a change inherits the locks of the change (`keeping`) and nothin
 import os
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from time import sleep  # noqa: TID251  between tries, in a serial worker that may sleep
 from typing import BinaryIO, Protocol, Self
+
+import msgspec
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PciAddress
@@ -86,8 +87,7 @@ class Tools(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """The result of a program."""
 
     exit_code: int

@@ -3,8 +3,9 @@
 import errno
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from posixpath import basename, dirname
+
+import msgspec
 
 from gpuvirt.archive import Entry, Folder, Symlink
 from gpuvirt.facts.pci import Unread
@@ -23,13 +24,12 @@ def is_safe(name: str) -> bool:
     return bool(_SAFE.fullmatch(name))
 
 
-@dataclass(slots=True)
-class Copying:
+class Copying(msgspec.Struct):
     """A copy in progress. A file that is read through a link is stored under the link's target, as on the host."""
 
     kernel: Kernel
-    members: dict[HostPath, Entry] = field(default_factory=dict)
-    unread: list[Unread] = field(default_factory=list)
+    members: dict[HostPath, Entry] = msgspec.field(default_factory=dict)
+    unread: list[Unread] = msgspec.field(default_factory=list)
 
     def names(self, path: HostPath, place: HostPath | None = None) -> list[str]:
         """Return the safe names in a folder, none where it does not exist; `place` is the folder's path in the copy."""

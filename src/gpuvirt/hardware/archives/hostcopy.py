@@ -8,8 +8,9 @@ that unbinds the device has that lock for as long as a VM uses the device. The l
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from posixpath import basename, dirname
+
+import msgspec
 
 from gpuvirt.archive import Entry, Folder, Symlink
 from gpuvirt.errors import InvalidIdError
@@ -135,8 +136,7 @@ def _copy_names(copying: Copying, path: HostPath, names: tuple[str, ...]) -> Non
             copying.unread.append(Unread(HostPath(f"{path}/{name}"), seen=UNSAFE))
 
 
-@dataclass(frozen=True, slots=True)
-class HostCopy:
+class HostCopy(msgspec.Struct, frozen=True):
     """Files of a host by their paths on the host, and the files that could not be read."""
 
     members: Mapping[HostPath, Entry]

@@ -1,7 +1,8 @@
 """Reads a PCI function again just before it is allocated: all that can change, and decides whether a VM can get it."""
 
-from dataclasses import replace
 from operator import attrgetter
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, PciId
 from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, VFIO_DRIVERS, PciFunction

@@ -6,8 +6,9 @@ a process waits for the device to be unbound (seen on kernel 6.1), so no scan op
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_iommu_group, parse_pci_address
 from gpuvirt.facts.pci import (

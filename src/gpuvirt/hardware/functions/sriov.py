@@ -5,7 +5,7 @@ driver for a moment: that removes all mediated devices and switches mixed sizes 
 scheduler's state may be lost. So both take the proof that no process uses the GPU or its VFs.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from gpuvirt.errors import VfsUnchangedError
 from gpuvirt.facts.ids import PciAddress
@@ -49,8 +49,7 @@ def remove_vfs(kernel: Kernel, gpu: PciAddress, proof: Proof) -> None:
     kernel.write(pci.attribute(gpu, "sriov_numvfs"), b"0")
 
 
-@dataclass(frozen=True, slots=True)
-class VfSwitch:
+class VfSwitch(msgspec.Struct, frozen=True):
     """How the VFs of a GPU are switched."""
 
     gpu: PciAddress

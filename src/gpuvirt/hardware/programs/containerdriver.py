@@ -5,8 +5,9 @@ only after it has written its file: its nvidia-smi exists while the driver is st
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.hardware.access.tools import HostTools, Run, ToolError, ToolMissingError, exists, run_program
@@ -20,8 +21,7 @@ class NotReadyError(GpuvirtError):
     """A node is not ready for containers with GPUs; the text says what is wrong, and where."""
 
 
-@dataclass(frozen=True, slots=True)
-class DriverRoots:
+class DriverRoots(msgspec.Struct, frozen=True):
     """The folders in which a driver may be installed."""
 
     system: Path
@@ -34,8 +34,7 @@ class DriverRoots:
     """The file that the driver container writes when its driver runs; None where another program manages the driver."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundDriver:
+class FoundDriver(msgspec.Struct, frozen=True):
     """A working driver."""
 
     root: HostPath

@@ -7,8 +7,9 @@ answered, also where it knows a command not, and with 1 where there is no daemon
 
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.facts.mps import PIPE_DIRECTORY
 from gpuvirt.hardware.access.tools import PATH, Ended, ToolMissingError, exists, run_checked
@@ -22,8 +23,7 @@ QUIT = "quit"
 once (decision 470)."""
 
 
-@dataclass(frozen=True, slots=True)
-class MpsControl:
+class MpsControl(msgspec.Struct, frozen=True):
     """The control program as this process sees it."""
 
     roots: Sequence[Path]

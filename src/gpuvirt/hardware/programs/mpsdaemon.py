@@ -5,8 +5,9 @@ runs in the root of the host or of the driver's container, and the folder of its
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts import mps
@@ -24,8 +25,7 @@ MANY_USERS = "multiuser-server"
 HELP_S, MOUNT_S = 10.0, 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class MpsStart:
+class MpsStart(msgspec.Struct, frozen=True):
     """The command of a daemon that stays in the foreground, and its whole environment."""
 
     command: Sequence[str]

@@ -7,7 +7,8 @@ help first, and sets nothing where the help has no option for the setting, or no
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
@@ -25,8 +26,7 @@ _UNIT = re.compile(rf"\b({'|'.join(UNITS_PER_MS)})\b", re.IGNORECASE)
 _NUMBER = re.compile(r"(?P<number>[0-9]+)(?:\s*(?P<unit>[a-z]+))?", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """The options of this release's set-scheduler-state."""
 
     policy: str

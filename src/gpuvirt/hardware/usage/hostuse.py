@@ -8,7 +8,8 @@ open. A disk whose use is unknown counts as used.
 import errno
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
@@ -35,8 +36,7 @@ MULTIPATH = re.compile(r"nvme([0-9]+)c[0-9]+n([0-9]+)")
 function."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Uses:
+class _Uses(msgspec.Struct, frozen=True):
     """The uses of disks on this host."""
 
     mounts: tuple[tuple[str, str], ...]

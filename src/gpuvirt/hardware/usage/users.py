@@ -8,7 +8,8 @@ import errno
 import re
 from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.facts.pci import PciFunction, Unread
@@ -29,8 +30,7 @@ _LOST_NODE = re.compile(r"/vfio/devices/vfio[0-9]+ \(deleted\)\Z")
 device open (6.12)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Users:
+class Users(msgspec.Struct, frozen=True):
     """The processes that have VFIO nodes open."""
 
     by_group: Mapping[IommuGroup, tuple[User, ...]]

@@ -1,8 +1,9 @@
 """The operations of a vGPU framework."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
@@ -12,11 +13,10 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True):
     """The GPUs and vGPUs that a back end has found."""
 
-    hosts: Mapping[PciAddress, VgpuHost] = field(default_factory=dict)
+    hosts: Mapping[PciAddress, VgpuHost] = msgspec.field(default_factory=dict)
     """By the address of the GPU."""
     malformed_entries: tuple[MalformedEntry, ...] = ()
 

@@ -2,7 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import (

@@ -1,10 +1,10 @@
 """The devices of a host that a VM has, by the VM's XML, and the vGPU types of a host's mediated devices."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from xml.etree import ElementTree as Xml
 
 import libvirt
+import msgspec
 
 from gpuvirt.hypervisors.backend import BackEndError
 from gpuvirt.hypervisors.messages import Problem
@@ -12,8 +12,7 @@ from gpuvirt.hypervisors.messages import Problem
 AGENT = "org.qemu.guest_agent.0"
 
 
-@dataclass(frozen=True, slots=True)
-class VmDevices:
+class VmDevices(msgspec.Struct, frozen=True):
     """What is read of a VM's XML."""
 
     mdevs: tuple[str, ...]

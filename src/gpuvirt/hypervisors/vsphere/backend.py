@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from time import monotonic  # noqa: TID251  how long to wait for a task, in a process of its own
 from typing import TypeVar
 
+import msgspec
 from pyVmomi import vim, vmodl
 
 from gpuvirt.hypervisors.backend import BackEndError
@@ -100,8 +100,7 @@ HOST, DEVICES, TOOLS = "runtime.host", "config.hardware.device", "guest.toolsRun
 CAPABILITIES, TYPES = "config.sharedGpuCapabilities", "config.sharedPassthruGpuTypes"
 
 
-@dataclass(frozen=True, slots=True)
-class HostGpus:
+class HostGpus(msgspec.Struct, frozen=True):
     """What a host says of vGPU types."""
 
     types: frozenset[str]

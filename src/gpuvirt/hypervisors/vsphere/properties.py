@@ -1,9 +1,9 @@
 """Properties of a vCenter's objects, read by paths."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 from pyVmomi import vim, vmodl
 
 from gpuvirt.hypervisors.backend import BackEndError
@@ -16,8 +16,7 @@ PAGE = 200
 """Objects in an answer: pyVmomi has the whole answer and its objects in memory at once, 0.1 MiB a VM with devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """One object with those of its properties that have a value."""
 
     reference: object

@@ -1,7 +1,9 @@
 """The allocated devices, under whatever resource name, and the devices that may not be allocated beside them."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, ResourceName, slot_of
 from gpuvirt.model.allocation.ledger import Entry
@@ -9,8 +11,7 @@ from gpuvirt.model.devices.candidates import Candidate, Target
 from gpuvirt.model.reasons import Reason, notoffered
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatedDevices:
+class AllocatedDevices(msgspec.Struct, frozen=True):
     """The ledger's entries, by device and by IOMMU group."""
 
     by_target: Mapping[Target, tuple[Entry, ...]]

@@ -5,7 +5,9 @@ Allocations and `Unknown` are two types, and no default turns one into the other
 
 import dataclasses
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.notknown import NotKnown

@@ -6,8 +6,9 @@ other, as in the kubevirt-gpu-device-plugin.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
+
+import msgspec
 
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.facts.snapshot import Facts
@@ -22,8 +23,7 @@ VFIO_FOLDER = HostPath("/dev/vfio")
 CONTAINER = HostPath("/dev/vfio/vfio")
 
 
-@dataclass(frozen=True, slots=True)
-class Attachment:
+class Attachment(msgspec.Struct, frozen=True):
     """The environment and devices of one container."""
 
     env: Mapping[str, str]

@@ -7,12 +7,14 @@ kubelet does not report, all entries stay.
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from operator import is_
 
+import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
@@ -79,8 +81,7 @@ Counted = frozenset[tuple[ResourceName, DeviceId]] | Unread
 """The devices that the kubelet counts as allocatable; Unread if it may count any: it runs, and does not say so."""
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletAccount:
+class KubeletAccount(msgspec.Struct, frozen=True):
     """The kubelet's account: the devices that it reports as allocated."""
 
     at: datetime
@@ -90,14 +91,14 @@ class KubeletAccount:
     devices: Mapping[tuple[ResourceName, DeviceId], Consumer]
     counted: Counted = frozenset()
     """The healthy devices that the kubelet counts as allocatable."""
-    registered: Mapping[ResourceName, frozenset[DeviceId]] = field(default_factory=dict)
+    registered: Mapping[ResourceName, frozenset[DeviceId]] = msgspec.field(default_factory=dict)
     """The healthy devices of each resource that a plugin has registered, by the kubelet's checkpoint."""
     recorded: bool = True
     """Whether the kubelet's checkpoint was read. Without it the devices of init containers are unknown, and no entry
     ends."""
     partial: Reason | None = None
     """Why the account may be incomplete; None if it is complete."""
-    of_several: OfSeveral | None = field(default_factory=dict)
+    of_several: OfSeveral | None = msgspec.field(default_factory=dict)
     """By the checkpoint; None if it was not read."""
 
     @property
@@ -117,8 +118,7 @@ class Stage(StrEnum):
     """A container was about to start with it, so that no other pod gets it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One allocated device."""
 
     resource: ResourceName
@@ -167,8 +167,7 @@ class Entry:
         return self.consumer is not None and other.consumer is not None and self.consumer.same_pod(other.consumer)
 
 
-@dataclass(frozen=True, slots=True)
-class FormerTenant:
+class FormerTenant(msgspec.Struct, frozen=True):
     """The last pod that a whole function was allocated to."""
 
     consumer: Consumer | None
@@ -182,20 +181,19 @@ class FormerTenant:
         return self.consumer.text if self.consumer else "a pod that the kubelet did not name"
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(msgspec.Struct, frozen=True):
     """The ledger, as it is kept on disk."""
 
     entries: tuple[Entry, ...] = ()
-    first_names: Mapping[str, str] = field(default_factory=dict)
+    first_names: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The name under which each PCI id was first offered."""
     resources: tuple[ResourceName, ...] = ()
     """All resources that gpuvirt ever offered on this node, so that it knows its own allocations."""
-    type_names: Mapping[str, VgpuType] = field(default_factory=dict)
+    type_names: Mapping[str, VgpuType] = msgspec.field(default_factory=dict)
     """The names of vGPU types, by the host's ids of them."""
     boot_id: BootId | None = None
     """The boot in which the entries' groups were observed; the next boot may number groups differently."""
-    former: Mapping[PciAddress, FormerTenant] = field(default_factory=dict)
+    former: Mapping[PciAddress, FormerTenant] = msgspec.field(default_factory=dict)
     """The last VMs of GPUs, for older versions: this one reads them from `tenancy.json`."""
     resources_without_gpus: tuple[str, ...] | UnsetType = UNSET
     """The resources of other device plugins that are no GPUs by the agent's settings, for commands."""

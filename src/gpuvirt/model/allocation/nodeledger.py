@@ -1,9 +1,10 @@
 """The ledger of one node: the allocations, the pods that the kubelet names for them, names that outlive a restart."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
+import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import BootId, PciAddress, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.snapshot import Facts
@@ -22,35 +23,33 @@ from gpuvirt.model.allocation.ledger import (
 from gpuvirt.model.allocation.resourcerules import ResourceRules
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedNames:
+class OfferedNames(msgspec.Struct, frozen=True):
     """The names under which devices were ever offered on a node."""
 
-    first_names: Mapping[str, str] = field(default_factory=dict)
+    first_names: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The first names of resources."""
     resources: frozenset[ResourceName] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLedger:
+class NodeLedger(msgspec.Struct, frozen=True):
     """The ledger of one node, and the kubelet's last account."""
 
     entries: tuple[Entry, ...] = ()
     """The allocations."""
-    first_names: Mapping[str, str] = field(default_factory=dict)
+    first_names: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The first names of resources."""
-    rules: ResourceRules = field(default_factory=ResourceRules)
+    rules: ResourceRules = msgspec.field(default_factory=ResourceRules)
     """What ids of resources mean: gpuvirt's resources, and by the settings those that are no GPUs."""
-    type_names: Mapping[str, VgpuType] = field(default_factory=dict)
+    type_names: Mapping[str, VgpuType] = msgspec.field(default_factory=dict)
     """The names of vGPU types by the host's ids."""
     boot_id: BootId | None = None
     """The id of the host's boot."""
     account: KubeletAccount | None = None
     """The kubelet's last account."""
-    known: Known = field(default_factory=dict)
+    known: Known = msgspec.field(default_factory=dict)
     """The devices of the host, by the ids that a kubelet may have recorded."""
     host_observed: bool = False
-    former: Mapping[PciAddress, FormerTenant] = field(default_factory=dict)
+    former: Mapping[PciAddress, FormerTenant] = msgspec.field(default_factory=dict)
     """The last tenants of GPUs, for older versions."""
     tenancies_of: BootId | None = None
     """The boot whose tenants have a file of their own."""

@@ -8,7 +8,8 @@ most, or least, free vGPUs.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress
@@ -19,8 +20,7 @@ class PlacementError(GpuvirtError):
     """A request for preferred devices that contradicts itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """The location of a device."""
 
     numa_node: int | None

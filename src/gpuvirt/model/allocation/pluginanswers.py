@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+import msgspec
+
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, is_mdev_uuid, is_pci_address
 from gpuvirt.facts.nodes import NO_DEVICE, DeviceNode, DeviceNumber
 from gpuvirt.facts.pci import FunctionKind, Unread
@@ -61,8 +63,7 @@ def combine_answers(answers: Sequence[PluginAnswer]) -> PluginAnswer:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class NamedDevices:
+class NamedDevices(msgspec.Struct, frozen=True):
     """The devices of this host that an id or an answer names."""
 
     functions: frozenset[PciAddress] = frozenset()

@@ -9,7 +9,8 @@ GPU on a native driver may be the allocated one, of the vendor of the resource's
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, is_mdev_uuid, is_pci_address
 from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction
@@ -32,8 +33,7 @@ _DASHED_ADDRESS = re.compile(r"([0-9a-f]{4})-([0-9a-f]{2})-([01][0-9a-f])-([0-7]
 _NO_RULES = ResourceRules()
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(msgspec.Struct, frozen=True):
     """One device that the kubelet allocated to a pod."""
 
     resource: ResourceName
@@ -45,13 +45,12 @@ class Allocation:
     """What the plugin answered; None where that is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodAllocations:
+class PodAllocations(msgspec.Struct, frozen=True):
     """The allocated devices of a host."""
 
-    functions: Mapping[PciAddress, tuple[str, ...]] = field(default_factory=dict)
+    functions: Mapping[PciAddress, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """The pods that have a function whole, or a part of a GPU that is not a vGPU: a replica, a MIG device."""
-    vgpus: Mapping[VgpuId, tuple[str, ...]] = field(default_factory=dict)
+    vgpus: Mapping[VgpuId, tuple[str, ...]] = msgspec.field(default_factory=dict)
     unmapped: tuple[Allocation, ...] = ()
     """Allocations of GPUs whose ids can't be mapped to a GPU of this host."""
     unknown: Reason | None = None

@@ -8,9 +8,9 @@ without an entry: such pods are in doubt. All functions are pure.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import BootId, DeviceId, PodUid, ResourceName
 
@@ -22,8 +22,7 @@ MISSING = "it existed in this boot, and is missing"
 RESTARTED = "since the kubelet was started again, it lacks pods that it had before"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedDevice:
+class RecordedDevice(msgspec.Struct, frozen=True):
     """One device of one container, by the kubelet's record."""
 
     pod: PodUid
@@ -52,8 +51,7 @@ class NamedDevice(msgspec.Struct, frozen=True):
         return self.resource, self.device
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(msgspec.Struct, frozen=True):
     """Why the record may be incomplete."""
 
     seen: str
@@ -64,8 +62,7 @@ class Doubt:
     """The kubelet that still has all allocations in its memory, and writes them again; empty if there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(msgspec.Struct, frozen=True):
     """What this host's processes know of the record's past, as it is kept on disk."""
 
     boot_id: BootId | None = None
@@ -89,8 +86,7 @@ class History:
     with them, so that no start of the kubelet shows that they vanish."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """One reading of the record."""
 
     boot_id: BootId | None
@@ -107,8 +103,7 @@ class Reading:
         return self.pods is not None and pod not in self.pods and _UID.fullmatch(pod) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class PodRequests:
+class PodRequests(msgspec.Struct, frozen=True):
     """What a pod of this node requests, by the API server."""
 
     uid: PodUid

@@ -1,7 +1,8 @@
 """The resources of other device plugins: the vendor of their GPUs, whether they are no GPUs, and what their ids are."""
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.pci import AMD, INTEL, NVIDIA
@@ -35,8 +36,7 @@ WITHOUT_GPUS = (
 network functions, accelerators of Intel that are no GPUs, memory channels between NVIDIA's nodes, FUSE."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceRules:
+class ResourceRules(msgspec.Struct, frozen=True):
     """What is known of resources besides the ids and answers of their plugins."""
 
     ours: frozenset[ResourceName] = frozenset()

@@ -10,8 +10,10 @@ return of a GPU to its native driver.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import BootId, PciAddress, PodUid
 from gpuvirt.facts.pci import PciFunction, Unread
@@ -39,8 +41,7 @@ class TenancyState(StrEnum):
     """There may have been a tenant: it counts as one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tenancy:
+class Tenancy(msgspec.Struct, frozen=True):
     """The last tenant of a GPU."""
 
     state: TenancyState
@@ -82,8 +83,7 @@ LOST = unknown("the file with the tenants of this boot was damaged or deleted")
 UNWATCHED = unknown("the agent was not running while the GPU was on its native driver", TenantKind.NATIVE)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """What is recorded of one GPU."""
 
     tenancy: Tenancy | None = None
@@ -94,14 +94,13 @@ class Record:
     """The GPU's UUID, where its driver has shown it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tenancies:
+class Tenancies(msgspec.Struct, frozen=True):
     """The records of a host's GPUs in one boot."""
 
     boot_id: BootId | None = None
     complete: bool = False
     """Whether the records began with the boot, so that a GPU without one is clean."""
-    records: Mapping[PciAddress, Record] = field(default_factory=dict)
+    records: Mapping[PciAddress, Record] = msgspec.field(default_factory=dict)
     earlier_pods: tuple[PodUid, ...] | None = None
     """The pods that the kubelet's checkpoint had, and its API did not list, in the first account of the boot: most have
     ended before the boot, which the checkpoint shows only later. None until there was an account."""
@@ -156,11 +155,10 @@ class Tenancies:
         return self.with_records(records)
 
 
-@dataclass(frozen=True, slots=True)
-class FormerTenants:
+class FormerTenants(msgspec.Struct, frozen=True):
     """The last tenants of a host's GPUs, as front ends ask for them."""
 
-    tenancies: Tenancies = field(default_factory=Tenancies)
+    tenancies: Tenancies = msgspec.field(default_factory=Tenancies)
     required: bool = True
     """Whether a GPU must be reset between tenants (the setting `require_reset`)."""
     same_pod: frozenset[PciAddress] = frozenset()

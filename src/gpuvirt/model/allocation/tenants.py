@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.facts.pci import FunctionKind

@@ -1,6 +1,6 @@
 """The devices that are allocated to pods, as a change of GPUs takes them."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from gpuvirt.facts.ids import VgpuId
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
@@ -8,13 +8,12 @@ from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.vgpus.gpustate import Holding
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(msgspec.Struct, frozen=True):
     """The devices that are allocated to pods."""
 
     pods: Allocations | Unknown
     """The pods to which each GPU, or a part of it, is allocated."""
-    allocations: PodAllocations = field(default_factory=PodAllocations)
+    allocations: PodAllocations = msgspec.field(default_factory=PodAllocations)
     """The allocations by device, from the kubelet's account."""
     holdings: tuple[Holding, ...] = ()
     """The allocated vGPUs."""

@@ -6,9 +6,9 @@ pauses grow longer then, too.
 """
 
 import hashlib
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.reasons import Reason
@@ -20,8 +20,7 @@ MOST_PAUSE_AFTER_ROLLBACK_S = 3600.0
 """Each of these attempts removes vGPUs and creates them again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Circumstances:
+class Circumstances(msgspec.Struct, frozen=True):
     """What the result of an attempt depends on."""
 
     desired: object
@@ -36,8 +35,7 @@ def fingerprint(circumstances: Circumstances) -> str:
     return hashlib.sha256(msgspec.json.encode(circumstances, order="deterministic", enc_hook=repr)).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Attempts:
+class Attempts(msgspec.Struct, frozen=True):
     """The attempts so far. Each method returns what follows from something that has happened."""
 
     tried_on: Circumstances | None = None

@@ -1,8 +1,9 @@
 """The desired state of GPUs: the driver that a GPU is bound to, and the vGPUs that it carries."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Scheduler
@@ -21,11 +22,10 @@ class DesiredDriver(StrEnum):
 DesiredDrivers = Mapping[PciAddress, DesiredDriver]
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredVgpus:
+class DesiredVgpus(msgspec.Struct, frozen=True):
     """The vGPUs that are desired on one GPU."""
 
-    types: Mapping[str, int] = field(default_factory=dict)
+    types: Mapping[str, int] = msgspec.field(default_factory=dict)
     """The number of vGPUs of each type. A type has its name in a config (`A10-4Q`) or on the host (`NVIDIA A10-4Q`)."""
     sizes: Sizes | None = None
     """Whether vGPUs of several sizes may share the GPU. None keeps the GPU's setting."""
@@ -37,8 +37,7 @@ class DesiredVgpus:
     """Whether the GPU carries the vGPUs that are allocated to pods, and no others; `types` is empty then."""
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredGpu:
+class DesiredGpu(msgspec.Struct, frozen=True):
     """The desired state of one GPU. A field that is None keeps what the GPU has."""
 
     driver: DesiredDriver | None = None

@@ -1,13 +1,14 @@
 """The driver journal: gpuvirt records each change of a driver in it before the change, and reads it after a crash."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import BootId, PciAddress
 
 
-@dataclass(frozen=True, slots=True)
-class StartedChange:
+class StartedChange(msgspec.Struct, frozen=True):
     """A change of one function's driver that was started and whose end is not recorded."""
 
     to_vfio: bool
@@ -16,15 +17,14 @@ class StartedChange:
     """The driver that the function had when the change started."""
 
 
-@dataclass(frozen=True, slots=True)
-class DriverJournal:
+class DriverJournal(msgspec.Struct, frozen=True):
     """The records of all functions of a host."""
 
-    drivers: Mapping[PciAddress, str] = field(default_factory=dict)
+    drivers: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The native drivers that functions had before gpuvirt bound them to a VFIO driver. They outlive a reboot."""
-    overrides: Mapping[PciAddress, str] = field(default_factory=dict)
+    overrides: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The values that gpuvirt has written into `driver_override` in this boot and not cleared."""
-    changes: Mapping[PciAddress, StartedChange] = field(default_factory=dict)
+    changes: Mapping[PciAddress, StartedChange] = msgspec.field(default_factory=dict)
     """The changes of this boot that have not ended: their process was killed, or still runs."""
     boot_id: BootId | None = None
     """The boot in which the overrides were written and the changes started."""

@@ -7,7 +7,8 @@ gets a group of which only a part is on VFIO.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.facts.pci import NVIDIA, FunctionKind

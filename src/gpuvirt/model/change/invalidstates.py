@@ -1,15 +1,15 @@
 """The invalid parts of a node's desired state, from the modules that find them."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.model.change.nodevgpus import NodeVgpus
 from gpuvirt.model.desired.invalid import InvalidDesired, Source, unknown_addresses
 from gpuvirt.model.reasons import Reason
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidStates:
+class InvalidStates(msgspec.Struct, frozen=True):
     """The invalid desired state of one node."""
 
     modes: tuple[InvalidDesired, ...] = ()

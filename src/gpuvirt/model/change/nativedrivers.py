@@ -5,7 +5,8 @@ are loaded before the unbind, so that a function leaves its driver only if anoth
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, VFIO_DRIVERS, FunctionKind, PciFunction
@@ -23,8 +24,7 @@ from gpuvirt.model.reasons import Reason, nativerefusals
 HEADS = frozenset({FunctionKind.GPU, FunctionKind.NVSWITCH})
 
 
-@dataclass(frozen=True, slots=True)
-class NativeDriver:
+class NativeDriver(msgspec.Struct, frozen=True):
     """The native driver that a function returns to."""
 
     drivers: tuple[str, ...] = ()

@@ -4,8 +4,11 @@ Plans see the states of the node's GPUs; a GPU whose state is that of the last p
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import PciFunction
@@ -38,8 +41,7 @@ from gpuvirt.model.inventory.inventory import Inventory
 WHOLE = frozenset({DesiredMode.PASSTHROUGH, *FOR_CONTAINERS})
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedFrom:
+class PlannedFrom(msgspec.Struct, frozen=True):
     """What the plans of a node have followed from, and the states of its GPUs, for the next plans."""
 
     inventory: Inventory
@@ -50,7 +52,7 @@ class PlannedFrom:
     states: Mapping[PciAddress, GpuState | None]
     again: frozenset[PciAddress] = frozenset()
     """The GPUs whose states, with nvidia-smi's reports, are those of the plans before."""
-    config_gpus: list[ConfigGpu] = field(default_factory=list)
+    config_gpus: list[ConfigGpu] = msgspec.field(default_factory=list)
     """The GPUs that the vGPU config has chosen from; none without a config."""
 
     def state_again(self, inventory: Inventory, gpu: PciAddress, holdings: tuple[Holding, ...]) -> GpuState | None:
@@ -103,8 +105,7 @@ def _with_report(function: PciFunction, gpu_state: GpuState | None, smi: SmiMemo
     return gpu_state if gpu_state is None or observed is None else with_report(gpu_state, function, observed[1])
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredConfig:
+class DesiredConfig(msgspec.Struct, frozen=True):
     """The vGPU config of a node."""
 
     config_set: ConfigSet | None = None
@@ -113,8 +114,7 @@ class DesiredConfig:
     """The name of the desired vGPU config, None if there is none or it was not observed yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuDemand:
+class VgpuDemand(msgspec.Struct, frozen=True):
     """What the vGPUs of a node follow from, besides the host and nvidia-smi."""
 
     config: DesiredConfig

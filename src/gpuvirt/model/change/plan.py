@@ -4,8 +4,9 @@ A dry run prints the plan, `node.change` carries it out.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain
+
+import msgspec
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.model.change.steps import CreateInstance, CreateVgpu, DriverStep, SetScheduler, Step, VgpuStep
@@ -15,8 +16,7 @@ from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuPlan:
+class VgpuPlan(msgspec.Struct, frozen=True):
     """The plan for the vGPUs of one GPU, and for the VFs and modes that they need."""
 
     gpu: PciAddress
@@ -41,8 +41,7 @@ class VgpuPlan:
         return any(not isinstance(step, CreateInstance | CreateVgpu | SetScheduler) for step in self.steps)
 
 
-@dataclass(frozen=True, slots=True)
-class DriverPlan:
+class DriverPlan(msgspec.Struct, frozen=True):
     """The plan for the drivers of one isolation unit."""
 
     unit: UnitId
@@ -66,8 +65,7 @@ class DriverPlan:
 Phase = VgpuPlan | DriverPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The phases that bring one isolation unit to its desired state; each begins when those before it are met.
 
     The unit is observed and planned again after each phase, so the later phases show what will be done if nothing else
@@ -117,8 +115,7 @@ class Plan:
         return next((plan for plan in self.vgpus if plan.gpu == gpu), VgpuPlan(gpu))
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(msgspec.Struct, frozen=True):
     """The devices that a change may touch: functions with all their vGPUs, and single vGPUs."""
 
     functions: frozenset[PciAddress] = frozenset()
@@ -146,8 +143,7 @@ class Scope:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StepScope:
+class StepScope(msgspec.Struct, frozen=True):
     """What a step touches: the devices that it takes, and the functions that it asks the accounts about.
 
     A step takes devices from everybody: they are closed to Allocate, and must be free. It asks whether a pod has a
@@ -157,7 +153,7 @@ class StepScope:
 
     asked: frozenset[PciAddress]
     """Never empty: each step asks the accounts."""
-    taken: Scope = field(default_factory=Scope)
+    taken: Scope = msgspec.field(default_factory=Scope)
 
     def __post_init__(self) -> None:
         """Raise ValueError for a step that asks about no function."""

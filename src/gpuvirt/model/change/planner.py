@@ -1,7 +1,8 @@
 """Plans one isolation unit: vGPUs removed, VFs off, drivers, VFs on, modes, vGPUs created, schedulers."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import PciFunction, Unread

@@ -1,7 +1,9 @@
 """What nvidia-smi has reported on the GPUs of one node, kept until the driver may have changed what it reported."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Scheduler, SmiReport
@@ -9,13 +11,12 @@ from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerReport
 
 
-@dataclass(frozen=True, slots=True)
-class SmiMemory:
+class SmiMemory(msgspec.Struct, frozen=True):
     """What nvidia-smi has reported on the GPUs of one node."""
 
-    reports: Mapping[PciAddress, tuple[DesiredVgpus, SmiReport]] = field(default_factory=dict)
+    reports: Mapping[PciAddress, tuple[DesiredVgpus, SmiReport]] = msgspec.field(default_factory=dict)
     """Each report with the desired vGPUs for which it was asked."""
-    schedulers: Mapping[PciAddress, SchedulerReport] = field(default_factory=dict)
+    schedulers: Mapping[PciAddress, SchedulerReport] = msgspec.field(default_factory=dict)
     """The reported schedulers of GPUs whose vGPUs share time; a report is dropped when its context changes."""
 
     def with_report(

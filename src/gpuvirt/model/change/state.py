@@ -1,7 +1,9 @@
 """The observed state of a host that the plan of an isolation unit follows from."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
@@ -18,8 +20,7 @@ from gpuvirt.paths import HostPath
 NOT_READ = Unread(HostPath("/proc"), seen="not read for this plan")
 
 
-@dataclass(frozen=True, slots=True)
-class UnitState:
+class UnitState(msgspec.Struct, frozen=True):
     """The inventory of the host, with everything else that a plan depends on."""
 
     inventory: Inventory
@@ -27,32 +28,32 @@ class UnitState:
     """The PCI drivers that are loaded."""
     pods: Allocations | Unknown
     """The pods that each GPU, or a part of it, is allocated to."""
-    best_drivers: Mapping[PciAddress, str] = field(default_factory=dict)
+    best_drivers: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The VFIO driver that fits a function best, if that is not vfio-pci."""
-    host_uses: Mapping[PciAddress, str] = field(default_factory=dict)
+    host_uses: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The use that the host makes of a function: `drives the console`."""
     native_users: Mapping[PciAddress, tuple[User, ...]] | Unread = NOT_READ
     """Processes that use a function through its native driver; Unread if they could not be listed."""
     unmapped: tuple[Allocation, ...] = ()
     """Allocations of GPUs whose ids can't be mapped to a GPU of this host."""
-    journal: DriverJournal = field(default_factory=DriverJournal)
-    native_modules: Mapping[PciAddress, tuple[str, ...]] = field(default_factory=dict)
+    journal: DriverJournal = msgspec.field(default_factory=DriverJournal)
+    native_modules: Mapping[PciAddress, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """The native drivers and modules of a function, which is missing if modules.alias was not read."""
-    missing_modules: Mapping[str, str] = field(default_factory=dict)
+    missing_modules: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Modules that modprobe can't load, with its error."""
-    pinned: Mapping[PciAddress, str] = field(default_factory=dict)
+    pinned: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The drivers on which driverctl keeps functions."""
     driver_may_come: bool = False
     """Whether a container may still load NVIDIA's driver, whose module loads only while a GPU is free."""
     allowed: frozenset[PciAddress] = frozenset()
     """Functions of other slots that may move with a GPU of their group, by the admin's list."""
-    former: FormerTenants = field(default_factory=FormerTenants)
+    former: FormerTenants = msgspec.field(default_factory=FormerTenants)
     """The last tenants of GPUs in this boot."""
     forced: bool = False
     """Whether functions move although processes use them natively. Pods and users of VFIO always prevent a move."""
-    gpu_states: Mapping[PciAddress, GpuState] = field(default_factory=dict)
+    gpu_states: Mapping[PciAddress, GpuState] = msgspec.field(default_factory=dict)
     """The state of each GPU of the unit whose driver can create vGPUs now."""
-    whole: Mapping[PciAddress, tuple[str, ...]] = field(default_factory=dict)
+    whole: Mapping[PciAddress, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """The pods that a function is allocated to whole, or as a part of a GPU that is not a vGPU."""
     unknown: Reason | None = None
     """Why no account of the allocations could be read, so that nothing is changed."""

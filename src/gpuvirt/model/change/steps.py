@@ -1,13 +1,12 @@
 """The steps of a plan, as data: each changes one device of a host, or loads a kernel module."""
 
-from dataclasses import dataclass
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Scheduler
 
 
-@dataclass(frozen=True, slots=True)
-class LoadModule:
+class LoadModule(msgspec.Struct, frozen=True):
     """Load a driver into the kernel."""
 
     driver: str
@@ -23,8 +22,7 @@ class LoadModule:
         return f"modprobe {self.driver}"
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(msgspec.Struct, frozen=True):
     """Write `driver_override`, which names the only driver that may take a function."""
 
     address: PciAddress
@@ -36,8 +34,7 @@ class Override:
         return f"{self.address}: driver_override = {self.driver}"
 
 
-@dataclass(frozen=True, slots=True)
-class Unbind:
+class Unbind(msgspec.Struct, frozen=True):
     """Unbind a function from its driver."""
 
     address: PciAddress
@@ -49,8 +46,7 @@ class Unbind:
         return f"{self.address}: unbind from {self.driver}"
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True):
     """Have the kernel bind a function to the driver that its override names."""
 
     address: PciAddress
@@ -63,8 +59,7 @@ class Probe:
         return f"{self.address}: probe, for {self.driver}"
 
 
-@dataclass(frozen=True, slots=True)
-class ClearOverride:
+class ClearOverride(msgspec.Struct, frozen=True):
     """Clear `driver_override` if gpuvirt has written it."""
 
     address: PciAddress
@@ -81,8 +76,7 @@ class ClearOverride:
         return f"{self.address}: driver_override = none"
 
 
-@dataclass(frozen=True, slots=True)
-class Unlock:
+class Unlock(msgspec.Struct, frozen=True):
     """Have NVIDIA's driver admit clients again, after a change that locked them out was killed."""
 
     address: PciAddress
@@ -93,8 +87,7 @@ class Unlock:
         return f"{self.address}: unbindLock = 0"
 
 
-@dataclass(frozen=True, slots=True)
-class Return:
+class Return(msgspec.Struct, frozen=True):
     """Bind a function that has no driver to a native one."""
 
     address: PciAddress
@@ -116,8 +109,7 @@ def _switched(*, on: bool) -> str:
     return "on" if on else "off"
 
 
-@dataclass(frozen=True, slots=True)
-class EnableVfs:
+class EnableVfs(msgspec.Struct, frozen=True):
     """Switch the VFs of a GPU on, which will carry its vGPUs."""
 
     gpu: PciAddress
@@ -128,8 +120,7 @@ class EnableVfs:
         return f"{self.gpu}: switch its VFs on"
 
 
-@dataclass(frozen=True, slots=True)
-class DisableVfs:
+class DisableVfs(msgspec.Struct, frozen=True):
     """Switch the VFs of a GPU off, which are free and carry no vGPU."""
 
     gpu: PciAddress
@@ -140,8 +131,7 @@ class DisableVfs:
         return f"{self.gpu}: switch its VFs off"
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveVgpu:
+class RemoveVgpu(msgspec.Struct, frozen=True):
     """Remove a vGPU that is free."""
 
     vgpu: VgpuId
@@ -154,8 +144,7 @@ class RemoveVgpu:
         return f"{self.parent}: remove {self.type} {self.vgpu}"
 
 
-@dataclass(frozen=True, slots=True)
-class CreateVgpu:
+class CreateVgpu(msgspec.Struct, frozen=True):
     """Create a vGPU."""
 
     vgpu: VgpuId
@@ -168,8 +157,7 @@ class CreateVgpu:
         return f"{self.parent}: create {self.type} {self.vgpu}"
 
 
-@dataclass(frozen=True, slots=True)
-class SetMixedSizes:
+class SetMixedSizes(msgspec.Struct, frozen=True):
     """Switch mixed sizes of a GPU that carries no vGPU."""
 
     gpu: PciAddress
@@ -181,8 +169,7 @@ class SetMixedSizes:
         return f"{self.gpu}: switch mixed sizes {_switched(on=self.on)}"
 
 
-@dataclass(frozen=True, slots=True)
-class SetMigMode:
+class SetMigMode(msgspec.Struct, frozen=True):
     """Switch MIG mode of a GPU that carries no vGPU and is free."""
 
     gpu: PciAddress
@@ -194,8 +181,7 @@ class SetMigMode:
         return f"{self.gpu}: switch MIG mode {_switched(on=self.on)}"
 
 
-@dataclass(frozen=True, slots=True)
-class DestroyInstance:
+class DestroyInstance(msgspec.Struct, frozen=True):
     """Destroy a GPU instance that carries no vGPU."""
 
     gpu: PciAddress
@@ -208,8 +194,7 @@ class DestroyInstance:
         return f"{self.gpu}: destroy GPU instance {self.instance} ({self.profile})"
 
 
-@dataclass(frozen=True, slots=True)
-class CreateInstance:
+class CreateInstance(msgspec.Struct, frozen=True):
     """Create a GPU instance for MIG-backed vGPUs."""
 
     gpu: PciAddress
@@ -223,8 +208,7 @@ class CreateInstance:
         return f"{self.gpu}: create a GPU instance {self.profile} at slice {self.start}"
 
 
-@dataclass(frozen=True, slots=True)
-class SetScheduler:
+class SetScheduler(msgspec.Struct, frozen=True):
     """Set the scheduler of a GPU while no VM runs on its vGPUs."""
 
     gpu: PciAddress
@@ -242,8 +226,7 @@ VgpuStep = VfStep | RemoveVgpu | ModeStep | DestroyInstance | CreateInstance | C
 Step = DriverStep | VgpuStep
 
 
-@dataclass(frozen=True, slots=True)
-class RollBack:
+class RollBack(msgspec.Struct, frozen=True):
     """A mark: the steps that follow undo those of a failed change."""
 
     subject: str

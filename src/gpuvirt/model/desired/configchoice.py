@@ -7,7 +7,8 @@ all cards that have its types, as NVIDIA's documentation describes it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType
 from gpuvirt.facts.vgpu import Scheduler
@@ -16,8 +17,7 @@ from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import Profile, card_names
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigGpu:
+class ConfigGpu(msgspec.Struct, frozen=True):
     """A GPU that configs can select: NVIDIA's, of class 0x0300 or 0x0302, and no VF."""
 
     address: PciAddress
@@ -30,8 +30,7 @@ class ConfigGpu:
     """The vGPU types that its driver has listed so far; empty where it has listed none yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuConfig:
+class GpuConfig(msgspec.Struct, frozen=True):
     """The desired vGPUs, scheduler and sizes of a GPU."""
 
     types: Mapping[Profile, int]
@@ -41,11 +40,10 @@ class GpuConfig:
     """Where the chosen entry is written."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuConfigs:
+class GpuConfigs(msgspec.Struct, frozen=True):
     """The result of a config for a node's GPUs; a GPU without a result keeps its vGPUs."""
 
-    gpus: Mapping[PciAddress, GpuConfig] = field(default_factory=dict)
+    gpus: Mapping[PciAddress, GpuConfig] = msgspec.field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
 

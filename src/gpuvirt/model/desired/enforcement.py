@@ -3,7 +3,7 @@
 The agent reads the label itself, also under a controller: a GpuNode's spec without a value has no opinion.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from gpuvirt.model.desired.invalid import InvalidDesired, Origin, Source, invalid, quoted
 from gpuvirt.model.desired.observed import NodeRequest
@@ -16,8 +16,7 @@ OF_LABEL = Source(Origin.LABEL, f"label {LABEL}")
 OF_SETTINGS = Source(Origin.SETTINGS, "settings $.shares.enforcement")
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredEnforcement:
+class DesiredEnforcement(msgspec.Struct, frozen=True):
     """What limits the shares of new pods, and the place that sets it."""
 
     value: Enforcement

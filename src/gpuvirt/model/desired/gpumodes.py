@@ -1,8 +1,9 @@
 """The desired modes of GPUs, from the settings and the cluster."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 
 class DesiredMode(StrEnum):
@@ -28,12 +29,11 @@ FOR_VGPUS = (DesiredMode.VGPU, DesiredMode.ON_DEMAND)
 """The modes in which a GPU carries vGPUs. They may be mixed on one node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Modes:
+class Modes(msgspec.Struct, frozen=True):
     """The desired modes of the GPUs of a node."""
 
     default: DesiredMode = DesiredMode.UNMANAGED
-    by_gpu: Mapping[str, DesiredMode] = field(default_factory=dict)
+    by_gpu: Mapping[str, DesiredMode] = msgspec.field(default_factory=dict)
     """The desired modes of single GPUs."""
 
     def of(self, gpu: str) -> DesiredMode:

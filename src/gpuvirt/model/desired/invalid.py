@@ -5,9 +5,10 @@ node.json, command line, GpuNode, events, labels and ClusterPolicy.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+
+import msgspec
 
 from gpuvirt.model.inventory.nearness import nearest, nearest_names
 from gpuvirt.model.reasons import Reason, Seen, nodeproblems
@@ -31,8 +32,7 @@ class Origin(StrEnum):
     CLUSTER_POLICY = "clusterpolicy"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """Where a value of the desired state is set."""
 
     origin: Origin
@@ -40,8 +40,7 @@ class Source:
     """The label, or the object and the field: `GpuNode $.spec.gpus[0].address`."""
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidDesired:
+class InvalidDesired(msgspec.Struct, frozen=True):
     """An invalid value of the desired state."""
 
     origin: Origin

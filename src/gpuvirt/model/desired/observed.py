@@ -5,23 +5,22 @@ observed yet). While something is not observed, the last desired state stays in 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
+
+import msgspec
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Observed(Generic[T]):
+class Observed(msgspec.Struct, Generic[T], frozen=True):
     """An observed value."""
 
     value: T | None
     """None: there is no value."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigText:
+class ConfigText(msgspec.Struct, frozen=True):
     """The unparsed text of vGPU configs."""
 
     text: str
@@ -31,8 +30,7 @@ class ConfigText:
     """The keys of a ConfigMap that lacks the key with the text; None where the text was found."""
 
 
-@dataclass(frozen=True, slots=True)
-class Withheld:
+class Withheld(msgspec.Struct, frozen=True):
     """A resource that the agent must not offer."""
 
     resource: str
@@ -43,13 +41,12 @@ class Withheld:
     """The resource under which KubeVirt offers its devices; None: under the same name."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSpec:
+class NodeSpec(msgspec.Struct, frozen=True):
     """The spec of a GpuNode: it takes precedence over labels and settings."""
 
     mode: str
     """The desired mode of all GPUs, a DesiredMode."""
-    gpus: Mapping[str, str] = field(default_factory=dict)
+    gpus: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The desired modes of single GPUs, by address."""
     vgpu_config: str | None = None
     withheld: tuple[Withheld, ...] = ()
@@ -64,8 +61,7 @@ class NodeSpec:
     """What limits the shares of new pods, an Enforcement; None: the label or the settings say so."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRequest:
+class NodeRequest(msgspec.Struct, frozen=True):
     """The desired state of a node; each part is None until it is observed."""
 
     config: Observed[str] | None = None
@@ -103,8 +99,7 @@ class StateName(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """How far the desired state has been applied."""
 
     name: StateName
@@ -112,8 +107,7 @@ class Progress:
     """Why, as text for users; may be empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperandsObserved:
+class OperandsObserved(msgspec.Struct, frozen=True):
     """The observed operands in other pods that offer or read this node's devices."""
 
     desired: tuple[str, ...] = ()

@@ -6,7 +6,6 @@ and `sizes` are gpuvirt's own.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -27,8 +26,7 @@ VERSION = "v1"
 CONFIGS = "vgpu-configs"
 
 
-@dataclass(frozen=True, slots=True)
-class TypeNote:
+class TypeNote(msgspec.Struct, frozen=True):
     """A note on a type, or on all types of an entry."""
 
     code: NoteCode
@@ -80,11 +78,10 @@ def _alternatives(profile: Profile, cards: Iterable[Card]) -> str:
     return f"did you mean {near}?" if near else "a driver newer than gpuvirt may have it"
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuConfigs:
+class VgpuConfigs(msgspec.Struct, frozen=True):
     """The configs of a file by name, and notes on them."""
 
-    configs: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
+    configs: Mapping[str, tuple[Entry, ...]] = msgspec.field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
 
@@ -131,8 +128,7 @@ def _entries(written: Written[_File], name: str, content: object, notes: list[No
     return tuple(reading.read(entry) for reading, entry in zip(readings, entries, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reading(msgspec.Struct, frozen=True):
     """The reading of one entry."""
 
     written: Written[_File]

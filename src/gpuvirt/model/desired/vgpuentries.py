@@ -6,8 +6,9 @@ the device above the vendor, in Go's syntax for integers; without the second hal
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciId
@@ -22,8 +23,7 @@ _BASES = {"hex": 16, "bin": 2, "oct": 8, "dec": 10}
 _MOST_CHARACTERS = 48
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFilter:
+class DeviceFilter(msgspec.Struct, frozen=True):
     """A filter by the PCI ids that a GPU must have."""
 
     device: PciId
@@ -83,8 +83,7 @@ class NoteCode(StrEnum):
     NEVER_MIXED = "NeverMixed"
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """A part of a config that may not do what its author expects."""
 
     code: NoteCode
@@ -98,8 +97,7 @@ class Note:
         return f"{self.place}: {self.message}"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """An entry of a named config."""
 
     types: Mapping[Profile, int]

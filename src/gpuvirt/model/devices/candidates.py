@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType, is_mdev_uuid
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
@@ -29,8 +31,7 @@ class Target:
         return DeviceId(self.vgpu or self.gpu)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A device that can be offered."""
 
     id: DeviceId
@@ -77,8 +78,7 @@ def passthrough(inventory: Inventory, naming: Naming, settings: Settings) -> Ite
             )
 
 
-@dataclass(frozen=True, slots=True)
-class KnownVgpus:
+class KnownVgpus(msgspec.Struct, frozen=True):
     """The vGPUs of an earlier inventory, by the same inputs of names."""
 
     inventory: Inventory

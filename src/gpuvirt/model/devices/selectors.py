@@ -5,9 +5,10 @@ each space. For a vGPU that is a VF on its vendor's driver, the selector is the 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, is_pci_id
 from gpuvirt.model.devices.candidates import Candidate
@@ -21,8 +22,7 @@ class ResourceKind(StrEnum):
     VGPU = "vgpu"
 
 
-@dataclass(frozen=True, slots=True)
-class Selectors:
+class Selectors(msgspec.Struct, frozen=True):
     """The selectors of a resource, sorted and without duplicates."""
 
     kind: ResourceKind = ResourceKind.WHOLE

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 IOMMUFD_RESOURCE = "devices.kubevirt.io/iommufd"
 """The resource that each virt-launcher pod requests with KubeVirt's gate IOMMUFD."""
@@ -12,8 +13,7 @@ IOMMUFD_KERNEL = (6, 2)
 _RELEASE = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterNode:
+class ClusterNode(msgspec.Struct, frozen=True):
     """A node on which KubeVirt runs VMs."""
 
     name: str

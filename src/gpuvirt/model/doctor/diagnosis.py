@@ -1,7 +1,8 @@
 """All checks, in order from the firmware to the VM, and the report of their findings."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.model.doctor.checks import (
     devices,
@@ -19,8 +20,7 @@ from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Area, CheckResult, Finding, Report, worst
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """One check."""
 
     area: Area

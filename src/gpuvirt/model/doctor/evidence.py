@@ -1,7 +1,8 @@
 """The input of all checks: the host, its inventory, the agent's NodeView, the kubelet, KubeVirt's configuration."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction
@@ -15,8 +16,7 @@ from gpuvirt.model.inventory.inventory import Gpu, Inventory
 from gpuvirt.model.offers.view import NodeView
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True):
     """The input of all checks."""
 
     setup: Setup

@@ -4,7 +4,8 @@ A blocker has the code and words of a reason of `gpuvirt devices`, or of a findi
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import Unread

@@ -1,9 +1,10 @@
 """The stages of one device, from the PCI bus to a VM, in order, and the stage that blocks the device."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
+
+import msgspec
 
 from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.reasons import ReasonCode
@@ -63,8 +64,7 @@ STEPS: Mapping[ReasonCode, Step] = {
 """The stage that each reason of a device blocks; a reason that is not listed blocks OFFERED."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True):
     """One stage."""
 
     step: Step
@@ -72,8 +72,7 @@ class Stage:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceExplanation:
+class DeviceExplanation(msgspec.Struct, frozen=True):
     """The explanation of a device or a resource; its JSON is a contract (docs/reference/json.md)."""
 
     target: str
@@ -89,8 +88,7 @@ class DeviceExplanation:
     version: int = VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class StageResult(Generic[StepT]):
+class StageResult(msgspec.Struct, Generic[StepT], frozen=True):
     """The message of one stage, and the finding that blocks it."""
 
     step: StepT

@@ -1,7 +1,6 @@
 """Findings of checks: the level, where it was seen, why it matters, and the fix; and the report of all checks."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -43,8 +42,7 @@ class Shown(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """A result of a check for one subject: a problem, or the confirmation that the subject is in order."""
 
     level: Level
@@ -68,8 +66,7 @@ class CheckResult(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """The findings of all checks; its JSON is a contract (docs/reference/json.md): fields are added, never renamed."""
 
     level: Level

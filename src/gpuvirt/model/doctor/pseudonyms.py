@@ -3,7 +3,8 @@
 import dataclasses
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.allocation.ledger import Consumer, Ledger

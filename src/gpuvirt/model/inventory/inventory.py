@@ -2,8 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
@@ -33,8 +35,7 @@ class Mode(StrEnum):
     """The driver could not be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     """One physical GPU."""
 
     function: PciFunction
@@ -45,8 +46,7 @@ class Gpu:
     vgpu_host: VgpuHost | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Vgpu:
+class Vgpu(msgspec.Struct, frozen=True):
     """One vGPU, with the GPU that carries it."""
 
     live: LiveVgpu
@@ -54,8 +54,7 @@ class Vgpu:
     framework: Framework
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(msgspec.Struct, frozen=True):
     """The inventory that follows from the facts of one observation."""
 
     facts: Facts

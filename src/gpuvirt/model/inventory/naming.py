@@ -9,8 +9,9 @@ aliases may be given for the database's present name too.
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
+
+import msgspec
 
 from gpuvirt.facts.ids import DeviceId, PciId, ResourceName, VgpuType
 from gpuvirt.facts.pci import AMD, INTEL, NVIDIA
@@ -69,8 +70,7 @@ def cdi_name(resource: ResourceName, device: DeviceId) -> str:
     return f"{cdi_kind(resource)}={device}"
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(msgspec.Struct, frozen=True):
     """A resource's name, with the names from which it follows."""
 
     resource: ResourceName
@@ -82,14 +82,13 @@ class Named:
     """The database's present name, if it differs from the first name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Naming:
+class Naming(msgspec.Struct, frozen=True):
     """The database, aliases and first names that decide the names of resources."""
 
     ids: PciIds
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The admin's aliases of names: `GA102GL_A10` -> `a10`, or `example.com/a10`."""
-    first_names: Mapping[str, str] = field(default_factory=dict)
+    first_names: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The name that was first offered for each PCI id on this node."""
 
     def of_function(self, pci_id: PciId, *, is_vf: bool = False) -> Named:

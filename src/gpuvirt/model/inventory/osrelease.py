@@ -1,7 +1,8 @@
 """The operating system of a host by `/etc/os-release`. Source of the grammar and the keys: os-release(5)."""
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 DEFAULT_ID = "linux"
 """The ID of a system whose file has none."""
@@ -10,8 +11,7 @@ _LINE = re.compile(r"""\s*([A-Z][A-Z0-9_]*)=(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^
 _ESCAPED = re.compile(r"\\(.)")
 
 
-@dataclass(frozen=True, slots=True)
-class OsRelease:
+class OsRelease(msgspec.Struct, frozen=True):
     """An operating system."""
 
     id: str

@@ -6,10 +6,10 @@ host's database is used for ids that gpuvirt's lacks. A database that the admin 
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import msgspec
 from typing_extensions import override
 
 from gpuvirt.errors import ConfigError
@@ -107,8 +107,7 @@ def shipped() -> Texts:
     return _Shipped(_FILE.read_text("utf-8"))
 
 
-@dataclass(frozen=True, slots=True)
-class PciIds:
+class PciIds(msgspec.Struct, frozen=True):
     """Databases in the order in which they are searched."""
 
     sources: tuple[Texts, ...]

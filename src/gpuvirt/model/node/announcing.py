@@ -1,6 +1,6 @@
 """What is announced to the scheduler before it is withdrawn, and what the kubelet may still count of what was."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.inventory.inventory import Inventory

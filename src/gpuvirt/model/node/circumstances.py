@@ -1,7 +1,8 @@
 """The circumstances of a change of an isolation unit: what a new attempt depends on, and what it still waits for."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.allocation.allocations import Unknown
@@ -16,8 +17,7 @@ from gpuvirt.model.offers.departures import Departures
 from gpuvirt.model.reasons import Reason, refusals
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierFailure:
+class EarlierFailure(msgspec.Struct, frozen=True):
     """Why an earlier agent could not complete a change, as it has left it in the unit's gate."""
 
     reason: Reason | None
@@ -25,8 +25,7 @@ class EarlierFailure:
     """The fingerprint of the circumstances."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(msgspec.Struct, frozen=True):
     """What changes of units meet, as observed and decided last."""
 
     inventory: Inventory
@@ -36,7 +35,7 @@ class Surroundings:
     """What the kubelet may still count of the devices that leave."""
     vgpus: NodeVgpus
     """The plans for the vGPUs of GPUs."""
-    failed: Mapping[UnitId, EarlierFailure] = field(default_factory=dict)
+    failed: Mapping[UnitId, EarlierFailure] = msgspec.field(default_factory=dict)
     """The failed changes of an earlier agent that were not compared with the circumstances yet."""
     observations: int = 0
     """How often the host was observed."""

@@ -6,8 +6,9 @@ it, and the same picture and memory at the same time decide the same.
 
 import dataclasses
 from collections.abc import Collection
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from gpuvirt.model.allocation.nodeledger import OfferedNames
 from gpuvirt.model.change.desired import DesiredDrivers

@@ -1,7 +1,9 @@
 """The desired state of a node, from the cluster or the settings: modes of GPUs, vGPU configs, the chosen config."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.model.change.nodevgpus import DesiredConfig
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, config_name, read_config_set, without_text
@@ -13,28 +15,26 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import addresses_of_settings, modes_of, named_addresses, overridden_label
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTerms:
+class RequestTerms(msgspec.Struct, frozen=True):
     """Where the desired state of a node may come from."""
 
     in_cluster: bool = False
     follows_spec: bool = False
     """Whether the agent watches its GpuNode: labels and settings count only once it has no spec."""
-    base: ConfigSet = field(default_factory=ConfigSet)
+    base: ConfigSet = msgspec.field(default_factory=ConfigSet)
     """The vGPU configs that apply without a ConfigMap."""
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredNode:
+class DesiredNode(msgspec.Struct, frozen=True):
     """The desired state of a node. Invalid parts of a request change nothing."""
 
-    modes: Modes = field(default_factory=Modes)
+    modes: Modes = msgspec.field(default_factory=Modes)
     """The desired modes of GPUs."""
     follows_cluster: bool = False
     """Whether the node's label or its GpuNode sets the modes."""
-    named: Mapping[str, Source] = field(default_factory=dict)
+    named: Mapping[str, Source] = msgspec.field(default_factory=dict)
     """The GPUs whose mode is set by address, with the source that names each."""
-    config: DesiredConfig = field(default_factory=DesiredConfig)
+    config: DesiredConfig = msgspec.field(default_factory=DesiredConfig)
     spec: NodeSpec | None = None
     """The spec of the node's GpuNode, also from before a restart; None if there is none or it was never observed."""
     invalid_modes: InvalidDesired | None = None
@@ -43,7 +43,7 @@ class DesiredNode:
     """What limits the shares of new pods; None while that is not known."""
     invalid_enforcement: InvalidDesired | None = None
     """Why the enforcement in the node's label or GpuNode is invalid."""
-    configs: ConfigSet = field(default_factory=ConfigSet)
+    configs: ConfigSet = msgspec.field(default_factory=ConfigSet)
     """The vGPU configs, and why the newest can't be used."""
     read: ConfigText | None = None
     """The text of configs that was parsed last, valid or not."""

@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import VGPUS, DesiredGpu, DesiredUnit, desired_drivers
@@ -15,13 +17,12 @@ from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredUnits:
+class DesiredUnits(msgspec.Struct, frozen=True):
     """The desired state of one node."""
 
-    vgpus: NodeVgpus = field(default_factory=NodeVgpus)
+    vgpus: NodeVgpus = msgspec.field(default_factory=NodeVgpus)
     """The desired state of each GPU, with the plans toward it."""
-    modes: Modes = field(default_factory=Modes)
+    modes: Modes = msgspec.field(default_factory=Modes)
 
     def by_unit(self, inventory: Inventory | None) -> Mapping[UnitId, DesiredUnit]:
         """Return the desired state of each isolation unit that has one, of GPUs that the host still has.

@@ -5,8 +5,10 @@ changes the host or waits: the reconciler carries it out.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.model.change.attempts import Attempts, fingerprint
 from gpuvirt.model.change.desired import DesiredUnit, desired_drivers
@@ -19,15 +21,14 @@ from gpuvirt.model.node.circumstances import Surroundings, circumstances_of, int
 from gpuvirt.model.node.desiredunits import DesiredUnits
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True):
     """The difference between the desired and the observed state of a node's units."""
 
-    units: Mapping[UnitId, DesiredUnit] = field(default_factory=dict)
+    units: Mapping[UnitId, DesiredUnit] = msgspec.field(default_factory=dict)
     """The units that have a desired state, or at which a change was killed."""
     drivers: frozenset[UnitId] = frozenset()
     """The units in which a GPU does not have its desired driver."""
-    open: Mapping[UnitId, DesiredUnit] = field(default_factory=dict)
+    open: Mapping[UnitId, DesiredUnit] = msgspec.field(default_factory=dict)
     """The units that are not in their desired state."""
 
 
@@ -57,8 +58,7 @@ class GateUse(Enum):
     """The unit is in its desired state, or has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnitDecision:
+class UnitDecision(msgspec.Struct, frozen=True):
     """What is decided for one unit."""
 
     attempts: Attempts

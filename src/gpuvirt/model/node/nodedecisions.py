@@ -1,6 +1,6 @@
 """The decisions for one node at one moment, and when they differ without a new observation."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from gpuvirt.model.allocation.nodeledger import OfferedNames
 from gpuvirt.model.change.invalidstates import InvalidStates
@@ -10,19 +10,18 @@ from gpuvirt.model.offers.givenshares import NO_TIME
 from gpuvirt.model.offers.view import NodeView
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDecisions:
+class NodeDecisions(msgspec.Struct, frozen=True):
     """The decisions for one node at one moment."""
 
-    view: NodeView = field(default_factory=lambda: NodeView(NO_TIME, host_observed=False))
+    view: NodeView = msgspec.field(default_factory=lambda: NodeView(NO_TIME, host_observed=False))
     """What is shown of the node."""
-    desired: DesiredUnits = field(default_factory=DesiredUnits)
+    desired: DesiredUnits = msgspec.field(default_factory=DesiredUnits)
     """The desired state of each GPU with the plans toward it, and the questions for nvidia-smi."""
-    invalid: InvalidStates = field(default_factory=InvalidStates)
+    invalid: InvalidStates = msgspec.field(default_factory=InvalidStates)
     """The invalid parts of the desired state."""
     names: OfferedNames | None = None
     """The names to keep in the ledger; None before the first observation of the host."""
-    memory: NodeMemory = field(default_factory=NodeMemory)
+    memory: NodeMemory = msgspec.field(default_factory=NodeMemory)
     """What the next decisions need of these."""
 
     @property

@@ -1,7 +1,9 @@
 """What is offered of a node: its devices by their own ids, and ids for vGPUs on demand."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.allocation.ledger import Entry
@@ -37,8 +39,7 @@ from gpuvirt.model.offers.ondemand.podends import replacements
 from gpuvirt.model.offers.withholding import withholdings
 
 
-@dataclass(frozen=True, slots=True)
-class Offering:
+class Offering(msgspec.Struct, frozen=True):
     """What is offered of a node."""
 
     offers: Offers

@@ -5,8 +5,10 @@ values are compared. So decisions with parts are those without, which a test of 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Generic, Protocol, Self, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.facts.snapshot import User
@@ -42,8 +44,7 @@ B = TypeVar("B", bound=Basis)
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class Part(Generic[B, V]):
+class Part(msgspec.Struct, Generic[B, V], frozen=True):
     """A part of the decisions."""
 
     basis: B
@@ -55,8 +56,7 @@ def part_of(last: Part[B, V] | None, basis: B, decide: Callable[[B], V]) -> Part
     return last if last is not None and basis.decides_as(last.basis) else Part(basis, decide(basis))
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationsBasis:
+class AllocationsBasis(msgspec.Struct, frozen=True):
     """The allocations, which are one object until one of them changes."""
 
     entries: tuple[Entry, ...]
@@ -66,8 +66,7 @@ class AllocationsBasis:
         return self.entries is other.entries
 
 
-@dataclass(frozen=True, slots=True)
-class ByKind:
+class ByKind(msgspec.Struct, frozen=True):
     """The allocations by what their ids name."""
 
     devices: tuple[Entry, ...]
@@ -97,8 +96,7 @@ def _holdings(entries: tuple[Entry, ...], last: HoldingsPart | None) -> tuple[Ho
     return tuple(known.get(id(entry)) or holding_of(entry, same_boot=True) for entry in entries)
 
 
-@dataclass(frozen=True, slots=True)
-class UsersBasis:
+class UsersBasis(msgspec.Struct, frozen=True):
     """The allocations and the processes that have groups open."""
 
     entries: tuple[Entry, ...]
@@ -109,8 +107,7 @@ class UsersBasis:
         return self.entries is other.entries and self.processes is other.processes
 
 
-@dataclass(frozen=True, slots=True)
-class VgpusBasis:
+class VgpusBasis(msgspec.Struct, frozen=True):
     """What the plans of vGPUs follow from."""
 
     inventory: Inventory
@@ -132,8 +129,7 @@ def vgpus_part(last: VgpusPart | None, basis: VgpusBasis) -> VgpusPart:
     return part_of(last, basis, lambda basis: plan_node_vgpus(basis.inventory, basis.demand, basis.smi, before))
 
 
-@dataclass(frozen=True, slots=True)
-class CandidatesBasis:
+class CandidatesBasis(msgspec.Struct, frozen=True):
     """What the devices that can be offered follow from."""
 
     inventory: Inventory
@@ -164,8 +160,7 @@ def _known(last: CandidatesPart | None, basis: CandidatesBasis) -> KnownVgpus | 
     return KnownVgpus(last.basis.inventory, vgpus)
 
 
-@dataclass(frozen=True, slots=True)
-class OffersBasis:
+class OffersBasis(msgspec.Struct, frozen=True):
     """What the offers follow from."""
 
     inventory: Inventory
@@ -188,8 +183,7 @@ def settled(last: OffersPart | None) -> OffersPart | None:
     return last if is_settled else None
 
 
-@dataclass(frozen=True, slots=True)
-class OnDemandBasis:
+class OnDemandBasis(msgspec.Struct, frozen=True):
     """What the on-demand resources follow from. The states of their GPUs and all of the ledger's entries are inputs."""
 
     inventory: Inventory
@@ -215,8 +209,7 @@ def on_demand_part(last: OnDemandPart | None, basis: OnDemandBasis) -> OnDemandP
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ViewBasis:
+class ViewBasis(msgspec.Struct, frozen=True):
     """What the view of the node follows from."""
 
     inputs: ViewInputs
@@ -238,8 +231,7 @@ def view_part(last: ViewPart | None, basis: ViewBasis) -> ViewPart:
     return part_of(last, basis, lambda basis: make_view(basis.inputs, NO_TIME, drawn))
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(msgspec.Struct, frozen=True):
     """The parts of the last decisions; None for parts to decide from scratch."""
 
     by_kind: Part[AllocationsBasis, ByKind] | None = None

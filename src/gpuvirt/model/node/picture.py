@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.nodeledger import NodeLedger
@@ -30,8 +32,7 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.model.shares.otherplugins import OtherPlugins
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTerms:
+class NodeTerms(msgspec.Struct, frozen=True):
     """What an agent may wait for and change, and the inputs of its decisions that stay the same while it runs."""
 
     settings: Settings
@@ -44,7 +45,7 @@ class NodeTerms:
     """The wait for a review of new names; None if no controller reviews them."""
     vgpus_only: bool = False
     """Another device plugin offers the node's devices, and gpuvirt does not change drivers."""
-    request: RequestTerms = field(default_factory=RequestTerms)
+    request: RequestTerms = msgspec.field(default_factory=RequestTerms)
     run_id: str = "00000000"
     """The random number of the agent's process, in the ids of mode on-demand."""
 
@@ -54,15 +55,14 @@ class NodeTerms:
         return ResourceName(self.settings.shares.resource)
 
 
-@dataclass(frozen=True, slots=True)
-class GateStates:
+class GateStates(msgspec.Struct, frozen=True):
     """The devices that changes of GPUs keep from being offered."""
 
-    drained: Scope = field(default_factory=Scope)
+    drained: Scope = msgspec.field(default_factory=Scope)
     """The devices that other processes change or drain."""
-    blocked: Mapping[PciAddress, str] = field(default_factory=dict)
+    blocked: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The functions in whose slots the kernel blocks a step, with the step."""
-    changed: Scope = field(default_factory=Scope)
+    changed: Scope = msgspec.field(default_factory=Scope)
     """The devices that changes of this process may touch."""
 
     @property
@@ -71,22 +71,21 @@ class GateStates:
         return self.changed.with_all([self.drained])
 
 
-@dataclass(frozen=True, slots=True)
-class NodePicture:
+class NodePicture(msgspec.Struct, frozen=True):
     """What was last observed of one node, and what is desired of it."""
 
     inventory: Inventory | None = None
     """The host; None before its first observation."""
-    ledger: NodeLedger = field(default_factory=NodeLedger)
+    ledger: NodeLedger = msgspec.field(default_factory=NodeLedger)
     """The allocations, with the kubelet's account."""
-    plugins: OtherPlugins | Unknown = field(default_factory=Unknown)
+    plugins: OtherPlugins | Unknown = msgspec.field(default_factory=Unknown)
     """The devices of other plugins; unknown while an account of the kubelet is missing or incomplete."""
-    former: FormerTenants = field(default_factory=FormerTenants)
+    former: FormerTenants = msgspec.field(default_factory=FormerTenants)
     """The last tenants of GPUs in this boot, and whether the settings require a reset between tenants."""
     request: NodeRequest | None = None
     """What the cluster asks of the node, as last observed; None for an agent or a command that asks nothing yet."""
-    gates: GateStates = field(default_factory=GateStates)
-    registrations: Mapping[ResourceName, Registration] = field(default_factory=dict)
+    gates: GateStates = msgspec.field(default_factory=GateStates)
+    registrations: Mapping[ResourceName, Registration] = msgspec.field(default_factory=dict)
     """The states of resources at the kubelet."""
     is_kind_known: bool = True
     """Whether the cluster has the kind GpuNode; without it no controller can review names."""
@@ -94,9 +93,9 @@ class NodePicture:
     """The counts of resources in the node's status, None if not observed yet."""
     shares: GivenShares | None = None
     """The shares that pods have; None for an agent that can't share GPUs."""
-    pod_ends: PodEnds = field(default_factory=PodEnds)
+    pod_ends: PodEnds = msgspec.field(default_factory=PodEnds)
     """Pods of the node that have ended or are being deleted, by the API server."""
-    problems: Mapping[str, Reason] = field(default_factory=dict)
+    problems: Mapping[str, Reason] = msgspec.field(default_factory=dict)
     """The problems of the agent's parts, by part."""
     unrecorded_tenants: Reason | None = None
     """Why the tenants of GPUs can't be written, or that they were lost."""

@@ -1,8 +1,9 @@
 """The vGPUs that were created or changed since the last scan of the host began, which the scan may not show."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Self
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.snapshot import Facts, with_vgpu, with_vgpu_host
@@ -10,8 +11,7 @@ from gpuvirt.facts.vgpu import LiveVgpu, VgpuHost
 from gpuvirt.model.allocation.ledger import Entry
 
 
-@dataclass(frozen=True, slots=True)
-class CreatedVgpu:
+class CreatedVgpu(msgspec.Struct, frozen=True):
     """A vGPU that Allocate has created."""
 
     gpu: PciAddress
@@ -21,12 +21,11 @@ class CreatedVgpu:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RecentVgpus:
+class RecentVgpus(msgspec.Struct, frozen=True):
     """What has become of vGPUs since the last scan began."""
 
-    created: Mapping[VgpuId, CreatedVgpu] = field(default_factory=dict)
-    hosts: Mapping[PciAddress, tuple[VgpuHost, float]] = field(default_factory=dict)
+    created: Mapping[VgpuId, CreatedVgpu] = msgspec.field(default_factory=dict)
+    hosts: Mapping[PciAddress, tuple[VgpuHost, float]] = msgspec.field(default_factory=dict)
     """The GPUs whose vGPUs were changed, as observed after the last step, with the times."""
 
     def since(self, began_s: float, entries: Iterable[Entry]) -> Self:

@@ -1,6 +1,6 @@
 """What is shown of a node, by its decisions: the inputs of its view, and its problems."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.invalidstates import InvalidStates

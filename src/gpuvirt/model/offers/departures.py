@@ -1,7 +1,8 @@
 """The devices that leave a node, and what the kubelet may still count of them: a pod could be admitted with those."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
@@ -11,8 +12,7 @@ from gpuvirt.model.offers.withdrawal import KubeletCount, Withdrawal
 from gpuvirt.model.reasons import Reason
 
 
-@dataclass(frozen=True, slots=True)
-class Departures:
+class Departures(msgspec.Struct, frozen=True):
     """The withdrawn devices of one node, beside the kubelet's last account."""
 
     withdrawal: Withdrawal

@@ -2,7 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
@@ -13,19 +14,18 @@ from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 NO_ALLOCATIONS: Mapping[DeviceId, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceUsers:
+class DeviceUsers(msgspec.Struct, frozen=True):
     """The allocations and the open IOMMU groups of a node, by device: a node may have thousands."""
 
-    pods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pods: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """The pods to which each device is allocated."""
-    virtual_machines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    virtual_machines: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """KubeVirt's VMs among them."""
-    by_resource: Mapping[ResourceName, Mapping[DeviceId, str]] = field(default_factory=dict)
+    by_resource: Mapping[ResourceName, Mapping[DeviceId, str]] = msgspec.field(default_factory=dict)
     """The pods to which the devices of each resource are allocated."""
-    processes: Mapping[IommuGroup, tuple[User, ...]] = field(default_factory=dict)
+    processes: Mapping[IommuGroup, tuple[User, ...]] = msgspec.field(default_factory=dict)
     """The processes that have a group open."""
-    given: Mapping[VgpuId, ResourceName] = field(default_factory=dict)
+    given: Mapping[VgpuId, ResourceName] = msgspec.field(default_factory=dict)
     """The vGPUs of on-demand allocations, with the resources under which pods have them."""
 
     def of(self, device: str, group: IommuGroup | Unread | None) -> tuple[str, ...]:

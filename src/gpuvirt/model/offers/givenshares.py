@@ -1,8 +1,10 @@
 """The shares of GPUs that pods have: what is shown beside the shared GPUs, and what changes of GPUs must respect."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.model.allocation.ledger import Consumer, Entry
@@ -21,15 +23,14 @@ NO_TIME = datetime.min.replace(tzinfo=UTC)
 """Stands for the time of an allocation; the records of shares have none."""
 
 
-@dataclass(frozen=True, slots=True)
-class GivenShares:
+class GivenShares(msgspec.Struct, frozen=True):
     """The shares that pods have, and the GPUs that containers can get."""
 
-    records: ShareRecords = field(default_factory=ShareRecords)
+    records: ShareRecords = msgspec.field(default_factory=ShareRecords)
     """The shares of all pods, with those that are being given."""
-    kept: Mapping[PodUid, KeptShare] = field(default_factory=dict)
+    kept: Mapping[PodUid, KeptShare] = msgspec.field(default_factory=dict)
     """The pods that the API server lacks or calls ended, and that keep their shares, with the reason."""
-    capacity: Mapping[GpuId, Units] = field(default_factory=dict)
+    capacity: Mapping[GpuId, Units] = msgspec.field(default_factory=dict)
     """The units of the GPUs that containers can get."""
     withheld: tuple[Reason, ...] = ()
     """The reasons against other GPUs that are to be shared."""

@@ -5,7 +5,8 @@ functions change drivers in turn. A GPU that needs a reset between two tenants a
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, PciFunction, Unread
@@ -23,8 +24,7 @@ _FOR_ITS_POD = frozenset({ReasonCode.AWAITED_AFTER_REBOOT, ReasonCode.LEAVES_AFT
 """The reasons against all pods but the one that has the device: the kubelet would reject that one without it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(msgspec.Struct, frozen=True):
     """The reasons against a device; one that is listed as healthy may have some that keep it from other pods alone."""
 
     against: tuple[Reason, ...] = ()
@@ -38,8 +38,7 @@ class Health:
 HEALTHY = Health()
 
 
-@dataclass(frozen=True, slots=True)
-class Debounce:
+class Debounce(msgspec.Struct, frozen=True):
     """How long a symptom must last before it counts, and be gone before it no longer counts, in seconds."""
 
     raise_after_s: float = 0.0
@@ -60,8 +59,7 @@ tenths of a second. The kubelet reports a pod's end up to some seconds before it
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True):
     """A symptom of a device over time."""
 
     reason: Reason
@@ -78,11 +76,10 @@ NO_TRACES: Traces = {}
 """Those of most devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """The health of all devices; it is an input of the next judgement."""
 
-    traces: Mapping[Key, Traces] = field(default_factory=dict)
+    traces: Mapping[Key, Traces] = msgspec.field(default_factory=dict)
     again_at_s: float | None = None
     """When to judge again even without a new event: a symptom will then have lasted, or been gone, long enough.
 

@@ -6,7 +6,8 @@ the node, while a second plugin takes no device from a VM, since Allocate reads 
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import NodeSpec
@@ -14,8 +15,7 @@ from gpuvirt.model.offers.withholding import Withholding
 from gpuvirt.model.reasons import Reason, nodeproblems
 
 
-@dataclass(frozen=True, slots=True)
-class ReviewTerms:
+class ReviewTerms(msgspec.Struct, frozen=True):
     """Whether a review can be awaited on a node, and how long."""
 
     most_s: float
@@ -25,13 +25,12 @@ class ReviewTerms:
     """Whether the cluster has the kind GpuNode; without it no controller can review names."""
 
 
-@dataclass(frozen=True, slots=True)
-class NameReview:
+class NameReview(msgspec.Struct, frozen=True):
     """The names that wait, since when, in seconds of the monotonic clock."""
 
-    since_s: Mapping[ResourceName, float] = field(default_factory=dict)
+    since_s: Mapping[ResourceName, float] = msgspec.field(default_factory=dict)
     """When each name began to wait; also a name that has waited too long."""
-    waiting: Mapping[ResourceName, Withholding] = field(default_factory=dict)
+    waiting: Mapping[ResourceName, Withholding] = msgspec.field(default_factory=dict)
     """Resources that are not registered yet."""
     problem: Reason | None = None
     """Names that no longer wait, since no controller has reviewed them in time."""

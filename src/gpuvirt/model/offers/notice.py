@@ -8,15 +8,16 @@ once.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.offers.schedulable import Count, Taken, counts, free_names, is_known
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeTimes:
+class NoticeTimes(msgspec.Struct, frozen=True):
     """How long withdrawals wait for the scheduler, and how long new devices are awaited."""
 
     notice_s: float
@@ -27,13 +28,12 @@ class NoticeTimes:
     """How long the kubelet may take to count new devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True):
     """The announced withdrawals of one node. Times are in seconds of the monotonic clock."""
 
-    counts: Mapping[ResourceName, Count] = field(default_factory=dict)
+    counts: Mapping[ResourceName, Count] = msgspec.field(default_factory=dict)
     """The counts of resources that the node's status should have."""
-    since_s: Mapping[str, float] = field(default_factory=dict)
+    since_s: Mapping[str, float] = msgspec.field(default_factory=dict)
     """When the withdrawal of each offered function or vGPU was announced."""
     known_since_s: float | None = None
     """Since when the scheduler counts none of these devices."""

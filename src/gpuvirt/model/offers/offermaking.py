@@ -8,10 +8,11 @@ the container's own devices are there.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, KeysView, Mapping
-from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
+import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices, find_allocated
@@ -47,8 +48,7 @@ def awaited(entry: Entry, against: Reason) -> Reason:
     return unhealthy.awaited_gpu(entry.device, against.places)
 
 
-@dataclass(frozen=True, slots=True)
-class OfferInputs:
+class OfferInputs(msgspec.Struct, frozen=True):
     """The inputs of offers, besides the inventory."""
 
     naming: Naming
@@ -62,15 +62,15 @@ class OfferInputs:
     """Functions that are being returned to the host."""
     undesired: frozenset[VgpuId] = frozenset()
     """vGPUs that are being removed."""
-    withheld: Mapping[ResourceName, Reason] = field(default_factory=dict)
+    withheld: Mapping[ResourceName, Reason] = msgspec.field(default_factory=dict)
     """Withheld resources; their allocated devices stay listed."""
-    changing: Scope = field(default_factory=Scope)
+    changing: Scope = msgspec.field(default_factory=Scope)
     """The devices that running changes may touch."""
-    blocked: Mapping[PciAddress, str] = field(default_factory=dict)
+    blocked: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The functions of slots in which the kernel still blocks a step of an ended process, with that step."""
-    former: FormerTenants = field(default_factory=FormerTenants)
+    former: FormerTenants = msgspec.field(default_factory=FormerTenants)
     """The last tenants of GPUs in this boot."""
-    on_demand: Mapping[VgpuId, Reason] = field(default_factory=dict)
+    on_demand: Mapping[VgpuId, Reason] = msgspec.field(default_factory=dict)
     """The vGPUs that are not offered under their own ids because of mode on-demand, with the reasons."""
     of_several: OfSeveral | None = None
     """The devices of pods several of whose containers have devices; None if they are unknown."""
@@ -122,8 +122,7 @@ def make_offers(
     return before if offers.is_same_as(before) else offers
 
 
-@dataclass(frozen=True, slots=True)
-class _SortedOut:
+class _SortedOut(msgspec.Struct, frozen=True):
     """The candidates, by whether they are offered."""
 
     free: tuple[Candidate, ...]

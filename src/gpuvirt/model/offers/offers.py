@@ -1,9 +1,10 @@
 """The offers to the kubelet: each resource with its devices and their health, and why other devices are not offered."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from operator import is_
 from typing import TypeVar
+
+import msgspec
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.devices.candidates import Candidate
@@ -13,8 +14,7 @@ from gpuvirt.model.reasons import Reason
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedDevice:
+class OfferedDevice(msgspec.Struct, frozen=True):
     """A device of a resource."""
 
     candidate: Candidate
@@ -26,25 +26,23 @@ class OfferedDevice:
         return self.candidate.id
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True):
     """A resource. It stays, with an empty list, when its last device goes: the kubelet counts unhealthy ids too."""
 
     resource: ResourceName
-    devices: Mapping[DeviceId, OfferedDevice] = field(default_factory=dict)
+    devices: Mapping[DeviceId, OfferedDevice] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Offers:
+class Offers(msgspec.Struct, frozen=True):
     """All resources of a node, and why other devices are not offered."""
 
-    by_resource: Mapping[ResourceName, Offer] = field(default_factory=dict)
-    withheld: Mapping[str, Reason] = field(default_factory=dict)
+    by_resource: Mapping[ResourceName, Offer] = msgspec.field(default_factory=dict)
+    withheld: Mapping[str, Reason] = msgspec.field(default_factory=dict)
     """Why a device is not offered, by the reason's subject: a PCI address or a vGPU's id."""
-    verdict: Verdict = field(default_factory=Verdict)
-    other_names: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
+    verdict: Verdict = msgspec.field(default_factory=Verdict)
+    other_names: Mapping[ResourceName, frozenset[str]] = msgspec.field(default_factory=dict)
     """The names from today's PCI ID database, where a resource was first offered under another name."""
-    of_withheld_resources: Mapping[ResourceName, tuple[Candidate, ...]] = field(default_factory=dict)
+    of_withheld_resources: Mapping[ResourceName, tuple[Candidate, ...]] = msgspec.field(default_factory=dict)
     """Devices that would be offered if their resource were not withheld."""
 
     @property

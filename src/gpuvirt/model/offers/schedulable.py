@@ -1,14 +1,14 @@
 """How many devices of each resource the scheduler should count on a node, by the offers and the kubelet's count."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.offers.offers import OfferedDevice, Offers
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(msgspec.Struct, frozen=True):
     """The limits of a count in the node's status: the devices that stay; at least those that the kubelet counts."""
 
     least: int
@@ -29,12 +29,11 @@ def free_names(offers: Offers) -> frozenset[str]:
     return frozenset(name_of(device) for _, device in offers.devices() if device.health.healthy)
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(msgspec.Struct, frozen=True):
     """What the kubelet takes from this agent; another device plugin may offer the other devices."""
 
     offers: Offers
-    on_demand: Mapping[ResourceName, Collection[DeviceId]] = field(default_factory=dict)
+    on_demand: Mapping[ResourceName, Collection[DeviceId]] = msgspec.field(default_factory=dict)
     """The healthy ids of on-demand resources."""
 
 

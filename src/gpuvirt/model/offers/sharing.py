@@ -5,7 +5,9 @@ to a pod as well, where a change may touch it, or where it is unhealthy.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
@@ -28,23 +30,21 @@ from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpu, SharedGpus
 from gpuvirt.model.vgputypes.profiles import Profile
 
 
-@dataclass(frozen=True, slots=True)
-class SharedOffer:
+class SharedOffer(msgspec.Struct, frozen=True):
     """The shared GPUs, and the judgement of their health that the next decision starts from."""
 
-    gpus: SharedGpus = field(default_factory=SharedGpus)
+    gpus: SharedGpus = msgspec.field(default_factory=SharedGpus)
     vgpu_type: NodeVgpuType | None = None
     """None where it is unknown."""
-    verdict: Verdict = field(default_factory=Verdict)
-    minors: Mapping[GpuId, int] = field(default_factory=dict)
+    verdict: Verdict = msgspec.field(default_factory=Verdict)
+    minors: Mapping[GpuId, int] = msgspec.field(default_factory=dict)
     """The numbers of the device nodes `/dev/nvidia<minor>` of all GPUs: containers keep their shares of a GPU when its
     mode ends."""
-    memory_mib: Mapping[GpuId, int] = field(default_factory=dict)
+    memory_mib: Mapping[GpuId, int] = msgspec.field(default_factory=dict)
     """The memory of the shared GPUs, where shares are limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShareInputs:
+class ShareInputs(msgspec.Struct, frozen=True):
     """The inputs of the shared GPUs, besides the inventory."""
 
     modes: Modes
@@ -54,9 +54,9 @@ class ShareInputs:
     plugins: OtherPlugins | Unknown
     former: FormerTenants
     """The last tenants of GPUs in this boot."""
-    changing: Scope = field(default_factory=Scope)
+    changing: Scope = msgspec.field(default_factory=Scope)
     """The devices that changes under way may touch, by this process or others."""
-    blocked: Mapping[PciAddress, str] = field(default_factory=dict)
+    blocked: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The functions of slots in which the kernel blocks a step, with that step."""
 
 

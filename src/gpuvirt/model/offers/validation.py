@@ -6,8 +6,9 @@ where they do not hold.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
@@ -26,8 +27,7 @@ class Check(StrEnum):
     VGPU_DEVICES = "vgpu-devices"
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(msgspec.Struct, frozen=True):
     """The result of a check."""
 
     check: Check

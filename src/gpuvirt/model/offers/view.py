@@ -5,8 +5,9 @@ The agent writes it to `/run/gpuvirt/node.json` in this form, so its fields are 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
+
+import msgspec
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework, SchedulerPolicy
@@ -22,8 +23,7 @@ from gpuvirt.paths import HostPath
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class AgentView:
+class AgentView(msgspec.Struct, frozen=True):
     """The agent that wrote the view."""
 
     version: str
@@ -32,8 +32,7 @@ class AgentView:
     plugin_only: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceView:
+class DeviceView(msgspec.Struct, frozen=True):
     """A device as the agent lists it to the kubelet."""
 
     id: DeviceId
@@ -50,8 +49,7 @@ class DeviceView:
     """The vGPU of an id of mode on-demand, None for other ids: they are the devices' own."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceView:
+class ResourceView(msgspec.Struct, frozen=True):
     """A resource with its devices."""
 
     name: ResourceName
@@ -73,8 +71,7 @@ class ResourceView:
     """The agent sends the kubelet no more lists of it, because another plugin registers the same name."""
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuView:
+class VgpuView(msgspec.Struct, frozen=True):
     """A vGPU."""
 
     id: VgpuId
@@ -87,8 +84,7 @@ class VgpuView:
     """KubeVirt's VMs among the users: `namespace/name`."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerView:
+class SchedulerView(msgspec.Struct, frozen=True):
     """How the vGPUs of a GPU share its time."""
 
     policy: SchedulerPolicy
@@ -96,8 +92,7 @@ class SchedulerView:
     """None with best effort, and where it is less than a millisecond."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanningView:
+class PlanningView(msgspec.Struct, frozen=True):
     """What a plan of a GPU's vGPUs follows from, besides its vGPUs."""
 
     class_code: int
@@ -108,12 +103,11 @@ class PlanningView:
     """None if its present driver creates no vGPUs."""
     parents: int | None = None
     """How many VFs carry a vGPU, or can; None where the GPU itself carries them."""
-    types: Mapping[str, int] = field(default_factory=dict)
+    types: Mapping[str, int] = msgspec.field(default_factory=dict)
     """How many vGPUs of each type that its driver lists can be created now."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuView:
+class GpuView(msgspec.Struct, frozen=True):
     """A GPU, or another function that is offered."""
 
     address: PciAddress
@@ -148,8 +142,7 @@ class GpuView:
     """None for other functions than GPUs, and in a view of an older agent."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(msgspec.Struct, frozen=True):
     """The view of a node."""
 
     at: datetime
@@ -169,7 +162,7 @@ class NodeView:
     """Whether the node is ready for this workload."""
     invalid: tuple[InvalidDesired, ...] = ()
     """Invalid values of the desired state, which change nothing; their reasons are among `problems`, too."""
-    shared: SharedGpus = field(default_factory=SharedGpus)
+    shared: SharedGpus = msgspec.field(default_factory=SharedGpus)
     """The GPUs in mode `shared`."""
     vgpu_type: NodeVgpuType | None = None
     """The vGPU type of a node that is a VM; None where it is unknown."""
@@ -180,8 +173,7 @@ class NodeView:
     version: int = VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
+class Registration(msgspec.Struct, frozen=True):
     """Whether a resource is registered at the kubelet, and why not."""
 
     registered: bool

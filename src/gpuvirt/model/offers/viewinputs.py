@@ -6,8 +6,9 @@ what has not changed; small values are compared by value.
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from typing import TypeVar
+
+import msgspec
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
@@ -31,8 +32,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class ViewInputs:
+class ViewInputs(msgspec.Struct, frozen=True):
     """The inputs of a NodeView."""
 
     inventory: Inventory
@@ -40,30 +40,29 @@ class ViewInputs:
     users: DeviceUsers
     """The pods, VMs and processes that use its devices."""
     naming: Naming
-    registrations: Mapping[ResourceName, Registration] = field(default_factory=dict)
+    registrations: Mapping[ResourceName, Registration] = msgspec.field(default_factory=dict)
     problems: tuple[Reason, ...] = ()
     agent: AgentView | None = None
-    desired_by_gpu: Mapping[PciAddress, str] = field(default_factory=dict)
+    desired_by_gpu: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The desired modes of the GPUs that the agent manages."""
-    vgpu_configs: Mapping[PciAddress, str] = field(default_factory=dict)
+    vgpu_configs: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The desired vGPU configs."""
-    schedulers: Mapping[PciAddress, Scheduler | Unread] = field(default_factory=dict)
+    schedulers: Mapping[PciAddress, Scheduler | Unread] = msgspec.field(default_factory=dict)
     """The schedulers of the GPUs for which they were read."""
     workload: Workload = Workload.PASSTHROUGH
     conditions: tuple[Condition, ...] = ()
-    withholdings: Mapping[ResourceName, Withholding] = field(default_factory=dict)
+    withholdings: Mapping[ResourceName, Withholding] = msgspec.field(default_factory=dict)
     """The withheld resources."""
     invalid: tuple[InvalidDesired, ...] = ()
-    sharing: SharedOffer = field(default_factory=SharedOffer)
-    pods_with_shares: Mapping[GpuId, tuple[str, ...]] = field(default_factory=dict)
+    sharing: SharedOffer = msgspec.field(default_factory=SharedOffer)
+    pods_with_shares: Mapping[GpuId, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """The pods with shares of each GPU, as texts: `pod default/a`."""
-    on_demand: OnDemandOffer = field(default_factory=OnDemandOffer)
-    given: Mapping[VgpuId, ResourceName] = field(default_factory=dict)
+    on_demand: OnDemandOffer = msgspec.field(default_factory=OnDemandOffer)
+    given: Mapping[VgpuId, ResourceName] = msgspec.field(default_factory=dict)
     """The resources under which on-demand vGPUs were given to pods."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedNodes:
+class ChangedNodes(msgspec.Struct, frozen=True):
     """What has changed of the nodes in `/dev/vfio` by which VMs open devices."""
 
     devices: AbstractSet[str] = frozenset()

@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import PciFunction, Unread
@@ -31,8 +32,7 @@ Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]
 """The offered devices with their resources, by device id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True):
     """A view with its inputs."""
 
     inputs: ViewInputs

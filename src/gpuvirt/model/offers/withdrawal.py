@@ -1,7 +1,9 @@
 """The devices that are withdrawn before they are removed or returned to the host, and whether the kubelet knows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
@@ -14,8 +16,7 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
 
 
-@dataclass(frozen=True, slots=True)
-class Departing:
+class Departing(msgspec.Struct, frozen=True):
     """The devices of one node that it shall no longer have."""
 
     functions: frozenset[PciAddress] = frozenset()
@@ -31,13 +32,12 @@ class Departing:
         return frozenset[str](self.functions) | self.vgpus
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletCount:
+class KubeletCount(msgspec.Struct, frozen=True):
     """The kubelet's last account, beside the host's devices."""
 
     inventory: Inventory | None = None
     account: KubeletAccount | None = None
-    rules: ResourceRules = field(default_factory=ResourceRules)
+    rules: ResourceRules = msgspec.field(default_factory=ResourceRules)
     entries: tuple[Entry, ...] = ()
     """The allocations."""
 
@@ -54,8 +54,7 @@ class KubeletCount:
         return counted_by(inventory, account, self.rules)
 
 
-@dataclass(frozen=True, slots=True)
-class Withdrawal:
+class Withdrawal(msgspec.Struct, frozen=True):
     """The withdrawn devices of one node."""
 
     functions: frozenset[PciAddress] = frozenset()

@@ -7,15 +7,15 @@ Where KubeVirt has another name for the devices, the agent lists only the alloca
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import NodeSpec, Withheld
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 
-@dataclass(frozen=True, slots=True)
-class Withholding:
+class Withholding(msgspec.Struct, frozen=True):
     """A withheld resource."""
 
     reason: Reason

@@ -1,8 +1,10 @@
 """A reason: a code, a message, the places where the cause was seen, and the fix."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Self
+
+import msgspec
+from msgspec.structs import force_setattr
 
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.pci import Unread
@@ -12,8 +14,7 @@ from gpuvirt.model.reasons.reasoncodes import ReasonCode
 EXISTS, ABSENT = "there", "not there"
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True):
     """A place, and the value that was found there."""
 
     path: str
@@ -39,8 +40,7 @@ class Seen:
         return self.path if self.value == EXISTS else f"{self.path}{self.joint if self.path else ''}{self.value}"
 
 
-@dataclass(frozen=True, slots=True)
-class Link(Seen):
+class Link(Seen, frozen=True):
     """A link, and its target."""
 
     joint: ClassVar[str] = " -> "
@@ -62,8 +62,7 @@ def not_read(unread: Unread) -> Seen:
     return Seen(unread.path, unread.detail)
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(msgspec.Struct, frozen=True):
     """A reason. The other modules of this package word its message and fix."""
 
     code: ReasonCode
@@ -81,7 +80,7 @@ class Reason:
     def __post_init__(self) -> None:
         """Derive `seen` from the places. A reason that an older version has written has `seen` alone."""
         if self.places:
-            object.__setattr__(self, "seen", ", ".join(place.text for place in self.places))
+            force_setattr(self, "seen", ", ".join(place.text for place in self.places))
 
     @property
     def text(self) -> str:

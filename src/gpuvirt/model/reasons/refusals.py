@@ -1,7 +1,8 @@
 """Why a device is not changed: the reasons of driver changes, and those that changes of vGPUs share with them."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress

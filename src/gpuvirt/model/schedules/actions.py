@@ -1,14 +1,13 @@
 """The steps of a transition as data. Each can be taken again without harm; each names what it changes in `text`."""
 
-from dataclasses import dataclass
+import msgspec
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.schedules.hypervisor import Call
 from gpuvirt.model.schedules.observed import NodePod
 
 
-@dataclass(frozen=True, slots=True)
-class MarkNode:
+class MarkNode(msgspec.Struct, frozen=True):
     """Change what the schedule has set on a node; the node must still have this version."""
 
     node: NodeName
@@ -29,8 +28,7 @@ class MarkNode:
         return f"{verbs[self.cordon]} node {self.node}{taint[self.taint]}{f', labels {labels}' if labels else ''}"
 
 
-@dataclass(frozen=True, slots=True)
-class EvictPod:
+class EvictPod(msgspec.Struct, frozen=True):
     """Evict a pod by the API, which asks the budgets; another pod of this name stays."""
 
     node: NodeName
@@ -42,8 +40,7 @@ class EvictPod:
         return f"evicts pod {self.pod.where} from node {self.node}"
 
 
-@dataclass(frozen=True, slots=True)
-class DeletePod:
+class DeletePod(msgspec.Struct, frozen=True):
     """Delete a pod, whatever its budgets say: `onTimeout: Force`."""
 
     node: NodeName
@@ -55,8 +52,7 @@ class DeletePod:
         return f"deletes pod {self.pod.where} of node {self.node} (onTimeout: Force)"
 
 
-@dataclass(frozen=True, slots=True)
-class CallVm:
+class CallVm(msgspec.Struct, frozen=True):
     """Make a call to the hypervisor for a worker's VM."""
 
     node: NodeName

@@ -1,7 +1,8 @@
 """Which workers get no pods, and which VMs are off, because of a schedule, and when they are expected back."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.schedules.nodevms import NodeVm, VmStep
@@ -12,8 +13,7 @@ UNDECIDED = frozenset({Step.NONE, Step.MATCH, Step.READ})
 """The steps that a worker is in before anything was done, or after: its node's cordon shows which."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleSeen:
+class ScheduleSeen(msgspec.Struct, frozen=True):
     """What the status of a schedule says."""
 
     name: str
@@ -28,8 +28,7 @@ class ScheduleSeen:
     """When that phase begins, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class AwayWorker:
+class AwayWorker(msgspec.Struct, frozen=True):
     """A worker that gets no pods, or a VM that is off, because of a schedule."""
 
     schedule: str

@@ -1,9 +1,11 @@
 """A switch by hand: the override by which a phase holds from now until a time, or until the next switch."""
 
 import re
-from dataclasses import dataclass, replace
 from datetime import datetime, time, timedelta
 from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.schedules.spec import Override, PhaseName, Schedule
@@ -16,8 +18,7 @@ LONGEST = timedelta(days=366)
 """The longest switch without an end: nobody means the end of another override in years."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandSwitch:
+class HandSwitch(msgspec.Struct, frozen=True):
     """A switch by hand. Its times are in UTC, those of the override in the schedule's time zone."""
 
     override: Override

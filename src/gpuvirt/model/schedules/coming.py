@@ -1,14 +1,14 @@
 """Which vGPU configs nodes get in other phases of a schedule, and what they then offer: for pods that wait for it."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.model.schedules.spec import PhaseName
 from gpuvirt.model.vgputypes.profiles import profile_name
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseConfig:
+class PhaseConfig(msgspec.Struct, frozen=True):
     """The vGPU config that a phase of a schedule has for a node."""
 
     schedule: str
@@ -19,8 +19,7 @@ class PhaseConfig:
     """The vGPU types that it gives the node's GPUs, as configs name them; None if they are not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledNode:
+class ScheduledNode(msgspec.Struct, frozen=True):
     """What the status of a schedule says of a node and its phases."""
 
     phase: PhaseName | None
@@ -32,8 +31,7 @@ class ScheduledNode:
     """Why the node does not have the vGPU config of the phase yet; None if it has."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodePhase:
+class NodePhase(msgspec.Struct, frozen=True):
     """A phase that has a vGPU config for a node, in words."""
 
     config: PhaseConfig

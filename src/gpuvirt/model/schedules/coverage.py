@@ -5,7 +5,8 @@ Source: cluster-autoscaler, core/scaledown/eligibility: it never removes a node 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
@@ -16,8 +17,7 @@ MAY_LEAVE = "gpuvirt.io/may-leave"
 """Annotation of nodes. By `true` an admin states that nothing deletes or replaces the VM while it is away."""
 
 
-@dataclass(frozen=True, slots=True)
-class MachineCoverage:
+class MachineCoverage(msgspec.Struct, frozen=True):
     """The Machine of a worker's node, and the health checks that replace it."""
 
     machine: str
@@ -28,8 +28,7 @@ class MachineCoverage:
     """How to exclude the Machine from its checks."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCoverage:
+class WorkerCoverage(msgspec.Struct, frozen=True):
     """What is known of one worker's node."""
 
     node: NodeName

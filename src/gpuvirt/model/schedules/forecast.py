@@ -5,9 +5,11 @@ and an eviction succeeds at once, whatever the budgets say: those are shown besi
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import Reason
@@ -76,8 +78,7 @@ MARKS: Mapping[bool | None, PlannedAction] = {
 """What a change of a node's marks does, by its `cordon`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """A PodDisruptionBudget that covers a pod."""
 
     name: str
@@ -86,8 +87,7 @@ class Budget:
     """The evictions that it allows now."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
+class PlannedStep(msgspec.Struct, frozen=True):
     """One step of a transition."""
 
     node: NodeName
@@ -98,8 +98,7 @@ class PlannedStep:
     """The budgets that cover the pod; None where they could not be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingWorker:
+class WaitingWorker(msgspec.Struct, frozen=True):
     """A worker that the steps do not bring to the end of the transition."""
 
     node: NodeName
@@ -107,8 +106,7 @@ class WaitingWorker:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True):
     """The steps of a transition, from what is observed now."""
 
     phase: PhaseName
@@ -118,16 +116,15 @@ class Forecast:
     """The workers that wait for something that no step changes; the transition is held then."""
 
 
-@dataclass(slots=True)
-class _Model:
+class _Model(msgspec.Struct):
     """The observed objects, as steps change them."""
 
     observed: Observed
     schedule: Schedule
-    abilities: Mapping[VmKey, Abilities] = field(default_factory=dict)
+    abilities: Mapping[VmKey, Abilities] = msgspec.field(default_factory=dict)
     rounds: int = 0
-    started: set[NodeName] = field(default_factory=set)
-    steps: list[PlannedStep] = field(default_factory=list)
+    started: set[NodeName] = msgspec.field(default_factory=set)
+    steps: list[PlannedStep] = msgspec.field(default_factory=list)
 
     def take(self, action: ScheduleAction, budgets: Mapping[PodUid, tuple[Budget, ...]] | None) -> None:
         """Take an action, which succeeds."""

@@ -6,9 +6,11 @@ the VM again after a call of unknown outcome, and never repeats it unread.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType, Protocol
+
+import msgspec
 
 from gpuvirt.facts.notknown import NotKnown
 
@@ -26,8 +28,7 @@ class Power(StrEnum):
     """The hypervisor knows the VM, but not its state: its host is disconnected, or the VM's files are inaccessible."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerVm:
+class WorkerVm(msgspec.Struct, frozen=True):
     """One VM, as its hypervisor shows it."""
 
     key: VmKey
@@ -70,8 +71,7 @@ class Action(StrEnum):
     """Give a VM that is off another vGPU type."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One call to a hypervisor."""
 
     vm: VmKey
@@ -80,13 +80,11 @@ class Call:
     """The new type of `SET_VGPU_TYPE`; else empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """The hypervisor has carried out the call, or has begun to: the next reading shows how far it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """The hypervisor has certainly not carried out the call, and will not."""
 
     code: str
@@ -95,8 +93,7 @@ class Refused:
     """The hypervisor's own words, without credentials."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutcomeUnknown:
+class OutcomeUnknown(msgspec.Struct, frozen=True):
     """The call may have been carried out, or may still be until the sender is dead."""
 
     code: str
@@ -106,8 +103,7 @@ class OutcomeUnknown:
 Answer = Accepted | Refused | OutcomeUnknown
 
 
-@dataclass(frozen=True, slots=True)
-class Ability:
+class Ability(msgspec.Struct, frozen=True):
     """Whether one action can be taken with one VM, before anything happens."""
 
     is_possible: bool | None
@@ -116,8 +112,7 @@ class Ability:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Abilities:
+class Abilities(msgspec.Struct, frozen=True):
     """What a hypervisor says about the actions with one VM."""
 
     vm: VmKey
@@ -125,7 +120,7 @@ class Abilities:
     shut_down: Ability
     start: Ability
     set_vgpu_type: Ability
-    remarks: tuple[str, ...] = field(default=())
+    remarks: tuple[str, ...] = msgspec.field(default=())
     """What is shown, but decides nothing: whether migration and snapshots are possible with these vGPUs."""
 
 

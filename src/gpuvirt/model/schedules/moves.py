@@ -1,8 +1,10 @@
 """The next move of one worker, and what the moves of leaving and arriving workers have in common."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
@@ -29,8 +31,7 @@ CALL_AGAIN_S = 20.0
 """How long after a call its effect is awaited before the same call is made again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(msgspec.Struct, frozen=True):
     """What the moves of all workers follow from in one round."""
 
     schedule: Schedule
@@ -52,8 +53,7 @@ class Round:
         return (self.now - worker.since).total_seconds()
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(msgspec.Struct, frozen=True):
     """The step that a worker is in, and the actions that bring it further."""
 
     step: Step

@@ -1,8 +1,9 @@
 """What `gpuvirt schedule show` and `check` print of the nodes whose vGPU config follows a schedule."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
@@ -11,8 +12,7 @@ from gpuvirt.model.schedules.spec import PhaseName, VmPolicy
 from gpuvirt.model.schedules.status import Status
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRow:
+class NodeRow(msgspec.Struct, frozen=True):
     """A node that has a vGPU config by the phase of now, as the status has it."""
 
     node: NodeName
@@ -23,8 +23,7 @@ class NodeRow:
     """Why it is not applied."""
 
 
-@dataclass(frozen=True, slots=True)
-class VmRow:
+class VmRow(msgspec.Struct, frozen=True):
     """A VM whose vGPU the vGPU config of a phase removes, as the status has it."""
 
     vm: str
@@ -40,8 +39,7 @@ class VmRow:
     reason: Reason | None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuCheck:
+class GpuCheck(msgspec.Struct, frozen=True):
     """A GPU whose vGPUs would change, or that something keeps from changing."""
 
     address: str
@@ -57,8 +55,7 @@ class GpuCheck:
     """What only the node can show."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCheck:
+class NodeCheck(msgspec.Struct, frozen=True):
     """What the vGPU config of one phase would change on a node, by what its agent reports now."""
 
     node: NodeName

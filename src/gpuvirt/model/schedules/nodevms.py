@@ -4,9 +4,10 @@ Source: KubeVirt's VirtualMachine and VirtualMachineInstance (`kubevirt.io/v1`),
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
@@ -28,8 +29,7 @@ class VmStep(StrEnum):
     """The phase that has stopped it has ended: it has to be seen on."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeVm:
+class NodeVm(msgspec.Struct, frozen=True):
     """One VM, as the status keeps it: from before its stop until it was started again."""
 
     vm: VmKey
@@ -54,8 +54,7 @@ class NodeVm:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class SeenVm:
+class SeenVm(msgspec.Struct, frozen=True):
     """One VM, as the API server shows it."""
 
     vm: VmKey
@@ -71,7 +70,7 @@ class SeenVm:
     """Why it must not, or can't, be shut down; None if it can."""
     start_refusal: Reason | None = None
     """Why it can't be started once it is off; None if it can."""
-    budgets: Mapping[str, int] = field(default_factory=dict)
+    budgets: Mapping[str, int] = msgspec.field(default_factory=dict)
     """The PodDisruptionBudgets that cover it, each with the pods that may be disrupted now."""
 
     @property
@@ -80,8 +79,7 @@ class SeenVm:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class BlockedGpu:
+class BlockedGpu(msgspec.Struct, frozen=True):
     """A GPU that gets the vGPU config of the phase once its users have ended: its agent and a plan say so."""
 
     node: NodeName
@@ -92,20 +90,18 @@ class BlockedGpu:
     """Its other users, and why each is none of these VMs."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeenVms:
+class SeenVms(msgspec.Struct, frozen=True):
     """One round's observation."""
 
-    vms: Mapping[VmKey, SeenVm] = field(default_factory=dict)
-    unknown: Mapping[str, Reason] = field(default_factory=dict)
+    vms: Mapping[VmKey, SeenVm] = msgspec.field(default_factory=dict)
+    unknown: Mapping[str, Reason] = msgspec.field(default_factory=dict)
     """The namespaces whose VMs could not be read."""
     gpus: tuple[BlockedGpu, ...] = ()
-    calls: Mapping[VmKey, LastCall] = field(default_factory=dict)
+    calls: Mapping[VmKey, LastCall] = msgspec.field(default_factory=dict)
     """The latest call that this controller has made for each VM."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeVm:
+class ChangeVm(msgspec.Struct, frozen=True):
     """Shut down or start a VM of KubeVirt; the version that is read just before is the precondition."""
 
     namespace: str

@@ -5,16 +5,16 @@ coordination.k8s.io/v1 Lease in the namespace kube-node-lease.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.schedules.hypervisor import Action, Answer, VmKey, VmsReading
 from gpuvirt.model.schedules.spec import PhaseName
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerNode:
+class WorkerNode(msgspec.Struct, frozen=True):
     """The Node object of a worker."""
 
     name: NodeName
@@ -37,13 +37,12 @@ class WorkerNode:
     """That time, by the node's clock."""
     cordoned_for_s: float = 0.0
     """How long this controller has seen it unschedulable."""
-    types: Mapping[PhaseName, str] = field(default_factory=dict)
+    types: Mapping[PhaseName, str] = msgspec.field(default_factory=dict)
     """The vGPU types that profiles of its phases give its VM."""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class NodePod:
+class NodePod(msgspec.Struct, frozen=True):
     """A pod of a worker."""
 
     uid: PodUid
@@ -65,8 +64,7 @@ class NodePod:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class LastCall:
+class LastCall(msgspec.Struct, frozen=True):
     """The latest call that this controller has made for a VM."""
 
     action: Action
@@ -74,8 +72,7 @@ class LastCall:
     age_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(msgspec.Struct, frozen=True):
     """One round's observation. A round in which the API server could not be read completely is not decided."""
 
     nodes: Mapping[NodeName, WorkerNode]
@@ -85,4 +82,4 @@ class Observed:
     attachments: Mapping[NodeName, tuple[str, ...]]
     """The VolumeAttachments of each of these nodes, by name."""
     vms: VmsReading
-    calls: Mapping[VmKey, LastCall] = field(default_factory=dict)
+    calls: Mapping[VmKey, LastCall] = msgspec.field(default_factory=dict)

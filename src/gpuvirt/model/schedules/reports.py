@@ -1,10 +1,11 @@
 """What `gpuvirt schedule` prints: a schedule's state, its phases and workers, its switches, and a forecast."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import takewhile
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
@@ -35,8 +36,7 @@ class ScheduleState(StrEnum):
     """The controller has not followed the spec, or the time, yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleRow:
+class ScheduleRow(msgspec.Struct, frozen=True):
     """One schedule of a list. Times are in UTC."""
 
     name: str
@@ -53,8 +53,7 @@ class ScheduleRow:
     """What is wrong with the spec, or what workers and nodes wait for."""
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseRow:
+class PhaseRow(msgspec.Struct, frozen=True):
     """A phase with its cron line."""
 
     name: PhaseName
@@ -72,8 +71,7 @@ class PhaseRow:
     """What happens to VMs of these nodes whose vGPUs the vGPU config removes."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
+class WorkerRow(msgspec.Struct, frozen=True):
     """A worker, as the status has it."""
 
     node: NodeName
@@ -88,8 +86,7 @@ class WorkerRow:
     reason: Reason | None
 
 
-@dataclass(frozen=True, slots=True)
-class OverrideRow:
+class OverrideRow(msgspec.Struct, frozen=True):
     """A phase that holds for some time, whatever the cron lines say. Times are in UTC."""
 
     phase: PhaseName
@@ -97,8 +94,7 @@ class OverrideRow:
     end: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleDetail:
+class ScheduleDetail(msgspec.Struct, frozen=True):
     """One schedule: its spec, and how far it is."""
 
     schedule: ScheduleRow
@@ -118,8 +114,7 @@ class ScheduleDetail:
     """The VMs of these nodes that a phase waits for, stops or has stopped."""
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchRow:
+class SwitchRow(msgspec.Struct, frozen=True):
     """A moment at which another phase begins, in UTC."""
 
     at: datetime
@@ -127,8 +122,7 @@ class SwitchRow:
     phase: PhaseName
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulePlan:
+class SchedulePlan(msgspec.Struct, frozen=True):
     """The switches of two weeks, and the steps of the next one."""
 
     schedule: ScheduleRow
@@ -139,8 +133,7 @@ class SchedulePlan:
     """Why the forecast assumes the VMs' power: the hypervisor gave no answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchResult:
+class SwitchResult(msgspec.Struct, frozen=True):
     """A switch by hand: the override, and the steps that follow. Times are in UTC."""
 
     schedule: ScheduleRow

@@ -1,9 +1,10 @@
 """What a VgpuSchedule asks for: phases with workers or vGPU configs, when each begins, and how workers leave."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import NewType
+
+import msgspec
 
 PhaseName = NewType("PhaseName", str)
 
@@ -39,8 +40,7 @@ class VmPolicy(StrEnum):
     """They are shut down by their runStrategy, and started again when the phase ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True):
     """The vGPU type that some workers of a phase have in it, and the labels by which pods choose it."""
 
     vgpu_type: str
@@ -49,8 +49,7 @@ class Profile:
     """Keys and values that the schedule sets on the workers' nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(msgspec.Struct, frozen=True):
     """One phase; the cluster's objects say which nodes are its workers, and which profile each of them has."""
 
     name: PhaseName
@@ -65,8 +64,7 @@ class Phase:
     """What happens to VMs of these nodes whose vGPUs the vGPU config removes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(msgspec.Struct, frozen=True):
     """A phase that holds from one moment to another, whatever the cron lines say."""
 
     phase: PhaseName
@@ -75,8 +73,7 @@ class Override:
     end: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(msgspec.Struct, frozen=True):
     """How a worker's pods are evicted."""
 
     timeout_s: float = 600.0
@@ -87,8 +84,7 @@ class Drain:
     """Whether pods without a controller are evicted, as by `kubectl drain --force`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True):
     """The spec of one VgpuSchedule."""
 
     name: str

@@ -1,13 +1,13 @@
 """How far a VgpuSchedule is: the phase that holds, a transition under way, and each worker with its step.
 
 The status is written before the steps that follow from it are taken, so that a controller that starts again goes on
-from dataclasses import dataclass
 from what was intended. No step depends on it alone: what was done is observed.
 """
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
@@ -46,8 +46,7 @@ NO_VM = VmKey("")
 RESTING = frozenset({Step.AWAY, Step.SERVING})
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(msgspec.Struct, frozen=True):
     """One worker, as the status keeps it."""
 
     node: NodeName
@@ -72,8 +71,7 @@ class Worker:
     """The vGPU types of its VM by phase, where profiles give it one: known while its Node object is missing, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfiguredNode:
+class ConfiguredNode(msgspec.Struct, frozen=True):
     """One node with GPUs of its own, whose vGPU config follows the phase."""
 
     node: NodeName
@@ -88,8 +86,7 @@ class ConfiguredNode:
         return self.reason is None
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(msgspec.Struct, frozen=True):
     """A change of the phase that is under way."""
 
     phase: PhaseName
@@ -99,8 +96,7 @@ class Transition:
     """The spec that it follows. A spec with other fields ends all holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(msgspec.Struct, frozen=True):
     """The status of one schedule."""
 
     phase: PhaseName | None = None

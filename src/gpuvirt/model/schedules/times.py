@@ -5,12 +5,12 @@ leaves out begins at the end of that hour, and a time in the hour that autumn re
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+import msgspec
 from cronsim import CronSim, CronSimError
 
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
@@ -83,8 +83,7 @@ def moment(local: datetime, zone: ZoneInfo) -> datetime:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(msgspec.Struct, frozen=True):
     """The moment at which another phase begins."""
 
     at: datetime
@@ -92,8 +91,7 @@ class Switch:
     phase: PhaseName
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(msgspec.Struct, frozen=True):
     """What was found by the last search."""
 
     at: datetime

@@ -6,8 +6,10 @@ in that round; the status is written before the actions are taken.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.model.schedules.actions import MarkNode, ScheduleAction
 from gpuvirt.model.schedules.arriving import arriving
@@ -46,8 +48,7 @@ AFTER_MARKS_S = 0.1
 HELD_ROUND_S = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(msgspec.Struct, frozen=True):
     """What follows from one round: the status to write, and the actions to take then."""
 
     status: Status

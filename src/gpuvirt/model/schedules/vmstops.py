@@ -6,8 +6,10 @@ other VMs would be off for nothing. A VM is in the status before it is stopped, 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import nodevms as reasons
@@ -27,21 +29,19 @@ CHANGING_ROUND_S = 1.0
 WAITING_ROUND_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class NextVms:
+class NextVms(msgspec.Struct, frozen=True):
     """What follows from one round: the VMs to write into the status, and the actions to take then."""
 
     vms: tuple[NodeVm, ...] = ()
     actions: tuple[ChangeVm, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
+class _Round(msgspec.Struct, frozen=True):
     schedule: Schedule
     phase: Phase
     seen: SeenVms
     now: datetime
-    due: Mapping[VmKey, NodeVm] = field(default_factory=dict)
+    due: Mapping[VmKey, NodeVm] = msgspec.field(default_factory=dict)
     """The VMs that the phase of now stops, or waits for."""
 
 

@@ -1,7 +1,8 @@
 """What holds for the workers and nodes of a schedule before anything happens: what `gpuvirt schedule check` prints."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
@@ -16,8 +17,7 @@ from gpuvirt.model.schedules.status import Status, Worker
 from gpuvirt.model.schedules.workers import members
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCheck:
+class WorkerCheck(msgspec.Struct, frozen=True):
     """What the hypervisor says of one worker's VM."""
 
     node: NodeName
@@ -51,8 +51,7 @@ class WorkerCheck:
         return (self.leaves(leave), self.start, *((self.set_vgpu_type,) if self.is_retyped else ()))
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleCheck:
+class ScheduleCheck(msgspec.Struct, frozen=True):
     """What holds for each worker and each node of a schedule before anything happens."""
 
     schedule: ScheduleRow

@@ -1,6 +1,7 @@
 """The workers of a schedule: those that its phases select, and those that it still has to take its marks from."""
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.arriving import is_alive
@@ -10,8 +11,7 @@ from gpuvirt.model.schedules.observed import Observed, WorkerNode
 from gpuvirt.model.schedules.status import NO_VM, Step, Worker
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
+class Members(msgspec.Struct, frozen=True):
     """The workers of one round, and the nodes that are no workers any more."""
 
     workers: tuple[Worker, ...]

@@ -6,7 +6,8 @@ Which of both a GPU is follows from the product name that NVIDIA's driver shows:
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciId
@@ -20,8 +21,7 @@ _LIKE_A_TYPE = re.compile(r"\S+-[0-9]+[ABCQ][0-9A-Z]*")
 """The form of all vGPU types, also of those that configs lack: `T4-2B4`. Boards end otherwise: `A100-PCIE-40GB`."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownType:
+class UnknownType(msgspec.Struct, frozen=True):
     """A vGPU type whose part of a card is not known."""
 
     name: str

@@ -6,9 +6,10 @@ needs the most that any phase takes, as the kube-scheduler and the kubelet count
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
+
+import msgspec
 
 from gpuvirt.errors import GpuvirtError
 
@@ -34,8 +35,7 @@ class ContainerKind(StrEnum):
     """After all init containers have ended or are sidecars that run."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerDemand:
+class ContainerDemand(msgspec.Struct, frozen=True):
     """The units that one container requests."""
 
     name: ContainerName
@@ -47,8 +47,7 @@ class ContainerDemand:
         return self.units // whole if self.units >= whole else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True):
     """The units that a pod's containers request; containers without units are left out."""
 
     containers: tuple[ContainerDemand, ...]

@@ -7,9 +7,10 @@ with each pod, and the number of pods.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import combinations, islice
 from typing import NewType
+
+import msgspec
 
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.books import NodeBooks
@@ -31,13 +32,12 @@ Cost = tuple[int, int, int, int, int]
 """Violations, the highest priority, the sum of the priorities, the pods and their units; less is better."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A pod that may be evicted: its priority is lower than that of the pod that does not fit."""
 
     pod: PodUid
     priority: int = 0
-    budgets: Mapping[BudgetName, int] = field(default_factory=dict)
+    budgets: Mapping[BudgetName, int] = msgspec.field(default_factory=dict)
     """The PodDisruptionBudgets that cover the pod, each with the evictions that it allows now."""
     is_ending: bool = False
     """Whether the pod is being deleted already, so that its eviction costs nothing."""

@@ -5,7 +5,8 @@ pod pass that takes the very GPU that was freed, so the nominated pod counts on 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.books import NodeBooks
@@ -13,8 +14,7 @@ from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.placement import Policy
 
 
-@dataclass(frozen=True, slots=True)
-class Nomination:
+class Nomination(msgspec.Struct, frozen=True):
     """A pod that is nominated for a node and not bound."""
 
     pod: PodUid

@@ -4,7 +4,8 @@ The kubelet has the devices of all plugins in its accounts. The ids of gpuvirt's
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.pci import NVIDIA, Unread
@@ -18,13 +19,12 @@ from gpuvirt.model.reasons import Reason, Seen, refusals, withheldshares
 Device = tuple[ResourceName, DeviceId]
 
 
-@dataclass(frozen=True, slots=True)
-class OtherPlugins:
+class OtherPlugins(msgspec.Struct, frozen=True):
     """The devices of all resources but the units."""
 
     registered: frozenset[Device] = frozenset()
     """The devices that the kubelet can give to pods."""
-    allocated: Mapping[Device, str] = field(default_factory=dict)
+    allocated: Mapping[Device, str] = msgspec.field(default_factory=dict)
     """The pods that have devices, as text."""
     without_devices: frozenset[ResourceName] = frozenset()
     """The resources of NVIDIA's device plugin of which the kubelet has no device now."""

@@ -1,7 +1,9 @@
 """An overview of shared GPUs: what each has left, and which pods have how much of it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.settings import Enforcement
@@ -16,8 +18,7 @@ NONE_AWAY: Mapping[NodeName, AwayWorker] = {}
 NO_LIMITS: Mapping[NodeName, Enforcement] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class PodShare:
+class PodShare(msgspec.Struct, frozen=True):
     """The units that a pod has."""
 
     pod: str
@@ -31,8 +32,7 @@ class PodShare:
     """The memory that it uses by its own word; None while that is unknown, or no process has used the GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuOverview:
+class GpuOverview(msgspec.Struct, frozen=True):
     """One shared GPU."""
 
     gpu: GpuId
@@ -45,8 +45,7 @@ class GpuOverview:
     pods: tuple[PodShare, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOverview:
+class NodeOverview(msgspec.Struct, frozen=True):
     """The shared GPUs of one node."""
 
     node: NodeName
@@ -61,8 +60,7 @@ class NodeOverview:
     """What limits new pods, by the node's annotation: `none`, `hami-core`, `mps` or `hami-core-mps`."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharesOverview:
+class SharesOverview(msgspec.Struct, frozen=True):
     """The shared GPUs of a cluster."""
 
     nodes: tuple[NodeOverview, ...]

@@ -6,9 +6,10 @@ for no need.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
+
+import msgspec
 
 from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerName, Demand, Units, most_at_a_time
 
@@ -31,8 +32,7 @@ class Policy(StrEnum):
     """Where the most is left: pods disturb each other least."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """The GPUs of each container, with the units on each."""
 
     containers: Mapping[ContainerName, Shares]

@@ -1,7 +1,8 @@
 """The GPUs of a node in mode `shared`, with the units that pods can get, or why they get none."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.model.desired.settings import Enforcement, ShareSettings
@@ -13,8 +14,7 @@ NO_UNITS = Units(0)
 UNITS_RESOURCE = ResourceName(ShareSettings().resource)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedGpu:
+class SharedGpu(msgspec.Struct, frozen=True):
     """One GPU in mode `shared`."""
 
     address: PciAddress
@@ -37,8 +37,7 @@ class SharedGpu:
         return self.units if self.withheld is None and self.id is not None and self.units is not None else Units(0)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedGpus:
+class SharedGpus(msgspec.Struct, frozen=True):
     """All GPUs of a node in mode `shared`."""
 
     gpus: tuple[SharedGpu, ...] = ()
@@ -77,8 +76,7 @@ class SharedGpus:
         return {gpu.address: gpu for gpu in self.gpus}
 
 
-@dataclass(frozen=True, slots=True)
-class NodeVgpuType:
+class NodeVgpuType(msgspec.Struct, frozen=True):
     """The vGPU type of a node that is a VM."""
 
     label: str | None

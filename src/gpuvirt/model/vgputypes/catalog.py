@@ -6,7 +6,6 @@ yet, and resolves configs. Numbers without a source are None, and never a guess.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -64,16 +63,14 @@ class _Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False)
     cards: tuple[_Card, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CardId:
+class CardId(msgspec.Struct, frozen=True):
     """The PCI ids of a card; without a subsystem, all boards of the device id are this card."""
 
     device: PciId
     subsystem: PciId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuInstance:
+class GpuInstance(msgspec.Struct, frozen=True):
     """The MIG GPU instance that a type needs."""
 
     profile: str
@@ -82,8 +79,7 @@ class GpuInstance:
     """The number of vGPUs of the type that share one such instance."""
 
 
-@dataclass(frozen=True, slots=True)
-class CardType:
+class CardType(msgspec.Struct, frozen=True):
     """A vGPU type of one card."""
 
     profile: Profile
@@ -100,8 +96,7 @@ class CardType:
     """Other names of the type in configs: `DC-1-24QGFX`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(msgspec.Struct, frozen=True):
     """A card that carries vGPUs. Two cards may share a device id, or the name in their types (`DC`)."""
 
     gpu: str

@@ -7,10 +7,11 @@ suffixes are part of the host's name (`A100-1-5CME`), others are not (the host's
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
+import msgspec
+from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.errors import InvalidIdError
@@ -49,8 +50,7 @@ _NAME = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True):
     """A vGPU type's name in its parts."""
 
     gpu: str

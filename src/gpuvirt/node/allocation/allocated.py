@@ -8,7 +8,8 @@ container's: then Allocate refuses the rest of its IOMMU group.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import DeviceId, ResourceName
@@ -58,8 +59,7 @@ class Unfinished:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
+class Allocated(msgspec.Struct, frozen=True):
     """The allocations at one moment."""
 
     entries: Entries

@@ -8,7 +8,9 @@ import itertools
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, is_mdev_uuid, slot_of
@@ -48,16 +50,14 @@ class AllocationRefusedError(GpuvirtError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A request of the kubelet: devices of one resource, for each container of a pod."""
 
     resource: ResourceName
     containers: Sequence[Sequence[DeviceId]]
 
 
-@dataclass(frozen=True, slots=True)
-class Callbacks:
+class Callbacks(msgspec.Struct, frozen=True):
     """The functions that an allocator calls after its answers."""
 
     allocated: Callable[[], None]
@@ -66,8 +66,7 @@ class Callbacks:
     """Takes why devices were allocated with unknown users; None after an allocation with known users."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
+class _Checked(msgspec.Struct, frozen=True):
     """The devices of a request, as just read."""
 
     host: Inventory

@@ -5,7 +5,8 @@ Device plugins and shares of GPUs record their allocations here, so that no chan
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId
 from gpuvirt.model.devices.candidates import Target

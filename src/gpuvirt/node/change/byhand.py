@@ -1,7 +1,8 @@
 """Changes of one GPU by a direct command: removing one vGPU, setting the vGPU scheduler."""
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.vgpu import Scheduler

@@ -1,8 +1,9 @@
 """The serial worker of a change of an isolation unit, and how a job that fails there is reported."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.reasons import Reason, Seen, refusals
@@ -12,8 +13,7 @@ from gpuvirt.node.change.steps.changes import Change
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeWorker:
+class ChangeWorker(msgspec.Struct, frozen=True):
     """The serial worker of a change. A step that the kernel blocks makes the plan outdated and is its last step."""
 
     worker: SerialWorker
@@ -28,8 +28,7 @@ class ChangeWorker:
             raise
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """Why a job has no result."""
 
     reason: Reason

@@ -1,7 +1,8 @@
 """The inputs of a change besides the host's state: allocations to pods, offered vGPUs, and the admin's permissions."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.model.allocation.podallocations import PodAllocations
@@ -10,13 +11,12 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.node.change.gate.unsettled import Read, no_readings
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(msgspec.Struct, frozen=True):
     """The inputs of changes besides the host's state."""
 
     account: Callable[[Inventory], Account]
     """Returns the allocations of the devices in an inventory; a change calls it under the unit's lock."""
-    type_names: Mapping[str, VgpuType] = field(default_factory=dict)
+    type_names: Mapping[str, VgpuType] = msgspec.field(default_factory=dict)
     """The names of vGPU types, by the host's ids. A host shows only names of types that it could create now."""
     allowed: frozenset[PciAddress] = frozenset()
     """Functions of other slots whose driver the admin permits to change with a GPU of their IOMMU group."""

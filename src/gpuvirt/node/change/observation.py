@@ -3,7 +3,9 @@
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
@@ -76,23 +78,21 @@ def missing(tools: Tools, desired: Iterable[str]) -> Mapping[str, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
+class Learned(msgspec.Struct, frozen=True):
     """Facts of a GPU that a change has learned from its own steps, and that no observation shows."""
 
-    refused: Mapping[PciAddress, Seen] = field(default_factory=dict)
+    refused: Mapping[PciAddress, Seen] = msgspec.field(default_factory=dict)
     """VFs that have refused a vGPU type, with the kernel's error."""
-    remembered: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
+    remembered: Mapping[VgpuId, VgpuType] = msgspec.field(default_factory=dict)
     """vGPUs from before the change: new vGPUs of their types get their ids."""
-    in_use: Mapping[VgpuId, str] = field(default_factory=dict)
+    in_use: Mapping[VgpuId, str] = msgspec.field(default_factory=dict)
     """vGPUs that could not be leased, with their users as far as the kernel showed them."""
 
 
 NOTHING = Learned()
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(msgspec.Struct, frozen=True):
     """One observation of a host."""
 
     change_host: ChangeHost
@@ -100,7 +100,7 @@ class Observation:
     inventory: Inventory
     account: Account
     namespace: uuid.UUID
-    learned: Mapping[PciAddress, Learned] = field(default_factory=dict)
+    learned: Mapping[PciAddress, Learned] = msgspec.field(default_factory=dict)
     """What the change has learned, by GPU."""
 
     def gpu_state(self, gpu: PciAddress) -> GpuState | None:

@@ -6,7 +6,9 @@ the same mode. The unit's gates let one change at a time run.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.hardware.scan import scan
@@ -113,8 +115,7 @@ def foresee(observation: Observation, unit: UnitId, desired: DesiredUnit) -> Out
     return Outcome(vgpus={phase.gpu: (*phase.refusals, *hindered[phase.gpu]) for phase in plan.vgpus})
 
 
-@dataclass(slots=True)
-class UnitChange:
+class UnitChange(msgspec.Struct):
     """One change of a unit, under the locks of its gates."""
 
     change_host: ChangeHost
@@ -124,12 +125,12 @@ class UnitChange:
     steps: Run
     inventory: Inventory
     """The host as observed last."""
-    _learned: dict[PciAddress, Learned] = field(default_factory=dict)
-    _before: dict[PciAddress, GpuState | None] = field(default_factory=dict)
+    _learned: dict[PciAddress, Learned] = msgspec.field(default_factory=dict)
+    _before: dict[PciAddress, GpuState | None] = msgspec.field(default_factory=dict)
     """The GPUs whose vGPUs were changed, with their state before."""
-    _ended: dict[PciAddress | UnitId, tuple[Reason, ...]] = field(default_factory=dict)
+    _ended: dict[PciAddress | UnitId, tuple[Reason, ...]] = msgspec.field(default_factory=dict)
     """The phases that this change does not try again, by GPU or unit."""
-    _rounds: Counter[PciAddress | UnitId] = field(default_factory=Counter)
+    _rounds: Counter[PciAddress | UnitId] = msgspec.field(default_factory=Counter)
     _rolled_back: bool = False
     """Whether a phase was rolled back: the change takes no further phase."""
 

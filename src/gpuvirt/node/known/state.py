@@ -7,8 +7,9 @@ decisions; `decide` has them made by `model.node.decisions`.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, PodUid, ResourceName
 from gpuvirt.facts.snapshot import Facts, with_vgpu, with_vgpu_host

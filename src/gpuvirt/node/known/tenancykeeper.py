@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.model.allocation.allocations import Consumers
@@ -19,8 +21,7 @@ log = logging.getLogger(__name__)
 Change = Callable[[Tenancies], Tenancies]
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(msgspec.Struct, frozen=True):
     """What tenants follow from in an account of the kubelet."""
 
     inventory: Inventory

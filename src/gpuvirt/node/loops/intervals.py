@@ -1,12 +1,11 @@
 """The intervals of the agent's periodic work, and the limits of its waits."""
 
-from dataclasses import dataclass
+import msgspec
 
 from gpuvirt.model.offers.notice import NoticeTimes
 
 
-@dataclass(frozen=True, slots=True)
-class Intervals:
+class Intervals(msgspec.Struct, frozen=True):
     """All intervals, in seconds. The periodic ones are multiples of the shortest, so that they coincide."""
 
     nodes_s: float = 1.5

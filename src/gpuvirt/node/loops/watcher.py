@@ -8,9 +8,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
+
+import msgspec
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.facts.pci import Unread
@@ -54,8 +55,7 @@ _INCLUDED = {
 """The observations that each observation includes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Audience:
+class Audience(msgspec.Struct, frozen=True):
     """The functions that a watcher calls."""
 
     observe_facts: Callable[[Facts, float], None]

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress
@@ -21,8 +22,7 @@ from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.steps.leasing import RefusedError, what_failed
 
 
-@dataclass(frozen=True, slots=True)
-class Creation:
+class Creation(msgspec.Struct, frozen=True):
     """A vGPU that was created."""
 
     live: LiveVgpu

@@ -14,9 +14,10 @@ import itertools
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 
+import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
@@ -59,8 +60,7 @@ def _new_uuid() -> VgpuId:
     return VgpuId(str(uuid.uuid4()))
 
 
-@dataclass(frozen=True, slots=True)
-class OnDemandParts:
+class OnDemandParts(msgspec.Struct, frozen=True):
     """The parts of an agent that the allocator uses."""
 
     state: NodeState
@@ -77,7 +77,7 @@ class OnDemandParts:
     """Has the host observed soon: not every creation leads to a uevent."""
     changed: Signal
     """Set whenever the host or the allocations may have changed."""
-    new_uuid: Callable[[], VgpuId] = field(default=_new_uuid)
+    new_uuid: Callable[[], VgpuId] = msgspec.field(default=_new_uuid)
 
 
 class OnDemandAllocator:

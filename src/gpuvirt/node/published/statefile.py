@@ -3,10 +3,10 @@
 import contextlib
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.documents import from_json

@@ -7,7 +7,8 @@ longer counts the vGPUs that will be removed.
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.loops.cell import Cell
@@ -18,8 +19,7 @@ from gpuvirt.node.loops.intervals import Intervals
 ReportWait = Callable[[Reason], None]
 
 
-@dataclass(frozen=True, slots=True)
-class PendingChange:
+class PendingChange(msgspec.Struct, frozen=True):
     """A change of vGPUs that waits until the operands are stopped."""
 
     is_needed: Callable[[], bool]

@@ -1,7 +1,8 @@
 """The devices of a node's GPUs that pods have, by the ledger and the kubelet's account, for changes of GPUs."""
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.allocation.allocations import Allocations, Consumers, ReadRecorded, Unknown, any_consumer

@@ -3,7 +3,9 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.change.desired import DesiredUnit
@@ -25,8 +27,7 @@ from gpuvirt.node.reconcile.podaccount import PodAccount
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class UnitChange:
+class UnitChange(msgspec.Struct, frozen=True):
     """One change of a unit."""
 
     unit: UnitId
@@ -48,8 +49,7 @@ class UnitChange:
         return Outcome(vgpus={next(iter(self.desired)): (reason,)})
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeResult:
+class ChangeResult(msgspec.Struct, frozen=True):
     """The result of a change."""
 
     outcome: Outcome

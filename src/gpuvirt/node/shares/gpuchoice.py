@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.model.reasons import Reason, sharing

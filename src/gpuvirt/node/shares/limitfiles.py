@@ -1,8 +1,9 @@
 """The files of the host that limit shares: the library, which an admin has put there, and the linker's list of it."""
 
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.model.desired.settings import HamiCore
 from gpuvirt.model.reasons import sharing
@@ -15,8 +16,7 @@ FILE = "ld.so.preload"
 CONTENT = f"{LIBRARY}\n".encode()
 
 
-@dataclass(frozen=True, slots=True)
-class LimitFiles:
+class LimitFiles(msgspec.Struct, frozen=True):
     """The files as the agent sees them."""
 
     library: Path

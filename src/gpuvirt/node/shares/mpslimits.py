@@ -1,7 +1,8 @@
 """Whether containers can be limited by the node's MPS daemon now: it is asked before each of them starts."""
 
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.facts.mps import FOLDER, PIPES
 from gpuvirt.hardware.access.tools import ToolError
@@ -11,8 +12,7 @@ from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.shares.refusals import ShareRefusedError
 
 
-@dataclass(frozen=True, slots=True)
-class MpsLimits:
+class MpsLimits(msgspec.Struct, frozen=True):
     """The daemon of the node."""
 
     roots: tuple[Path, ...]

@@ -3,8 +3,10 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PodUid, ResourceName
@@ -32,15 +34,14 @@ from gpuvirt.node.shares.specfiles import SpecFiles
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeShares:
+class NodeShares(msgspec.Struct, frozen=True):
     """The parts of shares, as the parts of an agent share them."""
 
     store: RecordStore
     files: SpecFiles
     pods: NodePods
     """The pods of the node, by the API server's client."""
-    state: Cell[ShareState] = field(default_factory=lambda: Cell(ShareState()))
+    state: Cell[ShareState] = msgspec.field(default_factory=lambda: Cell(ShareState()))
     """The shared GPUs; any thread reads it."""
     cdi_enabled: Callable[[], bool | None] = lambda: None
     """Reads the setting `enable_cdi` of the runtime's configuration; None where it is not set."""
@@ -48,13 +49,13 @@ class NodeShares:
     whole: Units = WHOLE
     limit_files: LimitFiles = NO_LIBRARY
     mps: MpsLimits = NO_DAEMON
-    pending: Cell[Mapping[PodUid, PodRecord]] = field(default_factory=lambda: Cell({}))
+    pending: Cell[Mapping[PodUid, PodRecord]] = msgspec.field(default_factory=lambda: Cell({}))
     """The shares that are being given: not on disk yet."""
-    used: Cell[MemoryUses] = field(default_factory=lambda: Cell({}))
+    used: Cell[MemoryUses] = msgspec.field(default_factory=lambda: Cell({}))
     """The memory that containers with limits use, by their own word."""
-    shown: Cell[tuple[PodMemory, ...]] = field(default_factory=lambda: Cell(()))
+    shown: Cell[tuple[PodMemory, ...]] = msgspec.field(default_factory=lambda: Cell(()))
     """The same by pod, as the node's GpuNode shows it: it follows more slowly."""
-    refusals: Refusals = field(default_factory=Refusals)
+    refusals: Refusals = msgspec.field(default_factory=Refusals)
     """The refused shares, for metrics and events."""
 
     @property

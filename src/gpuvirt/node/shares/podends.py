@@ -8,7 +8,8 @@ server has, Kubernetes 1.36). So the processes of the pod count, too.
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PodUid
@@ -29,14 +30,13 @@ RunningPods = Callable[[Collection[PodUid]], frozenset[PodUid] | Unread]
 """Returns those of some pods that have processes on this host."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accounts:
+class Accounts(msgspec.Struct, frozen=True):
     """The accounts of the pods on one node, besides the API server's."""
 
     recorded: Callable[[], Sequence[UnitAllocation] | Unknown]
     """Reads the kubelet's record of the resource."""
     running: RunningPods
-    outdated: Signal = field(default_factory=Signal)
+    outdated: Signal = msgspec.field(default_factory=Signal)
     """Set when the kubelet's record still has pods that seem to have ended: it is to be written again."""
 
 

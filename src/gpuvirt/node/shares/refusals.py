@@ -6,9 +6,10 @@ and the kubelet calls it again and again, so that one refusal may occur thousand
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+import msgspec
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PodUid
@@ -31,8 +32,7 @@ class Step(StrEnum):
     PRE_START = "pre-start"
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedPod:
+class RefusedPod(msgspec.Struct, frozen=True):
     """The pod of a container that did not get its share."""
 
     uid: PodUid
@@ -47,8 +47,7 @@ class RefusalKey(NamedTuple):
     code: ReasonCode
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """The latest refusal of a pod with one code."""
 
     pod: RefusedPod

@@ -14,8 +14,10 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.errors import GpuvirtError
@@ -54,8 +56,7 @@ RECHECK_S = 0.1
 """From the first reading that lacks a pod to the second, which ends its share."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dependencies:
+class Dependencies(msgspec.Struct, frozen=True):
     """What the allocator uses."""
 
     shares: NodeShares
@@ -64,7 +65,7 @@ class Dependencies:
     """The worker that reads and writes CDI specs."""
     accounts: Accounts
     claims: GpuClaims
-    nonce: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
+    nonce: Callable[[], str] = msgspec.field(default=lambda: uuid.uuid4().hex)
     room_s: float = ROOM_S
     pod_s: float = POD_S
     recheck_s: float = RECHECK_S

@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.model.shares.node import sharespec
@@ -17,8 +18,7 @@ MOST_BYTES = 4 << 20
 ENDINGS = frozenset({".json", ".yaml"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Parsed:
+class _Parsed(msgspec.Struct, frozen=True):
     """The spec in a file as it was read; a file that changes has another identity."""
 
     identity: tuple[int, int, int]

@@ -1,13 +1,12 @@
 """The units of one container in the kubelet's record."""
 
-from dataclasses import dataclass
+import msgspec
 
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.model.shares.demand import ContainerName
 
 
-@dataclass(frozen=True, slots=True)
-class UnitAllocation:
+class UnitAllocation(msgspec.Struct, frozen=True):
     """The units that one container has in the kubelet's record."""
 
     pod: PodUid

@@ -6,8 +6,10 @@ The file is written later, without waiting: the API server has the same state, s
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
@@ -26,13 +28,12 @@ FORMER_FILE = "wishes.json"
 """Its name in versions before 0.1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """The content of the file."""
 
     node: NodeName | None
     """The node of this desired state. On a copied disk it is another node's."""
-    vgpu: NodeRequest = field(default_factory=NodeRequest)
+    vgpu: NodeRequest = msgspec.field(default_factory=NodeRequest)
     good_configs: ConfigText | None = None
     """The last valid configs; later invalid ones don't replace them."""
     enforcement: DesiredEnforcement | None = None

@@ -6,9 +6,10 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
+
+import msgspec
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.errors import DamagedError, GpuvirtError
@@ -26,8 +27,7 @@ WRITE_TIMEOUT_S = 30.0
 FLUSH_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(msgspec.Struct, frozen=True):
     """Why a file can't be used."""
 
     text: str
@@ -37,16 +37,14 @@ class Damage:
     """The suffix of the name under which the file is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
+class Found(msgspec.Struct, Generic[T], frozen=True):
     """The state in a file, or the state that is assumed without it."""
 
     stored: Stored[T]
     damage: Damage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Persisted(Generic[T]):
+class Persisted(msgspec.Struct, Generic[T], frozen=True):
     """One value in one file."""
 
     path: Path
@@ -102,8 +100,7 @@ class Persisted(Generic[T]):
             os.close(fd)
 
 
-@dataclass(frozen=True, slots=True)
-class Reasons:
+class Reasons(msgspec.Struct, frozen=True):
     """The reasons for a file that can't be used or written."""
 
     lost: Callable[[Path, str], Reason]

@@ -7,7 +7,6 @@ with them.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -30,14 +29,13 @@ class NewerVersionError(DamagedError):
         self.version = version
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(msgspec.Struct, frozen=True):
     """The fields of a state that this version does not know, by their places."""
 
-    fields: Mapping[str, Plain] = field(default_factory=dict)
-    values: Mapping[str, "Unknown"] = field(default_factory=dict)
+    fields: Mapping[str, Plain] = msgspec.field(default_factory=dict)
+    values: Mapping[str, "Unknown"] = msgspec.field(default_factory=dict)
     """Unknown fields inside known fields and entries; they are dropped with the entry."""
-    items: Mapping[bytes, "Unknown"] = field(default_factory=dict)
+    items: Mapping[bytes, "Unknown"] = msgspec.field(default_factory=dict)
     """Unknown fields inside the items of a list, by the item's known fields; they are dropped when the item changes."""
 
 
@@ -51,8 +49,7 @@ class Stored(NamedTuple, Generic[T]):
     unknown: Unknown = NOTHING_UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Format(Generic[T]):
+class Format(msgspec.Struct, Generic[T], frozen=True):
     """The format of files with values of one type, which encodes all of its fields."""
 
     shape: type[T]

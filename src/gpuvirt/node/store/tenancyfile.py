@@ -10,8 +10,9 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.facts.ids import BootId
 from gpuvirt.model.allocation.tenancy import Tenancies
@@ -31,8 +32,7 @@ Version = tuple[int, int, int]
 """The file's inode, time and size."""
 
 
-@dataclass(frozen=True, slots=True)
-class TenancyFile:
+class TenancyFile(msgspec.Struct, frozen=True):
     """The file, which an agent and commands update in turn."""
 
     path: Path

@@ -1,7 +1,8 @@
 """Decisions for operands: the objects to apply and to delete, the pods to replace, and each DaemonSet's progress."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.core import Pod
@@ -24,18 +25,16 @@ Stored = Mapping[Resource, Objects[StoredObject]]
 """The stored objects by collection; ConfigMaps include those of other owners."""
 
 
-@dataclass(frozen=True, slots=True)
-class Existing:
+class Existing(msgspec.Struct, frozen=True):
     """The operands' objects and pods in the cluster."""
 
-    stored: Stored = field(default_factory=dict)
-    pods: Objects[Pod] = field(default_factory=dict)
-    marks: Mapping[Target, Mark] = field(default_factory=dict)
+    stored: Stored = msgspec.field(default_factory=dict)
+    pods: Objects[Pod] = msgspec.field(default_factory=dict)
+    marks: Mapping[Target, Mark] = msgspec.field(default_factory=dict)
     """The objects that this controller has applied while it leads."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperandState:
+class OperandState(msgspec.Struct, frozen=True):
     """The progress of one DaemonSet."""
 
     name: str
@@ -46,8 +45,7 @@ class OperandState:
     """Why the DaemonSet is not ready; None if it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deployment:
+class Deployment(msgspec.Struct, frozen=True):
     """The writes for operands, and their progress."""
 
     writes: tuple[ApplyObject | DeleteObject, ...] = ()

@@ -5,7 +5,6 @@ difference, since the API server may write a value in another way (`1000m` and `
 is applied once for each version of the object.
 """
 
-from dataclasses import dataclass
 from hashlib import sha256
 
 import msgspec
@@ -44,8 +43,7 @@ class StoredObject(msgspec.Struct, frozen=True, rename="camel"):
         return str(self.metadata.generation) if self.metadata.generation else self.metadata.resource_version
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """The digest of the last applied manifest, and the version of the object that resulted."""
 
     digest: str

@@ -5,14 +5,14 @@ all other nodes wait until the first node's new pod is ready, and later ones unt
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.kinds.core import Pod
 from gpuvirt.cluster.labels import TEMPLATE_LABEL
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
+class Rollout(msgspec.Struct, frozen=True):
     """The progress of replacing pods, and the pods to delete next."""
 
     delete: tuple[Pod, ...] = ()

@@ -5,7 +5,6 @@ controller does not repeat a patch that the previous one gave up after reverts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
 from operator import itemgetter
@@ -41,15 +40,14 @@ DANGERS = frozenset({ReasonCode.FOREIGN_PROVIDER, ReasonCode.MDEV_DELETION_RISK,
 Histories = Mapping[str, History]
 
 
-@dataclass(frozen=True, slots=True)
-class KubeVirtObserved:
+class KubeVirtObserved(msgspec.Struct, frozen=True):
     """The observed state of KubeVirt."""
 
     kubevirts: Objects[KubeVirt] | None = None
     """None if not observed yet; empty if the cluster has no KubeVirt."""
     hyper_convergeds: Observed[tuple[HyperConverged, ...]] | None = None
-    requesting: Requesting = field(default_factory=dict)
-    histories: Histories = field(default_factory=dict)
+    requesting: Requesting = msgspec.field(default_factory=dict)
+    histories: Histories = msgspec.field(default_factory=dict)
     """The histories by uid: those of this controller, or initially those of the ConfigMap."""
     problems: tuple[str, ...] = ()
     """The errors of kinds that could not be listed yet."""
@@ -57,8 +55,7 @@ class KubeVirtObserved:
     """The ConfigMap's data as `kept_text` returns it; None if the ConfigMap does not exist."""
 
 
-@dataclass(frozen=True, slots=True)
-class PatchKubeVirt:
+class PatchKubeVirt(msgspec.Struct, frozen=True):
     """Patch a KubeVirt or HyperConverged so that it permits the devices that nodes offer."""
 
     target: Target
@@ -70,8 +67,7 @@ class PatchKubeVirt:
         return f"patched {self.target.text}: {'; '.join(self.plan.changes)}"
 
 
-@dataclass(frozen=True, slots=True)
-class KubeVirtDecisions:
+class KubeVirtDecisions(msgspec.Struct, frozen=True):
     """The writes for KubeVirt, and what follows from its configuration for agents and the policy's status."""
 
     writes: tuple[ApplyObject | PatchKubeVirt, ...] = ()
@@ -82,20 +78,19 @@ class KubeVirtDecisions:
     reasons: tuple[Reason, ...] = ()
     drafts: tuple[str, ...] = ()
     """The operations that the controller may not write, one line each."""
-    histories: Histories = field(default_factory=dict)
+    histories: Histories = msgspec.field(default_factory=dict)
     serves: bool = True
     """Whether gpuvirt serves the VMs of KubeVirt, so that its configuration should permit what nodes offer."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodesObserved:
+class NodesObserved(msgspec.Struct, frozen=True):
     """What nodes have, as observed."""
 
-    offered: Offered = field(default_factory=dict)
+    offered: Offered = msgspec.field(default_factory=dict)
     """The resources that agents report."""
     resources: frozenset[str] = frozenset()
     """The names in the capacity of any node, also those of other programs' device plugins."""
-    mdev_nodes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    mdev_nodes: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
     """The nodes that have mediated devices, or may get some, with their labels."""
 
 

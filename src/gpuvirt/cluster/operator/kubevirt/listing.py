@@ -11,7 +11,8 @@ Four rules ensure that KubeVirt refuses no VM that could have run before, and th
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.cluster.operator.kubevirt.changes import Changes, OurEntry, Part
 from gpuvirt.cluster.operator.kubevirt.names import Names
@@ -21,8 +22,7 @@ from gpuvirt.model.devices.selectors import normal, spellings
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True):
     """The desired lists, and the changes that lead to them."""
 
     desired: tuple[OurEntry, ...] = ()
@@ -35,8 +35,7 @@ class Listing:
     reasons: tuple[Reason, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ListingInputs:
+class ListingInputs(msgspec.Struct, frozen=True):
     """The inputs from which the lists follow."""
 
     subject: Subject
@@ -46,9 +45,9 @@ class ListingInputs:
     names: Names
     prune: bool = False
     """Whether gpuvirt's entries are removed once no node offers their resources."""
-    withheld: frozenset[str] = field(default_factory=frozenset)
+    withheld: frozenset[str] = msgspec.field(default_factory=frozenset)
     """The resources that KubeVirt itself offers."""
-    gated: Mapping[str, Reason] = field(default_factory=dict)
+    gated: Mapping[str, Reason] = msgspec.field(default_factory=dict)
     """The resources of nodes whose entry KubeVirt would refuse VMs by, with the reason. They get no entry."""
 
 

@@ -6,7 +6,8 @@ of gpuvirt. Otherwise gpuvirt switches the handling off.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.jsonpatch import at
 from gpuvirt.cluster.operator.kubevirt.changes import Switch
@@ -17,8 +18,7 @@ from gpuvirt.model.doctor.kubevirtversion import Version
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 
-@dataclass(frozen=True, slots=True)
-class Handling:
+class Handling(msgspec.Struct, frozen=True):
     """Whether KubeVirt handles mediated devices, and how gpuvirt switches that off."""
 
     off: bool

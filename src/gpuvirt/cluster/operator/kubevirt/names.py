@@ -1,7 +1,8 @@
 """The resource names that VMs request, from all kinds of objects that name devices."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, Device, RequestsDevices, VirtualMachineInstance
 from gpuvirt.model.desired.observed import Observed
@@ -15,8 +16,7 @@ KUBEVIRT_DEVICES = "devices.kubevirt.io"
 """The domain of what KubeVirt gives every VM (`kvm`, `tun`, `vhost-net`); no VM can have it as a device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(msgspec.Struct, frozen=True):
     """The resource names that are in use."""
 
     gpus: frozenset[str] = frozenset()

@@ -6,7 +6,8 @@ kubelet uses the plugin that registered last. So gpuvirt compares selectors as w
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.kinds.gpunode import ReadGpuNode, Spec, Withheld
 from gpuvirt.cluster.kinds.gpunodereport import ReadStatus
@@ -54,8 +55,7 @@ def may_have_mdevs(node: ReadGpuNode) -> bool:
     return has or not modes.isdisjoint(FOR_VGPUS) or any(gpu.vgpu_config is not None for gpu in status.gpus)
 
 
-@dataclass(frozen=True, slots=True)
-class ByKubeVirt:
+class ByKubeVirt(msgspec.Struct, frozen=True):
     """A resource of gpuvirt's that KubeVirt's own device plugin offers."""
 
     reason: Reason

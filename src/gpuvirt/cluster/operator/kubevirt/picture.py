@@ -1,7 +1,8 @@
 """The inputs of decisions about one KubeVirt, and the object that decides what it permits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION
@@ -21,8 +22,7 @@ from gpuvirt.model.doctor.kubevirtversion import Version, version_of
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 
-@dataclass(frozen=True, slots=True)
-class KubeVirtPicture:
+class KubeVirtPicture(msgspec.Struct, frozen=True):
     """One KubeVirt and the observed state around it."""
 
     kubevirt: KubeVirt
@@ -34,7 +34,7 @@ class KubeVirtPicture:
     """None if not observed; `Observed(None)` if HCO is not installed."""
     mdevs: bool = False
     """Whether a node has mediated devices, or may get some."""
-    mdev_nodes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    mdev_nodes: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
     """The labels of these nodes by name."""
 
     @property

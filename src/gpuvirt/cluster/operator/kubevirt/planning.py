@@ -6,8 +6,9 @@ refuses it, and the controller plans again from the newer object.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from gpuvirt.cluster.jsonpatch import Draft, Op, Operation, annotate, at, conditional
 from gpuvirt.cluster.kinds.gpunode import Withheld
@@ -39,8 +40,7 @@ MDEVS_LEFT_ALONE = "mediated devices are left alone"
 """An item of `DesiredConfiguration.items`, which the histories on disk have."""
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredConfiguration:
+class DesiredConfiguration(msgspec.Struct, frozen=True):
     """The desired configuration of a subject."""
 
     listing: Listing
@@ -133,8 +133,7 @@ def _created_containers(subject: Subject, ours: Changes, draft: Draft) -> Iterat
             yield pointer
 
 
-@dataclass(frozen=True, slots=True)
-class Manner:
+class Manner(msgspec.Struct, frozen=True):
     """The options of a plan."""
 
     manage: bool = True
@@ -143,8 +142,7 @@ class Manner:
     """Whether to remove gpuvirt's entries that no node offers and no object names. A node may be away for a while."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The plan for one KubeVirt."""
 
     history: History

@@ -4,7 +4,8 @@ HCO overwrites the KubeVirt's lists with its own, so that it reverts changes of 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.jsonpatch import at
 from gpuvirt.cluster.kinds.core import OwnedMetadata
@@ -36,8 +37,7 @@ PERMITTED, MEDIATED, DEVELOPER, GATES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One entry of a list of permitted devices."""
 
     part: Part
@@ -53,8 +53,7 @@ class Entry:
         return OurEntry(self.part, self.selector, self.resource)
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(msgspec.Struct, frozen=True):
     """The object that decides what KubeVirt permits."""
 
     kind: str

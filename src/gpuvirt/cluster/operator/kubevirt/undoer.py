@@ -6,9 +6,11 @@ changes that keep it from doing so stay while a VM requests a mediated device.
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, PatchType
@@ -46,8 +48,7 @@ CONFLICTS = (ConflictError, ApiRefusedError)
 """The API server refuses a patch whose test fails as invalid (422)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Undoing:
+class Undoing(msgspec.Struct, frozen=True):
     """The patch that removes gpuvirt's changes."""
 
     resource: Resource | None = None
@@ -58,8 +59,7 @@ class Undoing:
     """Which changes stay, and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class _UndoInputs:
+class _UndoInputs(msgspec.Struct, frozen=True):
     picture: KubeVirtPicture
     subject: Subject
     ours: Changes

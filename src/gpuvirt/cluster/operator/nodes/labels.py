@@ -6,7 +6,8 @@ a change may die before it ends the pause. The controller ends such a pause once
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.labels import (
@@ -44,8 +45,7 @@ MIG_PRODUCTS = ("h100", "a100", "a30")
 Labels = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Around:
+class Around(msgspec.Struct, frozen=True):
     """Facts beside the placement that decide a node's labels."""
 
     vgpus_change: bool = False

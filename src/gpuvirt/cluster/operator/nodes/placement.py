@@ -1,7 +1,9 @@
 """The workload of each node, and the GPUs that keep the node from changing it: from labels, policy and agent report."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.gpunode import READY, ReadGpuNode
 from gpuvirt.cluster.kinds.gpunodereport import ReadGpu, ReadStatus
@@ -39,8 +41,7 @@ off. The program that switches VFs off is in the driver's pod.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
+class Defaults(msgspec.Struct, frozen=True):
     """The ClusterPolicy's workload for nodes without a workload label."""
 
     sandboxed: bool
@@ -49,8 +50,7 @@ class Defaults:
     origin: str = "ClusterPolicy"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """The workload of one node, and what delays a change of it."""
 
     present: bool

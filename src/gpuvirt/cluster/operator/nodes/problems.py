@@ -1,7 +1,8 @@
 """Why a node's GPUs are not offered, apart from what its agent reports: each problem with its component."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.gpunode import ReadGpuNode
@@ -27,8 +28,7 @@ CONTAINER_SWITCHES = {"driver": "driver", "container-toolkit": "toolkit", DEVICE
 """The components without which containers get no GPUs, and their parts of the ClusterPolicy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """One problem of one node."""
 
     component: str
@@ -36,8 +36,7 @@ class Problem:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class NodeVerdict:
+class NodeVerdict(msgspec.Struct, frozen=True):
     """Whether one node with GPUs is ready."""
 
     name: str
@@ -48,8 +47,7 @@ class NodeVerdict:
     """The codes of the problems for which its GPUs are not offered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deployer:
+class Deployer(msgspec.Struct, frozen=True):
     """The policy that operands are deployed by, and whether the controller can deploy them."""
 
     policy: ClusterPolicy
@@ -61,8 +59,7 @@ class Deployer:
     """Whether NVIDIA's operator manages the nodes that are for containers."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedNode:
+class ObservedNode(msgspec.Struct, frozen=True):
     """The facts of one node from which its problems follow."""
 
     labels: Mapping[str, str]

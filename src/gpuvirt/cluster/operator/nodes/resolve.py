@@ -5,7 +5,6 @@ server records the owner of each field in `managedFields`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -83,8 +82,7 @@ class OwnedGpuNode(ReadGpuNode, frozen=True, kw_only=True):
         return self.metadata.owner_of(field)
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuSwitch:
+class VgpuSwitch(msgspec.Struct, frozen=True):
     """The ClusterPolicy's settings for modes and vGPU configs."""
 
     binds: bool = True

@@ -5,14 +5,14 @@ node that several schedules cover.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from gpuvirt.cluster.labelselector import LabelSelector
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """The vGPU config of the phase of now."""
 
     phase: str
@@ -20,8 +20,7 @@ class Layout:
     nodes: LabelSelector
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledConfig:
+class ScheduledConfig(msgspec.Struct, frozen=True):
     """What one schedule with vGPU configs says now."""
 
     schedule: str
@@ -33,8 +32,7 @@ class ScheduledConfig:
     """Whether it is followed: it has no faults, is not suspended, and a phase has begun."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeConfig:
+class NodeConfig(msgspec.Struct, frozen=True):
     """The vGPU config that a node gets by a schedule."""
 
     vgpu_config: str
@@ -42,8 +40,7 @@ class NodeConfig:
     """`VgpuSchedule gpus phase night`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """The node keeps the vGPU config that it has by one of these schedules."""
 
     schedules: tuple[str, ...]
@@ -53,8 +50,7 @@ class Kept:
         return any(origin.startswith(origin_of(schedule, "")) for schedule in self.schedules)
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledConfigs:
+class ScheduledConfigs(msgspec.Struct, frozen=True):
     """What all schedules say at one moment."""
 
     configs: tuple[ScheduledConfig, ...] = ()

@@ -1,8 +1,9 @@
 """The inputs of rendering beside the policy (the controller's settings, facts of the nodes), and its result."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.clusterpolicy import SpecFault
@@ -33,8 +34,7 @@ PART_OF = "app.kubernetes.io/part-of", "gpu-operator"
 RBAC_GROUP = workloads.RBAC.partition("/")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(msgspec.Struct, frozen=True):
     """The controller's settings and the facts of the cluster that operands depend on."""
 
     settings: ControllerSettings
@@ -48,20 +48,18 @@ class Site:
     """Whether the cluster has nodes for containers, even if their operating systems are unknown."""
     runtime: str = "containerd"
     """The container runtime of the nodes for containers: containerd, crio."""
-    config_maps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    config_maps: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """The keys of the existing ConfigMaps of the namespace that the policy names, by ConfigMap name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """Why an operand cannot be rendered. Its existing objects stay as they are."""
 
     operand: OperandName
     because: SpecFault
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
+class Rendered(msgspec.Struct, frozen=True):
     """All objects to apply, and the faults. Existing objects of operands that have neither are deleted."""
 
     manifests: tuple[Manifest, ...]

@@ -5,9 +5,9 @@ mounts these paths, and sets the variables to the paths in the container.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import workloads
@@ -26,8 +26,7 @@ INSTALLED = "toolkit-install-dir"
 """The volume of that folder, which has the same path in the container."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeFile:
+class RuntimeFile(msgspec.Struct, frozen=True):
     """A file of a container runtime: its variables and its paths."""
 
     variable: str

@@ -1,7 +1,8 @@
 """Invalid values of a cluster's desired state: in the ClusterPolicy, in nodes' labels, and in agents' reports."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.gpunode import ReadGpuNode
@@ -18,8 +19,7 @@ from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidValue:
+class InvalidValue(msgspec.Struct, frozen=True):
     """One invalid value of a cluster's desired state."""
 
     node: str

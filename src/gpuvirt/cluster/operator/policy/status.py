@@ -5,8 +5,9 @@ only states; the messages here name nodes and reasons. The conditions also have 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import ERROR, NodeCounts, State, Status
 from gpuvirt.cluster.kinds.parts import Condition
@@ -33,8 +34,7 @@ MOST_MESSAGE = 4000
 """Most characters of a condition's message; the API's limit is 32,768."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """Status, reason and message of a condition."""
 
     ready: bool
@@ -42,8 +42,7 @@ class Verdict:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """The facts from which a policy's status follows."""
 
     nodes: Sequence[NodeVerdict] = ()

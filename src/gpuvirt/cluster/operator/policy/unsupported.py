@@ -5,7 +5,8 @@ it is empty or has the default of the kind's documentation. The fields of a disa
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.plain import Plain
 
@@ -15,15 +16,14 @@ _RUN = ("enabled", *_NAMED, *_POD, "args")
 """The fields that gpuvirt acts on for an operand with an image of the policy."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(msgspec.Struct, frozen=True):
     """The fields that gpuvirt acts on in a part of the policy."""
 
     whole: tuple[str, ...] = ()
     """Fields that gpuvirt acts on completely."""
-    parts: Mapping[str, "_Known"] = field(default_factory=dict)
+    parts: Mapping[str, "_Known"] = msgspec.field(default_factory=dict)
     """Fields that gpuvirt acts on partly."""
-    defaults: Mapping[str, Plain] = field(default_factory=dict)
+    defaults: Mapping[str, Plain] = msgspec.field(default_factory=dict)
     """Documented defaults of ignored fields, which do not count as set with these values."""
     off: bool | None = None
     """Whether the part is disabled if `enabled` is not set; None if it has no such field."""

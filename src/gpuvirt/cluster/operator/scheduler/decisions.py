@@ -7,7 +7,6 @@ release.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -52,8 +51,7 @@ LABELS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
+class TlsFiles(msgspec.Struct, frozen=True):
     """The files of a kube-scheduler for TLS."""
 
     authority: str
@@ -185,8 +183,7 @@ def _text(configuration: Configuration | Extenders) -> str:
     return HEADER + plain.write(msgspec.to_builtins(configuration))
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerDecisions:
+class SchedulerDecisions(msgspec.Struct, frozen=True):
     """The writes for the scheduler's configuration, and why it can't be written."""
 
     writes: tuple[ApplyObject | DeleteObject, ...] = ()

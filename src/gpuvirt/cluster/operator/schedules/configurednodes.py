@@ -1,8 +1,9 @@
 """Whether nodes have the vGPU config of a schedule's phase: by the GpuNodes that the controller watches anyway."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.core import ReadNode
@@ -24,8 +25,7 @@ MOST_PROBLEM = 500
 """The most characters of an agent's message that a schedule's status repeats; there may be many nodes."""
 
 
-@dataclass(slots=True)
-class _Decided:
+class _Decided(msgspec.Struct):
     """The nodes of one phase of a schedule, and the names of those that have changed since."""
 
     phase: PhaseSpec

@@ -1,7 +1,6 @@
 """Reads what covers workers: the ConfigMap of a cluster autoscaler, Machines of nodes, and their health checks."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -34,8 +33,7 @@ class _Named(msgspec.Struct, frozen=True):
     metadata: Metadata
 
 
-@dataclass(frozen=True, slots=True)
-class _MachineRef:
+class _MachineRef(msgspec.Struct, frozen=True):
     group: str
     versions: tuple[str, ...]
     namespace: str
@@ -47,15 +45,14 @@ class _MachineRef:
         return f"Machine {self.namespace}/{self.name} of {self.group}"
 
 
-@dataclass(slots=True)
-class CoverageReading:
+class CoverageReading(msgspec.Struct):
     """What covers the workers of one schedule, as it was read last."""
 
     client: Client
     clock: Clock
     _clear: Mapping[NodeName, Mapping[str, str]] | None = None
     """The annotations of the workers that nothing covered."""
-    _read_s: float = field(default=0.0)
+    _read_s: float = msgspec.field(default=0.0)
 
     async def faults(self, nodes: Iterable[Node]) -> tuple[Reason, ...]:
         """Return the workers whose VMs may be deleted while they are away; raises ApiError."""

@@ -4,7 +4,8 @@ The nodes are those that the controller watches anyway. A heartbeat of a node ch
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.core import ReadNode
@@ -13,8 +14,7 @@ from gpuvirt.cluster.operator.schedules.workertypes import PhaseTypes, types_of
 from gpuvirt.model.reasons import ReasonCode
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(msgspec.Struct, frozen=True):
     uid: str
     labels: Mapping[str, str]
 

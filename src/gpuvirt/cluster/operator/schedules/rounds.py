@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.failures import ApiError, ApiRefusedError, ConflictError, NotFoundError
@@ -36,8 +38,7 @@ AGAIN_S = 5.0
 """How long after a round that failed the next one begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """A schedule as the API server has it."""
 
     schedule: Schedule
@@ -47,19 +48,18 @@ class Stored:
     """What is wrong with the texts of its spec."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterReading:
+class ClusterReading(msgspec.Struct, frozen=True):
     """Workers' nodes, pods and volumes, read in this order."""
 
-    nodes: Mapping[NodeName, WorkerNode] = field(default_factory=dict)
-    pods: Mapping[NodeName, tuple[NodePod, ...]] = field(default_factory=dict)
-    attachments: Mapping[NodeName, tuple[str, ...]] = field(default_factory=dict)
+    nodes: Mapping[NodeName, WorkerNode] = msgspec.field(default_factory=dict)
+    pods: Mapping[NodeName, tuple[NodePod, ...]] = msgspec.field(default_factory=dict)
+    attachments: Mapping[NodeName, tuple[str, ...]] = msgspec.field(default_factory=dict)
     faults: tuple[Reason, ...] = ()
     """Workers and nodes of another schedule, workers without a profile in one of their phases, or whose VMs something
     may delete."""
     configured: tuple[ConfiguredNode, ...] | None = None
     """The nodes that have a vGPU config by the phase of now; None if that was not observed."""
-    config_nodes: Mapping[PhaseName, frozenset[NodeName]] = field(default_factory=dict)
+    config_nodes: Mapping[PhaseName, frozenset[NodeName]] = msgspec.field(default_factory=dict)
     """The nodes that phases have vGPU configs for."""
 
 

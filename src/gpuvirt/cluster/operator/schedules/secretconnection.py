@@ -4,7 +4,8 @@ It is connected again when the schedule or the Secret changes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
@@ -31,8 +32,7 @@ FindSchedule = Callable[[], VgpuSchedule | None]
 """Returns the schedule as it was last observed; None if it does not exist."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opener:
+class Opener(msgspec.Struct, frozen=True):
     """What opens connections of this process while it leads."""
 
     client: Client
@@ -47,21 +47,18 @@ class Opener:
         return SecretConnection(self, schedule)
 
 
-@dataclass(frozen=True, slots=True)
-class _SecretVersion:
+class _SecretVersion(msgspec.Struct, frozen=True):
     kind: HypervisorKind
     name: str
     uid: str
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Namespace:
+class _Namespace(msgspec.Struct, frozen=True):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
+class _Opened(msgspec.Struct, frozen=True):
     source: _SecretVersion | _Namespace
     hypervisor: Hypervisor
 

@@ -1,8 +1,9 @@
 """What one term as the leader has counted of schedules, for metrics."""
 
 from collections import Counter
-from dataclasses import dataclass, field
 from datetime import datetime
+
+import msgspec
 
 from gpuvirt.loops.histogram import Histogram
 from gpuvirt.model.schedules.hypervisor import Accepted, Answer, Call
@@ -12,13 +13,12 @@ STEP_BUCKETS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 ACCEPTED = "accepted"
 
 
-@dataclass(slots=True)
-class ScheduleTelemetry:
+class ScheduleTelemetry(msgspec.Struct):
     """All counters. Their keys are the labels of the metrics."""
 
-    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    calls: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
     """Calls to hypervisors by action and result: `accepted`, or the code."""
-    steps_s: dict[Step, Histogram] = field(default_factory=dict)
+    steps_s: dict[Step, Histogram] = msgspec.field(default_factory=dict)
     """How long workers were in each step that has ended."""
 
     def observe_call(self, call: Call, answer: Answer) -> None:

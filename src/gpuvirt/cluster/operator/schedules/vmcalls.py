@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
@@ -29,8 +30,7 @@ Connect = Callable[[], Awaitable[Hypervisor | VmsUnknown]]
 """Opens a connection; what it needs may be missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
+class _Made(msgspec.Struct, frozen=True):
     call: Call
     answer: Answer
     at_s: float

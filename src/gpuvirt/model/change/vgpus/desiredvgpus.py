@@ -5,7 +5,9 @@ every node. While the label or the configs have not been reported, no vGPUs are 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciAddress
@@ -29,11 +31,10 @@ CLASSES = frozenset({0x030000, 0x030200})
 Configs = Mapping[str, tuple[Entry, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigSet:
+class ConfigSet(msgspec.Struct, frozen=True):
     """The vGPU configs of a node, beside the built-in ones."""
 
-    configs: Configs = field(default_factory=dict)
+    configs: Configs = msgspec.field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     problem: InvalidDesired | None = None
     """Why the text that was reported last can't be used."""
@@ -41,13 +42,12 @@ class ConfigSet:
     """The text that has the configs; None if there are only the built-in ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredTypes:
+class DesiredTypes(msgspec.Struct, frozen=True):
     """The desired vGPUs of each GPU, or why they can't be derived."""
 
     name: str | None = None
     """The config; None if none is desired, or if it has not been reported."""
-    desired_by_gpu: Mapping[PciAddress, DesiredVgpus] = field(default_factory=dict)
+    desired_by_gpu: Mapping[PciAddress, DesiredVgpus] = msgspec.field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     problem: InvalidDesired | None = None
     """Why the name can't be resolved."""
@@ -58,8 +58,7 @@ class DesiredTypes:
         return () if self.desired_by_gpu else tuple(note for note in self.notes if note.code is NoteCode.CARD_UNDECIDED)
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigName:
+class ConfigName(msgspec.Struct, frozen=True):
     """The name of the desired config, and the place that sets it."""
 
     name: str

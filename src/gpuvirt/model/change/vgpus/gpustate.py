@@ -3,10 +3,11 @@
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import msgspec
 from msgspec import UNSET
+from msgspec.structs import force_setattr, replace
 
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
@@ -28,8 +29,7 @@ Counts = Mapping[VgpuType, int]
 """The number of vGPUs of each type, by the host's names of types."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(msgspec.Struct, frozen=True):
     """A vGPU that is allocated to a pod, by the ledger."""
 
     gpu: PciAddress
@@ -44,25 +44,24 @@ class Holding:
     """The vGPU's group in the kubelet's record, from before a reboot; None if it is unknown, or of this boot."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuState:
+class GpuState(msgspec.Struct, frozen=True):
     """The state of one GPU, from which the plan of its vGPUs follows."""
 
     host: VgpuHost
-    users: Mapping[VgpuId, tuple[str, ...]] = field(default_factory=dict)
+    users: Mapping[VgpuId, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """The pods and processes that each vGPU is allocated to or used by."""
     allocated: frozenset[VgpuId] = frozenset()
     """The vGPUs that are allocated to pods, or are being created for one."""
     running: frozenset[VgpuId] = frozenset()
     """The vGPUs that processes have open. An allocated vGPU may wait for its VM to start."""
-    remembered: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
+    remembered: Mapping[VgpuId, VgpuType] = msgspec.field(default_factory=dict)
     """The vGPUs that are created again with their former ids: those that pods had before the host rebooted, since the
     kubelet starts the pods again with the same ids."""
-    lost: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
+    lost: Mapping[VgpuId, VgpuType] = msgspec.field(default_factory=dict)
     """The allocated vGPUs that a reboot has removed, in the order in which they are to be created again."""
-    leaving: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
+    leaving: Mapping[VgpuId, VgpuType] = msgspec.field(default_factory=dict)
     """The allocated vGPUs that the host no longer shows. They are being removed, and take their place until then."""
-    most: Counts = field(default_factory=dict)
+    most: Counts = msgspec.field(default_factory=dict)
     """The number of vGPUs of each type that fit, if it is known."""
     card: Card | None = None
     """The GPU's card, if its ids and types leave only one."""
@@ -73,7 +72,7 @@ class GpuState:
     """The types that the host or nvidia-smi has named; several conclusions for each GPU need them. Derived."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "known_types", _known_types(self.host, self.smi))
+        force_setattr(self, "known_types", _known_types(self.host, self.smi))
 
     @property
     def types(self) -> Mapping[VgpuId, VgpuType]:

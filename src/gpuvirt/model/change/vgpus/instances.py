@@ -11,7 +11,9 @@ size, and its compute slices must end by the card's last. These are the placemen
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
@@ -78,8 +80,7 @@ def _compute_slices(profile: str) -> int:
     return int(match[1]) if match else 0
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceChanges:
+class InstanceChanges(msgspec.Struct, frozen=True):
     """The changes of a GPU's instances."""
 
     destroys: tuple[DestroyInstance, ...] = ()

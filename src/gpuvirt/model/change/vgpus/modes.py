@@ -1,8 +1,10 @@
 """Decides which modes the desired vGPUs of a GPU need, and why the GPU can't have these modes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
@@ -23,8 +25,7 @@ from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import resolve_type
 
 
-@dataclass(frozen=True, slots=True)
-class Questions:
+class Questions(msgspec.Struct, frozen=True):
     """The queries of nvidia-smi about a GPU, beside its modes."""
 
     types: bool = False

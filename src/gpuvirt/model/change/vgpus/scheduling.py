@@ -1,7 +1,8 @@
 """The vGPU schedulers that a GPU can have, the plan that sets one, and its value of RmPVMRL, the driver's option."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
@@ -22,8 +23,7 @@ WITH_SLICE = {SchedulerPolicy.EQUAL_SHARE: 0x0003, SchedulerPolicy.FIXED_SHARE: 
 """The low bits; the milliseconds start at bit 16. NVIDIA's examples: 0x00030003, 0x00180011 (user guide, 7.3)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerContext:
+class SchedulerContext(msgspec.Struct, frozen=True):
     """The conditions that keep a scheduler: a load of the driver resets it, and a change of VFs may."""
 
     driver: str
@@ -31,8 +31,7 @@ class SchedulerContext:
     virtfns: tuple[PciAddress, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerReport:
+class SchedulerReport(msgspec.Struct, frozen=True):
     """The scheduler of a GPU as nvidia-smi reported it."""
 
     scheduler: Scheduler | Unread

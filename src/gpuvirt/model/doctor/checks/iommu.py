@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread

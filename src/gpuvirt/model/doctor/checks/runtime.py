@@ -1,7 +1,8 @@
 """Checks of container runtimes: whether they apply the CDI devices that gpuvirt's answers to the kubelet name."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
@@ -22,8 +23,7 @@ containerd 2 also reads configurations of version 2, of containerd 1, and has CD
 2.3.7). No file says which of both runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class CdiSettings:
+class CdiSettings(msgspec.Struct, frozen=True):
     """The CDI settings in all configuration files of a runtime."""
 
     version: object

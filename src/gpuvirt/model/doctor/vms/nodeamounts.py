@@ -1,14 +1,14 @@
 """The amounts of the requested resources on a node: what its kubelet counts, what is free, and what a phase brings."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.model.doctor.vms.vmevidence import PodSeen
 from gpuvirt.model.schedules.coming import NodePhase
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAmounts:
+class NodeAmounts(msgspec.Struct, frozen=True):
     """The amounts of one node."""
 
     requests: Mapping[str, int]

@@ -1,7 +1,8 @@
 """What a node of the cluster has, which pods with devices are pending there, and what blocks each of them."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.findings import Finding
@@ -13,8 +14,7 @@ from gpuvirt.model.schedules.coming import NodePhase
 PENDING = "Pending"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeEvidence:
+class NodeEvidence(msgspec.Struct, frozen=True):
     """The objects that the explanation of a node uses."""
 
     node: NodeSeen
@@ -28,8 +28,7 @@ class NodeEvidence:
     """The phases of VgpuSchedules that have a vGPU config for the node."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceOfNode:
+class ResourceOfNode(msgspec.Struct, frozen=True):
     """A resource of GPUs on a node."""
 
     name: str
@@ -40,8 +39,7 @@ class ResourceOfNode:
     """Why the node does not offer it, or offers none; empty if it does."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingPod:
+class PendingPod(msgspec.Struct, frozen=True):
     """A pod with devices that this node could have, and that does not run."""
 
     namespace: str
@@ -51,8 +49,7 @@ class PendingPod:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeExplanation:
+class NodeExplanation(msgspec.Struct, frozen=True):
     """What a node has, what is pending there, and why."""
 
     node: str

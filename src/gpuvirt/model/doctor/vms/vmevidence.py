@@ -4,7 +4,6 @@ None stands for objects that could not be read, an empty tuple for objects that 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -27,8 +26,7 @@ class ObjectKind(StrEnum):
     POD = "pod"
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectRef:
+class ObjectRef(msgspec.Struct, frozen=True):
     """The object to explain."""
 
     kind: ObjectKind
@@ -41,8 +39,7 @@ class ObjectRef:
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionSeen:
+class ConditionSeen(msgspec.Struct, frozen=True):
     """A condition of an object."""
 
     type: str
@@ -56,8 +53,7 @@ class ConditionSeen:
         return ": ".join(part for part in (self.reason, " ".join(self.message.split())) if part)
 
 
-@dataclass(frozen=True, slots=True)
-class Toleration:
+class Toleration(msgspec.Struct, frozen=True):
     """A taint that a pod tolerates; an empty key with `Exists` tolerates every taint."""
 
     key: str = ""
@@ -74,8 +70,7 @@ class Toleration:
         return (self.key, self.value) == (taint.key, taint.value)
 
 
-@dataclass(frozen=True, slots=True)
-class Taint:
+class Taint(msgspec.Struct, frozen=True):
     """A taint of a node."""
 
     key: str
@@ -88,11 +83,10 @@ class Taint:
         return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """The node selector and tolerations of a pod; affinity is not read."""
 
-    node_selector: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = msgspec.field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
 
     def untolerated(self, taints: Iterable[Taint]) -> Taint | None:
@@ -101,8 +95,7 @@ class Placement:
         return next((taint for taint in hard if not any(known.tolerates(taint) for known in self.tolerations)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRequests:
+class DeviceRequests(msgspec.Struct, frozen=True):
     """The devices that a VM or VMI requests: a resource name for each device."""
 
     gpus: tuple[str, ...] = ()
@@ -115,8 +108,7 @@ class DeviceRequests:
         return {name: names.count(name) for name in names}
 
 
-@dataclass(frozen=True, slots=True)
-class VmSeen:
+class VmSeen(msgspec.Struct, frozen=True):
     """A VirtualMachine."""
 
     run_strategy: str
@@ -133,8 +125,7 @@ class VmSeen:
     uid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class VmiSeen:
+class VmiSeen(msgspec.Struct, frozen=True):
     """A VirtualMachineInstance."""
 
     phase: str = ""
@@ -144,8 +135,7 @@ class VmiSeen:
     conditions: tuple[ConditionSeen, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PodSeen:
+class PodSeen(msgspec.Struct, frozen=True):
     """A pod."""
 
     name: str
@@ -159,7 +149,7 @@ class PodSeen:
     """Why one of its containers does not run yet."""
     gates: tuple[str, ...] = ()
     """Its scheduling gates."""
-    requests: Mapping[str, int] = field(default_factory=dict)
+    requests: Mapping[str, int] = msgspec.field(default_factory=dict)
     """How many devices it requests of each extended resource."""
     placement: Placement = Placement()
     conditions: tuple[ConditionSeen, ...] = ()
@@ -177,8 +167,7 @@ class PodSeen:
         return {name: count for name, count in self.requests.items() if not name.startswith(OTHER_PROVIDERS)}
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSeen:
+class DeviceSeen(msgspec.Struct, frozen=True):
     """A GPU or vGPU as a GpuNode reports it."""
 
     id: str
@@ -188,8 +177,7 @@ class DeviceSeen:
     reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OfferSeen:
+class OfferSeen(msgspec.Struct, frozen=True):
     """A resource as a GpuNode reports it."""
 
     name: str
@@ -199,28 +187,26 @@ class OfferSeen:
     mdev_name_selectors: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuNodeSeen:
+class GpuNodeSeen(msgspec.Struct, frozen=True):
     """The GpuNode of a node, in which its agent reports."""
 
     offers: tuple[OfferSeen, ...] = ()
     devices: tuple[DeviceSeen, ...] = ()
-    withheld: Mapping[str, str] = field(default_factory=dict)
+    withheld: Mapping[str, str] = msgspec.field(default_factory=dict)
     """By resource: why the controller withholds it; the text begins with the code."""
     sharing: str | None = None
     """What limits the shares of new pods, with its source; None where no GPU is shared, or where it is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSeen:
+class NodeSeen(msgspec.Struct, frozen=True):
     """A node with the fields that the scheduler uses."""
 
     name: str
     ready: bool = True
     unschedulable: bool = False
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
-    allocatable: Mapping[str, int] = field(default_factory=dict)
+    allocatable: Mapping[str, int] = msgspec.field(default_factory=dict)
     """How many devices its kubelet counts of each extended resource."""
     gpu_node: GpuNodeSeen | None = None
 

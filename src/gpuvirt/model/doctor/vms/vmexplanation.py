@@ -1,8 +1,9 @@
 """Explains why a VM, a VMI or a pod lacks its GPUs (`gpuvirt why vm/NAME`), and names one blocker."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from gpuvirt.model.doctor.explanation import StageResult, Standing, blocked, until_blocked
 from gpuvirt.model.doctor.findings import Finding
@@ -27,8 +28,7 @@ class VmStep(StrEnum):
     RUNNING = "running"
 
 
-@dataclass(frozen=True, slots=True)
-class VmStage:
+class VmStage(msgspec.Struct, frozen=True):
     """One stage."""
 
     step: VmStep
@@ -36,8 +36,7 @@ class VmStage:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatedDevice:
+class AllocatedDevice(msgspec.Struct, frozen=True):
     """A device that is allocated to the pod."""
 
     id: str
@@ -48,8 +47,7 @@ class AllocatedDevice:
     """Why the device is unhealthy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True):
     """The explanation of a VM, a VMI or a pod; its JSON is a contract (docs/reference/json.md)."""
 
     target: str

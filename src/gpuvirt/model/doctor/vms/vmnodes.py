@@ -1,7 +1,8 @@
 """The nodes that could run a VM or pod that requests devices, and the first obstacle on each."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.findings import Finding, listed
@@ -18,8 +19,7 @@ SCHEDULABLE = "kubevirt.io/schedulable"
 """The label that virt-handler keeps on nodes that can run VMs."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeVerdict:
+class NodeVerdict(msgspec.Struct, frozen=True):
     """A node's amounts of the requested resources, and its first obstacle."""
 
     node: str

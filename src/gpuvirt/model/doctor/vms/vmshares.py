@@ -1,7 +1,8 @@
 """Why a pod's share of a GPU does not fit on a node: no GPU has that much left, though all together may have."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.enforcement import LABEL
@@ -16,8 +17,7 @@ from gpuvirt.model.shares.placement import GpuId, place
 from gpuvirt.model.shares.wording import requested_text
 
 
-@dataclass(frozen=True, slots=True)
-class SharesSeen:
+class SharesSeen(msgspec.Struct, frozen=True):
     """The shared GPUs of a cluster, for a pod that requests units of them."""
 
     resource: str
@@ -26,8 +26,8 @@ class SharesSeen:
     """What the pod requests; None where no GPU can serve it."""
     invalid: str = ""
     """Why no GPU can serve it."""
-    nodes: Mapping[NodeName, NodeBooks] = field(default_factory=dict)
-    pods: Mapping[PodUid, PodShare] = field(default_factory=dict)
+    nodes: Mapping[NodeName, NodeBooks] = msgspec.field(default_factory=dict)
+    pods: Mapping[PodUid, PodShare] = msgspec.field(default_factory=dict)
     """The pods in the books of nodes."""
     whole: Units = WHOLE
     priority: int = 0

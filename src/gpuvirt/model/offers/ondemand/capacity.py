@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import VgpuType
 from gpuvirt.facts.pci import Unread
@@ -10,8 +11,7 @@ from gpuvirt.model.change.vgpus import instances, mixedsizes
 from gpuvirt.model.change.vgpus.gpustate import GpuState, is_mig, size_of
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(msgspec.Struct, frozen=True):
     """The vGPUs that take a GPU's room: those that exist, are being removed, or are being created."""
 
     types: Counter[VgpuType]

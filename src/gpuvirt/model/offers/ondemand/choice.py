@@ -1,7 +1,8 @@
 """Which GPU carries the next vGPU of a type, and on which function of it."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import PciFunction
@@ -11,8 +12,7 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.ondemand.offer import OnDemandGpu
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """The place of a vGPU that does not exist yet."""
 
     host: VgpuHost

@@ -8,8 +8,9 @@ resource has the number of a type (`tencent.com/vgpu-492`), or NVIDIA's name of 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from operator import is_
+
+import msgspec
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
@@ -58,8 +59,7 @@ def is_offered(settings: OnDemandSettings, vgpu_type: VgpuType) -> bool:
     return not settings.types or bool({vgpu_type, profile_name(vgpu_type)} & set(settings.types))
 
 
-@dataclass(frozen=True, slots=True)
-class OnDemandGpu:
+class OnDemandGpu(msgspec.Struct, frozen=True):
     """One GPU in mode `on-demand`."""
 
     carried: Carried
@@ -69,22 +69,21 @@ class OnDemandGpu:
     """Why it gets no further vGPU; `room` is empty then."""
 
 
-@dataclass(frozen=True, slots=True)
-class OnDemandOffer:
+class OnDemandOffer(msgspec.Struct, frozen=True):
     """The on-demand resources of one node."""
 
-    gpus: Mapping[PciAddress, OnDemandGpu] = field(default_factory=dict)
-    types: Mapping[ResourceName, VgpuType] = field(default_factory=dict)
+    gpus: Mapping[PciAddress, OnDemandGpu] = msgspec.field(default_factory=dict)
+    types: Mapping[ResourceName, VgpuType] = msgspec.field(default_factory=dict)
     """The type of each resource that is, or was, offered."""
-    given: Mapping[ResourceName, Mapping[DeviceId, Entry]] = field(default_factory=dict)
+    given: Mapping[ResourceName, Mapping[DeviceId, Entry]] = msgspec.field(default_factory=dict)
     """The listed ids of pods' vGPUs, with the allocations."""
-    free: Mapping[ResourceName, tuple[DeviceId, ...]] = field(default_factory=dict)
+    free: Mapping[ResourceName, tuple[DeviceId, ...]] = msgspec.field(default_factory=dict)
     """The listed ids for which a vGPU would be created."""
     next_number: int = 0
     """The number of the next id; a number is listed once."""
-    current: Mapping[ResourceName, VgpuType] = field(default_factory=dict)
+    current: Mapping[ResourceName, VgpuType] = msgspec.field(default_factory=dict)
     """The types by their newest resources; a type has another one after its number has changed."""
-    replacements: Replacements = field(default_factory=Replacements)
+    replacements: Replacements = msgspec.field(default_factory=Replacements)
     """The vGPUs of ended pods that have another id in their place."""
 
     def type_of(self, resource: ResourceName) -> VgpuType | None:
@@ -117,8 +116,7 @@ def _given(offer: OnDemandOffer) -> Iterator[Entry]:
     return (entry for of_resource in offer.given.values() for entry in of_resource.values())
 
 
-@dataclass(frozen=True, slots=True)
-class OnDemandInputs:
+class OnDemandInputs(msgspec.Struct, frozen=True):
     """What the on-demand resources follow from, besides the host."""
 
     states: Mapping[PciAddress, GpuState | None]
@@ -129,14 +127,14 @@ class OnDemandInputs:
     """All allocations."""
     run_id: str
     """The random number of the agent's process, in ids."""
-    changing: Scope = field(default_factory=Scope)
+    changing: Scope = msgspec.field(default_factory=Scope)
     """The devices that running changes may touch."""
-    blocked: Mapping[PciAddress, str] = field(default_factory=dict)
+    blocked: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The functions of slots in which the kernel still blocks a step of an ended process, with that step."""
-    former: FormerTenants = field(default_factory=FormerTenants)
+    former: FormerTenants = msgspec.field(default_factory=FormerTenants)
     ending: frozenset[DeviceId] = frozenset()
     """The ids of pods that have ended or are being deleted."""
-    replacements: Replacements = field(default_factory=Replacements)
+    replacements: Replacements = msgspec.field(default_factory=Replacements)
     """The vGPUs of ended pods that have another id in their place."""
 
 

@@ -5,7 +5,8 @@ for the id. Other devices have their own check (`allocation.containerstarts`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.allocation.allocations import Recorded, Unknown

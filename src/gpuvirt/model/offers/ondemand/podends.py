@@ -7,7 +7,8 @@ Allocate, which waits for the removal.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress, PodUid, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
@@ -21,8 +22,7 @@ A vGPU that stays longer has an open file, or its removal fails: then its place 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class PodEnds:
+class PodEnds(msgspec.Struct, frozen=True):
     """The pods of a node that end, by the API server."""
 
     ended: frozenset[PodUid] = frozenset()
@@ -36,13 +36,12 @@ class PodEnds:
         return self.ended | self.deleted
 
 
-@dataclass(frozen=True, slots=True)
-class Replacements:
+class Replacements(msgspec.Struct, frozen=True):
     """The vGPUs of pods that have ended, and those without an allocation, until they are gone."""
 
-    until_s: Mapping[VgpuId, float] = field(default_factory=dict)
+    until_s: Mapping[VgpuId, float] = msgspec.field(default_factory=dict)
     """Until when each has another id in its place; a time in the past stays, so that none is listed again."""
-    current: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
+    current: Mapping[VgpuId, VgpuType] = msgspec.field(default_factory=dict)
     """Those that have another id in their place now, with their types."""
 
     @property

@@ -5,7 +5,6 @@ may not list all types while a GPU carries vGPUs, so that a type without a resou
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -22,8 +21,7 @@ VGPU_TYPES_ANNOTATION = "gpuvirt.io/vgpu-types"
 Types = Mapping[ResourceName, VgpuType]
 
 
-@dataclass(frozen=True, slots=True)
-class TypeChange:
+class TypeChange(msgspec.Struct, frozen=True):
     """A resource that stands for another type than before, or for none."""
 
     resource: ResourceName

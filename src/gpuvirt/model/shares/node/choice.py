@@ -6,7 +6,9 @@ schedulers can never allocate more units than a GPU has.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.desired.settings import Enforcement
@@ -18,8 +20,7 @@ from gpuvirt.model.shares.node.runtimes import ContainerRuntime, why_no_cdi
 from gpuvirt.model.shares.placement import GpuId, Placement, Policy, Shares, place
 
 
-@dataclass(frozen=True, slots=True)
-class PodOnNode:
+class PodOnNode(msgspec.Struct, frozen=True):
     """A pod that is bound to this node, and requests units."""
 
     uid: PodUid
@@ -38,8 +39,7 @@ class PodOnNode:
     """Whether its containers may start only with limits of their parts of GPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSharing:
+class NodeSharing(msgspec.Struct, frozen=True):
     """How GPUs are shared on this node."""
 
     capacity: Shares
@@ -47,9 +47,9 @@ class NodeSharing:
     policy: Policy = Policy.BINPACK
     whole: Units = WHOLE
     """The units of a whole physical GPU."""
-    minors: Mapping[GpuId, int] = field(default_factory=dict)
+    minors: Mapping[GpuId, int] = msgspec.field(default_factory=dict)
     """The number of each GPU's device node `/dev/nvidia<minor>`, where it is known."""
-    memory_mib: Mapping[GpuId, int] = field(default_factory=dict)
+    memory_mib: Mapping[GpuId, int] = msgspec.field(default_factory=dict)
     """The memory of each GPU, where shares are limits and it is known."""
     enforcement: Enforcement = Enforcement.NONE
     """What limits the containers of new pods."""

@@ -1,7 +1,6 @@
 """The limit of a share: how much it is, and what a container gets by which it holds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -18,8 +17,7 @@ VARIABLES = hamicore.VARIABLES | mps.VARIABLES
 """The names of the variables by which limits hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class LimitPaths:
+class LimitPaths(msgspec.Struct, frozen=True):
     """The paths of the host that a container with a limit has mounted; those of the other means are empty."""
 
     library: str = ""

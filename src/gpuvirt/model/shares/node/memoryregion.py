@@ -7,7 +7,8 @@ lays it out (little-endian, glibc's `sem_t` of 32 bytes).
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.ids import PodUid
 
@@ -29,8 +30,7 @@ MOST_BYTES = 1 << 50
 """More than any GPU has: a sum above it is no answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableRegion:
+class UnreadableRegion(msgspec.Struct, frozen=True):
     """A region that tells nothing, with the reason."""
 
     why: str

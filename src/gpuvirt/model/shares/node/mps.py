@@ -7,7 +7,8 @@ limit of memory by a GPU's UUID holds, a client needs one socket of the daemon, 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.facts.mps import PIPE_DIRECTORY
 from gpuvirt.model.shares.node.records import ShareLimit
@@ -30,8 +31,7 @@ _MOUNTED: list[Plain] = ["ro", "nosuid", "nodev", "noexec", "bind"]
 _GPU_COLUMN = 3
 
 
-@dataclass(frozen=True, slots=True)
-class MpsDaemon:
+class MpsDaemon(msgspec.Struct, frozen=True):
     """What the daemon of a node says of itself."""
 
     clients: Mapping[str, int] | None

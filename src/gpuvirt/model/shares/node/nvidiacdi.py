@@ -7,7 +7,8 @@ Contract: tags.cncf.io/container-device-interface, SPEC.md. Fields that this ver
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt import plain
 from gpuvirt.errors import ConfigError, DamagedError, GpuvirtError
@@ -30,8 +31,7 @@ class NoCdiDeviceError(GpuvirtError):
     """NVIDIA's specs have no device for a GPU, or several different ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class NvidiaGpu:
+class NvidiaGpu(msgspec.Struct, frozen=True):
     """A GPU as NVIDIA's specs may name it."""
 
     id: GpuId
@@ -39,8 +39,7 @@ class NvidiaGpu:
     """The number of its device node `/dev/nvidia<minor>`; None if it is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class NvidiaSpec:
+class NvidiaSpec(msgspec.Struct, frozen=True):
     """One CDI spec of NVIDIA."""
 
     path: str
@@ -51,8 +50,7 @@ class NvidiaSpec:
     """The edits of each device, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edits:
+class Edits(msgspec.Struct, frozen=True):
     """The edits for a container, and the version of CDI that they need."""
 
     version: str

@@ -1,7 +1,8 @@
 """What pods with limits use of their GPUs' memory: the sum of their containers, for lists and the node's GpuNode."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.model.shares.node.memoryregion import MemoryUses
 from gpuvirt.model.shares.node.records import ShareRecords
@@ -9,8 +10,7 @@ from gpuvirt.model.shares.node.records import ShareRecords
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class PodMemory:
+class PodMemory(msgspec.Struct, frozen=True):
     """The memory of the containers of one pod that have a limit."""
 
     namespace: str

@@ -7,13 +7,13 @@ default from 2.0 on, and can't be switched off from 2.4 on); CRI-O has it since 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 _VERSION = re.compile(r"(?P<name>[a-z-]+)://v?(?P<major>\d+)\.(?P<minor>\d+)(?:\.(?P<patch>\d+))?")
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerRuntime:
+class ContainerRuntime(msgspec.Struct, frozen=True):
     """The container runtime of a node."""
 
     version: str

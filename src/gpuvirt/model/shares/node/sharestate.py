@@ -1,7 +1,9 @@
 """The shared GPUs of one node: which are to be shared, which of them containers can get, and who keeps a share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.reasons import Reason
@@ -14,8 +16,7 @@ from gpuvirt.model.shares.node.runtimes import ContainerRuntime
 NO_GPUS = NodeSharing({})
 
 
-@dataclass(frozen=True, slots=True)
-class ShareState:
+class ShareState(msgspec.Struct, frozen=True):
     """The shared GPUs of one node at one moment."""
 
     published: NodeSharing = NO_GPUS
@@ -26,7 +27,7 @@ class ShareState:
     """The GPUs that containers can get: those that are to be shared, without those that CDI can't give."""
     withheld: tuple[Reason, ...] = ()
     """The reasons against the others."""
-    kept: Mapping[PodUid, KeptShare] = field(default_factory=dict)
+    kept: Mapping[PodUid, KeptShare] = msgspec.field(default_factory=dict)
     """The pods that the API server lacks or calls ended, and that keep their shares, with the reason."""
 
     def with_published(self, sharing: NodeSharing) -> "ShareState":

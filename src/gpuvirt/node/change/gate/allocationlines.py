@@ -3,7 +3,8 @@
 import errno
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.node.change.gate import gaterecord
 
@@ -13,11 +14,10 @@ MEASURED_LINES = 64
 """The number of new lines after which the file is measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationLines:
+class AllocationLines(msgspec.Struct, frozen=True):
     """The lines that one process adds to the files of a host's gates."""
 
-    unmeasured: dict[str, int] = field(default_factory=dict)
+    unmeasured: dict[str, int] = msgspec.field(default_factory=dict)
     """The lines that this process has added to each slot's file since it measured the file."""
 
     def append(self, slot: str, lock: int, lines: Sequence[str]) -> None:

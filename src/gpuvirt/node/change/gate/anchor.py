@@ -11,8 +11,9 @@ import fcntl
 import os
 import struct
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError
@@ -21,8 +22,7 @@ FLOCK = "hhqqi4x"
 """struct flock of 64-bit Linux: type, whence, start, length, pid."""
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+class Anchor(msgspec.Struct, frozen=True):
     """The file whose bytes stand for the slots of a host."""
 
     path: Path

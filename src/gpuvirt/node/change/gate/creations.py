@@ -10,19 +10,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class LentLocks:
+class LentLocks(msgspec.Struct, frozen=True):
     """The locks that changes of this process have, by slot, and those that creations have borrowed."""
 
-    ours: dict[str, int] = field(default_factory=dict)
+    ours: dict[str, int] = msgspec.field(default_factory=dict)
     """The descriptors of the locks of slots that a change of this process has."""
-    _borrowed: Counter[str] = field(default_factory=Counter)
-    _left: dict[str, int] = field(default_factory=dict)
+    _borrowed: Counter[str] = msgspec.field(default_factory=Counter)
+    _left: dict[str, int] = msgspec.field(default_factory=dict)
     """The locks whose changes have ended, and which creations still use."""
-    _turn: threading.Lock = field(default_factory=threading.Lock)
+    _turn: threading.Lock = msgspec.field(default_factory=threading.Lock)
     """Changes end in threads, while the event loop borrows."""
 
     def has(self, slot: str) -> bool:

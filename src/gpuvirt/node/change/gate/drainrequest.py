@@ -11,8 +11,9 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import VGPUS, DesiredUnit
@@ -33,8 +34,7 @@ Desires = Mapping[PciAddress, Sequence[str]]
 """What a command changes, by GPU: the name of the desired driver, `VGPUS`, or both."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainRequest:
+class DrainRequest(msgspec.Struct, frozen=True):
     """The change that a command is about to make."""
 
     unit: UnitId
@@ -54,8 +54,7 @@ def desires_of(desired: DesiredUnit) -> Desires:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Agents:
+class Agents(msgspec.Struct, frozen=True):
     """The agents of a host, as a command finds them."""
 
     folder: Path

@@ -11,7 +11,6 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from time import monotonic  # noqa: TID251  the lines of allocations carry it, since processes share it
@@ -43,8 +42,7 @@ MOST_TRIES = 5
 """How often the members of an isolation unit may change while its locks are taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gate(GateFiles):
+class Gate(GateFiles, frozen=True):
     """The gates of one host, with the locks that this process has."""
 
     lent: LentLocks = msgspec.field(default_factory=LentLocks)

@@ -3,9 +3,10 @@
 import fcntl
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import msgspec
 
 from gpuvirt.node.change.gate import gaterecord
 from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBlockedError, UnitBusyError
@@ -16,8 +17,7 @@ from gpuvirt.node.store.files import replace_file
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-@dataclass(frozen=True, slots=True)
-class GateFiles:
+class GateFiles(msgspec.Struct, frozen=True):
     """The files of one host's gates."""
 
     folder: Path

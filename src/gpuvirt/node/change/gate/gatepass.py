@@ -5,8 +5,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import chain
+
+import msgspec
 
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason
@@ -24,8 +25,7 @@ MODULES_S = 20.0
 """How long a step on a kernel module waits for another one: modprobe takes some seconds for NVIDIA's driver."""
 
 
-@dataclass(slots=True)
-class Pass:
+class Pass(msgspec.Struct):
     """A change that has locked the gates of its slots; only it writes their records meanwhile."""
 
     files: GateFiles
@@ -41,8 +41,8 @@ class Pass:
     """
     beside: "Sequence[Pass]" = ()
     """The passes of the same change through the gates in other folders. Their records follow this one's."""
-    _records: dict[str, GateRecord] = field(default_factory=dict)
-    _writing: threading.Lock = field(default_factory=threading.Lock)
+    _records: dict[str, GateRecord] = msgspec.field(default_factory=dict)
+    _writing: threading.Lock = msgspec.field(default_factory=threading.Lock)
     """The event loop records a blocked step while the thread of the change may record the step's end."""
 
     @property

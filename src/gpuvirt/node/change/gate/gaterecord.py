@@ -4,11 +4,11 @@ Everything here is pure. `gatefiles` reads and writes the record.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.model.reasons import Reason
@@ -52,8 +52,7 @@ class IllegalMoveError(GpuvirtError):
     """The state of a gate can't follow its present state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(msgspec.Struct, frozen=True):
     """A process that makes a change or an allocation."""
 
     pid: int
@@ -61,8 +60,7 @@ class Owner:
     """The start time of the process in the kernel's ticks since boot; it tells reused pids apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class GateRecord:
+class GateRecord(msgspec.Struct, frozen=True):
     """The content of a gate's record."""
 
     boot_id: str
@@ -76,7 +74,7 @@ class GateRecord:
     """Why the gate is `HELD`, or why the agent refuses to drain the slot for a command."""
     held_on: str | None = None
     """The fingerprint of what the failed change depended on. The gate is `HELD` until that changes."""
-    desires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    desires: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """The desired state that a command asks for, by GPU; empty where the agent itself drains."""
     acknowledged: int = 0
     """The last generation that the agent has drained for a command."""
@@ -161,8 +159,7 @@ class GateRecord:
         return self if self.state in {GateState.SETTLING, GateState.OPEN} else self.move(GateState.SETTLING)
 
 
-@dataclass(frozen=True, slots=True)
-class Damaged:
+class Damaged(msgspec.Struct, frozen=True):
     """A record that can't be decoded: the state of the gate is unknown."""
 
     error: str
@@ -226,8 +223,7 @@ APART_S = 2.0
 """The time between two readings that both lack an allocation, before it counts as ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """The devices of pods in both of the kubelet's accounts, neither of which was unknown."""
 
     at_s: float

@@ -8,9 +8,10 @@ the agent that makes it.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+
+import msgspec
 
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.node.change.gate.anchor import Anchor
@@ -29,8 +30,7 @@ def plugin_gates(device_plugins: Path) -> Path:
     return device_plugins / PLUGIN_FOLDER / "gate"
 
 
-@dataclass(frozen=True, slots=True)
-class Gates:
+class Gates(msgspec.Struct, frozen=True):
     """The gates of a host, as a process passes them that changes GPUs."""
 
     host: Gate

@@ -6,7 +6,8 @@ one that may not write there) can't be asked, so commands go by what its sockets
 
 import fcntl
 import os
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.model.reasons import Reason, gaterefusals
 from gpuvirt.node.change.gate.gate import PATIENCE_S, Gate
@@ -17,23 +18,21 @@ AGENT = "agent"
 """The name of the file that the agent of a folder has locked."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoGate:
+class NoGate(msgspec.Struct, frozen=True):
     """The part of an agent that allocates without a gate, and of which every command knows that."""
 
     why: Reason
     """Why the agent has no gate."""
 
 
-@dataclass(slots=True)
-class Membership:
+class Membership(msgspec.Struct):
     """One agent's part in the gates of a folder."""
 
     own: Gate
     may_lack: bool = False
     """Whether the agent allocates although it can't take part, as a drop-in for a plugin that has no gates does."""
     _lock: int | None = None
-    _problem: GateFailedError | None = field(default=None)
+    _problem: GateFailedError | None = msgspec.field(default=None)
 
     @property
     def gate(self) -> Gate | NoGate:

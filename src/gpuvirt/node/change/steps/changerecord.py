@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.facts.pci import STUB_DRIVERS, PciFunction
@@ -25,8 +27,7 @@ from gpuvirt.node.store import originaldrivers
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeRecord:
+class ChangeRecord(msgspec.Struct, frozen=True):
     """One driver change, as the driver journal records it."""
 
     kernel: Kernel

@@ -9,7 +9,9 @@ only, so that Allocate never waits for a step.
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
@@ -32,14 +34,13 @@ class StalePlanError(RefusedError):
     """The plan of a change is outdated: the step was not taken, and the change takes no further step of the plan."""
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(msgspec.Struct, frozen=True):
     """The changes of one process that are under way."""
 
     allocated: Callable[[], Sequence[Entry]]
     """Returns the ledger's present allocations; any thread calls it."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    under_way: "list[Change]" = field(default_factory=list)
+    lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
+    under_way: "list[Change]" = msgspec.field(default_factory=list)
 
     @property
     def closed(self) -> Scope:

@@ -9,7 +9,8 @@ repeated after a crash.
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import VFIO_DRIVERS, PciFunction, Unread
@@ -171,8 +172,7 @@ def _scope_of_step(plan: DriverPlan, step: DriverStep) -> StepScope:
     return StepScope(frozenset(other.address for other in plan.steps if not isinstance(other, LoadModule)), Scope())
 
 
-@dataclass(frozen=True, slots=True)
-class _Taking:
+class _Taking(msgspec.Struct, frozen=True):
     """The steps of one plan, with the leases and locks that are held for them."""
 
     kernel: Kernel
@@ -181,7 +181,7 @@ class _Taking:
     plan: DriverPlan
     leases: Mapping[PciAddress, Prove]
     locks: Mapping[PciAddress, Proof]
-    unbound: set[PciAddress] = field(default_factory=set)
+    unbound: set[PciAddress] = msgspec.field(default_factory=set)
     """The functions that this plan has unbound."""
 
     def take(self, step: DriverStep) -> None:

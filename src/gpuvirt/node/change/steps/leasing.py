@@ -2,7 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.errors import DeviceBusyError, GpuvirtError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
@@ -37,8 +38,7 @@ def what_failed(error: Exception) -> Seen:
     return Seen(str(error.filename), str(error.strerror)) if isinstance(error, OSError) else Seen("", str(error))
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """The IOMMU group to lease."""
 
     subject: str

@@ -2,7 +2,8 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
@@ -62,13 +63,12 @@ class SchedulerRefusedError(RefusedError):
     """The scheduler could not be set; the vGPUs are as desired."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """The steps that one change takes."""
 
     report: ReportStep
     change: Change
-    taken: list[VgpuStep] = field(default_factory=list)
+    taken: list[VgpuStep] = msgspec.field(default_factory=list)
     """The steps that were begun."""
 
     @contextlib.contextmanager

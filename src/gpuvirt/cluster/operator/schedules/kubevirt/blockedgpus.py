@@ -1,7 +1,8 @@
 """Which GPUs of a node wait for users of their vGPUs, by the newest report of its agent and a plan of that report."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
@@ -15,8 +16,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.status import ConfiguredNode
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingGpu:
+class WaitingGpu(msgspec.Struct, frozen=True):
     """A GPU that waits for users of its vGPUs."""
 
     node: NodeName

@@ -4,8 +4,9 @@ Source: KubeVirt's pkg/virt-controller/watch/vm (`syncRunStrategy`, firmware.go)
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from uuid import UUID, uuid5
+
+import msgspec
 
 from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import Devices, Vm, Vmi, VmiSpec
 from gpuvirt.model.reasons import Reason
@@ -21,8 +22,7 @@ BY_STRATEGY = frozenset({"Always", "Once"})
 POSSIBLE = Ability(True)
 
 
-@dataclass(frozen=True, slots=True)
-class VmObjects:
+class VmObjects(msgspec.Struct, frozen=True):
     """A VirtualMachine with its VMI, which was read later; None: it does not exist."""
 
     vm: Vm
