@@ -32,6 +32,18 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether a run that has not ended holds the lock of a folder."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def once(target: Path, make: Callable[[Path], None]) -> Path:
     """Return `target`; where it is missing, `make` fills a folder beside it.
 

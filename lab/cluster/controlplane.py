@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from lab.cache import locked
+from lab.cache import is_locked, locked
 from lab.cluster import leftovers, settings
 from lab.cluster.api import Api
 from lab.cluster.places import Place
@@ -70,10 +70,17 @@ class ControlPlane(ABC):
     @contextmanager
     def reserved(self) -> Iterator[None]:
         """Wait until no other run has the place, and keep it for the duration of the context."""
+        with locked(self._alone()):
+            yield
+
+    def is_reserved(self) -> bool:
+        """Return whether a run has the place."""
+        return is_locked(self._alone())
+
+    def _alone(self) -> Path:
         alone = self.folder.with_name(f"{self.place.folder}-alone")
         alone.mkdir(exist_ok=True)
-        with locked(alone):
-            yield
+        return alone
 
     @abstractmethod
     def start_node(self) -> None:
