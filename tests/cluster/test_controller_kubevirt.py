@@ -63,17 +63,17 @@ class Admin:
 def administered(node: LabNode, configuration: Mapping[str, object] | None = None) -> Iterator[Admin]:
     """Run a controller and an agent on a node with T4s for vGPUs, in a cluster with KubeVirt's kinds.
 
-    A KubeVirt with this `configuration` is there before the node offers anything, with its version: as long as that is
-    unknown, the controller handles KubeVirt as one of any version.
+    A KubeVirt with this `configuration` has its version before the controller starts: as long as that is unknown, the
+    controller handles KubeVirt as one of any version.
     """
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
     with controlled(node) as cluster, node.simulated_host("4xT4"), node.nodes_kept():
         install(node, next(iter(SOURCES)))
+        admin = Admin(cluster)
+        if configuration is not None:
+            admin.make(configuration)
         with cluster.controller(), node.agent("", asks):
             cluster.apply_policy({})
-            admin = Admin(cluster)
-            if configuration is not None:
-                admin.make(configuration)
             cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
             yield admin
 
@@ -83,7 +83,8 @@ def test_kubevirt_permits_the_offered_resources_despite_admin_changes(node: LabN
         node.until_allocatable(HALF, 8)
         node.until(lambda: admin.permitted().get(HALF) == ("GRID T4-8Q", True), lambda: str(admin.permitted()))
         admin.until_reported("True Configured")
-        assert admin.configuration()["mediatedDevicesConfiguration"] == {"enabled": False}
+        configuration = admin.configuration()
+        assert configuration.get("mediatedDevicesConfiguration") == {"enabled": False}, configuration
         for _ in range(2):
             node.kubectl("patch", "kubevirt", "kubevirt", "--type=json", "-p", GATE)
         admin.cluster.label("nvidia.com/vgpu.config=T4-4Q")
