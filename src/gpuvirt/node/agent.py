@@ -16,8 +16,7 @@ from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.node.agentfiles import AgentFiles
-from gpuvirt.node.allocation.allocator import Allocator, Callbacks
-from gpuvirt.node.allocators import Allocators
+from gpuvirt.node.allocators import AllocatorParts, allocators_of
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.gate.gate import gate_at
@@ -31,7 +30,6 @@ from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.loops.wakes import Wakes
 from gpuvirt.node.loops.watcher import Audience, Watcher
 from gpuvirt.node.observations import Observations
-from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator, OnDemandParts
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.outlets import Outlets
 from gpuvirt.node.published.problemlog import ProblemLog
@@ -73,7 +71,7 @@ class Agent:
         self._gates = GateWatch(membership, self._state, self.reports, self._watcher.observe_soon, options.change_host)
         gate = AllocationGate(self._state.changes, lambda: membership.gate)
         self.gpu_claims = GatedGpus(self._state, gate, options.kernel)
-        self.allocators = Allocators(self._state, kubelet, self._existing(gate), self._on_demand(gate))
+        self.allocators = allocators_of(self._allocating(gate))
         """What the kubelet asks of the agent."""
         self._operands = (
             Operands(options.clock, options.intervals, self._wakes.operands) if options.vgpus_only else None
@@ -107,28 +105,20 @@ class Agent:
             sees_processes=not options.plugin_only,
         )
 
-    def _existing(self, gate: AllocationGate) -> Allocator:
-        refused, unseen = partial(self._watcher.observe_soon, "refusal"), partial(self.reports.problem, "users")
-        callbacks = Callbacks(self._observe_allocation, refused, unseen)
-        return Allocator(self._state, self._options, self._kubelet, self.telemetry, callbacks, gate)
-
-    def _on_demand(self, gate: AllocationGate) -> OnDemandAllocator | None:
-        options = self._options
-        if options.change_host is None:
-            return None
-        parts = OnDemandParts(
+    def _allocating(self, gate: AllocationGate) -> AllocatorParts:
+        return AllocatorParts(
             self._state,
-            options,
+            self._options,
             self._kubelet,
-            options.change_host,
             gate,
-            self.telemetry,
             self._files.ledger,
+            self.telemetry,
+            self._watcher,
+            self._wakes,
+            self.reports,
+            self._observe_allocation,
             self._publish,
-            partial(self._watcher.observe_soon, "creation"),
-            self._wakes.room,
         )
-        return OnDemandAllocator(parts)
 
     def _observing(self) -> Observations:
         on_demand = self.allocators.on_demand

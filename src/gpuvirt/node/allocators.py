@@ -3,16 +3,75 @@
 The device plugins ask here: a request goes to the allocator of its ids.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
-from gpuvirt.node.allocation.allocator import Allocator, Request
+from gpuvirt.node.allocation.allocator import Allocator, Callbacks, Request
 from gpuvirt.node.allocation.startcheck import verify_start
+from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator
+from gpuvirt.node.loops.telemetry import Telemetry
+from gpuvirt.node.loops.wakes import Wakes
+from gpuvirt.node.loops.watcher import Watcher
+from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator, OnDemandParts
+from gpuvirt.node.options import NodeOptions
+from gpuvirt.node.reconcile.reports import Reports
+from gpuvirt.node.store.persisted import WriteBehind
+
+
+class AllocatorParts(msgspec.Struct, frozen=True):
+    """The parts of an agent that its allocators use."""
+
+    state: NodeState
+    options: NodeOptions
+    kubelet: KubeletRecord
+    gate: AllocationGate
+    ledger: WriteBehind[Ledger]
+    telemetry: Telemetry
+    watcher: Watcher
+    wakes: Wakes
+    reports: Reports
+    allocated: Callable[[], None]
+    """Called after an allocation of devices that exist."""
+    publish: Callable[[], None]
+    """Shows the new allocation of an on-demand vGPU at once."""
+
+
+def allocators_of(parts: AllocatorParts) -> "Allocators":
+    """Return an agent's allocators."""
+    return Allocators(parts.state, parts.kubelet, _existing(parts), _on_demand(parts))
+
+
+def _existing(parts: AllocatorParts) -> Allocator:
+    refused, unseen = partial(parts.watcher.observe_soon, "refusal"), partial(parts.reports.problem, "users")
+    callbacks = Callbacks(parts.allocated, refused, unseen)
+    return Allocator(parts.state, parts.options, parts.kubelet, parts.telemetry, callbacks, parts.gate)
+
+
+def _on_demand(parts: AllocatorParts) -> OnDemandAllocator | None:
+    if parts.options.change_host is None:
+        return None
+    return OnDemandAllocator(
+        OnDemandParts(
+            parts.state,
+            parts.options,
+            parts.kubelet,
+            parts.options.change_host,
+            parts.gate,
+            parts.telemetry,
+            parts.ledger,
+            parts.publish,
+            partial(parts.watcher.observe_soon, "creation"),
+            parts.wakes.room,
+        )
+    )
 
 
 class Allocators:
