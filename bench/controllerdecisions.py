@@ -21,7 +21,7 @@ from gpuvirt.cluster.kinds.core import Pod, PodSpec, ReadNode
 from gpuvirt.cluster.objects import ObjectMap, key_of
 from gpuvirt.cluster.operator.decisions import decide
 from gpuvirt.cluster.operator.deployment.decisions import Existing
-from gpuvirt.cluster.operator.nodememory import NodeMemory
+from gpuvirt.cluster.operator.nodememory import DecidedNodes
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.settings import ControllerSettings
@@ -124,10 +124,10 @@ CASES = (
 
 def measure(picture: Picture, case: Case) -> float:
     """Return the least processor time of a decision, in ms."""
-    memory, found = NodeMemory(), list[float]()
+    memory, found = DecidedNodes(), list[float]()
     for run in range(RUNS + 1):
         before = time.process_time()
-        decide(picture, SETTINGS, (), LATER, memory if case.remembers else NodeMemory())
+        decide(picture, SETTINGS, (), LATER, memory if case.remembers else DecidedNodes())
         found.append((time.process_time() - before) * 1e3)
         picture = case.change(picture, run)
     return min(found[1:])

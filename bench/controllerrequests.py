@@ -20,7 +20,7 @@ from tests.kubelet.kubeletnode import CLOCK
 from tests.web.certificates import Authority
 
 from bench.clusternodes import name_of
-from gpuvirt.apps.controller import ControllerOptions, Process
+from gpuvirt.apps.controller import ControllerOptions, ControllerProcess
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.election import CONTROLLER_LEASE
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
@@ -69,7 +69,7 @@ async def measure(folder: Path, nodes: int, minutes: float) -> None:
         cluster.put(NODES, msgspec.to_builtins(node(str(Workload.VGPU), name_of(number))))
     async with serving(cluster, authority, authority.server("api", alternatives="IP:127.0.0.1")) as api:
         credentials = Credentials("127.0.0.1", api.port, "gpu-operator", ca=authority.certificate, token=b"x")
-        running = asyncio.create_task(Process(ControllerOptions(credentials, SETTINGS)).run())
+        running = asyncio.create_task(ControllerProcess(ControllerOptions(credentials, SETTINGS)).run())
         counted = Counted(api)
         print("| | requests | for the lease | new connections | open at the end |\n|---|---|---|---|---|")
         await counted.settled()

@@ -42,7 +42,7 @@ class Document(msgspec.Struct, frozen=True):
     """The content of a YAML text, and the lines of its values."""
 
     content: Plain
-    _text: "yamlsyntax.Content"
+    _text: "yamlsyntax.YamlContent"
 
     def line(self, steps: Sequence[Step]) -> int:
         """Return the line of the deepest existing node on the way that `steps` describe."""

@@ -135,7 +135,7 @@ class YamlSyntaxError(ValueError):
         """The steps to the deepest value at the place."""
 
 
-class Content(msgspec.Struct, frozen=True):
+class YamlContent(msgspec.Struct, frozen=True):
     """The content of a YAML text, and the lines of its values."""
 
     value: object
@@ -158,13 +158,13 @@ class Content(msgspec.Struct, frozen=True):
         return line
 
 
-def read(text: str) -> Content:
+def read(text: str) -> YamlContent:
     """Return the content of a YAML text; raise YamlSyntaxError."""
     root: yaml.Node | None = None
     try:
         _check(text)
         root = yaml.compose(text, Loader=_Loader)
-        return Content(_Loader("").construct_document(root) if root is not None else None, root)
+        return YamlContent(_Loader("").construct_document(root) if root is not None else None, root)
     except yaml.YAMLError as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error

@@ -2,14 +2,14 @@
 
 import pytest
 
-from gpuvirt.cluster.admission.injectionconfig import MdevRule, Profile, parse
+from gpuvirt.cluster.admission.injectionconfig import InjectionProfile, MdevRule, parse
 from gpuvirt.errors import ConfigError
 
 
 def test_the_defaults_of_a_class_follow_from_its_profile() -> None:
     config = parse("version: v1\nclasses:\n  hot: {profile: hot-plug}\n  cold: {profile: cold-plug}\n", where="c")
     hot, cold = config.classes["hot"], config.classes["cold"]
-    assert (hot.profile, hot.driver, hot.mdev) == (Profile.HOT_PLUG, "/opt/guest-driver", MdevRule.WARN)
+    assert (hot.profile, hot.driver, hot.mdev) == (InjectionProfile.HOT_PLUG, "/opt/guest-driver", MdevRule.WARN)
     assert hot.nvidia is not None
     assert hot.gridd is not None
     assert (hot.containers.dev, hot.containers.driver) == (True, True)

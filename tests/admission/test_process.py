@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.webhook import Process, WebhookOptions
+from gpuvirt.apps.webhook import WebhookOptions, WebhookProcess
 from gpuvirt.clock import RealClock
 from gpuvirt.web.certificates import CertificateFiles
 from gpuvirt.web.webhookpages import MOST_BODY_BYTES
@@ -28,7 +28,7 @@ async def until(met: Callable[[], bool]) -> None:
 class Webhook:
     """A process, and a client of it that trusts its certificate."""
 
-    def __init__(self, process: Process, context: ssl.SSLContext | None, task: "asyncio.Task[None]") -> None:
+    def __init__(self, process: WebhookProcess, context: ssl.SSLContext | None, task: "asyncio.Task[None]") -> None:
         self.process = process
         self.context = context
         self.task = task
@@ -70,7 +70,7 @@ async def running(
         pair = authority.server("webhook", alternatives="IP:127.0.0.1")
         files = CertificateFiles(pair.certificate, pair.key)
         context = ssl.create_default_context(cafile=authority.certificate)
-    process = Process(WebhookOptions(folder / "config.yaml", LOCAL, LOCAL, files, drain_s=drain_s))
+    process = WebhookProcess(WebhookOptions(folder / "config.yaml", LOCAL, LOCAL, files, drain_s=drain_s))
     async with asyncio.TaskGroup() as group:
         task = group.create_task(process.run())
         await until(lambda: None not in (process.server.port, process.probes.port))

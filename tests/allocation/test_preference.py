@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress
-from gpuvirt.model.allocation.placement import Place, PlacementError, prefer
+from gpuvirt.model.allocation.placement import DevicePlace, PlacementError, prefer
 from gpuvirt.model.desired.settings import Spread
 
 
@@ -16,9 +16,9 @@ def ids(*names: str) -> list[DeviceId]:
     return [DeviceId(name) for name in names]
 
 
-def on_nodes(**nodes: int | None) -> Mapping[DeviceId, Place]:
+def on_nodes(**nodes: int | None) -> Mapping[DeviceId, DevicePlace]:
     return {
-        DeviceId(name): Place(node, IommuGroup(number), PciAddress(name))
+        DeviceId(name): DevicePlace(node, IommuGroup(number), PciAddress(name))
         for number, (name, node) in enumerate(nodes.items())
     }
 
@@ -72,9 +72,9 @@ def test_devices_with_an_unknown_numa_node_come_last() -> None:
 
 def test_a_group_of_two_is_kept_for_a_request_for_two() -> None:
     places = {
-        DeviceId("left"): Place(0, IommuGroup(1), None),
-        DeviceId("right"): Place(0, IommuGroup(1), None),
-        DeviceId("alone"): Place(0, IommuGroup(2), None),
+        DeviceId("left"): DevicePlace(0, IommuGroup(1), None),
+        DeviceId("right"): DevicePlace(0, IommuGroup(1), None),
+        DeviceId("alone"): DevicePlace(0, IommuGroup(2), None),
     }
     every = ids("left", "right", "alone")
     assert list(prefer(every, [], 1, places)) == ["alone"]
@@ -84,7 +84,7 @@ def test_a_group_of_two_is_kept_for_a_request_for_two() -> None:
 
 def test_vgpus_are_spread_over_gpus_or_packed() -> None:
     places = {
-        DeviceId(f"{gpu}{number}"): Place(0, None, PciAddress(gpu))
+        DeviceId(f"{gpu}{number}"): DevicePlace(0, None, PciAddress(gpu))
         for gpu, count in (("a", 3), ("b", 1), ("c", 2))
         for number in range(count)
     }
@@ -94,11 +94,11 @@ def test_vgpus_are_spread_over_gpus_or_packed() -> None:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[list[DeviceId], list[DeviceId], int, dict[DeviceId, Place]]:
+def requests(draw: st.DrawFn) -> tuple[list[DeviceId], list[DeviceId], int, dict[DeviceId, DevicePlace]]:
     count = draw(st.integers(0, 10))
     names = [DeviceId(f"d{number}") for number in range(count)]
     places = {
-        name: Place(
+        name: DevicePlace(
             draw(st.sampled_from([None, 0, 1, 2])),
             draw(st.sampled_from([None, 1, 2, 3]).map(lambda group: group if group is None else IommuGroup(group))),
             draw(st.sampled_from([None, "g1", "g2"]).map(lambda gpu: gpu if gpu is None else PciAddress(gpu))),
@@ -110,7 +110,7 @@ def requests(draw: st.DrawFn) -> tuple[list[DeviceId], list[DeviceId], int, dict
     return names, musts, size, places
 
 
-def span(devices: Sequence[DeviceId], places: Mapping[DeviceId, Place]) -> tuple[int, int]:
+def span(devices: Sequence[DeviceId], places: Mapping[DeviceId, DevicePlace]) -> tuple[int, int]:
     """Return the number of devices without a known NUMA node, and the number of nodes of the others."""
     nodes = [places[device].numa_node for device in devices]
     return nodes.count(None), len(set(nodes) - {None})
@@ -118,7 +118,7 @@ def span(devices: Sequence[DeviceId], places: Mapping[DeviceId, Place]) -> tuple
 
 @given(requests(), st.sampled_from(Spread))
 def test_invariants_of_any_preferred_allocation(
-    request: tuple[list[DeviceId], list[DeviceId], int, dict[DeviceId, Place]], spread: Spread
+    request: tuple[list[DeviceId], list[DeviceId], int, dict[DeviceId, DevicePlace]], spread: Spread
 ) -> None:
     available, musts, size, places = request
     chosen = prefer(available, musts, size, places, spread)
@@ -130,7 +130,7 @@ def test_invariants_of_any_preferred_allocation(
 
 @given(requests())
 def test_no_other_choice_spans_fewer_numa_nodes(
-    request: tuple[list[DeviceId], list[DeviceId], int, dict[DeviceId, Place]],
+    request: tuple[list[DeviceId], list[DeviceId], int, dict[DeviceId, DevicePlace]],
 ) -> None:
     available, musts, size, places = request
     chosen = prefer(available, musts, size, places)

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.cluster import failures
-from gpuvirt.cluster.failures import ApiRefusedError, Asked, ForbiddenError, GoneError, NotUnderstoodError, failure
+from gpuvirt.cluster.failures import (
+    ApiRefusedError,
+    ForbiddenError,
+    GoneError,
+    NotUnderstoodError,
+    RbacRequest,
+    failure,
+)
 from gpuvirt.cluster.resources import NODES, Resource, config_maps
 from gpuvirt.cluster.transport import Answer, Lines
 
@@ -50,7 +57,7 @@ def test_an_endless_line_is_refused() -> None:
 )
 def test_each_status_code_raises_its_own_error(code: int, kind: type[Exception]) -> None:
     body = b'{"kind": "Status", "message": "this is why", "code": 1}'
-    error = failure(Asked("get", NODES, "node01"), code, body)
+    error = failure(RbacRequest("get", NODES, "node01"), code, body)
     assert type(error) is kind
     assert str(error).startswith(f"get nodes node01: the API server answers {code}: this is why")
 
@@ -59,27 +66,27 @@ def test_each_status_code_raises_its_own_error(code: int, kind: type[Exception])
     ("asked", "line"),
     [
         (
-            Asked("patch", NODES, "node01"),
+            RbacRequest("patch", NODES, "node01"),
             'add to the ClusterRole: {apiGroups: [""], resources: [nodes], verbs: [patch]}',
         ),
         (
-            Asked("watch", config_maps("gpuvirt")),
+            RbacRequest("watch", config_maps("gpuvirt")),
             'add to the Role: {apiGroups: [""], resources: [configmaps], verbs: [watch]}',
         ),
         (
-            Asked("list", Resource("kubevirts", group="kubevirt.io")),
+            RbacRequest("list", Resource("kubevirts", group="kubevirt.io")),
             'add to the ClusterRole: {apiGroups: ["kubevirt.io"], resources: [kubevirts], verbs: [list]}',
         ),
     ],
 )
-def test_a_missing_right_is_reported_with_the_rbac_rule_that_grants_it(asked: Asked, line: str) -> None:
+def test_a_missing_right_is_reported_with_the_rbac_rule_that_grants_it(asked: RbacRequest, line: str) -> None:
     assert line in str(failure(asked, 403, b"{}"))
 
 
 @pytest.mark.parametrize(("header", "wait_s"), [("7", 7.0), ("", 0.0), ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0)])
 def test_a_retry_after_header_is_honoured(header: str, wait_s: float) -> None:
     assert Answer(429, {"retry-after": header}, _no_parts()).retry_after_s == wait_s
-    assert failure(Asked("list", NODES), 429, b"{}", retry_after_s=wait_s).retry_after_s == wait_s
+    assert failure(RbacRequest("list", NODES), 429, b"{}", retry_after_s=wait_s).retry_after_s == wait_s
 
 
 async def _no_parts() -> AsyncIterator[bytes]:
@@ -90,7 +97,7 @@ async def _no_parts() -> AsyncIterator[bytes]:
 @given(st.binary(max_size=2000))
 def test_any_error_response_is_reported_on_a_single_short_line(body: bytes) -> None:
     """The response may be a proxy's page."""
-    text = str(failure(Asked("list", NODES), 502, body))
+    text = str(failure(RbacRequest("list", NODES), 502, body))
     assert "\n" not in text
     assert len(text) < 400
 

@@ -11,9 +11,9 @@ from gpuvirt.cluster.cache import (
     WATCHES_A_LIST,
     Cache,
     Delta,
-    Ended,
-    Failed,
     Input,
+    WatchEnded,
+    WatchFailed,
     pause_s,
     step,
 )
@@ -63,19 +63,19 @@ def bookmark(version: int) -> Events[Node]:
 
 def test_an_empty_list_is_a_delta_once() -> None:
     """An observed empty list differs from no observation."""
-    cache, delta = after(Listed((), "5"), Ended(LONG_S), Failed(), Listed((), "9"))
+    cache, delta = after(Listed((), "5"), WatchEnded(LONG_S), WatchFailed(), Listed((), "9"))
     assert known(cache) == {}
     assert [dict(change.objects) for change in delta] == [{}]
 
 
 def test_the_cache_is_unknown_until_a_complete_list() -> None:
-    cache, delta = after(Failed(), Failed(expired=True), Failed())
+    cache, delta = after(WatchFailed(), WatchFailed(expired=True), WatchFailed())
     assert (cache.objects, cache.version, delta) == (None, None, [])
 
 
 def test_the_next_list_yields_changes_that_the_watch_missed() -> None:
     listed = Listed((node("a", 1), node("b", 2)), "5")
-    cache, delta = after(listed, Failed(expired=True), Listed((node("b", 7, "y"),), "9"))
+    cache, delta = after(listed, WatchFailed(expired=True), Listed((node("b", 7, "y"),), "9"))
     assert (set(delta[-1].changed), set(delta[-1].removed)) == ({key("b")}, {key("a")})
     assert known(cache) == {key("b"): node("b", 7, "y")}
     assert cache.version == "9"
@@ -83,16 +83,16 @@ def test_the_next_list_yields_changes_that_the_watch_missed() -> None:
 
 def test_a_failed_watch_keeps_the_objects_and_resumes_at_its_version() -> None:
     before, _ = after(Listed((node("a", 1),), "5"), modified("a", 8))
-    cache, delta = after(Failed(), Failed(), cache=before)
+    cache, delta = after(WatchFailed(), WatchFailed(), cache=before)
     assert (cache.objects, cache.version, delta) == (before.objects, "8", [])
 
 
 def test_a_kind_that_reappears_is_reported_again_even_if_unchanged() -> None:
     """Listeners treat a missing kind as a kind without objects, and would continue with none."""
     listed = Listed((node("a", 1),), "5")
-    cache, _ = after(listed, Failed(missing=True))
+    cache, _ = after(listed, WatchFailed(missing=True))
     assert (known(cache), cache.version) == ({key("a"): node("a", 1)}, None)
-    cache, delta = after(Failed(), listed, Failed(expired=True), listed, cache=cache)
+    cache, delta = after(WatchFailed(), listed, WatchFailed(expired=True), listed, cache=cache)
     assert [dict(change.objects) for change in delta] == [known(cache)]
 
 
@@ -107,9 +107,9 @@ def test_an_event_that_is_delivered_twice_yields_a_delta_once() -> None:
 
 
 def test_a_server_restored_from_a_backup_is_listed_again() -> None:
-    cache, _ = after(Listed((), "5"), *[Ended(LONG_S)] * (WATCHES_A_LIST - 1))
+    cache, _ = after(Listed((), "5"), *[WatchEnded(LONG_S)] * (WATCHES_A_LIST - 1))
     assert cache.version == "5"
-    cache, _ = after(Ended(LONG_S), cache=cache)
+    cache, _ = after(WatchEnded(LONG_S), cache=cache)
     assert cache.version is None
 
 
@@ -118,15 +118,15 @@ def test_backoff_grows_to_half_a_minute_and_resets_after_a_successful_watch() ->
     assert pause_s(cache, 1.0) == 0.0
     pauses = []
     for _ in range(12):
-        cache, _ = after(Failed(), cache=cache)
+        cache, _ = after(WatchFailed(), cache=cache)
         pauses.append(pause_s(cache, 1.0))
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
     assert pauses[-1] == MOST_PAUSE_S
-    listed, _ = after(Failed(expired=True), Listed((), "9"), cache=cache)
+    listed, _ = after(WatchFailed(expired=True), Listed((), "9"), cache=cache)
     assert pause_s(listed, 1.0) == 0.0, "a watch follows a list without a pause"
-    mended, _ = after(bookmark(10), Failed(), cache=listed)
+    mended, _ = after(bookmark(10), WatchFailed(), cache=listed)
     assert pause_s(mended, 1.0) == 0.5
-    broken, _ = after(Failed(after_s=LONG_S), cache=cache)
+    broken, _ = after(WatchFailed(after_s=LONG_S), cache=cache)
     assert pause_s(broken, 1.0) == 0.5
 
 
@@ -134,22 +134,22 @@ def test_backoff_grows_for_a_server_that_ends_each_watch() -> None:
     cache: Cache[Node] = Cache()
     pauses = []
     for _ in range(8):
-        cache, _ = after(Listed((), "5"), Failed(expired=True), cache=cache)
+        cache, _ = after(Listed((), "5"), WatchFailed(expired=True), cache=cache)
         pauses.append(pause_s(cache, 0.0))
     assert pauses == sorted(pauses)
     assert pauses[-1] == MOST_PAUSE_S / 2
-    ended, _ = after(Listed((), "5"), *[Ended(0.0)] * 3)
+    ended, _ = after(Listed((), "5"), *[WatchEnded(0.0)] * 3)
     assert pause_s(ended, 1.0) == 2.0
 
 
 def test_agents_come_back_over_time_after_the_server_has_cut_their_watches() -> None:
-    cut, _ = after(Listed((), "5"), Ended(LONG_S, early=True))
+    cut, _ = after(Listed((), "5"), WatchEnded(LONG_S, early=True))
     assert [pause_s(cut, chance, 5.0) for chance in (0.0, 0.5, 1.0)] == [0.0, 2.5, 5.0]
     assert pause_s(cut, 1.0) == 0.0, "a controller comes back at once"
-    broken, _ = after(Listed((), "5"), Failed(after_s=LONG_S), Failed())
+    broken, _ = after(Listed((), "5"), WatchFailed(after_s=LONG_S), WatchFailed())
     assert pause_s(broken, 1.0, 5.0) == 5.0, "also while the server is away"
     for at_ease in (
-        after(Ended(LONG_S), cache=cut),
+        after(WatchEnded(LONG_S), cache=cut),
         after(bookmark(9), cache=broken),
         after(Listed((), "9"), cache=cut),
     ):
@@ -202,13 +202,20 @@ class World:
 
 lives = st.tuples(st.sampled_from(["set", "delete"]), st.sampled_from(NAMES), st.booleans())
 inputs = st.sampled_from(
-    [Ended(LONG_S), Ended(0.0), Failed(), Failed(LONG_S), Failed(expired=True), Failed(missing=True)]
+    [
+        WatchEnded(LONG_S),
+        WatchEnded(0.0),
+        WatchFailed(),
+        WatchFailed(LONG_S),
+        WatchFailed(expired=True),
+        WatchFailed(missing=True),
+    ]
 )
 
 
 @given(st.lists(lives | inputs | st.just("list") | st.just("bookmark"), max_size=60))
 def test_the_cache_matches_the_server_after_any_sequence_of_events(
-    events_between: Sequence[tuple[str, str, bool] | Ended | Failed | str],
+    events_between: Sequence[tuple[str, str, bool] | WatchEnded | WatchFailed | str],
 ) -> None:
     world = World()
     for event in events_between:
@@ -219,7 +226,7 @@ def test_the_cache_matches_the_server_after_any_sequence_of_events(
                 world.list()
             case "bookmark":
                 world.take(bookmark(world.version))
-            case Ended() | Failed():
+            case WatchEnded() | WatchFailed():
                 world.take(event)
             case _:
                 raise AssertionError(event)

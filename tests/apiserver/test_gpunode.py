@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gpuvirt.cluster.agent.gpunode import SpecListener, observe_gpu_node, request_of_spec, status_of
 from gpuvirt.cluster.agent.gpunodekeeper import events_between
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.events import EventDraft, Kind
+from gpuvirt.cluster.events import EventDraft, EventLevel
 from gpuvirt.cluster.kinds import gpunode
 from gpuvirt.cluster.kinds.gpunode import GpuMode, GpuNode, Spec, Status
 from gpuvirt.cluster.kinds.parts import Condition
@@ -154,9 +154,9 @@ def test_a_changed_condition_yields_an_event_once_and_a_first_status_none() -> N
     ill = status_of(picture(ILL), EMPTY, AT)
     assert list(events_between(None, ill)) == []
     assert list(events_between(first, first)) == []
-    assert list(events_between(first, ill)) == [EventDraft(Kind.WARNING, "NodeMissing", ILL.text)]
+    assert list(events_between(first, ill)) == [EventDraft(EventLevel.WARNING, "NodeMissing", ILL.text)]
     assert list(events_between(ill, first)) == [
-        EventDraft(Kind.NORMAL, "Reconciled", "all GPUs are in their desired state")
+        EventDraft(EventLevel.NORMAL, "Reconciled", "all GPUs are in their desired state")
     ]
 
 
@@ -172,11 +172,11 @@ def test_a_gpu_that_changes_its_mode_or_vanishes_yields_an_event() -> None:
     (gpu,) = before.gpus
     whole = replace(before, gpus=(replace(gpu, mode="passthrough"),))
     assert list(events_between(before, whole)) == [
-        EventDraft(Kind.NORMAL, "ModeChanged", f"{GPU} changed from mode vgpu to passthrough")
+        EventDraft(EventLevel.NORMAL, "ModeChanged", f"{GPU} changed from mode vgpu to passthrough")
     ]
     none = replace(before, gpus=())
     assert list(events_between(before, none)) == [
-        EventDraft(Kind.WARNING, "GpuGone", f"{GPU} has disappeared from the host")
+        EventDraft(EventLevel.WARNING, "GpuGone", f"{GPU} has disappeared from the host")
     ]
 
 

@@ -163,7 +163,7 @@ async def test_the_memory_of_pods_is_written_when_it_changes() -> None:
 def test_events_of_the_same_moment_have_distinct_names(count: int) -> None:
     about, delta = (
         events.About("v1", "Node", "node01", "node01"),
-        events.EventDraft(events.Kind.NORMAL, "ModeChanged", "x"),
+        events.EventDraft(events.EventLevel.NORMAL, "ModeChanged", "x"),
     )
     made = events.events_of([(about, delta)] * count, events.Reporter("gpuvirt.io/node", "node01"), BEGINNING)
     assert len({event.metadata.name for event in made}) == count

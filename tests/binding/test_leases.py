@@ -15,7 +15,7 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.change.steps.leasing import Claim, InUseError, leased
+from gpuvirt.node.change.steps.leasing import GroupClaim, InUseError, leased
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
@@ -73,7 +73,7 @@ def test_a_device_that_a_vm_has_open_is_not_leased(
     kernel = host()
     leases, names = count(kernel), cdevs(kernel, GPU)
     kernel.open_devices(names, bind=bind)
-    with pytest.raises(InUseError, match="qemu"), leased(kernel, Claim(GPU, IommuGroup(12), tuple(names))):
+    with pytest.raises(InUseError, match="qemu"), leased(kernel, GroupClaim(GPU, IommuGroup(12), tuple(names))):
         raise AssertionError("leased")
     reasons = change_drivers(
         change_host_of(kernel, tmp_path),
@@ -89,7 +89,7 @@ def test_a_device_that_a_vm_has_open_is_not_leased(
 def test_a_free_device_is_leased_once(count: Callable[[SimKernel], Counter[str]]) -> None:
     kernel = host()
     leases, names = count(kernel), cdevs(kernel, GPU)
-    with leased(kernel, Claim(GPU, IommuGroup(12), tuple(names))):
+    with leased(kernel, GroupClaim(GPU, IommuGroup(12), tuple(names))):
         assert leases == Counter(names)
 
 

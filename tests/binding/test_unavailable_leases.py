@@ -9,7 +9,7 @@ from gpuvirt.hardware.access.proof import ProofKind
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.usage.users import GROUP_CLASS, cdevs_of
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.steps.leasing import Claim, InUseError, Prove, RefusedError, leased
+from gpuvirt.node.change.steps.leasing import GroupClaim, InUseError, Prove, RefusedError, leased
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
@@ -31,7 +31,7 @@ def without_node(*, iommufd: bool = False) -> SimKernel:
 
 
 def lease(kernel: SimKernel, *cdevs: str) -> AbstractContextManager[Prove]:
-    return leased(kernel, Claim(GPU, GROUP, cdevs))
+    return leased(kernel, GroupClaim(GPU, GROUP, cdevs))
 
 
 def cdevs(kernel: SimKernel) -> tuple[str, ...]:

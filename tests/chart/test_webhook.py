@@ -5,7 +5,7 @@ import base64
 import pytest
 import yaml
 
-from gpuvirt.cluster.admission.injectionconfig import Profile, parse
+from gpuvirt.cluster.admission.injectionconfig import InjectionProfile, parse
 from gpuvirt.plain import Plain
 from tests.chart.helmchart import NAMESPACE, Helm, Rendered, at, items
 
@@ -51,7 +51,7 @@ def test_the_webhook_reads_the_config_of_the_values(helm: Helm) -> None:
     driver = "webhook.config.classes.kata-gpu.driver=/opt/driver"
     types = "webhook.config.vgpuResources={example.com/v-*}"
     parsed = parse(config(helm.template(*ON, driver, types, "extender.resource=nvidia.com/share")), where="config.yaml")
-    assert parsed.classes["kata-gpu"].profile is Profile.HOT_PLUG
+    assert parsed.classes["kata-gpu"].profile is InjectionProfile.HOT_PLUG
     assert parsed.classes["kata-gpu"].driver == "/opt/driver"
     assert (parsed.vgpus, parsed.units) == (("example.com/v-*",), "nvidia.com/share")
     assert parse(config(helm.template(*ON)), where="config.yaml").is_vgpu("tencent.com/vgpu-492")

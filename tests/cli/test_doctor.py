@@ -8,7 +8,7 @@ from typing import Protocol
 import pytest
 
 from gpuvirt.model.doctor.diagnosis import CHECKS
-from gpuvirt.model.doctor.explanation import Step
+from gpuvirt.model.doctor.explanation import StageName
 from gpuvirt.model.doctor.findings import Area
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
@@ -109,7 +109,7 @@ def test_why_as_json(on: On) -> None:
     done = on("2xA10", "why", "GA102GL_A10", "-o", "json")
     explanation = json.loads(done.stdout)
     assert (done.returncode, explanation["version"], explanation["resource"]) == (1, 1, "nvidia.com/GA102GL_A10")
-    assert [stage["step"] for stage in explanation["stages"]] == list(Step)
+    assert [stage["step"] for stage in explanation["stages"]] == list(StageName)
     assert explanation["blocker"]["code"] == "KubeletAway"
 
 

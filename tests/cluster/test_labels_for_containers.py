@@ -15,7 +15,7 @@ from lab.cluster.ourimage import NAME
 from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.cluster.labels import AGENT_LABELS, NODE_LABEL
 from gpuvirt.cluster.operator.operands.labeller import labeller
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import RenderInputs
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.facts.ids import ResourceName
 from tests.cluster.apilab import NAMESPACE, NODE, ROOT, ApiLab
@@ -36,7 +36,7 @@ HOST = {"name": "host", "mountPath": "/host", "readOnly": True, "mountPropagatio
 def agents_on(host: Path) -> Mapping[str, object]:
     """Return the DaemonSet as the controller renders it, with a simulated host in place of the node."""
     settings = ControllerSettings(NAMESPACE, pull_policy="Never", labels_vgpu_types=True)
-    site = Site(settings, f"{PREFIX}/{NAME}")
+    site = RenderInputs(settings, f"{PREFIX}/{NAME}")
     (rendered,) = labeller(policy_of({}), site)
     assert isinstance(rendered, DaemonSet)
     found = yaml.safe_load(msgspec.json.encode(rendered))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.doctor import Surroundings, diagnose
+from gpuvirt.apps.doctor import EvidenceSources, diagnose
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, PciFunction
@@ -200,7 +200,7 @@ def test_an_mdev_parent_that_is_no_gpu_is_malformed_and_answers_eusers(guest: Gu
 def test_doctor_findings_match_the_guest(guest: GuestHost, tmp_path: Path) -> None:
     """The guest has an IOMMU that remaps interrupts, no KVM, and a GPU whose audio function is not on VFIO."""
     bind(guest, GPU, "vfio-pci")
-    around = Surroundings(
+    around = EvidenceSources(
         kubelet=KubeletPaths(tmp_path), settings=Settings(), ids=PciIds((pciids.shipped(),)), clock=RealClock()
     )
     results = diagnose(guest.kernel, around).results

@@ -21,7 +21,7 @@ from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
 from gpuvirt.cluster.operator.picture import NodePods, pods_by_node
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, Target
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, node, policy
@@ -120,7 +120,7 @@ def test_a_gpunode_field_that_an_admin_set_is_not_overwritten() -> None:
 def test_a_gpunode_is_deleted_with_its_node_unless_another_field_owner_set_fields() -> None:
     origins = Origins(mode="label", vgpu_config="label")
     ours = with_(gpu_node(), spec=Spec(mode=DesiredMode.VGPU, vgpu_config="default", origins=origins))
-    gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node no longer exists")
+    gone = DeleteObject(WriteTarget(GPU_NODES, "node01"), "uid-1", "its node no longer exists")
     other = node("vm-vgpu", "node02")
 
     def deleted(observed: OwnedGpuNode, *nodes: Node) -> list[DeleteObject]:

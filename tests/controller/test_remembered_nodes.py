@@ -22,7 +22,7 @@ from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
 from gpuvirt.cluster.operator.decisions import decide, deciding
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
-from gpuvirt.cluster.operator.nodememory import NodeMemory
+from gpuvirt.cluster.operator.nodememory import DecidedNodes
 from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.cluster.operator.picture import Picture, read_of
 from gpuvirt.cluster.operator.settings import ControllerSettings
@@ -159,7 +159,7 @@ class Changing:
 @given(st.data(), st.booleans(), st.booleans())
 def test_decisions_with_a_memory_equal_those_from_scratch(data: st.DataObject, coexists: bool, deploys: bool) -> None:
     settings = ControllerSettings("gpu-operator", coexists=coexists, image="gpuvirt:1" if deploys else None)
-    cluster, memory = Changing(), NodeMemory(slice_nodes=1)
+    cluster, memory = Changing(), DecidedNodes(slice_nodes=1)
     for _ in range(data.draw(st.integers(1, 12))):
         cluster.change(data)
         picture = cluster.listed_again if data.draw(st.sampled_from([False] * 5 + [True])) else cluster.picture
@@ -173,7 +173,7 @@ def test_decisions_with_a_memory_equal_those_from_scratch(data: st.DataObject, c
 def test_a_slice_decides_some_nodes_and_the_decision_those_that_are_left() -> None:
     picture, memory = (
         ObservedCluster([node(name=f"node{number:02}") for number in range(50)]).picture,
-        NodeMemory(slice_nodes=20),
+        DecidedNodes(slice_nodes=20),
     )
     picture = replace(picture, nodes=ObjectMap.of(picture.nodes), gpu_nodes=ObjectMap.of(picture.gpu_nodes))
     decided = [memory.decided for _ in deciding(picture, SETTINGS, (), AT, memory)]
@@ -188,7 +188,7 @@ def test_a_slice_decides_some_nodes_and_the_decision_those_that_are_left() -> No
 
 
 def test_only_the_nodes_that_changed_are_decided() -> None:
-    nodes, memory = [node("vm-vgpu", name=f"node{number:02}") for number in range(50)], NodeMemory()
+    nodes, memory = [node("vm-vgpu", name=f"node{number:02}") for number in range(50)], DecidedNodes()
     observed_cluster = ObservedCluster(nodes)
     decide(observed_cluster.picture, SETTINGS, (), AT, memory)
     assert memory.decided == 50
@@ -242,7 +242,7 @@ async def test_a_heartbeat_is_stored_and_wakes_nobody() -> None:
 
 
 def test_only_the_node_of_a_pod_that_starts_is_decided_again() -> None:
-    settings, cluster, memory = ControllerSettings("gpu-operator", image="gpuvirt:1"), Changing(), NodeMemory()
+    settings, cluster, memory = ControllerSettings("gpu-operator", image="gpuvirt:1"), Changing(), DecidedNodes()
     for name in NAMES:
         cluster.nodes = cluster.nodes.with_object(ObjectKey("", name), node("vm-vgpu", name=name))
     assert {len(verdict.codes) for verdict in decide(cluster.picture, settings, (), AT, memory).nodes} == {1}

@@ -13,11 +13,11 @@ from gpuvirt.cluster.client import FIELD_MANAGER
 from gpuvirt.cluster.kinds.gpunode import Origins, Spec
 from gpuvirt.cluster.labels import CONFIG_LABEL
 from gpuvirt.cluster.labelselector import LabelSelector
-from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.nodes.placement import NodePlacement
 from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode, VgpuSwitch, spec_of
 from gpuvirt.cluster.operator.nodes.scheduled import (
-    Kept,
-    Layout,
+    ConfiguredPhase,
+    KeptConfig,
     NodeConfig,
     ScheduledConfig,
     ScheduledConfigs,
@@ -28,10 +28,10 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import Workload
 from tests.controller.observedcluster import ObservedCluster, node
 
-VGPU = Placement(present=True, workload=Workload.VGPU, origin="label nvidia.com/gpu.workload.config")
+VGPU = NodePlacement(present=True, workload=Workload.VGPU, origin="label nvidia.com/gpu.workload.config")
 SWITCH = VgpuSwitch()
 POOL = LabelSelector(match_labels={"pool": "vgpu"})
-NIGHT = Layout("night", "A10-24Q", POOL)
+NIGHT = ConfiguredPhase("night", "A10-24Q", POOL)
 GPUS = ScheduledConfig("gpus", (POOL,), NIGHT)
 OF_NIGHT = NodeConfig("A10-24Q", "VgpuSchedule gpus phase night")
 OF_DEFAULT = "ClusterPolicy $.spec.vgpuDeviceManager.config.default"
@@ -63,31 +63,31 @@ def stored(config: str | None, origin: str, manager: str = FIELD_MANAGER) -> Own
         (
             {CONFIG_LABEL: "A10-8Q"},
             stored("A10-4Q", "VgpuSchedule gpus phase day"),
-            Kept(("gpus",)),
+            KeptConfig(("gpus",)),
             "A10-4Q",
             "VgpuSchedule gpus phase day",
         ),
         (
             {CONFIG_LABEL: "A10-8Q"},
             stored("A10-4Q", "VgpuSchedule gpus-2 phase day"),
-            Kept(("gpus",)),
+            KeptConfig(("gpus",)),
             "A10-8Q",
             f"label {CONFIG_LABEL}",
         ),
         (
             {CONFIG_LABEL: "A10-8Q"},
             stored("A10-2Q", f"label {CONFIG_LABEL}"),
-            Kept(("gpus",)),
+            KeptConfig(("gpus",)),
             "A10-8Q",
             f"label {CONFIG_LABEL}",
         ),
-        ({CONFIG_LABEL: "A10-8Q"}, None, Kept(("gpus",)), "A10-8Q", f"label {CONFIG_LABEL}"),
+        ({CONFIG_LABEL: "A10-8Q"}, None, KeptConfig(("gpus",)), "A10-8Q", f"label {CONFIG_LABEL}"),
     ],
 )
 def test_the_precedence_of_vgpu_configs(
     labels: Mapping[str, str],
     observed: OwnedGpuNode | None,
-    scheduled: NodeConfig | Kept | None,
+    scheduled: NodeConfig | KeptConfig | None,
     config: str | None,
     origin: str,
 ) -> None:
@@ -108,15 +108,15 @@ OTHER = replace(GPUS, schedule="other")
         # The phase of now has no vGPU config for the node, which another phase has.
         ((replace(GPUS, layout=None),), IN_POOL, None),
         ((replace(GPUS, layout=replace(NIGHT, nodes=LabelSelector({"pool": "big"}))),), IN_POOL, None),
-        ((replace(GPUS, layout=None, is_followed=False),), IN_POOL, Kept(("gpus",))),
-        ((GPUS, OTHER), IN_POOL, Kept(("gpus", "other"))),
+        ((replace(GPUS, layout=None, is_followed=False),), IN_POOL, KeptConfig(("gpus",))),
+        ((GPUS, OTHER), IN_POOL, KeptConfig(("gpus", "other"))),
         # A schedule that is not followed covers the node, too.
-        ((GPUS, replace(OTHER, is_followed=False, layout=None)), IN_POOL, Kept(("gpus", "other"))),
+        ((GPUS, replace(OTHER, is_followed=False, layout=None)), IN_POOL, KeptConfig(("gpus", "other"))),
         ((GPUS, replace(OTHER, covers=(LabelSelector({"pool": "big"}),))), IN_POOL, OF_NIGHT),
     ],
 )
 def test_what_schedules_say_of_a_node(
-    configs: tuple[ScheduledConfig, ...], labels: Mapping[str, str], found: NodeConfig | Kept | None
+    configs: tuple[ScheduledConfig, ...], labels: Mapping[str, str], found: NodeConfig | KeptConfig | None
 ) -> None:
     assert config_of(configs, labels) == found
 
@@ -125,7 +125,7 @@ SCHEDULES = st.builds(
     ScheduledConfig,
     schedule=st.sampled_from(["a", "b", "c"]),
     covers=st.sampled_from([(POOL,), (LabelSelector({"pool": "big"}),), (POOL, LabelSelector({"pool": "big"}))]),
-    layout=st.none() | st.builds(Layout, st.sampled_from(["day", "night"]), st.just("A10-4Q"), st.just(POOL)),
+    layout=st.none() | st.builds(ConfiguredPhase, st.sampled_from(["day", "night"]), st.just("A10-4Q"), st.just(POOL)),
     is_followed=st.booleans(),
 )
 LISTS = st.lists(SCHEDULES, max_size=3, unique_by=lambda config: config.schedule)
@@ -139,8 +139,8 @@ def test_one_schedule_alone_changes_a_node_whatever_their_order(
     found = config_of(configs, labels)
     shuffled = config_of([configs[at] for at in order if at < len(configs)], labels)
     covering = {config.schedule for config in configs if any(cover.matches(labels) for cover in config.covers)}
-    if isinstance(found, Kept):
-        assert isinstance(shuffled, Kept)
+    if isinstance(found, KeptConfig):
+        assert isinstance(shuffled, KeptConfig)
         assert {*found.schedules} == {*shuffled.schedules} == covering
     else:
         assert found == shuffled

@@ -15,13 +15,13 @@ from gpuvirt.cluster.failures import ApiRefusedError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, NodeCounts, Status
 from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
 from gpuvirt.cluster.operator.writer import AT_ONCE, Write, Writer
-from gpuvirt.cluster.operator.writes import PatchNode, PatchPolicyStatus, Target
+from gpuvirt.cluster.operator.writes import PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.cluster.resources import NODES
 from gpuvirt_sim.clock import SimClock
 
 
 def label(node: str, value: str = "x") -> PatchNode:
-    return PatchNode(Target(NODES, node), LabelPatch(DesiredLabels({"label": value})))
+    return PatchNode(WriteTarget(NODES, node), LabelPatch(DesiredLabels({"label": value})))
 
 
 @dataclass
@@ -127,7 +127,7 @@ async def test_a_write_in_progress_is_not_started_twice() -> None:
         assert server.done == [("a", "one")], "the next decision offers the write again"
 
 
-class CountedTarget(Target, frozen=True):
+class CountedTarget(WriteTarget, frozen=True):
     """A target that counts how often a collection looks it up."""
 
     read = 0
@@ -164,7 +164,7 @@ async def test_a_write_that_failed_keeps_its_pause_while_it_is_offered_again() -
 
 def status(ready: int, policy: str = "cluster-policy") -> PatchPolicyStatus:
     counts = NodeCounts(total=50, container=0, vm_passthrough=0, vm_vgpu=50, shared=0, ready=ready)
-    return PatchPolicyStatus(Target(CLUSTER_POLICIES, policy, "status"), Status(nodes=counts))
+    return PatchPolicyStatus(WriteTarget(CLUSTER_POLICIES, policy, "status"), Status(nodes=counts))
 
 
 @dataclass

@@ -5,10 +5,10 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Origins, Withheld
 from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
 from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
 from gpuvirt.cluster.operator.kubevirt.decisions import PatchKubeVirt
-from gpuvirt.cluster.operator.kubevirt.history import History
-from gpuvirt.cluster.operator.kubevirt.planning import Plan
+from gpuvirt.cluster.operator.kubevirt.history import PatchHistory
+from gpuvirt.cluster.operator.kubevirt.planning import KubeVirtPlan
 from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, applied
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, WriteTarget
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from tests.controller.observedcluster import ObservedCluster, node
@@ -16,12 +16,12 @@ from tests.controller.observedcluster import ObservedCluster, node
 
 def test_a_nodes_labels_and_annotations() -> None:
     patch = LabelPatch(DesiredLabels({"a": "b", "c": None}, {"d": "e"}))
-    assert PatchNode(Target(NODES, "node01"), patch).text == "patched node node01: a=b, c removed, d=e"
+    assert PatchNode(WriteTarget(NODES, "node01"), patch).text == "patched node node01: a=b, c removed, d=e"
 
 
 def test_the_log_line_of_a_gpunode_names_each_field_and_its_origin() -> None:
     def text(spec: AppliedSpec) -> str:
-        return ApplyGpuNode(Target(GPU_NODES, "node01"), applied("node01", spec)).text
+        return ApplyGpuNode(WriteTarget(GPU_NODES, "node01"), applied("node01", spec)).text
 
     origins = Origins(mode="label x", vgpu_config="policy y")
     whole = AppliedSpec(mode=DesiredMode.VGPU, vgpu_config="A10-4Q", origins=origins)
@@ -35,14 +35,17 @@ def test_the_log_line_of_a_gpunode_names_each_field_and_its_origin() -> None:
 
 
 def test_the_log_line_of_a_deletion_names_the_object_and_the_reason() -> None:
-    gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node no longer exists")
+    gone = DeleteObject(WriteTarget(GPU_NODES, "node01"), "uid-1", "its node no longer exists")
     assert gone.text == "deleted gpunodes node01: its node no longer exists"
 
 
 def test_the_log_line_of_a_kubevirt_patch_omits_test_operations() -> None:
     operations = (Operation(Op.TEST, "/metadata/resourceVersion", "1"), Operation(Op.ADD, "/spec/x", {"a": 1}))
-    plan = Plan(History(), KUBEVIRTS, "kubevirt", operations)
-    assert PatchKubeVirt(Target(KUBEVIRTS, "kubevirt"), plan).text == 'patched kubevirts kubevirt: add /spec/x {"a":1}'
+    plan = KubeVirtPlan(PatchHistory(), KUBEVIRTS, "kubevirt", operations)
+    assert (
+        PatchKubeVirt(WriteTarget(KUBEVIRTS, "kubevirt"), plan).text
+        == 'patched kubevirts kubevirt: add /spec/x {"a":1}'
+    )
 
 
 def test_every_write_has_a_log_line() -> None:

@@ -11,7 +11,7 @@ import pytest
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.agent.gpunodekeeper import REPORTER
 from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.events import About, Event, EventDraft, Kind, Reporter, create, event_of
+from gpuvirt.cluster.events import About, Event, EventDraft, EventLevel, Reporter, create, event_of
 from gpuvirt.cluster.failures import ApiRefusedError, ForbiddenError
 from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.resources import NODES, pods
@@ -108,7 +108,7 @@ async def test_an_agent_has_no_way_to_the_spec_or_the_owners_of_a_pod(agent: Age
 async def test_an_agent_may_write_events_in_its_own_name_about_pods(agent: Agent) -> None:
     pod = json.loads(agent.node.kubectl("get", "pod", "here", "-o", "json"))["metadata"]
     about = About("v1", "Pod", "here", pod["uid"], pod["namespace"])
-    at, draft = RealClock().now(), EventDraft(Kind.WARNING, "NoRoom", "NoRoom: pod here requests 600 units")
+    at, draft = RealClock().now(), EventDraft(EventLevel.WARNING, "NoRoom", "NoRoom: pod here requests 600 units")
     ours = Reporter(REPORTER, NODE)
     await until_refused(agent, lambda at: event_of(draft, about, Reporter("kubelet", NODE), at))
     await create(agent.client, event_of(draft, about, ours, at))

@@ -20,10 +20,10 @@ from gpuvirt.cluster.kinds.kubevirt import (
 )
 from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
-from gpuvirt.cluster.operator.kubevirt.history import History
+from gpuvirt.cluster.operator.kubevirt.history import PatchHistory
 from gpuvirt.cluster.operator.kubevirt.names import Names, names_of
 from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture
-from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
+from gpuvirt.cluster.operator.kubevirt.planning import KubeVirtPlan, Manner, plan
 from gpuvirt.cluster.operator.kubevirt.undoer import undo
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.desired.observed import Observed
@@ -56,7 +56,7 @@ class Dependencies:
         self.node = node
         self.client = Client(from_kubeconfig(node.cluster.kubeconfig))
         self.names = Names()
-        self.history = History()
+        self.history = PatchHistory()
 
     async def picture(self) -> KubeVirtPicture:
         """The objects at this moment."""
@@ -64,12 +64,12 @@ class Dependencies:
         found = await self.client.list(Collection(self._of(HYPER_CONVERGEDS), HyperConverged))
         return KubeVirtPicture(kubevirt, OFFERED, self.names, Observed(found.items), mdevs=True)
 
-    async def plan(self) -> Plan:
+    async def plan(self) -> KubeVirtPlan:
         done = plan(await self.picture(), Manner(), self.history, AT)
         self.history = done.history
         return done
 
-    async def send(self, done: Plan) -> None:
+    async def send(self, done: KubeVirtPlan) -> None:
         assert done.resource is not None
         after = await self.client.patch(done.resource, done.name, done.writes, PatchType.JSON, KubeVirt)
         self.history = done.landed(after.metadata)

@@ -13,7 +13,7 @@ from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands import bases
 from gpuvirt.cluster.operator.operands.accounts import accounts
 from gpuvirt.cluster.operator.operands.rendering import render
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import RenderInputs
 from tests.cli.commandline import ran
 from tests.cluster.apilab import ApiLab
 from tests.operands.policies import ALL_KINDS, full, policy_of
@@ -50,7 +50,7 @@ def test_kubectl_takes_the_operands_manifests_as_they_are(lab: PlayedCluster, tm
     ids=["full", "defaults", "nri"],
 )
 def test_the_api_server_accepts_all_rendered_manifests(
-    lab: PlayedCluster, tmp_path_factory: pytest.TempPathFactory, policy: ClusterPolicy, site: Site
+    lab: PlayedCluster, tmp_path_factory: pytest.TempPathFactory, policy: ClusterPolicy, site: RenderInputs
 ) -> None:
     api = ApiLab(lab, tmp_path_factory.mktemp("rendered"))
     rendered = render(policy, site)

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt import documents
-from gpuvirt.apps.doctor import Surroundings, diagnose, gather
+from gpuvirt.apps.doctor import EvidenceSources, diagnose, gather
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, Report
@@ -43,8 +43,8 @@ def simulated(text: str) -> SimKernel:
 
 def around(
     kubelet: Path = NOWHERE, settings: Settings | None = None, kubevirts: tuple[KubeVirt, ...] | None = None
-) -> Surroundings:
-    return Surroundings(
+) -> EvidenceSources:
+    return EvidenceSources(
         kubelet=KubeletPaths(kubelet),
         settings=settings or Settings(),
         ids=IDS,

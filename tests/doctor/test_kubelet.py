@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpuvirt.model.doctor import diagnosis
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.explaining import explain_device
-from gpuvirt.model.doctor.explanation import Step
+from gpuvirt.model.doctor.explanation import StageName
 from gpuvirt.model.offers.view import AgentView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
@@ -85,7 +85,7 @@ def test_a_device_of_another_plugin_reaches_its_vm(folder: Path) -> None:
     count(folder, *GPUS)
     explanation = explain_device(evidence(host(), folder), GPUS[0])
     assert explanation.blocker is None
-    texts = [stage.message for stage in explanation.stages if stage.step in {Step.REGISTERED, Step.COUNTED}]
+    texts = [stage.message for stage in explanation.stages if stage.step in {StageName.REGISTERED, StageName.COUNTED}]
     assert texts == [f"another device plugin has registered {A10} at the kubelet", "the kubelet counts it as healthy"]
 
 

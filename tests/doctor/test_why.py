@@ -11,7 +11,7 @@ from gpuvirt.apps.doctor import gather
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.doctor.explaining import explain_device
-from gpuvirt.model.doctor.explanation import DeviceExplanation, Standing, Step
+from gpuvirt.model.doctor.explanation import DeviceExplanation, StageName, StageOutcome
 from gpuvirt.model.doctor.kubevirt import parse
 from gpuvirt.model.doctor.target import is_target
 from gpuvirt.model.offers.view import NodeView, ResourceView
@@ -28,8 +28,8 @@ GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"
 VGPU = "0000:02:00.0"
 
 
-def blocked_at(explanation: DeviceExplanation) -> Step | None:
-    return next((stage.step for stage in explanation.stages if stage.standing is Standing.BLOCKED), None)
+def blocked_at(explanation: DeviceExplanation) -> StageName | None:
+    return next((stage.step for stage in explanation.stages if stage.standing is StageOutcome.BLOCKED), None)
 
 
 def rebound(kernel: SimKernel, address: str, driver: str | None) -> SimKernel:
@@ -65,37 +65,37 @@ NEIGHBOUR = (
 @pytest.mark.parametrize(
     ("build", "step", "code", "fix"),
     [
-        (lambda: gpu_lost(host()), Step.BUS, FindingCode.NO_SUCH_DEVICE, "rescan"),
-        (lambda: gpu_fallen(host()), Step.BUS, ReasonCode.FELL_OFF_BUS, "reset"),
-        (lambda: host(simulated="2xA10-no-iommu"), Step.IOMMU_GROUP, FindingCode.IOMMU_OFF, "VT-d"),
+        (lambda: gpu_lost(host()), StageName.BUS, FindingCode.NO_SUCH_DEVICE, "rescan"),
+        (lambda: gpu_fallen(host()), StageName.BUS, ReasonCode.FELL_OFF_BUS, "reset"),
+        (lambda: host(simulated="2xA10-no-iommu"), StageName.IOMMU_GROUP, FindingCode.IOMMU_OFF, "VT-d"),
         (
             lambda: host(PlatformSpec(acpi=("DMAR",)), "2xA10-no-iommu", "native"),
-            Step.IOMMU_GROUP, FindingCode.IOMMU_OFF, "intel_iommu=on",
+            StageName.IOMMU_GROUP, FindingCode.IOMMU_OFF, "intel_iommu=on",
         ),
         (
             lambda: simulated(NEIGHBOUR.replace("DRIVER", "vfio-pci")),
-            Step.WHOLE_GROUP, ReasonCode.GROUP_NOT_VIABLE, "another slot",
+            StageName.WHOLE_GROUP, ReasonCode.GROUP_NOT_VIABLE, "another slot",
         ),
         (
             lambda: simulated(NEIGHBOUR.replace("DRIVER", "none")),
-            Step.WHOLE_GROUP, ReasonCode.GROUP_NOT_VIABLE, "another slot",
+            StageName.WHOLE_GROUP, ReasonCode.GROUP_NOT_VIABLE, "another slot",
         ),
-        (lambda: rebound(host(), GPU, None), Step.DRIVER, ReasonCode.NO_DRIVER, "gpuvirt vfio bind"),
-        (lambda: host(driver="nouveau"), Step.DRIVER, ReasonCode.NATIVE_DRIVER, "gpuvirt vfio bind"),
-        (lambda: simulated(WITH_VFS), Step.DRIVER, ReasonCode.NO_VGPUS, "gpuvirt vgpu create 0000:65:00.0 A10-"),
-        (lambda: node_lost(host()), Step.NODE, ReasonCode.NODE_MISSING, "udev"),
-        (host, Step.REGISTERED, ReasonCode.KUBELET_AWAY, "--kubelet-dir"),
+        (lambda: rebound(host(), GPU, None), StageName.DRIVER, ReasonCode.NO_DRIVER, "gpuvirt vfio bind"),
+        (lambda: host(driver="nouveau"), StageName.DRIVER, ReasonCode.NATIVE_DRIVER, "gpuvirt vfio bind"),
+        (lambda: simulated(WITH_VFS), StageName.DRIVER, ReasonCode.NO_VGPUS, "gpuvirt vgpu create 0000:65:00.0 A10-"),
+        (lambda: node_lost(host()), StageName.NODE, ReasonCode.NODE_MISSING, "udev"),
+        (host, StageName.REGISTERED, ReasonCode.KUBELET_AWAY, "--kubelet-dir"),
     ],
 )  # fmt: skip
 def test_the_blocker_of_a_gpu_is_named_at_its_step(
-    build: Callable[[], SimKernel], step: Step, code: object, fix: str
+    build: Callable[[], SimKernel], step: StageName, code: object, fix: str
 ) -> None:
     explanation = explain_device(evidence(build()), GPU)
     assert explanation.blocker is not None
     assert (blocked_at(explanation), explanation.blocker.code) == (step, code)
     assert fix in "\n".join(explanation.blocker.fix)
-    assert [stage.step for stage in explanation.stages] == list(Step)
-    assert {stage.standing for stage in explanation.stages[: list(Step).index(step)]} <= {Standing.OK}
+    assert [stage.step for stage in explanation.stages] == list(StageName)
+    assert {stage.standing for stage in explanation.stages[: list(StageName).index(step)]} <= {StageOutcome.OK}
 
 
 def test_a_refused_driver_change_is_the_blocker() -> None:
@@ -104,7 +104,7 @@ def test_a_refused_driver_change_is_the_blocker() -> None:
     explanation = explain_device(replace(seen, view=replace(seen.view, problems=(refused,))), GPU)
     assert explanation.blocker is not None
     assert (blocked_at(explanation), explanation.blocker.code, explanation.blocker.fix) == (
-        Step.DRIVER,
+        StageName.DRIVER,
         refused.code,
         (refused.fix,),
     )
@@ -146,7 +146,7 @@ def test_a_resource_is_explained_by_its_best_device(target: str) -> None:
 def test_a_sibling_function_is_not_offered_unless_configured() -> None:
     explanation = explain_device(evidence(host(simulated="4xRTX2060")), "0000:04:00.1")
     assert explanation.blocker is not None
-    assert (blocked_at(explanation), explanation.blocker.code) == (Step.OFFERED, ReasonCode.KIND_NOT_OFFERED)
+    assert (blocked_at(explanation), explanation.blocker.code) == (StageName.OFFERED, ReasonCode.KIND_NOT_OFFERED)
 
 
 def test_a_gpu_with_vgpus_is_explained_by_its_vgpus() -> None:
@@ -165,7 +165,7 @@ def test_every_gpu_and_resource_without_a_kubelet_has_a_single_blocker(name: str
     for target in (*(gpu.address for gpu in view.gpus), *(resource.name for resource in view.resources)):
         explanation = explain_device(seen, target)
         assert explanation.blocker is not None, "the host has no kubelet"
-        assert [stage.standing for stage in explanation.stages].count(Standing.BLOCKED) == 1
+        assert [stage.standing for stage in explanation.stages].count(StageOutcome.BLOCKED) == 1
 
 
 @pytest.mark.parametrize("text", ["", "a b", "nvidia.com/", "x/y/z", "\x1b", "-", "é"])
@@ -199,15 +199,15 @@ class TestWithAgent:
         async with cluster_on("2xA10", short_path) as node:
             await self.until_free(node, short_path)
             explanation = await self.explain_device(node, short_path, GPU)
-            assert explanation.stages[-1].standing is Standing.SKIPPED
+            assert explanation.stages[-1].standing is StageOutcome.SKIPPED
             refused = await self.explain_device(
                 node, short_path, A10, "{kind: KubeVirt, spec: {configuration: {permittedHostDevices: {}}}}"
             )
             assert refused.blocker is not None
-            assert (blocked_at(refused), refused.blocker.code) == (Step.PERMITTED, FindingCode.NOT_PERMITTED)
+            assert (blocked_at(refused), refused.blocker.code) == (StageName.PERMITTED, FindingCode.NOT_PERMITTED)
             assert (await self.explain_device(node, short_path, A10, "kind: KubeVirt")).stages[
                 -1
-            ].standing is Standing.OK
+            ].standing is StageOutcome.OK
 
     async def test_a_gpu_allocated_to_a_pod_is_the_blocker(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
@@ -221,7 +221,7 @@ class TestWithAgent:
             await until_so(held)
             explanation = await self.explain_device(node, short_path, A10)
             assert explanation.blocker is not None
-            assert (blocked_at(explanation), explanation.blocker.code) == (Step.FREE, ReasonCode.ALLOCATED_TO_POD)
+            assert (blocked_at(explanation), explanation.blocker.code) == (StageName.FREE, ReasonCode.ALLOCATED_TO_POD)
 
     async def test_a_resource_that_the_kubelet_does_not_count_is_the_blocker(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
@@ -229,7 +229,7 @@ class TestWithAgent:
             node.kubelet.manager.updated(A10, {}, {})
             explanation = await self.explain_device(node, short_path, A10)
             assert explanation.blocker is not None
-            assert (blocked_at(explanation), explanation.blocker.code) == (Step.COUNTED, FindingCode.NOT_COUNTED)
+            assert (blocked_at(explanation), explanation.blocker.code) == (StageName.COUNTED, FindingCode.NOT_COUNTED)
 
 
 @pytest.mark.parametrize("reason", [None, withheldshares.registered_elsewhere(VGPU, "nvidia.com/gpu", "GPU-1")])
@@ -240,10 +240,10 @@ def test_a_shared_gpu_is_blocked_by_why_its_units_are_withheld_and_by_nothing_th
     reasons = (reason,) if reason is not None else ()
     gpu = replace(found.view.gpus[0], units=0 if reason else 500, reasons=reasons)
     explanation = explain_device(replace(found, view=replace(found.view, gpus=(gpu,))), VGPU)
-    assert blocked_at(explanation) is (Step.OFFERED if reason else None)
+    assert blocked_at(explanation) is (StageName.OFFERED if reason else None)
     if reason is not None:
         assert explanation.blocker is not None
         assert explanation.blocker.code is ReasonCode.REGISTERED_ELSEWHERE
     else:
-        offered = next(stage for stage in explanation.stages if stage.step is Step.OFFERED)
+        offered = next(stage for stage in explanation.stages if stage.step is StageName.OFFERED)
         assert offered.message == "500 units of nvidia.com/vgpu are offered to pods"

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpuvirt.cli.diagnosis import whyvm
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.doctor.explanation import Standing
+from gpuvirt.model.doctor.explanation import StageOutcome
 from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
 from gpuvirt.model.doctor.target import object_target
 from gpuvirt.model.doctor.vms.podfindings import refusal_in
@@ -21,7 +21,7 @@ from gpuvirt.model.doctor.vms.vmevidence import (
     ObjectKind,
     ObjectRef,
     OfferSeen,
-    Placement,
+    PodPlacement,
     PodSeen,
     Taint,
     Toleration,
@@ -95,7 +95,7 @@ def at_night(*away: str, selector: str = "v100-4q") -> VmEvidence:
         Taint("node.kubernetes.io/unschedulable", "NoSchedule"),
     )
     gone = replace(NODE, ready=False, unschedulable=True, taints=taints, labels=day)
-    pod = replace(WAITS, placement=Placement({"vgpu.type": selector}))
+    pod = replace(WAITS, placement=PodPlacement({"vgpu.type": selector}))
     nodes = (
         replace(gone, name="worker-1"),
         replace(gone, name="worker-2"),
@@ -191,7 +191,7 @@ def reporting(
 
 def selecting(**labels: str) -> PodSeen:
     return replace(
-        WAITS, placement=Placement(node_selector={key.replace("_", "/"): value for key, value in labels.items()})
+        WAITS, placement=PodPlacement(node_selector={key.replace("_", "/"): value for key, value in labels.items()})
     )
 
 
@@ -361,7 +361,7 @@ CASES = {
 
 
 def blocked_at(found: Explanation) -> VmStep | None:
-    return next((stage.step for stage in found.stages if stage.standing is Standing.BLOCKED), None)
+    return next((stage.step for stage in found.stages if stage.standing is StageOutcome.BLOCKED), None)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -445,7 +445,7 @@ def test_a_running_vm_lists_its_devices() -> None:
 def test_a_pod_needs_no_kubevirt(pod: PodSeen) -> None:
     target = ObjectRef(ObjectKind.POD, LAUNCHER, "team")
     found = explain(VmEvidence(target=target, pod=pod, nodes=(replace(NODE, unschedulable=True),)))
-    skipped = {stage.step for stage in found.stages if stage.standing is Standing.SKIPPED}
+    skipped = {stage.step for stage in found.stages if stage.standing is StageOutcome.SKIPPED}
     assert {VmStep.STARTED, VmStep.PERMITTED} <= skipped
     assert (found.blocker is None) == (pod is RUNS)
 
@@ -459,7 +459,7 @@ def test_forbidden_objects_are_unknown_and_not_absent() -> None:
     alone = explain(replace(STARTED, pods=None))
     assert [(node.node, node.free, node.obstacle) for node in alone.nodes] == [("node01", None, None)]
     waits = explain(replace(without_pod("{}"), kubevirts=None))
-    assert [stage.standing for stage in waits.stages if stage.step is VmStep.PERMITTED] == [Standing.SKIPPED]
+    assert [stage.standing for stage in waits.stages if stage.step is VmStep.PERMITTED] == [StageOutcome.SKIPPED]
 
 
 @pytest.mark.parametrize("code", ReasonCode)
@@ -484,7 +484,7 @@ def test_gpuvirts_refusals_are_found_in_kubelet_messages(code: ReasonCode) -> No
     ],
 )
 def test_tolerations_match_taints(toleration: Toleration, *, tolerated: bool) -> None:
-    placement = Placement(tolerations=(toleration,))
+    placement = PodPlacement(tolerations=(toleration,))
     assert (placement.untolerated([Taint("gpu", "NoSchedule", "yes")]) is None) == tolerated
     assert placement.untolerated([Taint("gpu", "PreferNoSchedule")]) is None
 

@@ -24,7 +24,7 @@ from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.changehost import ChangeHost as CommandHost
 from gpuvirt.node.change.gate.gate import gate_at
-from gpuvirt.node.change.gate.gaterecord import Owner
+from gpuvirt.node.change.gate.gaterecord import GateOwner
 from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.guard import only_agent
 from gpuvirt.node.known import snapshot
@@ -84,7 +84,7 @@ class Agents:
         """The agent whose devices the kubelet lists, and whose Allocate it calls."""
         self._starts = 0
         self._dead: list[Process] = []
-        self._owners: dict[Process, Owner] = {}
+        self._owners: dict[Process, GateOwner] = {}
         """The owners of all processes so far, as the gates record them."""
         self._gates: dict[Process, tuple[Path, Path]] = {}
         """The two folders of the gates, by the paths of each process."""
@@ -107,9 +107,9 @@ class Agents:
         """The view of the agent that was started last, None if no agent runs."""
         return self.running.agent.views.get() if self.running is not None else None
 
-    def owner(self, process: Process) -> Owner:
+    def owner(self, process: Process) -> GateOwner:
         """Return the owner that the gates record for a process."""
-        return self._owners.setdefault(process, Owner(len(self._owners) + 1, 0))
+        return self._owners.setdefault(process, GateOwner(len(self._owners) + 1, 0))
 
     def seen_by(self, process: Process) -> tuple[ExploredKernel, ExploredTools]:
         """Return the kernel and the programs of a process."""

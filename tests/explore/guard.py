@@ -11,7 +11,7 @@ from gpuvirt.model.node import picture
 from gpuvirt.node.change.gate import drainrequest, gate
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.steps.changes import Change
-from gpuvirt.node.change.steps.leasing import Claim, Prove
+from gpuvirt.node.change.steps.leasing import GroupClaim, Prove
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def never(*_: object, **__: object) -> bool:
     return False
 
 
-def without_lease(_: Kernel, claim: Claim) -> "nullcontext[Prove]":
+def without_lease(_: Kernel, claim: GroupClaim) -> "nullcontext[Prove]":
     """Prove without a lease."""
     return nullcontext(lambda: Proof(ProofKind.LEASE, [claim.subject, *claim.others]))
 

@@ -205,7 +205,7 @@ GUARDS: Mapping[str, Guard] = {
     "account: pods of the checkpoint": Guard(
         recordedallocations,
         "_content",
-        lambda *_: recordedallocations.Content(),
+        lambda *_: recordedallocations.CheckpointContent(),
         ("killed-without-ledger-or-api",),
         (_RECORD, _PARTIAL, UNSETTLED),
     ),

@@ -17,7 +17,7 @@ from gpuvirt.kubelet import accountwatch, hostaccount
 from gpuvirt.kubelet.podresources import Devices
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.node.change.gate import damageage, gate, gatelock, gatepass, unsettled
-from gpuvirt.node.change.gate.gaterecord import Owner
+from gpuvirt.node.change.gate.gaterecord import GateOwner
 from gpuvirt_sim import builder, hostspec
 
 
@@ -49,7 +49,7 @@ class Surroundings(Protocol):
         """Wait for a lock."""
         ...
 
-    def this_process(self) -> Owner:
+    def this_process(self) -> GateOwner:
         """Return the calling process."""
         ...
 
@@ -125,7 +125,7 @@ def _sleep(seconds: float) -> None:
     _here().sleep(seconds)
 
 
-def _this_process() -> Owner:
+def _this_process() -> GateOwner:
     return _here().this_process()
 
 

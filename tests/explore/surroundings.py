@@ -5,7 +5,7 @@ from random import Random
 
 from gpuvirt.kubelet.podresources import Devices
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.node.change.gate.gaterecord import Owner
+from gpuvirt.node.change.gate.gaterecord import GateOwner
 from tests.explore.world import World
 
 LOCK_S = 0.05
@@ -38,7 +38,7 @@ class WorldSurroundings:
         self._world.clock.call_later(max(seconds, LOCK_S), lambda: passed.append(None))
         self._world.scheduler.wait(lambda: bool(passed))
 
-    def this_process(self) -> Owner:
+    def this_process(self) -> GateOwner:
         return self._world.agents.owner(self._world.scheduler.current.process)
 
     async def ask_held(self) -> Consumers:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.apps.extender import ExtenderOptions, Process, ServiceOptions
+from gpuvirt.apps.extender import ExtenderOptions, ExtenderProcess, ServiceOptions
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.election import Terms
@@ -29,20 +29,20 @@ async def until(met: Callable[[], bool]) -> None:
             await RealClock().sleep(0.01)
 
 
-async def post(process: Process, verb: str, **fields: object) -> Object:
+async def post(process: ExtenderProcess, verb: str, **fields: object) -> Object:
     assert process.server.port is not None
     status, _, body = await ask(process.server.port, request(f"/{verb}", msgspec.json.encode(fields)))
     assert status == 200
     return msgspec.json.decode(body, type=dict[str, object])
 
 
-async def get(process: Process, page: str) -> tuple[int, str]:
+async def get(process: ExtenderProcess, page: str) -> tuple[int, str]:
     assert process.probes.port is not None
     status, _, body = await ask(process.probes.port, request(page, b"", method="GET"))
     return status, body.decode()
 
 
-async def bind(process: Process, name: str, to: str = "n") -> object:
+async def bind(process: ExtenderProcess, name: str, to: str = "n") -> object:
     fields = {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}", "Node": to}
     return (await post(process, "bind", **fields))["Error"]
 
@@ -60,11 +60,11 @@ class Running:
         self._group = group
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, *, elects: bool = True, service: ServiceOptions | None = None) -> Process:
+    async def start(self, *, elects: bool = True, service: ServiceOptions | None = None) -> ExtenderProcess:
         credentials = from_kubeconfig(self._served.kubeconfig)
         namespace, listen = parse_namespace("gpuvirt"), ("127.0.0.1", 0)
         options = ExtenderOptions(credentials, namespace, listen, listen, elects=elects, service=service)
-        process = Process(replace(options, terms=self._terms, intervals=self._intervals))
+        process = ExtenderProcess(replace(options, terms=self._terms, intervals=self._intervals))
         self.tasks.append(self._group.create_task(process.run()))
         await until(lambda: None not in (process.server.port, process.probes.port))
         return process
@@ -88,7 +88,7 @@ def api() -> PodApi:
     return api
 
 
-def is_ready(process: Process) -> bool:
+def is_ready(process: ExtenderProcess) -> bool:
     return process.extender.missing is None
 
 
@@ -299,7 +299,7 @@ async def test_the_next_pod_waits_for_the_binding_of_the_one_before(api: PodApi,
         assert (error, answer["NodeNames"]) == ("", [])
 
 
-async def bind_later(process: Process, name: str, to: str) -> object:
+async def bind_later(process: ExtenderProcess, name: str, to: str) -> object:
     await RealClock().sleep(0.005)
     return await bind(process, name, to)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 from typing_extensions import override
 
-from gpuvirt.apps.extender import Process, ServiceOptions
+from gpuvirt.apps.extender import ExtenderProcess, ServiceOptions
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
@@ -49,7 +49,7 @@ def api() -> PodApi:
     return api
 
 
-def leads_here(process: Process) -> bool:
+def leads_here(process: ExtenderProcess) -> bool:
     """Return whether the process answers, and is ready, with a Service that leads to it where it has one."""
     return is_ready(process) and process.missing is None
 

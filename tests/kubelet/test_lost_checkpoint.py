@@ -15,7 +15,7 @@ from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import KubeletAccount
-from gpuvirt.model.allocation.recordhistory import History, PodRequests
+from gpuvirt.model.allocation.recordhistory import PodRequests, RecordHistory
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.store.recordhistorystore import FILE, FORMAT, read_history
@@ -37,7 +37,7 @@ class Agent:
         self.hurried, self.hurries = Signal(), False
         self.account: KubeletAccount | None = None
         self.problem: Reason | None = None
-        history = FORMAT.decode(disk.read_bytes()).value if disk.exists() else History()
+        history = FORMAT.decode(disk.read_bytes()).value if disk.exists() else RecordHistory()
         self.recorded = RecordedAllocations(
             kubelet.paths, unread_node, history, boot, lambda now: disk.write_bytes(FORMAT.encode(now))
         )

@@ -7,11 +7,11 @@ from gpuvirt.model.allocation.recordhistory import (
     MISSING,
     NEVER_WRITTEN,
     RESTARTED,
-    History,
     NamedDevice,
     PodRequests,
-    Reading,
     RecordedDevice,
+    RecordHistory,
+    RecordReading,
     ask,
     name,
     observe,
@@ -20,14 +20,14 @@ from gpuvirt.model.allocation.recordhistory import (
 BOOT, NEXT = BootId("0b1e0000-0000-4000-8000-000000000001"), BootId("0b1e0000-0000-4000-8000-000000000002")
 POD, OTHER = PodUid("8a5c0001-0000-4000-8000-000000000001"), PodUid("8a5c0001-0000-4000-8000-000000000002")
 DEVICE = RecordedDevice(POD, "main", ResourceName("nvidia.com/gpu"), DeviceId("GPU-8e1b1a2e"))
-SEEN = History(BOOT, "kubelet-1", is_seen=True, devices=(DEVICE,))
+SEEN = RecordHistory(BOOT, "kubelet-1", is_seen=True, devices=(DEVICE,))
 PODS = frozenset({POD, OTHER})
 
 
 def reading(
     devices: tuple[RecordedDevice, ...] | None, boot: BootId | None = BOOT, kubelet: str = "kubelet-2"
-) -> Reading:
-    return Reading(boot, devices, kubelet, kubelet, PODS)
+) -> RecordReading:
+    return RecordReading(boot, devices, kubelet, kubelet, PODS)
 
 
 def test_a_device_that_a_restarted_kubelet_lacks_is_lost() -> None:
@@ -51,13 +51,13 @@ def test_while_the_boot_is_unknown_what_was_recorded_stays_recorded() -> None:
     assert (found.lost, found.boot_id) == ((DEVICE,), BOOT)
     assert found.doubt is not None
     assert found.doubt.seen == MISSING
-    before = observe(History(None, "kubelet-1", is_seen=True, devices=(DEVICE,)), reading((), BOOT))
+    before = observe(RecordHistory(None, "kubelet-1", is_seen=True, devices=(DEVICE,)), reading((), BOOT))
     assert (before.lost, before.boot_id) == ((DEVICE,), BOOT)
 
 
 def test_a_second_loss_keeps_the_pods_that_were_in_doubt_before() -> None:
     other = RecordedDevice(OTHER, "main", DEVICE.resource, DeviceId("GPU-3b1b1a2e"))
-    both = History(BOOT, "kubelet-1", is_seen=True, devices=(DEVICE, other))
+    both = RecordHistory(BOOT, "kubelet-1", is_seen=True, devices=(DEVICE, other))
     once = observe(both, reading((other,), kubelet="kubelet-2"))
     twice = observe(once, reading((), kubelet="kubelet-3"))
     assert twice.doubt is not None
@@ -68,7 +68,7 @@ def test_a_second_loss_keeps_the_pods_that_were_in_doubt_before() -> None:
 NAMED = NamedDevice("default", "vm", "compute", ResourceName("nvidia.com/A10"), DeviceId("0000:65:00.0"))
 
 
-def missing_with(*named: NamedDevice, kubelet: str = "kubelet-1") -> History:
+def missing_with(*named: NamedDevice, kubelet: str = "kubelet-1") -> RecordHistory:
     """Return the history after the record was lost, and the API of a kubelet has named devices."""
     return name(observe(SEEN, reading(None, kubelet="kubelet-1")), kubelet, named)
 
@@ -93,7 +93,7 @@ def test_the_kubelet_that_knew_it_writes_it_again() -> None:
 def test_another_kubelet_or_no_loss_names_nothing() -> None:
     assert missing_with(NAMED, kubelet="kubelet-2").named == ()
     assert name(SEEN, "kubelet-1", [NAMED]).named == ()
-    never = observe(History(BOOT), reading(None))
+    never = observe(RecordHistory(BOOT), reading(None))
     assert never.doubt is not None
     assert name(never, "", [NAMED]).named == ()
 

@@ -8,11 +8,11 @@ import msgspec
 from gpuvirt.cluster.jsonpatch import Operation
 from gpuvirt.cluster.kinds.core import OwnedMetadata
 from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt
-from gpuvirt.cluster.operator.kubevirt.history import History
+from gpuvirt.cluster.operator.kubevirt.history import PatchHistory
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
 from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture
-from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
+from gpuvirt.cluster.operator.kubevirt.planning import KubeVirtPlan, Manner, plan
 from gpuvirt.cluster.operator.kubevirt.undoer import Undoing, undo
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors
@@ -81,7 +81,7 @@ class Cluster(msgspec.Struct):
     mdevs: bool = True
     mdev_nodes: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
     manner: Manner = msgspec.field(default_factory=Manner)
-    history: History = msgspec.field(default_factory=History)
+    history: PatchHistory = msgspec.field(default_factory=PatchHistory)
     now: datetime = BEGINNING
 
     @property
@@ -96,7 +96,7 @@ class Cluster(msgspec.Struct):
         )
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> KubeVirtPlan:
         return plan(self.picture, self.manner, self.history, self.now)
 
     @property
@@ -107,7 +107,7 @@ class Cluster(msgspec.Struct):
     def subject(self) -> Fields:
         return self.document if self.hco is None else self.hco
 
-    def step(self) -> Plan:
+    def step(self) -> KubeVirtPlan:
         """Let the controller decide and write once."""
         done = self.plan
         self.history = done.history
@@ -151,6 +151,6 @@ class Cluster(msgspec.Struct):
         self.now += timedelta(minutes=3)
 
 
-def codes(found: Plan | Undoing) -> list[ReasonCode]:
+def codes(found: KubeVirtPlan | Undoing) -> list[ReasonCode]:
     """Return the codes of the reasons."""
     return [reason.code for reason in found.reasons]

@@ -4,7 +4,7 @@ from copy import deepcopy
 from datetime import timedelta
 
 from gpuvirt.cluster.operator.kubevirt import history as histories
-from gpuvirt.cluster.operator.kubevirt.history import History
+from gpuvirt.cluster.operator.kubevirt.history import PatchHistory
 from gpuvirt.model.reasons import ReasonCode
 from tests.kubevirt.kubevirts import BEGINNING, Cluster, codes, kubevirt
 
@@ -97,6 +97,6 @@ def test_a_removed_annotation_is_no_revert() -> None:
 
 
 def test_an_unreadable_history_counts_as_empty() -> None:
-    assert histories.decode("{") == History()
-    stopped = History("1", None, (BEGINNING,), stopped=True)
+    assert histories.decode("{") == PatchHistory()
+    stopped = PatchHistory("1", None, (BEGINNING,), stopped=True)
     assert histories.decode(histories.encode(stopped)) == stopped

@@ -4,7 +4,7 @@ from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, NodeName, PciAddress
 from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledger
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.devices.candidates import Target
-from gpuvirt.node.store.desiredstatestore import Kept
+from gpuvirt.node.store.desiredstatestore import KeptDesired
 from gpuvirt_sim.clock import BEGINNING
 
 A10 = "nvidia.com/GA102GL_A10"
@@ -36,4 +36,4 @@ LEDGER = Ledger(
 
 CONFIGS = ConfigText("version: v1\n", "ConfigMap gpuvirt/configs, key config.yaml")
 REQUEST = NodeRequest(Observed("A10-4Q"), Observed(CONFIGS))
-KEPT = Kept(NodeName("node01"), REQUEST, CONFIGS)
+KEPT = KeptDesired(NodeName("node01"), REQUEST, CONFIGS)

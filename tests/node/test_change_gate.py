@@ -30,12 +30,12 @@ from gpuvirt.node.change.gate.gaterecord import (
     APART_S,
     NEXT,
     SETTLED_S,
+    AccountReading,
     Damaged,
+    GateOwner,
     GateRecord,
     GateState,
     IllegalMoveError,
-    Owner,
-    Reading,
     allocation,
     decode,
     encode,
@@ -46,7 +46,7 @@ from gpuvirt.node.change.gate.gaterecord import (
 )
 
 BOOT, SLOT, OTHER = "boot", "0000:65:00", "0000:ca:00"
-OWNER, OTHERS = Owner(7, 4711), Owner(8, 4711)
+OWNER, OTHERS = GateOwner(7, 4711), GateOwner(8, 4711)
 
 RECORDS = st.builds(
     GateRecord,
@@ -237,16 +237,16 @@ def test_a_change_waits_until_the_kubelet_has_recorded_allocations_of_another_pr
     with gate.allocation({SLOT: ["ours, which our changes know"]}):
         pass
     now_s, lacks = float(at), frozenset[str]()
-    once, twice = [Reading(now_s, lacks)], [Reading(now_s - APART_S, lacks), Reading(now_s, lacks)]
-    for readings in ([], once, [*once, *once], [Reading(now_s - 2.5 * SETTLED_S, lacks), *once]):
+    once, twice = [AccountReading(now_s, lacks)], [AccountReading(now_s - APART_S, lacks), AccountReading(now_s, lacks)]
+    for readings in ([], once, [*once, *once], [AccountReading(now_s - 2.5 * SETTLED_S, lacks), *once]):
         with (
             pytest.raises(UnitUnsettledError, match="lack it twice") as error,
-            gate.change("x", one_slot, partial(list[Reading], readings)),
+            gate.change("x", one_slot, partial(list[AccountReading], readings)),
         ):
             pass
         assert error.value.again_soon, "age alone does not settle an allocation"
-    for readings in (twice, [Reading(now_s, frozenset({"gpu a"}))]):
-        with gate.change("x", one_slot, partial(list[Reading], readings)):
+    for readings in (twice, [AccountReading(now_s, frozenset({"gpu a"}))]):
+        with gate.change("x", one_slot, partial(list[AccountReading], readings)):
             pass
     lock.write_text("torn")
     with pytest.raises(UnitUnsettledError, match="an unreadable entry"), gate.change("x", one_slot):
@@ -267,7 +267,7 @@ DEVICES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), mi
 def test_recent_allocations_of_other_processes_are_unsettled(entries: list[tuple[str, float, bool]]) -> None:
     now_s = 2e6
     lines = [allocation(device, OWNER if ours else OTHERS, now_s - age_s) for device, age_s, ours in entries]
-    readings = [Reading(now_s, frozenset(device for device, *_ in entries))]
+    readings = [AccountReading(now_s, frozenset(device for device, *_ in entries))]
     found = unsettled("".join(lines), OWNER, now_s, readings)
     assert set(found) >= {device for device, age_s, ours in entries if not ours and age_s < SETTLED_S - 0.01}
     assert set(found) <= {device for device, age_s, ours in entries if not ours and age_s < SETTLED_S + 0.01}

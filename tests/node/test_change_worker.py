@@ -4,7 +4,7 @@ import pytest
 
 from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.changeworker import Failed, attempt
+from gpuvirt.node.change.changeworker import JobFailed, attempt
 from gpuvirt.node.change.gate.gateerrors import UnitBlockedError, UnitBusyError, UnitUnsettledError
 
 FAILURES = [
@@ -21,6 +21,6 @@ async def test_a_change_that_cannot_begin_has_a_reason(error: Exception, code: R
         raise error
 
     found = await attempt("unit", fail, [], worker=InlineWorker(), timeout_s=1.0)
-    assert isinstance(found, Failed)
+    assert isinstance(found, JobFailed)
     assert found.reason.code is code
     assert text in found.reason.text

@@ -15,7 +15,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.store import desiredstatestore
-from gpuvirt.node.store.desiredstatestore import Kept
+from gpuvirt.node.store.desiredstatestore import KeptDesired
 from gpuvirt.node.store.files import replace_file
 from gpuvirt.web import agentmetrics
 from tests.node.keptstates import CONFIGS, KEPT, REQUEST
@@ -28,8 +28,8 @@ texts = st.builds(ConfigText, st.text(max_size=20), st.text(max_size=5))
 requests = st.builds(NodeRequest, observed_labels, st.none() | st.builds(Observed, st.none() | texts))
 
 
-@given(st.builds(Kept, st.just(NodeName("node01")), requests, st.none() | texts))
-def test_a_written_desired_state_is_read_back(kept: Kept) -> None:
+@given(st.builds(KeptDesired, st.just(NodeName("node01")), requests, st.none() | texts))
+def test_a_written_desired_state_is_read_back(kept: KeptDesired) -> None:
     """Unknown, absent and a value stay three different states."""
     assert desiredstatestore.decode(desiredstatestore.encode(kept)).value == kept
 
@@ -81,7 +81,7 @@ async def test_only_a_changed_desired_state_publishes_a_new_view(simulated: Simu
 
 
 async def test_the_desired_state_of_another_node_is_ignored(simulated: Simulated, tmp_path: Path) -> None:
-    replace_file(tmp_path / desiredstatestore.FILE, desiredstatestore.encode(Kept(NodeName("node02"), REQUEST)))
+    replace_file(tmp_path / desiredstatestore.FILE, desiredstatestore.encode(KeptDesired(NodeName("node02"), REQUEST)))
     async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.agent.observations.desired == NodeRequest()
 
@@ -97,7 +97,7 @@ async def test_a_file_of_an_earlier_version_is_taken_once(simulated: Simulated, 
 
 async def test_a_file_of_an_earlier_version_does_not_replace_a_newer_one(simulated: Simulated, tmp_path: Path) -> None:
     replace_file(tmp_path / desiredstatestore.FILE, desiredstatestore.encode(KEPT))
-    replace_file(tmp_path / desiredstatestore.FORMER_FILE, desiredstatestore.encode(Kept(NodeName("node01"))))
+    replace_file(tmp_path / desiredstatestore.FORMER_FILE, desiredstatestore.encode(KeptDesired(NodeName("node01"))))
     async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.agent.observations.desired == KEPT.vgpu
 
@@ -148,6 +148,6 @@ async def test_a_file_that_cannot_be_written_is_reported_until_it_can(simulated:
         blocked.rmdir()
         await node.advance(30)
         assert node.view.problems == ()
-    assert desiredstatestore.decode((tmp_path / desiredstatestore.FILE).read_bytes()).value == Kept(
+    assert desiredstatestore.decode((tmp_path / desiredstatestore.FILE).read_bytes()).value == KeptDesired(
         NodeName("node01"), REQUEST, CONFIGS
     )

@@ -18,12 +18,12 @@ from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, UnitUnsettledErro
 from gpuvirt.node.change.gate.gateerrors import GateFailedError
 from gpuvirt.node.change.gate.gaterecord import (
     SETTLED_S,
+    AccountReading,
     Damaged,
+    GateOwner,
     GateRecord,
     GateState,
     IllegalMoveError,
-    Owner,
-    Reading,
     allocation,
 )
 from tests.node.diskfaults import failing
@@ -75,9 +75,9 @@ def test_a_record_that_was_just_damaged_is_not_settled(tmp_path: Path, monkeypat
 
 def test_a_record_that_was_just_damaged_refuses_a_change_after_settled_allocations(tmp_path: Path) -> None:
     gate, now_s = Gate(tmp_path), monotonic()
-    (tmp_path / f"{SLOT}.lock").write_text(allocation("gpu", Owner(1, 1), now_s - SETTLED_S - 5))
+    (tmp_path / f"{SLOT}.lock").write_text(allocation("gpu", GateOwner(1, 1), now_s - SETTLED_S - 5))
     (tmp_path / f"{SLOT}.json").write_bytes(b"torn")
-    readings = [Reading(now_s, frozenset({"gpu"}))]
+    readings = [AccountReading(now_s, frozenset({"gpu"}))]
     with (
         pytest.raises(UnitUnsettledError, match="can't be decoded"),
         gate.change("x", lambda: (SLOT,), lambda: readings),

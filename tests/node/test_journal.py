@@ -21,7 +21,7 @@ from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.store import ledgerstore
 from gpuvirt.node.store.files import replace_file
-from gpuvirt.node.store.stateformat import Unknown
+from gpuvirt.node.store.stateformat import UnknownFields
 from tests.node.diskfaults import failing
 from tests.node.keptstates import A10, FIRST, LEDGER
 from tests.node.simnode import running_node
@@ -31,14 +31,14 @@ T = TypeVar("T")
 
 
 def test_a_written_ledger_is_read_back() -> None:
-    assert ledgerstore.decode(ledgerstore.encode(LEDGER)) == (LEDGER, Unknown())
+    assert ledgerstore.decode(ledgerstore.encode(LEDGER)) == (LEDGER, UnknownFields())
 
 
 def test_fields_of_a_newer_version_are_kept() -> None:
-    content = ledgerstore.encode(LEDGER, Unknown({"plans": {"a": 1}}))
+    content = ledgerstore.encode(LEDGER, UnknownFields({"plans": {"a": 1}}))
     ledger, unknown = ledgerstore.decode(content)
     assert ledger == LEDGER
-    assert unknown == Unknown({"plans": {"a": 1}})
+    assert unknown == UnknownFields({"plans": {"a": 1}})
     assert ledgerstore.encode(ledger, unknown) == content
 
 

@@ -8,7 +8,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import Workload
-from gpuvirt.model.offers.validation import Check
+from gpuvirt.model.offers.validation import ValidatorCheck
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.published.markers import Markers
 from tests.node.simnode import SimNode, running_node
@@ -17,7 +17,7 @@ from tests.sim.simulated import Simulated
 FIRST = PciAddress("0000:65:00.0")
 
 
-def unready(node: SimNode) -> dict[Check, ReasonCode]:
+def unready(node: SimNode) -> dict[ValidatorCheck, ReasonCode]:
     return {
         condition.check: condition.reason.code for condition in node.view.conditions if condition.reason is not None
     }
@@ -56,7 +56,7 @@ async def test_markers_follow_the_host_and_leave_files_of_other_programs_alone(
         assert sorted(path.name for path in folder.iterdir()) == ["driver-ready", "vfio-pci-ready", "workload-type"]
         kernel.rebind(FIRST, "nvidia")
         await node.advance(2)
-        assert unready(node) == {Check.VFIO_PCI: ReasonCode.NATIVE_DRIVER}
+        assert unready(node) == {ValidatorCheck.VFIO_PCI: ReasonCode.NATIVE_DRIVER}
         markers.write(node.view)
         assert not (folder / "vfio-pci-ready").exists()
         kernel.rebind(FIRST, "vfio-pci")
@@ -76,8 +76,8 @@ async def test_gpus_for_containers_do_not_make_a_node_unready(simulated: Simulat
 async def test_a_node_for_vgpus_without_vgpus_is_unready(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("2xA10"), tmp_path, Settings(mode=DesiredMode.VGPU)) as node:
         assert unready(node) == {
-            Check.VGPU_MANAGER: ReasonCode.NO_VGPUS,
-            Check.VGPU_DEVICES: ReasonCode.NO_VGPUS,
+            ValidatorCheck.VGPU_MANAGER: ReasonCode.NO_VGPUS,
+            ValidatorCheck.VGPU_DEVICES: ReasonCode.NO_VGPUS,
         }
 
 

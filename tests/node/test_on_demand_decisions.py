@@ -36,7 +36,7 @@ from gpuvirt.model.node.decisions import decide
 from gpuvirt.model.node.nodedecisions import NodeDecisions
 from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.node.picture import NodePicture
-from gpuvirt.model.offers.ondemand.choice import Place, choose
+from gpuvirt.model.offers.ondemand.choice import VgpuPlace, choose
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.paths import HostPath
@@ -150,7 +150,7 @@ class OnDemandPictures(RuleBasedStateMachine):
             if is_made:
                 self.create(entry, place)
 
-    def intended(self, resource: ResourceName, device: DeviceId, place: Place, vgpu_type: VgpuType) -> Entry:
+    def intended(self, resource: ResourceName, device: DeviceId, place: VgpuPlace, vgpu_type: VgpuType) -> Entry:
         self.number += 1
         is_mdev = place.host.framework is Framework.MDEV
         vgpu = VgpuId(f"00000000-0000-4000-8000-{self.number:012d}" if is_mdev else place.parent.address)
@@ -159,7 +159,7 @@ class OnDemandPictures(RuleBasedStateMachine):
             resource, device, target, None, allocation, BEGINNING, allocated_s=self.now_s, stage=Stage.INTENDED
         )
 
-    def create(self, entry: Entry, place: Place) -> None:
+    def create(self, entry: Entry, place: VgpuPlace) -> None:
         vgpu, vgpu_type, parent = entry.target.vgpu, entry.target.type, place.parent
         assert vgpu is not None
         assert vgpu_type is not None

@@ -19,7 +19,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.store import desiredstatestore, ledgerstore, originaldrivers
-from gpuvirt.node.store.checksummed import DigestField, Fields, HeaderLine, Layout
+from gpuvirt.node.store.checksummed import DigestField, Fields, FileLayout, HeaderLine
 from gpuvirt.node.store.persisted import Persisted
 from gpuvirt.node.store.stateformat import Format, NewerVersionError
 from gpuvirt.plain import Plain
@@ -149,7 +149,7 @@ def pods_of(fields: Fields) -> Fields:
 LAYOUTS = pytest.mark.parametrize("layout", [HeaderLine(), DigestField()])
 
 
-def chain(layout: Layout) -> tuple[Format[V1], Format[V2], Format[V3]]:
+def chain(layout: FileLayout) -> tuple[Format[V1], Format[V2], Format[V3]]:
     return (
         Format(V1, layout),
         Format(V2, layout, (pods_of,)),
@@ -158,7 +158,7 @@ def chain(layout: Layout) -> tuple[Format[V1], Format[V2], Format[V3]]:
 
 
 @LAYOUTS
-def test_each_version_is_upgraded_to_the_next(layout: Layout) -> None:
+def test_each_version_is_upgraded_to_the_next(layout: FileLayout) -> None:
     first, second, third = chain(layout)
     content = first.encode(V1("a"))
     assert second.decode(content).value == V2("a", (Pod("a"),))
@@ -166,7 +166,7 @@ def test_each_version_is_upgraded_to_the_next(layout: Layout) -> None:
 
 
 @LAYOUTS
-def test_an_older_version_reads_its_own_fields_and_keeps_the_others(layout: Layout) -> None:
+def test_an_older_version_reads_its_own_fields_and_keeps_the_others(layout: FileLayout) -> None:
     first, second, third = chain(layout)
     newest = V3("a", (OwnedPod("a", "x"), OwnedPod("b", "y")), {"zone": "1"})
     value, unknown = second.decode(third.encode(newest))
@@ -184,7 +184,7 @@ def test_the_first_version_accepts_the_header_of_any_version() -> None:
 
 
 @LAYOUTS
-def test_a_newer_version_that_cannot_be_read_is_not_called_damaged(layout: Layout, tmp_path: Path) -> None:
+def test_a_newer_version_that_cannot_be_read_is_not_called_damaged(layout: FileLayout, tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Changed:
         pod: int = 7
@@ -200,7 +200,7 @@ def test_a_newer_version_that_cannot_be_read_is_not_called_damaged(layout: Layou
 
 
 @LAYOUTS
-def test_a_version_below_1_is_refused(layout: Layout) -> None:
+def test_a_version_below_1_is_refused(layout: FileLayout) -> None:
     with pytest.raises(DamagedError):
         chain(layout)[0].decode(
             layout.join({"pod": "a"}, 1).replace(b'"version":1', b'"version":0').replace(b": 1", b": 0")
@@ -213,7 +213,7 @@ states = st.builds(V3, texts, st.lists(owned, max_size=3).map(tuple), st.diction
 
 
 @given(states, st.sampled_from([HeaderLine(), DigestField()]))
-def test_a_written_state_is_read_back(state: V3, layout: Layout) -> None:
+def test_a_written_state_is_read_back(state: V3, layout: FileLayout) -> None:
     third = chain(layout)[2]
     value, unknown = third.decode(third.encode(state))
     assert value == state

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.known.tenancykeeper import Observed
+from gpuvirt.node.known.tenancykeeper import TenantsObserved
 from gpuvirt_sim.clock import BEGINNING
 
 
@@ -54,8 +54,8 @@ def test_another_answer_of_a_plugin_is_news_although_it_does_not_count_in_compar
     state = allocated_state()
     assert state.inventory is not None
     devices = account_of(state).devices
-    news = Observed(state.inventory, devices, state.ledger.rules)
-    assert news.says_as(Observed(state.inventory, dict(devices), state.ledger.rules))
+    news = TenantsObserved(state.inventory, devices, state.ledger.rules)
+    assert news.says_as(TenantsObserved(state.inventory, dict(devices), state.ledger.rules))
     key, consumer = next(iter(devices.items()))
     answered = dataclasses.replace(consumer, answer=PluginAnswer(env=(("NVIDIA_VISIBLE_DEVICES", "0"),)))
     other = replace(news, devices={**devices, key: answered})

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, Spec, StoredPolicy, read_policy
 from gpuvirt.cluster.kinds.schema import Schema, structural
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import RenderInputs
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.plain import Plain
 
 GIVEN = Path(__file__).parent.parent / "apiserver"
-SITE = Site(
+SITE = RenderInputs(
     ControllerSettings("gpu-operator"),
     "registry.example/gpuvirt:1",
     vgpu_os=frozenset({"ubuntu22.04"}),

@@ -7,7 +7,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.podparts import Container
 from gpuvirt.cluster.kinds.workloads import DaemonSet, RuntimeClass, Service
 from gpuvirt.cluster.operator.operands.rendering import render
-from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, Site
+from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, RenderInputs
 from tests.operands.policies import ALL_KINDS, SITE, full, policy_of
 
 IMAGES = {
@@ -28,7 +28,7 @@ FOR_CONTAINERS = set(OperandName) - {
 }
 
 
-def daemon_set(name: str, policy: ClusterPolicy, site: Site = NODES) -> DaemonSet:
+def daemon_set(name: str, policy: ClusterPolicy, site: RenderInputs = NODES) -> DaemonSet:
     found = render(policy, site)
     (one,) = (
         manifest for manifest in found.manifests if isinstance(manifest, DaemonSet) and manifest.metadata.name == name
@@ -68,7 +68,7 @@ def test_a_container_node_has_all_container_operands_by_default() -> None:
     "site",
     [SITE, replace(NODES, settings=replace(NODES.settings, coexists=True)), replace(NODES, has_container_nodes=False)],
 )
-def test_without_nodes_to_serve_no_operand_is_rendered_and_no_fault_reported(site: Site) -> None:
+def test_without_nodes_to_serve_no_operand_is_rendered_and_no_fault_reported(site: RenderInputs) -> None:
     found = render(policy_of({}), site)
     assert (operands(found), found.faults) == (set(), ())
 

@@ -11,7 +11,7 @@ from gpuvirt.cluster.kinds.workloads import ConfigMap, DaemonSet, Manifest, Role
 from gpuvirt.cluster.operator.operands.assembly import template_of
 from gpuvirt.cluster.operator.operands.images import os_tag
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
-from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, Site
+from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, RenderInputs
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.settings import (
@@ -230,7 +230,7 @@ def test_invalid_limits_of_shares_keep_the_deployed_agent(part: Plain, path: str
 
 
 def test_agents_offer_shared_gpus_as_the_resource_that_the_extender_places() -> None:
-    def shares(site: Site) -> ShareSettings:
+    def shares(site: RenderInputs) -> ShareSettings:
         found = (manifest for manifest in render(sandbox(), site).manifests if isinstance(manifest, ConfigMap))
         text = next(manifest for manifest in found if manifest.metadata.name == "gpuvirt-node").data["node.yaml"]
         return documents.parse(text, Settings, where="node.yaml").shares

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 import msgspec
 from typing_extensions import override
 
-from gpuvirt.apps.controller import ControllerOptions, Process
+from gpuvirt.apps.controller import ControllerOptions, ControllerProcess
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
@@ -168,12 +168,12 @@ class WallClock(RealClock):
 @asynccontextmanager
 async def scheduling(
     cluster: ConfigCluster, clock: WallClock, authority: Authority, server: Pair
-) -> AsyncIterator[Process]:
+) -> AsyncIterator[ControllerProcess]:
     """Run a controller that leads, and runs schedules."""
     async with serving(cluster, authority, server) as api:
         credentials = Credentials("127.0.0.1", api.port, "gpu-operator", ca=authority.certificate, token=b"x")
         options = ControllerOptions(credentials, SETTINGS, elects=False, runs_schedules=True, clock=clock)
-        process = Process(options)
+        process = ControllerProcess(options)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(process.run())
             try:

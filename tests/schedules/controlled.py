@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from gpuvirt.apps.controller import ControllerOptions, Process
+from gpuvirt.apps.controller import ControllerOptions, ControllerProcess
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.operator.settings import ControllerSettings
@@ -19,11 +19,11 @@ WORKERS = ("worker0", "worker1", "worker2", "worker3")
 """The workers of the day; the one of the night is worker4."""
 
 
-def controller(port: int, ca: Path, clock: Clock, *, elects: bool = False) -> Process:
+def controller(port: int, ca: Path, clock: Clock, *, elects: bool = False) -> ControllerProcess:
     """Return a controller that runs schedules: it leads at once, or once it has the lease."""
     credentials = Credentials("127.0.0.1", port, "gpuvirt", ca=ca, token=b"x")
     settings = ControllerSettings("gpuvirt")
-    return Process(ControllerOptions(credentials, settings, elects=elects, runs_schedules=True, clock=clock))
+    return ControllerProcess(ControllerOptions(credentials, settings, elects=elects, runs_schedules=True, clock=clock))
 
 
 @contextmanager
@@ -45,7 +45,9 @@ async def living(cluster: VmCluster) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def controlled(cluster: VmCluster, server: Pair, ca: Path, *, elects: bool = False) -> AsyncIterator[Process]:
+async def controlled(
+    cluster: VmCluster, server: Pair, ca: Path, *, elects: bool = False
+) -> AsyncIterator[ControllerProcess]:
     """Let a cluster live, with a controller."""
     async with scripted(cluster.answer, server, ca) as api, living(cluster), asyncio.TaskGroup() as group:
         process = controller(api.port, ca, cluster.clock, elects=elects)

@@ -4,7 +4,7 @@ from typing_extensions import override
 
 from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.hypervisor import Action, Call, Power
-from gpuvirt.model.schedules.spec import Phase, PhaseName, Profile
+from gpuvirt.model.schedules.spec import Phase, PhaseName, WorkerProfile
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt_sim.schedules.cluster import PHASE_LABEL
 from tests.schedules.choices import Choices
@@ -111,6 +111,6 @@ class ProfileWorld(World):
         return phase
 
 
-def _profiles(phase: PhaseName) -> tuple[Profile, ...]:
+def _profiles(phase: PhaseName) -> tuple[WorkerProfile, ...]:
     types = sorted({types[phase] for types in TYPES.values() if phase in types})
-    return tuple(Profile(vgpu_type, ((PHASE_LABEL, phase),)) for vgpu_type in types)
+    return tuple(WorkerProfile(vgpu_type, ((PHASE_LABEL, phase),)) for vgpu_type in types)

@@ -10,7 +10,7 @@ from gpuvirt.model.schedules import arriving, leaving, moves, profiles, transiti
 from gpuvirt.model.schedules.hypervisor import Action, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.moves import Round
 from gpuvirt.model.schedules.observed import WorkerNode
-from gpuvirt.model.schedules.spec import Profile
+from gpuvirt.model.schedules.spec import WorkerProfile
 from gpuvirt.model.schedules.status import Worker
 
 
@@ -52,7 +52,7 @@ def _by_name(node: WorkerNode, vms: Mapping[VmKey, WorkerVm]) -> tuple[WorkerVm,
     return tuple(vm for vm in reversed(list(vms.values())) if vm.name == node.name)[:1]
 
 
-def _once_asked(worker: Worker, vm: WorkerVm, profile: Profile, around: Round) -> bool:
+def _once_asked(worker: Worker, vm: WorkerVm, profile: WorkerProfile, around: Round) -> bool:
     """Take a type for set once a call to set it was made."""
     last = around.observed.calls.get(worker.vm)
     return IS_TYPE_READ(worker, vm, profile, around) or (last is not None and last.action is Action.SET_VGPU_TYPE)

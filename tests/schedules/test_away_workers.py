@@ -9,7 +9,7 @@ import pytest
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.schedules.away import ScheduleSeen, away_workers
 from gpuvirt.model.schedules.spec import Leave, PhaseName
-from gpuvirt.model.schedules.status import Step, Worker
+from gpuvirt.model.schedules.status import Worker, WorkerStep
 from tests.cli.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
 from tests.extender.pods import node
@@ -22,7 +22,9 @@ DAY, NIGHT = PhaseName("day"), PhaseName("night")
 WORKER = NodeName("worker-1")
 
 
-def seen(step: Step, phase: PhaseName | None, leave: Leave = Leave.SUSPEND, following: PhaseName = DAY) -> ScheduleSeen:
+def seen(
+    step: WorkerStep, phase: PhaseName | None, leave: Leave = Leave.SUSPEND, following: PhaseName = DAY
+) -> ScheduleSeen:
     return ScheduleSeen(
         "gpus", "gpuvirt", leave, phase, (Worker(WORKER, phases=(DAY,), step=step),), following, "07:00"
     )
@@ -31,14 +33,14 @@ def seen(step: Step, phase: PhaseName | None, leave: Leave = Leave.SUSPEND, foll
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (seen(Step.AWAY, NIGHT), "is suspended until 07:00 by schedule gpus"),
-        (seen(Step.AWAY, NIGHT, Leave.SHUT_DOWN), "is shut down until 07:00 by schedule gpus"),
-        (seen(Step.AWAY, NIGHT, following=NIGHT), "is suspended by schedule gpus until phase day begins"),
-        (seen(Step.DRAIN, NIGHT), "is drained, and then suspended, until 07:00 by schedule gpus"),
-        (seen(Step.WAIT_FOR_GPU, DAY), "is being started by schedule gpus (step WaitForGpu)"),
-        (seen(Step.SERVING, DAY), None),
-        (seen(Step.READ, NIGHT), None),
-        (seen(Step.NONE, None), None),
+        (seen(WorkerStep.AWAY, NIGHT), "is suspended until 07:00 by schedule gpus"),
+        (seen(WorkerStep.AWAY, NIGHT, Leave.SHUT_DOWN), "is shut down until 07:00 by schedule gpus"),
+        (seen(WorkerStep.AWAY, NIGHT, following=NIGHT), "is suspended by schedule gpus until phase day begins"),
+        (seen(WorkerStep.DRAIN, NIGHT), "is drained, and then suspended, until 07:00 by schedule gpus"),
+        (seen(WorkerStep.WAIT_FOR_GPU, DAY), "is being started by schedule gpus (step WaitForGpu)"),
+        (seen(WorkerStep.SERVING, DAY), None),
+        (seen(WorkerStep.READ, NIGHT), None),
+        (seen(WorkerStep.NONE, None), None),
     ],
 )
 def test_the_step_of_a_worker_says_whether_it_is_away(schedule: ScheduleSeen, message: str | None) -> None:
@@ -46,8 +48,8 @@ def test_the_step_of_a_worker_says_whether_it_is_away(schedule: ScheduleSeen, me
     assert {name: worker.message for name, worker in found.items()} == ({WORKER: message} if message else {})
 
 
-@pytest.mark.parametrize("step", Step)
-def test_a_cordon_of_the_schedule_counts_in_each_step(step: Step) -> None:
+@pytest.mark.parametrize("step", WorkerStep)
+def test_a_cordon_of_the_schedule_counts_in_each_step(step: WorkerStep) -> None:
     assert WORKER in away_workers((seen(step, NIGHT),), {WORKER: "gpus"})
 
 

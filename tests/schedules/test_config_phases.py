@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.nodes.scheduled import Kept, NodeConfig, config_of
+from gpuvirt.cluster.operator.nodes.scheduled import KeptConfig, NodeConfig, config_of
 from gpuvirt.cluster.operator.schedules.configurednodes import unapplied
 from gpuvirt.cluster.operator.schedules.objects import conditions_of, schedule_of, status_of
 from gpuvirt.cluster.operator.schedules.scheduledconfigs import configs_of
@@ -108,7 +108,7 @@ def test_an_override_holds_instead_of_the_cron_lines() -> None:
 
 @pytest.mark.parametrize("more", [{"suspend": True}, {"timeZone": "Europe/Berlim"}, {"announce": "soon"}])
 def test_a_schedule_that_is_not_followed_keeps_what_nodes_have(more: Mapping[str, object]) -> None:
-    assert config_of(configs_of([stored({**SPEC, **more})], NOON).configs, LABELS) == Kept(("gpus",))
+    assert config_of(configs_of([stored({**SPEC, **more})], NOON).configs, LABELS) == KeptConfig(("gpus",))
 
 
 def test_a_schedule_of_workers_alone_says_nothing_of_nodes() -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gpuvirt.apps.controller import ControllerOptions, Process
+from gpuvirt.apps.controller import ControllerOptions, ControllerProcess
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from tests.apiserver.scriptedapi import scripted
@@ -43,14 +43,16 @@ def test_schedules_without_their_extras_are_refused_at_the_start(tmp_path: Path)
     assert "--schedules: schedules need their extras: pip install 'gpuvirt[schedules,vsphere]'" in done.stderr
 
 
-def process(day: Day, port: int, ca: Path, *, runs_schedules: bool) -> Process:
+def process(day: Day, port: int, ca: Path, *, runs_schedules: bool) -> ControllerProcess:
     credentials = Credentials("127.0.0.1", port, "gpuvirt", ca=ca, token=b"x")
     settings = ControllerSettings("gpuvirt")
-    return Process(ControllerOptions(credentials, settings, elects=False, runs_schedules=runs_schedules, clock=day))
+    return ControllerProcess(
+        ControllerOptions(credentials, settings, elects=False, runs_schedules=runs_schedules, clock=day)
+    )
 
 
 @asynccontextmanager
-async def running(controller: Process) -> AsyncIterator[Process]:
+async def running(controller: ControllerProcess) -> AsyncIterator[ControllerProcess]:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(controller.run())
         yield controller

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.faults import faults, shared_workers
-from gpuvirt.model.schedules.spec import Override, Phase, PhaseName, Schedule
+from gpuvirt.model.schedules.spec import Phase, PhaseName, PhaseOverride, Schedule
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAY, NIGHT = Phase(PhaseName("day"), "0 7 * * 1-5"), Phase(PhaseName("night"), "0 20 * * 1-5")
@@ -40,7 +40,7 @@ def test_the_document_has_no_fault() -> None:
             replace(
                 GOOD,
                 overrides=(
-                    Override(
+                    PhaseOverride(
                         PhaseName("noon"),
                         datetime.fromisoformat("2026-01-01T00:00"),
                         datetime.fromisoformat("2026-01-02T00:00"),
@@ -53,7 +53,7 @@ def test_the_document_has_no_fault() -> None:
             replace(
                 GOOD,
                 overrides=(
-                    Override(
+                    PhaseOverride(
                         DAY.name, datetime.fromisoformat("2026-01-02T00:00"), datetime.fromisoformat("2026-01-01T00:00")
                     ),
                 ),

@@ -10,14 +10,14 @@ from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.schedules.forecast import Forecast, PlannedAction, assumed_vms, forecast
 from gpuvirt.model.schedules.hypervisor import VmsUnknown
 from gpuvirt.model.schedules.leaving import blockers, pods_left
-from gpuvirt.model.schedules.observed import NodePod, Observed, WorkerNode
-from gpuvirt.model.schedules.spec import Drain, Leave, Phase, PhaseName, Profile, Schedule
-from gpuvirt.model.schedules.status import Status, Step
+from gpuvirt.model.schedules.observed import NodePod, ScheduleObservation, WorkerNode
+from gpuvirt.model.schedules.spec import Drain, Leave, Phase, PhaseName, Schedule, WorkerProfile
+from gpuvirt.model.schedules.status import ScheduleStatus, WorkerStep
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 EVENING = datetime(2026, 1, 5, 20, tzinfo=UTC)
 TYPES = {DAY: "grid-4q", NIGHT: "grid-8q"}
-PROFILES = {phase: (Profile(TYPES[phase], (("vgpu.type", TYPES[phase]),)),) for phase in (DAY, NIGHT)}
+PROFILES = {phase: (WorkerProfile(TYPES[phase], (("vgpu.type", TYPES[phase]),)),) for phase in (DAY, NIGHT)}
 PLAIN = Schedule(
     "gpus",
     "UTC",
@@ -28,7 +28,7 @@ LEAVING = {PlannedAction.SUSPEND, PlannedAction.SHUT_DOWN}
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[Schedule, Observed]:
+def worlds(draw: st.DrawFn) -> tuple[Schedule, ScheduleObservation]:
     """Workers of day and night as they are in the evening: in any state in which an admin may have left them."""
     drain = Drain(deletes_bare_pods=draw(st.booleans()), deletes_empty_dir_data=draw(st.booleans()))
     schedule = replace(PLAIN, drain=drain, leave=draw(st.sampled_from(Leave)))
@@ -56,23 +56,23 @@ def worlds(draw: st.DrawFn) -> tuple[Schedule, Observed]:
             for at in range(draw(st.integers(0, 3)))
         )
         attached[name] = tuple(f"volume-{number}-{at}" for at in range(draw(st.integers(0, 2))))
-    observed = Observed(nodes, pods, attached, VmsUnknown("HypervisorUnknown", "not asked"))
-    return schedule, replace(observed, vms=assumed_vms(Status(), nodes, schedule.leave))
+    observed = ScheduleObservation(nodes, pods, attached, VmsUnknown("HypervisorUnknown", "not asked"))
+    return schedule, replace(observed, vms=assumed_vms(ScheduleStatus(), nodes, schedule.leave))
 
 
-def foreseen(schedule: Schedule, observed: Observed) -> Forecast:
-    return forecast(schedule, Status(phase=DAY, generation=1), observed, {}, EVENING)
+def foreseen(schedule: Schedule, observed: ScheduleObservation) -> Forecast:
+    return forecast(schedule, ScheduleStatus(phase=DAY, generation=1), observed, {}, EVENING)
 
 
 @given(worlds())
-def test_no_vm_starts_before_all_others_have_left(world: tuple[Schedule, Observed]) -> None:
+def test_no_vm_starts_before_all_others_have_left(world: tuple[Schedule, ScheduleObservation]) -> None:
     actions = [step.action for step in foreseen(*world).steps]
     if PlannedAction.START in actions:
         assert not LEAVING & set(actions[actions.index(PlannedAction.START) :])
 
 
 @given(worlds())
-def test_a_vm_leaves_after_its_pods_and_volumes(world: tuple[Schedule, Observed]) -> None:
+def test_a_vm_leaves_after_its_pods_and_volumes(world: tuple[Schedule, ScheduleObservation]) -> None:
     schedule, observed = world
     steps = foreseen(schedule, observed).steps
     for at, step in enumerate(steps):
@@ -86,11 +86,11 @@ def test_a_vm_leaves_after_its_pods_and_volumes(world: tuple[Schedule, Observed]
 
 
 @given(worlds())
-def test_each_worker_gets_to_its_end_or_waits_with_a_reason(world: tuple[Schedule, Observed]) -> None:
+def test_each_worker_gets_to_its_end_or_waits_with_a_reason(world: tuple[Schedule, ScheduleObservation]) -> None:
     schedule, observed = world
     found = foreseen(schedule, observed)
     waiting = {worker.node for worker in found.waiting}
-    assert all(worker.step not in {Step.AWAY, Step.SERVING} for worker in found.waiting)
+    assert all(worker.step not in {WorkerStep.AWAY, WorkerStep.SERVING} for worker in found.waiting)
     if not waiting:
         started = {step.node for step in found.steps if step.action is PlannedAction.START}
         asleep = {name for name, node in observed.nodes.items() if NIGHT in node.phases and not node.is_ready}
@@ -104,7 +104,7 @@ def test_each_worker_gets_to_its_end_or_waits_with_a_reason(world: tuple[Schedul
 
 
 @given(worlds())
-def test_what_a_forecast_leaves_needs_no_step(world: tuple[Schedule, Observed]) -> None:
+def test_what_a_forecast_leaves_needs_no_step(world: tuple[Schedule, ScheduleObservation]) -> None:
     schedule, observed = world
     first = foreseen(schedule, observed)
     assert foreseen(schedule, observed) == first, "a forecast changes nothing"
@@ -114,7 +114,7 @@ def test_what_a_forecast_leaves_needs_no_step(world: tuple[Schedule, Observed]) 
 
 
 @given(worlds())
-def test_a_type_is_set_before_its_vm_starts_and_its_labels_after(world: tuple[Schedule, Observed]) -> None:
+def test_a_type_is_set_before_its_vm_starts_and_its_labels_after(world: tuple[Schedule, ScheduleObservation]) -> None:
     schedule, observed = world
     found = foreseen(schedule, observed)
     waiting = {worker.node for worker in found.waiting}

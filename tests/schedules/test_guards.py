@@ -21,8 +21,8 @@ from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.hypervisor import Action, Call, OutcomeUnknown, Power, Refused, VmKey, VmsUnknown
 from gpuvirt.model.schedules.moves import unmatched
 from gpuvirt.model.schedules.observed import LastCall
-from gpuvirt.model.schedules.spec import Drain, Override, Phase, PhaseName, Schedule
-from gpuvirt.model.schedules.status import ConfiguredNode, Status, Step, Worker
+from gpuvirt.model.schedules.spec import Drain, Phase, PhaseName, PhaseOverride, Schedule
+from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus, Worker, WorkerStep
 from gpuvirt.model.schedules.times import CronLineError, verify_line
 from tests.apiserver.scriptedapi import NOT_FOUND, Reply, scripted
 from tests.apiserver.scriptedapi import Call as Request
@@ -32,7 +32,7 @@ from tests.schedules.test_transition import EVENING, FIRST, NODES, SCHEDULE, cal
 from tests.schedules.test_transition import VMS as SEEN
 from tests.web.certificates import Authority, Pair
 
-FAILS: Reply = 500, {"kind": "Status", "message": "etcdserver: request timed out", "code": 500}
+FAILS: Reply = 500, {"kind": "ScheduleStatus", "message": "etcdserver: request timed out", "code": 500}
 
 
 def test_a_switch_by_hand_needs_an_end_if_no_phase_begins_later() -> None:
@@ -42,7 +42,7 @@ def test_a_switch_by_hand_needs_an_end_if_no_phase_begins_later() -> None:
     held = replace(
         SCHEDULE,
         phases=(Phase(PhaseName("day"), "0 7 * * *"), Phase(PhaseName("night"), "0 7 * * *")),
-        overrides=(Override(PhaseName("day"), datetime(2000, 1, 1), datetime(2999, 1, 1)),),  # noqa: DTZ001  local
+        overrides=(PhaseOverride(PhaseName("day"), datetime(2000, 1, 1), datetime(2999, 1, 1)),),  # noqa: DTZ001  local
     )
     with pytest.raises(ConfigError, match="is missing, and no phase begins within a year"):
         switch_by_hand(held, "night", "", EVENING)
@@ -75,10 +75,10 @@ def test_what_is_wrong_with_a_spec_is_said_in_words(schedule: Schedule, words: s
 def test_a_node_that_an_admin_uncordons_while_its_vm_is_off_is_cordoned_again() -> None:
     off = {**SEEN, VmKey("one"): replace(SEEN[VmKey("one")], power=Power.SUSPENDED)}
     found = decided(observed(NODES[FIRST], vms=off))
-    assert worker(found).step is Step.CORDON
+    assert worker(found).step is WorkerStep.CORDON
     assert [action for action in found.actions if action.node == FIRST]
     gone = replace(NODES[FIRST], is_ready=False)
-    assert worker(decided(observed(gone, vms=off))).step is Step.AWAY
+    assert worker(decided(observed(gone, vms=off))).step is WorkerStep.AWAY
 
 
 def test_a_vm_of_another_uuid_is_no_longer_the_worker_s() -> None:
@@ -128,7 +128,7 @@ def test_a_status_waits_for_what_its_workers_and_nodes_wait_for() -> None:
     other = reasons.vgpu_config_pending("bare01", "A10-4Q", "it has no status yet")
     day = PhaseName("day")
     nodes = (ConfiguredNode(FIRST, day, "A10-4Q", other), ConfiguredNode(FIRST, day, "A10-4Q"))
-    assert Status(workers=(Worker(FIRST, reason=why), Worker(FIRST)), nodes=nodes).waiting == (why, other)
+    assert ScheduleStatus(workers=(Worker(FIRST, reason=why), Worker(FIRST)), nodes=nodes).waiting == (why, other)
 
 
 async def test_a_cluster_without_the_kind_is_named(authority: Authority, server: Pair) -> None:

@@ -10,7 +10,7 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.operator.schedules.membership import Membership
+from gpuvirt.cluster.operator.schedules.membership import ObservedNodes
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.schedules.hypervisor import Power, VmKey
 from tests.kubelet.kubeletnode import until
@@ -45,7 +45,7 @@ KNOWN: Object = {"node": "worker-1", "nodeUid": "uid-1", "phases": ["day"]}
 
 
 def test_a_node_that_is_a_worker_already_moves_nothing() -> None:
-    membership = Membership()
+    membership = ObservedNodes()
     assert membership.observe(delta(node("worker-1", DAY), node("web", {})))
     assert not membership.moved([schedule([KNOWN])])
     assert not membership.is_pending
@@ -61,7 +61,7 @@ def test_labels_uids_and_deletions_move_a_schedule_until_its_status_has_them() -
         delta(node("worker-2", DAY)),
         delta(removed="worker-1"),
     ):
-        membership = Membership()
+        membership = ObservedNodes()
         membership.observe(delta(node("worker-1", DAY)))
         assert not membership.moved([schedule([KNOWN])])
         assert membership.observe(change)
@@ -70,7 +70,7 @@ def test_labels_uids_and_deletions_move_a_schedule_until_its_status_has_them() -
 
 
 def test_a_worker_that_has_lost_its_labels_moves_its_schedule_until_that_is_reported() -> None:
-    membership = Membership()
+    membership = ObservedNodes()
     membership.observe(delta(node("worker-1", {}, "uid-2")))
     assert membership.moved([schedule([KNOWN])]) == {"gpus"}
     assert membership.is_pending
@@ -79,7 +79,7 @@ def test_a_worker_that_has_lost_its_labels_moves_its_schedule_until_that_is_repo
 
 
 def test_a_worker_that_does_not_exist_is_known_to_be_missing() -> None:
-    membership = Membership()
+    membership = ObservedNodes()
     membership.observe(delta(removed="worker-1"))
     membership.observe(Delta({}))
     assert not membership.moved([schedule([{**KNOWN, "nodeUid": ""}])])
@@ -90,7 +90,7 @@ LABELS = st.sampled_from([DAY, NIGHT, {}, {"other": "x"}])
 
 @given(st.lists(st.tuples(st.sampled_from(["worker-1", "worker-2"]), LABELS, st.sampled_from(["uid-1", "uid-2"]))))
 def test_a_list_of_all_nodes_shows_what_single_changes_show(changes: list[tuple[str, dict[str, str], str]]) -> None:
-    single, whole = Membership(), Membership()
+    single, whole = ObservedNodes(), ObservedNodes()
     nodes: dict[ObjectKey, ReadNode] = {}
     for name, labels, uid in changes:
         nodes[ObjectKey("", name)] = node(name, labels, uid)

@@ -10,10 +10,10 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.actions import CallVm, MarkNode
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.hypervisor import Action, Call, Power, VmKey, WorkerVm
-from gpuvirt.model.schedules.observed import Observed, WorkerNode
+from gpuvirt.model.schedules.observed import ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.profilefaults import missing_profiles
-from gpuvirt.model.schedules.spec import Phase, PhaseName, Profile, Schedule
-from gpuvirt.model.schedules.status import Status, Step, Worker
+from gpuvirt.model.schedules.spec import Phase, PhaseName, Schedule, WorkerProfile
+from gpuvirt.model.schedules.status import ScheduleStatus, Worker, WorkerStep
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import Advance, advance
 
@@ -26,8 +26,8 @@ SCHEDULE = Schedule(
     "gpus",
     "UTC",
     (
-        Phase(DAY, "0 7 * * *", (Profile(SMALL, (("tier", "small"), ("vgpu.type", SMALL))),), ("pool",)),
-        Phase(NIGHT, "0 20 * * *", (Profile(LARGE, (("vgpu.type", LARGE),)),), ("pool",)),
+        Phase(DAY, "0 7 * * *", (WorkerProfile(SMALL, (("tier", "small"), ("vgpu.type", SMALL))),), ("pool",)),
+        Phase(NIGHT, "0 20 * * *", (WorkerProfile(LARGE, (("vgpu.type", LARGE),)),), ("pool",)),
     ),
     generation=1,
 )
@@ -44,13 +44,13 @@ NODE = WorkerNode(
 CORDONED = replace(NODE, is_unschedulable=True, cordoned_by="gpus", cordoned_for_s=60.0)
 VM = WorkerVm(KEY, "worker-1", "", Power.ON, (SMALL,))
 OFF = replace(VM, power=Power.OFF)
-SERVING = Status(
-    DAY, workers=(Worker(NAME, "uid-1", (DAY, NIGHT), KEY, "worker-1", Step.SERVING, types=tuple(TYPES.items())),)
+SERVING = ScheduleStatus(
+    DAY, workers=(Worker(NAME, "uid-1", (DAY, NIGHT), KEY, "worker-1", WorkerStep.SERVING, types=tuple(TYPES.items())),)
 )
 
 
-def decided(node: WorkerNode | None, vm: WorkerVm, status: Status = SERVING, at: datetime = EVENING) -> Advance:
-    observed = Observed({} if node is None else {NAME: node}, {}, {}, {vm.key: vm})
+def decided(node: WorkerNode | None, vm: WorkerVm, status: ScheduleStatus = SERVING, at: datetime = EVENING) -> Advance:
+    observed = ScheduleObservation({} if node is None else {NAME: node}, {}, {}, {vm.key: vm})
     return advance(SCHEDULE, timeline_of(SCHEDULE), status, observed, at)
 
 
@@ -68,7 +68,7 @@ def test_a_type_is_set_once_the_vm_is_off_and_the_vm_started_once_the_type_is_re
     assert calls(decided(CORDONED, OFF)) == [Call(KEY, Action.SET_VGPU_TYPE, LARGE)]
     waiting = decided(CORDONED, replace(OFF, is_changing=True))
     assert not calls(waiting)
-    assert waiting.status.workers[0].step is Step.SET_TYPE
+    assert waiting.status.workers[0].step is WorkerStep.SET_TYPE
     assert calls(decided(CORDONED, replace(OFF, vgpu_types=(LARGE,)))) == [Call(KEY, Action.START)]
 
 
@@ -76,7 +76,7 @@ def test_the_node_gets_the_labels_of_the_type_with_its_uncordon() -> None:
     started = replace(VM, vgpu_types=(LARGE,))
     first = decided(CORDONED, started, decided(CORDONED, replace(OFF, vgpu_types=(LARGE,))).status)
     assert not first.actions
-    assert first.status.workers[0].step is Step.HEARTBEAT
+    assert first.status.workers[0].step is WorkerStep.HEARTBEAT
     alive = replace(CORDONED, renewal="2")
     labels = (("tier", None), ("vgpu.type", LARGE))
     again = decided(alive, started, first.status)
@@ -93,7 +93,7 @@ def test_a_node_that_seems_ready_is_cordoned_before_its_vm_that_is_off_gets_anot
 def test_a_worker_waits_until_each_vm_with_another_type_is_off() -> None:
     other, key = NodeName("worker-2"), VmKey("two")
     second = replace(CORDONED, name=other, uid="uid-2")
-    seen = Observed(
+    seen = ScheduleObservation(
         {NAME: CORDONED, other: second},
         {},
         {},
@@ -102,8 +102,8 @@ def test_a_worker_waits_until_each_vm_with_another_type_is_off() -> None:
     found = advance(SCHEDULE, timeline_of(SCHEDULE), SERVING, seen, EVENING)
     assert calls(found) == [Call(key, Action.SHUT_DOWN)]
     assert {worker.node: worker.step for worker in found.status.workers} == {
-        NAME: Step.WAIT_FOR_GPU,
-        other: Step.LEAVE,
+        NAME: WorkerStep.WAIT_FOR_GPU,
+        other: WorkerStep.LEAVE,
     }
 
 
@@ -148,18 +148,18 @@ def test_workers_that_get_another_type_are_announced() -> None:
 @pytest.mark.parametrize(
     ("profiles", "selected_by", "code"),
     [
-        ((Profile(""),), (), ReasonCode.SCHEDULE_INVALID),
-        ((Profile(SMALL), Profile(SMALL)), (), ReasonCode.SCHEDULE_INVALID),
-        ((Profile(SMALL, (("no key!", "x"),)),), (), ReasonCode.SCHEDULE_INVALID),
-        ((Profile(SMALL, (("key", "no value!"),)),), (), ReasonCode.SCHEDULE_INVALID),
-        ((Profile(SMALL, (("kubernetes.io/hostname", "x"),)),), (), ReasonCode.SCHEDULE_INVALID),
-        ((Profile(SMALL, (("node-role.kubernetes.io/gpu", ""),)),), (), ReasonCode.SCHEDULE_INVALID),
-        ((Profile(SMALL, (("gpuvirt.io/cordoned-by", "x"),)),), (), ReasonCode.SCHEDULE_INVALID),
-        ((Profile(SMALL, (("pool", "small"),)),), ("pool",), ReasonCode.PROFILE_LABEL_SELECTS),
+        ((WorkerProfile(""),), (), ReasonCode.SCHEDULE_INVALID),
+        ((WorkerProfile(SMALL), WorkerProfile(SMALL)), (), ReasonCode.SCHEDULE_INVALID),
+        ((WorkerProfile(SMALL, (("no key!", "x"),)),), (), ReasonCode.SCHEDULE_INVALID),
+        ((WorkerProfile(SMALL, (("key", "no value!"),)),), (), ReasonCode.SCHEDULE_INVALID),
+        ((WorkerProfile(SMALL, (("kubernetes.io/hostname", "x"),)),), (), ReasonCode.SCHEDULE_INVALID),
+        ((WorkerProfile(SMALL, (("node-role.kubernetes.io/gpu", ""),)),), (), ReasonCode.SCHEDULE_INVALID),
+        ((WorkerProfile(SMALL, (("gpuvirt.io/cordoned-by", "x"),)),), (), ReasonCode.SCHEDULE_INVALID),
+        ((WorkerProfile(SMALL, (("pool", "small"),)),), ("pool",), ReasonCode.PROFILE_LABEL_SELECTS),
     ],
 )
 def test_profiles_that_can_not_be_set_are_faults(
-    profiles: tuple[Profile, ...], selected_by: tuple[str, ...], code: ReasonCode
+    profiles: tuple[WorkerProfile, ...], selected_by: tuple[str, ...], code: ReasonCode
 ) -> None:
     phases = (Phase(DAY, "0 7 * * *", profiles), Phase(NIGHT, "0 20 * * *", (), selected_by))
     assert {fault.code for fault in faults(replace(SCHEDULE, phases=phases), EVENING)} == {code}
@@ -167,7 +167,7 @@ def test_profiles_that_can_not_be_set_are_faults(
 
 def test_profiles_of_domains_of_their_own_are_no_faults() -> None:
     labels = (("nvidia.com/vgpu", "x"), ("mykubernetes.io/tier", "small"))
-    phases = (Phase(DAY, "0 7 * * *", (Profile(SMALL, labels),)), Phase(NIGHT, "0 20 * * *"))
+    phases = (Phase(DAY, "0 7 * * *", (WorkerProfile(SMALL, labels),)), Phase(NIGHT, "0 20 * * *"))
     assert faults(replace(SCHEDULE, phases=phases), EVENING) == ()
 
 

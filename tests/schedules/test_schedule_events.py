@@ -8,17 +8,17 @@ from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.spec import PhaseName
-from gpuvirt.model.schedules.status import Status, Step, Transition, Worker
+from gpuvirt.model.schedules.status import ScheduleStatus, Transition, Worker, WorkerStep
 from gpuvirt.model.schedules.times import Switch
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 AT = datetime(2026, 1, 5, 19, tzinfo=UTC)
 WORKERS = (Worker(NodeName("a"), phases=(DAY,)), Worker(NodeName("b"), phases=(NIGHT,)))
-BEFORE = Status(DAY, workers=WORKERS)
+BEFORE = ScheduleStatus(DAY, workers=WORKERS)
 NOTHING = frozenset[str]()
 
 
-def drafted(before: Status, after: Status) -> list[tuple[str, str]]:
+def drafted(before: ScheduleStatus, after: ScheduleStatus) -> list[tuple[str, str]]:
     return [(draft.reason, draft.note) for draft in event_drafts(before, after, Switch(AT, NIGHT), (), NOTHING)]
 
 
@@ -39,7 +39,7 @@ def test_a_switch_begins_and_ends_once() -> None:
 
 def test_what_is_held_or_forced_is_a_warning() -> None:
     reason = reasons.pods_left("a", ["default/train-0"])
-    held = replace(WORKERS[0], step=Step.DRAIN, is_held=True, reason=reason)
+    held = replace(WORKERS[0], step=WorkerStep.DRAIN, is_held=True, reason=reason)
     after = replace(BEFORE, workers=(held, WORKERS[1]))
     assert drafted(BEFORE, after) == [("PodsLeft", f"step Drain is held: {reason.text}")]
     assert drafted(after, after) == []

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.model.schedules import times
-from gpuvirt.model.schedules.spec import Override, Phase, PhaseName, Schedule
+from gpuvirt.model.schedules.spec import Phase, PhaseName, PhaseOverride, Schedule
 from gpuvirt.model.schedules.times import (
     CronLineError,
     Switch,
@@ -37,7 +37,7 @@ AT = st.datetimes(datetime.fromisoformat("2025-01-01T00:00"), datetime.fromisofo
 )
 
 
-def schedule(*overrides: Override, day: str = "0 7 * * 1-5", night: str = "0 20 * * 1-5") -> Schedule:
+def schedule(*overrides: PhaseOverride, day: str = "0 7 * * 1-5", night: str = "0 20 * * 1-5") -> Schedule:
     return Schedule("gpus", "Europe/Berlin", (Phase(DAY, day), Phase(NIGHT, night)), overrides)
 
 
@@ -107,7 +107,9 @@ def test_a_missed_switch_is_the_phase_of_now() -> None:
 
 
 def test_overrides_go_before_cron_lines() -> None:
-    holidays = Override(NIGHT, datetime.fromisoformat("2026-12-24T12:00"), datetime.fromisoformat("2026-12-28T07:00"))
+    holidays = PhaseOverride(
+        NIGHT, datetime.fromisoformat("2026-12-24T12:00"), datetime.fromisoformat("2026-12-28T07:00")
+    )
     timeline = Timeline(schedule(holidays))
     switches = list(islice(timeline.switches(local("2026-12-24T08:00")), 3))
     assert [(switch.at, switch.phase) for switch in switches] == [
@@ -132,7 +134,7 @@ def test_the_switch_at_the_end_of_an_override_of_years_is_found_by_few_steps(mon
     """`gpuvirt schedule switch --until 2096-01-01` has ten thousands of starts in it."""
     monkeypatch.setattr(times, "CronSim", CountedCron)
     begin, end = datetime.fromisoformat("2026-01-01T00:00"), datetime.fromisoformat("2096-01-02T07:00")
-    timeline, now = Timeline(schedule(Override(NIGHT, begin, end))), local("2026-01-05T12:00")
+    timeline, now = Timeline(schedule(PhaseOverride(NIGHT, begin, end))), local("2026-01-05T12:00")
     assert timeline.next_switch(now) == Switch(local("2096-01-02T07:00"), DAY), "the day begins as the override ends"
     assert timeline.next_switch(now + timedelta(days=365)) is timeline.next_switch(now)
     assert CountedCron.counted < 20
@@ -140,7 +142,7 @@ def test_the_switch_at_the_end_of_an_override_of_years_is_found_by_few_steps(mon
 
 def test_phases_that_no_more_switch_are_searched_again_after_a_while() -> None:
     spec = replace(schedule(), phases=(Phase(DAY, "0 7 * * *"),))
-    past = Override(NIGHT, datetime.fromisoformat("2025-12-24T12:00"), datetime.fromisoformat("2025-12-28T07:00"))
+    past = PhaseOverride(NIGHT, datetime.fromisoformat("2025-12-24T12:00"), datetime.fromisoformat("2025-12-28T07:00"))
     timeline, now = Timeline(replace(spec, overrides=(past,))), local("2026-01-05T06:30")
     for minutes in (0, 59, 61, 60 * 24):
         at = now + timedelta(minutes=minutes)
@@ -162,7 +164,7 @@ def test_starts_within_overrides_are_left_out_because_they_change_nothing(
 ) -> None:
     now = datetime.fromisoformat(at)
     given_overrides = (
-        Override(phase, now + timedelta(hours=begin), now + timedelta(hours=begin + length))
+        PhaseOverride(phase, now + timedelta(hours=begin), now + timedelta(hours=begin + length))
         for phase, begin, length in overrides
     )
     timeline = Timeline(schedule(*given_overrides, day="30 2 * * *", night="0 20 * * *"))

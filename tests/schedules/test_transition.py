@@ -11,9 +11,9 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode
 from gpuvirt.model.schedules.hypervisor import Action, Power, Refused, VmKey, VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.matching import candidates
-from gpuvirt.model.schedules.observed import LastCall, NodePod, Observed, WorkerNode
+from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Phase, PhaseName, Schedule
-from gpuvirt.model.schedules.status import Status, Step, Worker
+from gpuvirt.model.schedules.status import ScheduleStatus, Worker, WorkerStep
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import ROUND_S, VM_ROUND_S, Advance, advance
 
@@ -39,15 +39,18 @@ def observed(
     volumes: tuple[str, ...] = (),
     vms: VmsReading | None = None,
     calls: Mapping[VmKey, LastCall] | None = None,
-) -> Observed:
+) -> ScheduleObservation:
     reading = VMS if vms is None else vms
-    return Observed({**NODES, FIRST: first}, {FIRST: pods}, {FIRST: volumes}, reading, calls or {})
+    return ScheduleObservation({**NODES, FIRST: first}, {FIRST: pods}, {FIRST: volumes}, reading, calls or {})
 
 
 def decided(
-    seen: Observed, schedule: Schedule = SCHEDULE, status: Status | None = None, at: datetime = EVENING
+    seen: ScheduleObservation,
+    schedule: Schedule = SCHEDULE,
+    status: ScheduleStatus | None = None,
+    at: datetime = EVENING,
 ) -> Advance:
-    return advance(schedule, timeline_of(schedule), status if status is not None else Status(DAY), seen, at)
+    return advance(schedule, timeline_of(schedule), status if status is not None else ScheduleStatus(DAY), seen, at)
 
 
 def worker(advance: Advance, name: NodeName = FIRST) -> Worker:
@@ -61,7 +64,7 @@ def calls(advance: Advance) -> list[Action]:
 def test_a_worker_is_cordoned_before_its_pods_are_evicted() -> None:
     found = decided(observed(NODES[FIRST], (POD,)))
     assert found.actions == (MarkNode(FIRST, "7", cordon=True),)
-    assert worker(found, FIFTH).step is Step.WAIT_FOR_GPU
+    assert worker(found, FIFTH).step is WorkerStep.WAIT_FOR_GPU
     evicts = decided(observed(pods=(POD,)))
     assert evicts.actions == (EvictPod(FIRST, POD),)
 
@@ -116,7 +119,7 @@ def test_a_vm_of_the_night_starts_once_those_of_the_day_are_seen_off() -> None:
     ):
         assert not calls(decided(observed(vms={**VMS, VmKey("one"): first})))
     unseen = {VmKey("five"): VMS[VmKey("five")]}
-    known = Status(DAY, workers=(Worker(FIRST, "uid-1", (DAY,), VmKey("one"), "worker-1", Step.SERVING),))
+    known = ScheduleStatus(DAY, workers=(Worker(FIRST, "uid-1", (DAY,), VmKey("one"), "worker-1", WorkerStep.SERVING),))
     found = decided(observed(vms=unseen), status=known)
     assert not calls(found)
     reason = worker(found).reason
@@ -127,7 +130,7 @@ def test_a_vm_of_the_night_starts_once_those_of_the_day_are_seen_off() -> None:
 def test_nothing_begins_while_the_hypervisor_is_unknown() -> None:
     found = decided(observed(NODES[FIRST], (POD,), vms=VmsUnknown("HypervisorUnknown", "refused")))
     assert not found.actions
-    assert {worker(found, name).step for name in (FIRST, FIFTH)} == {Step.READ}
+    assert {worker(found, name).step for name in (FIRST, FIFTH)} == {WorkerStep.READ}
 
 
 def test_a_drain_that_takes_too_long_is_held_or_forced() -> None:
@@ -176,11 +179,11 @@ def test_a_refused_call_is_made_again_some_time_later() -> None:
 
 
 def test_the_beginning_of_a_phase_is_announced_at_the_nodes_that_leave() -> None:
-    serving = Status(
+    serving = ScheduleStatus(
         DAY,
         workers=(
-            Worker(FIRST, "uid-1", (DAY,), VmKey("one"), "worker-1", Step.SERVING),
-            Worker(FIFTH, "uid-5", (NIGHT,), VmKey("five"), "worker-5", Step.AWAY),
+            Worker(FIRST, "uid-1", (DAY,), VmKey("one"), "worker-1", WorkerStep.SERVING),
+            Worker(FIFTH, "uid-5", (NIGHT,), VmKey("five"), "worker-5", WorkerStep.AWAY),
         ),
         generation=1,
     )
@@ -198,7 +201,7 @@ def test_an_old_condition_and_an_old_heartbeat_do_not_make_a_worker_ready() -> N
     fifth = replace(NODES[FIFTH], is_ready=True, is_unschedulable=True, cordoned_by="gpus", renewal="20:00:00")
     seen = replace(observed(vms=both), nodes={FIRST: CORDONED, FIFTH: fifth})
     first = decided(seen)
-    assert worker(first, FIFTH).step is Step.HEARTBEAT
+    assert worker(first, FIFTH).step is WorkerStep.HEARTBEAT
     assert not first.actions
     again = decided(seen, status=first.status)
     assert not again.actions
@@ -210,10 +213,10 @@ def test_an_old_condition_and_an_old_heartbeat_do_not_make_a_worker_ready() -> N
 def test_a_guest_whose_clock_stands_at_its_suspension_is_reported(age_s: int, *, is_skewed: bool) -> None:
     both = {key: replace(vm, power=Power.SUSPENDED if key == "one" else Power.ON) for key, vm in VMS.items()}
     fifth = replace(NODES[FIFTH], is_ready=True, renewal="new", renewed_at=EVENING - timedelta(seconds=age_s))
-    started = Worker(FIFTH, "uid-5", (NIGHT,), VmKey("five"), "worker-5", Step.HEARTBEAT, EVENING, "old")
+    started = Worker(FIFTH, "uid-5", (NIGHT,), VmKey("five"), "worker-5", WorkerStep.HEARTBEAT, EVENING, "old")
     seen = replace(observed(vms=both), nodes={FIRST: CORDONED, FIFTH: fifth})
-    found = worker(decided(seen, status=Status(DAY, workers=(started,))), FIFTH)
-    assert found.step is Step.SERVING
+    found = worker(decided(seen, status=ScheduleStatus(DAY, workers=(started,))), FIFTH)
+    assert found.step is WorkerStep.SERVING
     assert (found.reason is not None and found.reason.code is ReasonCode.CLOCK_SKEWED) is is_skewed
 
 
@@ -222,7 +225,7 @@ def test_a_cordon_of_an_admin_stays() -> None:
     fifth = replace(NODES[FIFTH], is_ready=True, is_unschedulable=True)
     found = decided(replace(observed(vms=both), nodes={FIRST: CORDONED, FIFTH: fifth}))
     assert not found.actions
-    assert worker(found, FIFTH).step is Step.SERVING
+    assert worker(found, FIFTH).step is WorkerStep.SERVING
     assert found.status.phase == NIGHT
 
 
@@ -231,11 +234,13 @@ def test_two_nodes_never_have_one_vm() -> None:
     seen = replace(observed(), nodes={FIFTH: NODES[FIFTH], NodeName("twin"): twin})
     found = decided(seen)
     assert not calls(found)
-    assert {worker(found, name).step for name in (FIFTH, NodeName("twin"))} == {Step.MATCH}
+    assert {worker(found, name).step for name in (FIFTH, NodeName("twin"))} == {WorkerStep.MATCH}
 
 
 def test_a_node_that_lost_its_labels_is_reported_and_stays_a_worker() -> None:
-    known = Status(DAY, workers=(Worker(FIRST, "", (DAY,), VmKey("one"), "worker-1", Step.SERVING),), generation=1)
+    known = ScheduleStatus(
+        DAY, workers=(Worker(FIRST, "", (DAY,), VmKey("one"), "worker-1", WorkerStep.SERVING),), generation=1
+    )
     back = replace(NODES[FIRST], uid="uid-2", phases=frozenset())
     found = decided(observed(back), status=known, at=EVENING - timedelta(hours=8))
     reason = worker(found).reason

@@ -13,7 +13,7 @@ from gpuvirt.model.schedules.hypervisor import Accepted, Action, Answer, Outcome
 from gpuvirt.model.schedules.nodevms import BlockedGpu, NodeVm, SeenVm, SeenVms, VmStep
 from gpuvirt.model.schedules.observed import LastCall
 from gpuvirt.model.schedules.spec import Drain, OnTimeout, Phase, PhaseName, Schedule, VmPolicy
-from gpuvirt.model.schedules.status import ConfiguredNode, Status
+from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus
 from gpuvirt.model.schedules.vmstops import BUDGET_SETTLES_S, DEADLINE_S, LATE_S, NextVms, next_vms, round_s
 
 DAY, NIGHT, NODE = PhaseName("day"), PhaseName("night"), NodeName("bare01")
@@ -238,12 +238,12 @@ def test_a_step_that_takes_too_long_is_held_and_nothing_more_is_tried() -> None:
 def test_rounds_go_on_while_something_is_due() -> None:
     in_use = schedulereasons.vgpu_config_pending(NODE, "c", "used", "VgpuInUse")
     waiting = (ConfiguredNode(NODE, NIGHT, "c", in_use),)
-    assert round_s(SCHEDULE, OF_NIGHT, Status()) is None
-    assert round_s(SCHEDULE, None, Status(nodes=waiting)) is None
-    assert round_s(SCHEDULE, OF_NIGHT, Status(nodes=waiting)) == 5.0
-    assert round_s(SCHEDULE, replace(OF_NIGHT, vms=VmPolicy.WAIT), Status(nodes=waiting)) is None
-    assert round_s(SCHEDULE, OF_NIGHT, Status(vms=(STOPPED,))) is None
-    assert round_s(SCHEDULE, OF_DAY, Status(vms=(STOPPED,))) == 1.0
-    assert round_s(SCHEDULE, OF_NIGHT, Status(vms=(STOP,))) == 1.0
-    assert round_s(SCHEDULE, OF_NIGHT, Status(vms=(replace(STOP, is_held=True),))) == 5.0
-    assert round_s(replace(SCHEDULE, is_suspended=True), OF_NIGHT, Status(vms=(STOP,))) is None
+    assert round_s(SCHEDULE, OF_NIGHT, ScheduleStatus()) is None
+    assert round_s(SCHEDULE, None, ScheduleStatus(nodes=waiting)) is None
+    assert round_s(SCHEDULE, OF_NIGHT, ScheduleStatus(nodes=waiting)) == 5.0
+    assert round_s(SCHEDULE, replace(OF_NIGHT, vms=VmPolicy.WAIT), ScheduleStatus(nodes=waiting)) is None
+    assert round_s(SCHEDULE, OF_NIGHT, ScheduleStatus(vms=(STOPPED,))) is None
+    assert round_s(SCHEDULE, OF_DAY, ScheduleStatus(vms=(STOPPED,))) == 1.0
+    assert round_s(SCHEDULE, OF_NIGHT, ScheduleStatus(vms=(STOP,))) == 1.0
+    assert round_s(SCHEDULE, OF_NIGHT, ScheduleStatus(vms=(replace(STOP, is_held=True),))) == 5.0
+    assert round_s(replace(SCHEDULE, is_suspended=True), OF_NIGHT, ScheduleStatus(vms=(STOP,))) is None

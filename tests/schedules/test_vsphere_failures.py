@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.controller import Process
+from gpuvirt.apps.controller import ControllerProcess
 from tests.cli.commandline import called
 from tests.hypervisors.simulated import PASSWORD
 from tests.hypervisors.test_connection_failures import shown_by_kernel, shows
@@ -42,7 +42,7 @@ def _no_password(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[
     assert not [text for text in (printed.out, printed.err, repr(records)) if shows(text)]
 
 
-def verify_silent(cluster: VmCluster, process: Process) -> None:
+def verify_silent(cluster: VmCluster, process: ControllerProcess) -> None:
     """Find the password in nothing that the controller has written or serves."""
     secrets = {path for path in cluster.objects if "/secrets/" in path}
     objects = [content for path, content in cluster.objects.items() if path not in secrets]
@@ -68,7 +68,7 @@ def is_connection(pid: int) -> bool:
     return False
 
 
-def ready(process: Process, reason: str) -> bool:
+def ready(process: ControllerProcess, reason: str) -> bool:
     """Return whether the metrics say why a schedule is not ready."""
     return f'gpuvirt_schedule_ready{{schedule="gpus",reason="{reason}"}} 0' in process.pages()["/metrics"]().body
 
@@ -78,7 +78,7 @@ def reasons(cluster: VmCluster) -> list[object]:
     return [event["reason"] for event in cluster.events]
 
 
-async def held(cluster: VmCluster, process: Process, code: str) -> None:
+async def held(cluster: VmCluster, process: ControllerProcess, code: str) -> None:
     """Wait until a code is in the status, the conditions, the metrics and, once held, in an event."""
     await until(lambda: cluster.conditions().get("Ready") == ("False", code))
     await until(lambda: ready(process, code))
@@ -96,7 +96,7 @@ async def held(cluster: VmCluster, process: Process, code: str) -> None:
     verify_silent(cluster, process)
 
 
-async def mended(cluster: VmCluster, process: Process) -> None:
+async def mended(cluster: VmCluster, process: ControllerProcess) -> None:
     """Wait until the night is reached, without a restart of the controller."""
     await until(lambda: cluster.has_reached("night"))
     await until(lambda: cluster.conditions()["Ready"] == ("True", "PhaseReached"))

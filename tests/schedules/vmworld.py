@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 from typing_extensions import override
 
-from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Stored
+from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, StoredSchedule
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import nodevms as vmreasons
 from gpuvirt.model.reasons import schedules as reasons
@@ -257,7 +257,7 @@ class VmApi(ModelApi):
         self._versions: dict[VmKey, int] = {}
 
     @override
-    async def read(self, stored: Stored) -> ClusterReading:
+    async def read(self, stored: StoredSchedule) -> ClusterReading:
         """Return the workers, and the node with GPUs of its own."""
         found = await super().read(stored)
         phase = self._vms.phase

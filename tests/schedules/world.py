@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 
 from gpuvirt.cluster.failures import ApiRefusedError, BrokenError, ConflictError, NotFoundError, NotSentError
-from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Rounds, Stored
+from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Rounds, StoredSchedule
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
@@ -22,8 +22,8 @@ from gpuvirt.model.schedules.hypervisor import Action, Answer, Call, Hypervisor,
 from gpuvirt.model.schedules.leaving import pods_left
 from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
 from gpuvirt.model.schedules.observed import NodePod
-from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Override, Phase, PhaseName, Schedule
-from gpuvirt.model.schedules.status import ConfiguredNode, Status
+from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Phase, PhaseName, PhaseOverride, Schedule
+from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import Advance
 from gpuvirt_sim.clock import SimTimer
@@ -109,7 +109,7 @@ class World:
             leave=[Leave.SUSPEND, Leave.SHUT_DOWN][choices.pick([3, 1])],
             generation=1,
         )
-        self.status = Status()
+        self.status = ScheduleStatus()
         self.version = 1
         workers = self.workers()
         vms = {node.vm: Vm(node.vm, node.name, _uuid(node.name), gpu) for node, gpu in workers}
@@ -327,7 +327,7 @@ class World:
     def _override(self) -> None:
         local = (self.now).replace(tzinfo=None)
         phase = [DAY, NIGHT][self.choices.pick([1, 1])]
-        override = Override(phase, local, local + timedelta(hours=3))
+        override = PhaseOverride(phase, local, local + timedelta(hours=3))
         overrides = () if self.schedule.overrides else (override,)
         self.schedule = replace(self.schedule, overrides=overrides, generation=self.schedule.generation + 1)
         self.version += 1
@@ -488,12 +488,12 @@ class ModelApi:
         if is_lost:
             raise BrokenError("the connection broke")
 
-    async def schedule(self) -> Stored | None:
+    async def schedule(self) -> StoredSchedule | None:
         """Return the schedule."""
         await self._read("get schedule")
-        return Stored(self._world.schedule, self._world.status, str(self._world.version))
+        return StoredSchedule(self._world.schedule, self._world.status, str(self._world.version))
 
-    async def read(self, stored: Stored) -> ClusterReading:
+    async def read(self, stored: StoredSchedule) -> ClusterReading:
         """Return nodes, pods, attachments, in this order."""
         cluster, kept = self._world.cluster, {worker.node for worker in stored.status.workers}
         await self._read("list nodes")
@@ -513,7 +513,9 @@ class ModelApi:
         await self._read("list attachments")
         return ClusterReading(nodes, pods, {name: tuple(cluster.attached.get(name, ())) for name in names})
 
-    async def record(self, stored: Stored, status: Status, problems: tuple[Reason, ...], advance: Advance) -> None:
+    async def record(
+        self, stored: StoredSchedule, status: ScheduleStatus, problems: tuple[Reason, ...], advance: Advance
+    ) -> None:
         """Write the status."""
         del advance
         if problems:

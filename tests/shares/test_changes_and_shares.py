@@ -174,7 +174,7 @@ async def test_a_change_of_another_process_waits_until_the_kubelet_shows_the_uni
         late = at_s + gaterecord.SETTLED_S + 1
         assert gaterecord.unsettled(content, None, at_s + 1, ()).keys() == {UNIT}
         assert gaterecord.unsettled(content, None, late, ()).keys() == {UNIT}, "no account shows it"
-        shown = gaterecord.Reading(late, frozenset({UNIT}))
+        shown = gaterecord.AccountReading(late, frozenset({UNIT}))
         assert not gaterecord.unsettled(content, None, late + 1, (shown,)), "its units can't be mapped, and refuse"
 
 

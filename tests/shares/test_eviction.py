@@ -12,7 +12,7 @@ from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares import eviction
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
-from gpuvirt.model.shares.eviction import BudgetName, Candidate, cost, victims, violations
+from gpuvirt.model.shares.eviction import BudgetName, EvictionCandidate, cost, victims, violations
 from gpuvirt.model.shares.placement import GpuId, Shares, place
 
 A, B = GpuId("GPU-a"), GpuId("GPU-b")
@@ -34,14 +34,16 @@ def units(a: int = 0, b: int = 0) -> Shares:
     return {gpu: Units(number) for gpu, number in ((A, a), (B, b)) if number}
 
 
-def evicted(books: NodeBooks, desired: int, *candidates: Candidate) -> list[str] | None:
+def evicted(books: NodeBooks, desired: int, *candidates: EvictionCandidate) -> list[str] | None:
     found = victims(books, demand(desired), candidates)
     return None if found is None else [candidate.pod for candidate in found]
 
 
-def pod(name: str, priority: int = 0, **budgets: int) -> Candidate:
+def pod(name: str, priority: int = 0, **budgets: int) -> EvictionCandidate:
     """Return a pod; `budgets` are the PodDisruptionBudgets that cover it, with the evictions that each allows."""
-    return Candidate(PodUid(name), priority, {BudgetName(budget): allowed for budget, allowed in budgets.items()})
+    return EvictionCandidate(
+        PodUid(name), priority, {BudgetName(budget): allowed for budget, allowed in budgets.items()}
+    )
 
 
 FULL = units(1000, 1000)
@@ -111,7 +113,7 @@ def test_pods_of_other_nodes_are_no_victims() -> None:
 
 def test_a_pod_that_is_being_deleted_goes_before_any_other() -> None:
     books = node(units(1000), x=units(a=400), y=units(a=300), z=units(a=300))
-    ending = [Candidate(PodUid(name), 7, is_ending=True) for name in "yz"]
+    ending = [EvictionCandidate(PodUid(name), 7, is_ending=True) for name in "yz"]
     assert evicted(books, 400, pod("x"), *ending) == ["y", "z"]
     assert evicted(books, 300, pod("x"), *ending) == ["z"]
 
@@ -138,14 +140,14 @@ PODS = st.lists(
 )
 
 
-def full_node(pods: Sequence[_Pod]) -> tuple[NodeBooks, Sequence[Candidate]]:
+def full_node(pods: Sequence[_Pod]) -> tuple[NodeBooks, Sequence[EvictionCandidate]]:
     """Return a node with as many of the pods as there is room for."""
     books = node(FULL)
-    candidates: list[Candidate] = []
+    candidates: list[EvictionCandidate] = []
     for number, pod in enumerate(pods):
         if books.free[pod.gpu] >= pod.units:
             allowed = {BudgetName(name): ALLOWED[name] for name in pod.budgets}
-            candidate = Candidate(PodUid(f"p{number}"), pod.priority, allowed, pod.is_ending)
+            candidate = EvictionCandidate(PodUid(f"p{number}"), pod.priority, allowed, pod.is_ending)
             books = books.with_pod(candidate.pod, {pod.gpu: pod.units}, pod.units)
             candidates.append(candidate)
     return books, candidates
@@ -178,5 +180,5 @@ def test_victims_are_the_cheapest_that_are_enough(pods: Sequence[_Pod], desired:
     assert cost(books, found) == min(cost(books, some) for some in sets if helps(books, desired, some))
 
 
-def helps(books: NodeBooks, desired: int, gone: Sequence[Candidate]) -> bool:
+def helps(books: NodeBooks, desired: int, gone: Sequence[EvictionCandidate]) -> bool:
     return place(demand(desired), books.without([candidate.pod for candidate in gone]).free) is not None

@@ -21,7 +21,7 @@ from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.keptshares import KeptShare
 from gpuvirt.model.shares.node.records import ShareRecords, record_of
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.shares.podends import Accounts, PodEnds
+from gpuvirt.node.shares.podends import Accounts, SharePodEnds
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt_sim.files.tree import Link, constant
@@ -46,7 +46,7 @@ class Node:
         self.recorded: list[UnitAllocation] | Unknown = []
         self.running: frozenset[PodUid] | Unread = frozenset()
         self.accounts = Accounts(lambda: self.recorded, lambda _: self.running)
-        self.ends = PodEnds(self.accounts, InlineWorker())
+        self.ends = SharePodEnds(self.accounts, InlineWorker())
 
     def read(self) -> frozenset[PodUid]:
         return asyncio.run(self.ends.read(RECORDS, self.api))

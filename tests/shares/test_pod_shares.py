@@ -11,7 +11,7 @@ import pytest
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.keeping import KeeperDependencies
-from gpuvirt.cluster.agent.podshares import PodShares, node_pods
+from gpuvirt.cluster.agent.podshares import PodShareKeeper, node_pods
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.reflector import Reflector
@@ -100,7 +100,7 @@ async def following(api: PodApi, served: ScriptedApi, authority: Authority, fold
     shares = NodeShares(store, files, NodePods(), Cell(ShareState(sharing, node=sharing)))
     credentials = Credentials("127.0.0.1", served.port, "gpuvirt", ca=authority.certificate, token=b"x")
     dependencies = KeeperDependencies(Client(credentials), "node01", CLOCK, Random(1))  # noqa: S311
-    keeper, followed = PodShares(dependencies, shares), Followed(api, shares)
+    keeper, followed = PodShareKeeper(dependencies, shares), Followed(api, shares)
     reflector = Reflector(dependencies.client, node_pods("node01"), CLOCK, dependencies.random)
     async with asyncio.TaskGroup() as group:
         tasks = [

@@ -19,7 +19,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode, sharing
 from gpuvirt.model.shares.demand import Demand
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.node.shares.nodepods import NodePods
-from gpuvirt.node.shares.refusals import Refusal, Refusals, RefusedPod, Step
+from gpuvirt.node.shares.refusals import Refusal, RefusedCall, RefusedPod, ShareRefusals
 from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.kubelet.manager import AdmissionError
 from gpuvirt_sim.kubelet.starting import StartError
@@ -79,7 +79,7 @@ class Written:
     """The writer of events at a scripted API server, with what it wrote and reported."""
 
     def __init__(self) -> None:
-        self.refusals = Refusals()
+        self.refusals = ShareRefusals()
         self.pods = NodePods()
         self.show(POD, OTHER)
         self.clock = SimClock()
@@ -101,7 +101,7 @@ class Written:
         return [json.loads(call.body)["reason"] for call in self.calls]
 
     def refuse(self, reason: Reason = FULL, pod: RefusedPod = POD) -> None:
-        self.refusals.add(Step.PRE_START, reason, pod)
+        self.refusals.add(RefusedCall.PRE_START, reason, pod)
 
     async def until_written(self, *reasons: str) -> None:
         """Wait for these events in all, and a moment for more."""
@@ -189,7 +189,7 @@ async def test_an_event_about_a_namespace_that_is_gone_is_not_tried_again(
 
 
 def test_of_several_refusals_of_a_pod_the_latest_counts() -> None:
-    refusals, again = Refusals(), sharing.no_room("pod ns/p", 600, {"GPU-a": 300})
+    refusals, again = ShareRefusals(), sharing.no_room("pod ns/p", 600, {"GPU-a": 300})
     for reason in (FULL, AWAY, again):
-        refusals.add(Step.PRE_START, reason, POD)
+        refusals.add(RefusedCall.PRE_START, reason, POD)
     assert refusals.take() == (Refusal(POD, again), Refusal(POD, AWAY))

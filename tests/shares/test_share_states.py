@@ -39,7 +39,7 @@ from gpuvirt.node.shares import podends, recordstore
 from gpuvirt.node.shares.mpslimits import MpsLimits
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.node.shares.podends import Accounts, PodEnds
+from gpuvirt.node.shares.podends import Accounts, SharePodEnds
 from gpuvirt.node.shares.recordstore import RecordStore
 from gpuvirt.node.shares.refusals import ShareRefusedError
 from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator
@@ -341,7 +341,7 @@ TestShares = pytest.mark.filterwarnings("ignore::ResourceWarning")(Shares.TestCa
 
 
 async def _by_the_api_server_alone(
-    _: PodEnds, records: ShareRecords, pods: Mapping[PodUid, PodOnNode] | None
+    _: SharePodEnds, records: ShareRecords, pods: Mapping[PodUid, PodOnNode] | None
 ) -> frozenset[PodUid]:
     return frozenset(uid for uid in records.pods if pods is not None and (uid not in pods or pods[uid].ended))
 
@@ -367,7 +367,7 @@ def _unasked(daemon: MpsNode, gpu: GpuId) -> str:
 @pytest.mark.parametrize(
     ("owner", "name", "instead"),
     [
-        (PodEnds, "read", _by_the_api_server_alone),
+        (SharePodEnds, "read", _by_the_api_server_alone),
         (podends, "why_kept", _without_running),
         (Changes, "claim", _claim_anyway),
         (MpsNode, "ensure", _unasked),

@@ -13,7 +13,7 @@ from gpuvirt.model.desired import configchoice, vgpuconfig
 from gpuvirt.model.desired.configchoice import ConfigGpu
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.desired.observed import ConfigText
-from gpuvirt.model.desired.vgpuentries import DeviceFilter, Entry, NoteCode, Sizes
+from gpuvirt.model.desired.vgpuentries import ConfigEntry, DeviceFilter, NoteCode, Sizes
 from gpuvirt.model.vgputypes.profiles import parse_profile
 from tests.vgpu import shipped
 
@@ -32,7 +32,7 @@ def address(index: int) -> PciAddress:
     return PciAddress(f"0000:{index:02x}:00.0")
 
 
-def entries(text: str) -> tuple[Entry, ...]:
+def entries(text: str) -> tuple[ConfigEntry, ...]:
     return vgpuconfig.parse(f"version: v1\nvgpu-configs: {{mine: [{text}]}}", where="f").configs["mine"]
 
 
@@ -188,7 +188,7 @@ def test_a_board_that_no_filter_matches_is_reported() -> None:
 
 
 ENTRIES = st.builds(
-    Entry,
+    ConfigEntry,
     st.sampled_from([{}, {parse_profile("A10-4Q"): 1}, {parse_profile("T4-4Q"): 1}, {parse_profile("A16-4Q"): 1}]),
     st.none() | st.frozensets(st.integers(0, 4)),
     st.none() | st.frozensets(st.builds(DeviceFilter, st.sampled_from([A10, T4, A2_A16])), max_size=2),
@@ -197,7 +197,7 @@ GPUS = st.lists(st.sampled_from([A10, T4, A2_A16, UNKNOWN]), max_size=4).map(lam
 
 
 @given(st.lists(ENTRIES, max_size=5), GPUS)
-def test_the_last_matching_entry_decides_the_types_of_a_gpu(several: list[Entry], node: list[ConfigGpu]) -> None:
+def test_the_last_matching_entry_decides_the_types_of_a_gpu(several: list[ConfigEntry], node: list[ConfigGpu]) -> None:
     chosen = configchoice.desired(several, node)
     for gpu in node:
         mine = [
@@ -218,7 +218,7 @@ def test_the_last_matching_entry_decides_the_types_of_a_gpu(several: list[Entry]
 
 @given(st.lists(ENTRIES, max_size=5), GPUS, st.data())
 def test_the_desired_types_of_a_gpu_do_not_depend_on_other_gpus_or_their_order(
-    several: list[Entry], node: list[ConfigGpu], data: st.DataObject
+    several: list[ConfigEntry], node: list[ConfigGpu], data: st.DataObject
 ) -> None:
     every = configchoice.desired(several, node).gpus
     assert configchoice.desired(several, data.draw(st.permutations(node))).gpus == every

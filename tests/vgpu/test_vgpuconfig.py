@@ -10,7 +10,7 @@ from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import PciId
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.model.desired import vgpuconfig
-from gpuvirt.model.desired.vgpuentries import DeviceFilter, Entry, NoteCode, Sizes, parse_filter
+from gpuvirt.model.desired.vgpuentries import ConfigEntry, DeviceFilter, NoteCode, Sizes, parse_filter
 from gpuvirt.model.vgputypes.profiles import Profile, Series, parse_profile
 
 A10 = PciId(0x10DE, 0x2236)
@@ -20,7 +20,7 @@ def config(entry: str) -> str:
     return f"version: v1\nvgpu-configs:\n  mine:\n  - {entry}\n"
 
 
-def entry_of(text: str) -> Entry:
+def entry_of(text: str) -> ConfigEntry:
     (entry,) = vgpuconfig.parse(config(text), where="f").configs["mine"]
     return entry
 
@@ -219,7 +219,7 @@ def test_fields_of_an_entry() -> None:
     assert entry_of(
         "{devices: [1, 0], device-filter: ['0x223610DE', '0x25B610DE:0x157E10DE'], vgpu-devices: {A10-4Q: 2},"
         " scheduler: {policy: fixed-share, timeslice-ms: 4}, sizes: equal}"
-    ) == Entry(
+    ) == ConfigEntry(
         types={parse_profile("A10-4Q"): 2},
         indices=frozenset({0, 1}),
         filters=frozenset({DeviceFilter(A10), DeviceFilter(PciId(0x10DE, 0x25B6), PciId(0x10DE, 0x157E))}),
@@ -301,27 +301,29 @@ INDICES = st.none() | st.frozensets(st.integers(0, 9))
 PICKED = st.none() | st.frozensets(FILTERS, min_size=1)
 ENTRIES = st.one_of(
     st.builds(
-        Entry,
+        ConfigEntry,
         st.dictionaries(SLICED, st.integers(1, 99)),
         INDICES,
         PICKED,
         SCHEDULERS,
         st.none() | st.sampled_from(Sizes),
     ),
-    st.builds(Entry, st.dictionaries(MIG, st.integers(1, 99)), INDICES, PICKED),
+    st.builds(ConfigEntry, st.dictionaries(MIG, st.integers(1, 99)), INDICES, PICKED),
 )
 NAMES = st.text(min_size=1, max_size=12)
 
 
 @given(st.dictionaries(NAMES, st.lists(ENTRIES, min_size=1, max_size=3), min_size=1, max_size=3))
-def test_written_configs_are_parsed_back(configs: dict[str, list[Entry]]) -> None:
+def test_written_configs_are_parsed_back(configs: dict[str, list[ConfigEntry]]) -> None:
     read = vgpuconfig.parse(vgpuconfig.written(configs), where="f").configs
     assert {
-        name: [Entry(entry.types, entry.indices, entry.filters, entry.scheduler, entry.sizes) for entry in entries]
+        name: [
+            ConfigEntry(entry.types, entry.indices, entry.filters, entry.scheduler, entry.sizes) for entry in entries
+        ]
         for name, entries in read.items()
     } == configs
 
 
 def test_a_written_entry_with_malformed_filters_still_matches_no_gpu() -> None:
-    text = vgpuconfig.written({"mine": [Entry({}, filters=frozenset())]})
+    text = vgpuconfig.written({"mine": [ConfigEntry({}, filters=frozenset())]})
     assert vgpuconfig.parse(text, where="f").configs["mine"][0].indices == frozenset()

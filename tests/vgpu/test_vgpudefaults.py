@@ -10,7 +10,7 @@ from gpuvirt.facts.ids import PciAddress, PciId, parse_pci_id
 from gpuvirt.model.desired import configchoice, vgpuconfig
 from gpuvirt.model.desired.configchoice import ConfigGpu
 from gpuvirt.model.desired.vgpudefaults import builtin_configs
-from gpuvirt.model.desired.vgpuentries import Entry
+from gpuvirt.model.desired.vgpuentries import ConfigEntry
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import parse_profile
@@ -130,8 +130,8 @@ def test_builtin_configs_behave_as_a_mapping() -> None:
     assert next(iter(BUILTIN)) == "default"
 
 
-def _bare(entries: tuple[Entry, ...]) -> list[Entry]:
-    return [Entry(entry.types, entry.indices, entry.filters) for entry in entries]
+def _bare(entries: tuple[ConfigEntry, ...]) -> list[ConfigEntry]:
+    return [ConfigEntry(entry.types, entry.indices, entry.filters) for entry in entries]
 
 
 def test_default_config_prints_all_builtin_configs() -> None:

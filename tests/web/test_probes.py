@@ -17,14 +17,14 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.connections import MOST_NEWCOMERS, CannotListenError
-from gpuvirt.web.page import Answer
+from gpuvirt.web.page import PageAnswer
 from gpuvirt.web.probes import Probes
 from tests.kubelet.kubeletnode import until
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
-PAGES = {"/healthz": lambda: Answer(200, "ok\n"), "/readyz": lambda: Answer(503, "not yet\n")}
+PAGES = {"/healthz": lambda: PageAnswer(200, "ok\n"), "/readyz": lambda: PageAnswer(503, "not yet\n")}
 HEALTH, LARGE = (f"GET /{page} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for page in ("healthz", "large"))
 BURST = 80
 """Connections that asyncio accepts in a turn; the kernel keeps some more waiting."""
@@ -103,7 +103,7 @@ async def test_a_request_among_silent_connections_is_answered() -> None:
 @pytest.mark.parametrize("request_line", [b"", LARGE])
 async def test_the_server_ends_without_waiting_for_clients(request_line: bytes) -> None:
     """The server waits neither for a silent client nor for a client that does not read its answer."""
-    probes = Probes({**PAGES, "/large": lambda: Answer(200, "x" * 20_000_000)})
+    probes = Probes({**PAGES, "/large": lambda: PageAnswer(200, "x" * 20_000_000)})
     async with serving(probes) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(request_line)
@@ -122,7 +122,7 @@ async def test_the_server_ends_without_waiting_for_clients(request_line: bytes) 
 @pytest.mark.parametrize(("request_line", "count"), [(b"", MOST_NEWCOMERS), (LARGE, 64)], ids=["silent", "not-reading"])
 async def test_idle_connections_do_not_block_new_clients(request_line: bytes, count: int) -> None:
     """Any pod can open a connection; a kubelet whose probe is not answered restarts the agent."""
-    async with serving(Probes({**PAGES, "/large": lambda: Answer(200, "x" * 8_000_000)})) as port:
+    async with serving(Probes({**PAGES, "/large": lambda: PageAnswer(200, "x" * 8_000_000)})) as port:
         held_connections = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(count)]
         for _, writer in held_connections:
             writer.write(request_line)
@@ -146,7 +146,7 @@ async def test_an_address_in_use_is_an_error() -> None:
 
 
 async def test_a_page_that_fails_ends_only_its_own_answer() -> None:
-    def broken() -> Answer:
+    def broken() -> PageAnswer:
         raise ZeroDivisionError
 
     async with serving(Probes({**PAGES, "/broken": broken})) as port:
@@ -226,10 +226,10 @@ async def test_the_metrics_page_has_the_format_of_prometheus(simulated: Simulate
 
 async def test_readiness_needs_every_resource_registered(two_a10: SimNode) -> None:
     ready = pages(two_a10.agent)["/readyz"]
-    assert ready() == Answer(503, f"{A10} is not registered\n")
+    assert ready() == PageAnswer(503, f"{A10} is not registered\n")
     two_a10.agent.reports.registration(ResourceName(A10), Registration(registered=True))
     await two_a10.settle()
-    assert ready() == Answer(200, "ok\n")
+    assert ready() == PageAnswer(200, "ok\n")
     assert pages(two_a10.agent)["/healthz"]().status == 200
 
 

@@ -16,13 +16,13 @@ from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.webhookcertificate import certificate
 from gpuvirt.cluster.webhookcertificate.certificate import NotIssuedError, certificates_in, issue, pair_of
-from gpuvirt.cluster.webhookcertificate.keeper import CertificateKeeper, Names
+from gpuvirt.cluster.webhookcertificate.keeper import CertificateKeeper, CertificateNames
 from gpuvirt.cluster.webhookcertificate.rotation import RENEW_BEFORE, VALID_DAYS
 from gpuvirt.facts.ids import parse_namespace, parse_object_name
 from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
 from tests.extender.podapi import serving
 
-NAMES = Names(parse_namespace("ns"), parse_object_name("gpuvirt-webhook"))
+NAMES = CertificateNames(parse_namespace("ns"), parse_object_name("gpuvirt-webhook"))
 SECRETS = "/api/v1/namespaces/ns/secrets"
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/gpuvirt-webhook"
 Object = dict[str, object]

@@ -16,12 +16,12 @@ from gpuvirt.cluster.election import CONTROLLER_LEASE, Candidacy, Election, new_
 from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
 from gpuvirt.cluster.operator.scheduledsource import ScheduledSource
 from gpuvirt.cluster.operator.settings import ControllerSettings
-from gpuvirt.cluster.webhookcertificate.keeper import CertificateKeeper, Names
+from gpuvirt.cluster.webhookcertificate.keeper import CertificateKeeper, CertificateNames
 from gpuvirt.facts.ids import ObjectName, parse_namespace
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import CONTENT_TYPE
-from gpuvirt.web.page import Answer
+from gpuvirt.web.page import PageAnswer
 from gpuvirt.web.probes import Probes
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     clock: Clock = msgspec.field(default_factory=RealClock)
 
 
-class Process:
+class ControllerProcess:
     """The process of one controller, which leads whenever it is elected."""
 
     def __init__(self, options: ControllerOptions) -> None:
@@ -63,7 +63,7 @@ class Process:
         self._schedules: Schedules | None = None
         """The schedules while this process leads and runs them."""
         if options.webhook is not None:
-            names = Names(parse_namespace(options.settings.namespace), options.webhook)
+            names = CertificateNames(parse_namespace(options.settings.namespace), options.webhook)
             self.certificate = CertificateKeeper(leading, names, clock)
 
     async def run(self) -> None:
@@ -122,19 +122,19 @@ class Process:
     def _may_write_until_s(self) -> float:
         return self._election.may_write_until_s if self._options.elects else math.inf
 
-    def pages(self) -> dict[str, Callable[[], Answer]]:
+    def pages(self) -> dict[str, Callable[[], PageAnswer]]:
         """Return the pages that the process serves."""
 
-        def healthz() -> Answer:
-            return Answer(200, "ok\n")
+        def healthz() -> PageAnswer:
+            return PageAnswer(200, "ok\n")
 
-        def readyz() -> Answer:
+        def readyz() -> PageAnswer:
             missing = self._missing()
-            return Answer(503, f"{missing}\n") if missing is not None else Answer(200, "ok\n")
+            return PageAnswer(503, f"{missing}\n") if missing is not None else PageAnswer(200, "ok\n")
 
-        def metrics() -> Answer:
+        def metrics() -> PageAnswer:
             more = self._schedules.metrics() if self._schedules is not None else ()
-            return Answer(200, controllermetrics.page(self.term, self.certificate, more), CONTENT_TYPE)
+            return PageAnswer(200, controllermetrics.page(self.term, self.certificate, more), CONTENT_TYPE)
 
         return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
 
@@ -156,4 +156,4 @@ async def run_until_stopped(options: ControllerOptions) -> None:
             "gpuvirt's own image is not known, so this controller deploys nothing to any node; it only labels nodes"
             " and writes GpuNodes; set --image or GPUVIRT_IMAGE"
         )
-    await until_stopped(Process(options).run())
+    await until_stopped(ControllerProcess(options).run())

@@ -11,7 +11,7 @@ from gpuvirt import __version__
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.keeping import SPREAD_S, KeeperDependencies, ReportOutcome
-from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels
+from gpuvirt.cluster.agent.nodelabels import LabelClaim, NodeLabels
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.collection import Collection
@@ -27,7 +27,7 @@ from gpuvirt.model.offers.discovery import Labels
 from gpuvirt.node.discoverer import INTERVAL_S, Discoverer, unread_line
 from gpuvirt.tasks import keep_going
 from gpuvirt.web import exposition
-from gpuvirt.web.page import Answer, Page
+from gpuvirt.web.page import Page, PageAnswer
 from gpuvirt.web.probes import Probes
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Discovery:
         """Observe and label for ever; failed requests to the API server are repeated."""
         options, clock = self._options, self._options.clock
         cell = self._discoverer.labels
-        claim = Claim(lambda _: DesiredLabels(dict(cell.get())), cell.notifying)
+        claim = LabelClaim(lambda _: DesiredLabels(dict(cell.get())), cell.notifying)
         collection, random = Collection(NODES, Node, options.node), self._dependencies.random
         nodes = Reflector(self._dependencies.client, collection, clock, random, waits=Waits(spread_s=SPREAD_S))
         async with asyncio.TaskGroup() as group:
@@ -90,15 +90,15 @@ class Discovery:
     def pages(self) -> Mapping[str, Page]:
         """Return the pages that the process serves."""
 
-        def healthz() -> Answer:
-            return Answer(200, "ok\n")
+        def healthz() -> PageAnswer:
+            return PageAnswer(200, "ok\n")
 
-        def readyz() -> Answer:
+        def readyz() -> PageAnswer:
             missing = self.missing()
-            return Answer(503, "".join(f"{line}\n" for line in missing)) if missing else Answer(200, "ok\n")
+            return PageAnswer(503, "".join(f"{line}\n" for line in missing)) if missing else PageAnswer(200, "ok\n")
 
-        def metrics() -> Answer:
-            return Answer(200, self._metrics(), exposition.CONTENT_TYPE)
+        def metrics() -> PageAnswer:
+            return PageAnswer(200, self._metrics(), exposition.CONTENT_TYPE)
 
         return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
 

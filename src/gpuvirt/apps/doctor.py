@@ -24,7 +24,7 @@ from gpuvirt.node.published import statefile
 from gpuvirt.paths import KubeletPaths
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+class EvidenceSources(msgspec.Struct, frozen=True, kw_only=True):
     """The sources of evidence besides the kernel."""
 
     kubelet: KubeletPaths
@@ -40,7 +40,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     cluster_nodes: tuple[ClusterNode, ...] | None = None
 
 
-def gather(kernel: Kernel, around: Surroundings) -> Evidence:
+def gather(kernel: Kernel, around: EvidenceSources) -> Evidence:
     """Return all evidence of a host, without changing the host."""
     facts = with_users(kernel, scan(kernel))
     inventory = build_inventory(facts, around.ledger.type_names)
@@ -61,6 +61,6 @@ def gather(kernel: Kernel, around: Surroundings) -> Evidence:
     )
 
 
-def diagnose(kernel: Kernel, around: Surroundings) -> Report:
+def diagnose(kernel: Kernel, around: EvidenceSources) -> Report:
     """Return the findings of all checks on a host."""
     return diagnosis.report(gather(kernel, around))

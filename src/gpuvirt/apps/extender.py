@@ -61,7 +61,7 @@ class ExtenderOptions(msgspec.Struct, frozen=True):
     intervals: Intervals = INTERVALS
 
 
-class Process:
+class ExtenderProcess:
     """The process of one extender."""
 
     def __init__(self, options: ExtenderOptions, on_ready: Callable[[], None] = lambda: None) -> None:
@@ -161,4 +161,4 @@ def _leave_out_of_collections() -> None:
 
 async def run_until_stopped(options: ExtenderOptions) -> None:
     """Run the extender until SIGTERM or SIGINT; it releases its lease, so that another replica leads at once."""
-    await until_stopped(Process(options, _leave_out_of_collections).run())
+    await until_stopped(ExtenderProcess(options, _leave_out_of_collections).run())

@@ -45,7 +45,7 @@ from gpuvirt.node.store.recordhistorystore import history_store
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.exposition import CONTENT_TYPE
-from gpuvirt.web.page import Answer
+from gpuvirt.web.page import PageAnswer
 
 log = logging.getLogger(__name__)
 
@@ -188,22 +188,22 @@ async def _offer(offers: Sequence[Plugins | UnitOffer], options: NodeOptions) ->
                 group.create_task(offer.run())
 
 
-def pages(agent: Agent) -> dict[str, Callable[[], Answer]]:
+def pages(agent: Agent) -> dict[str, Callable[[], PageAnswer]]:
     """Return the pages that the agent serves."""
 
-    def healthz() -> Answer:
-        return Answer(200, "ok\n")
+    def healthz() -> PageAnswer:
+        return PageAnswer(200, "ok\n")
 
-    def readyz() -> Answer:
+    def readyz() -> PageAnswer:
         missing = list(_not_ready(agent))
-        return Answer(503, "".join(f"{line}\n" for line in missing)) if missing else Answer(200, "ok\n")
+        return PageAnswer(503, "".join(f"{line}\n" for line in missing)) if missing else PageAnswer(200, "ok\n")
 
-    def metrics_page() -> Answer:
+    def metrics_page() -> PageAnswer:
         shares = agent.shares
         given = None
         if shares is not None:
             given = metrics.ShareFigures(shares.store.records.get(), shares.refusals.counts, shares.used.get())
-        return Answer(200, metrics.page(agent.views.get(), agent.telemetry, given), CONTENT_TYPE)
+        return PageAnswer(200, metrics.page(agent.views.get(), agent.telemetry, given), CONTENT_TYPE)
 
     return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics_page}
 

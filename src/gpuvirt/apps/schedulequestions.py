@@ -15,7 +15,7 @@ from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, VgpuSchedule
 from gpuvirt.cluster.operator.schedules import commandreading as reading
 from gpuvirt.cluster.operator.schedules.configcondition import stored_state
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
-from gpuvirt.cluster.operator.schedules.rounds import Stored
+from gpuvirt.cluster.operator.schedules.rounds import StoredSchedule
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects, selector_text
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.plans.knownconfigs import read_known_configs
@@ -29,10 +29,10 @@ from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast, with_configs
 from gpuvirt.model.schedules.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
 from gpuvirt.model.schedules.noderows import NodeCheck, node_rows, vm_rows
-from gpuvirt.model.schedules.observed import Observed
+from gpuvirt.model.schedules.observed import ScheduleObservation
 from gpuvirt.model.schedules.reports import ScheduleDetail, SchedulePlan, ScheduleRow, SwitchResult
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
-from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.schedules.status import ScheduleStatus
 from gpuvirt.model.schedules.times import moment, timeline_of
 from gpuvirt.model.schedules.workerchecks import ScheduleCheck, worker_checks
 from gpuvirt.model.schedules.workers import members
@@ -52,7 +52,7 @@ class _Known(msgspec.Struct, frozen=True):
 
     stored: VgpuSchedule
     schedule: Schedule
-    status: Status
+    status: ScheduleStatus
     problems: tuple[Reason, ...]
     row: ScheduleRow
     config_nodes: Mapping[PhaseName, frozenset[NodeName]] = msgspec.field(default_factory=dict)
@@ -170,20 +170,20 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
     async def _known(self, name: str) -> _Known:
         return _known(await reading.read_schedule(self.client, self.namespace, name), self._now())
 
-    async def _observed(self, known: _Known) -> tuple[_Known, Observed]:
+    async def _observed(self, known: _Known) -> tuple[_Known, ScheduleObservation]:
         """Return what a round reads at the API server, and the schedule with what is wrong with its workers."""
         api = ScheduleObjects(self.client, self.namespace, known.schedule.name, self.clock)
         await api.schedule()
-        stored = Stored(known.schedule, known.status, known.stored.metadata.resource_version)
+        stored = StoredSchedule(known.schedule, known.status, known.stored.metadata.resource_version)
         found = await api.read(stored)
-        observed = Observed(found.nodes, found.pods, found.attachments, _NOT_ASKED)
+        observed = ScheduleObservation(found.nodes, found.pods, found.attachments, _NOT_ASKED)
         known_faults = (fault for fault in found.faults if fault.code is not ReasonCode.COVERAGE_UNKNOWN)
         problems = (*known.problems, *known_faults)  # the controller has rights that users of commands may lack
         row = reports.row_of(known.schedule, known.status, problems, self._now())
         return replace(known, problems=problems, row=row, config_nodes=found.config_nodes), observed
 
     async def _forecast(
-        self, known: _Known, schedule: Schedule, observed: Observed, at: datetime
+        self, known: _Known, schedule: Schedule, observed: ScheduleObservation, at: datetime
     ) -> tuple[Forecast, Reason | None]:
         budgets = await reading.read_budgets(self.client, observed.nodes)
         # A check by libvirt marks running VMs.
@@ -195,7 +195,9 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
         found = forecast(schedule, known.status, replace(observed, vms=shown), budgets, at, abilities)
         return with_configs(found, schedule, known.status, known.config_nodes), assumed
 
-    async def _ask(self, known: _Known, observed: Observed, asks: Asks) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
+    async def _ask(
+        self, known: _Known, observed: ScheduleObservation, asks: Asks
+    ) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
         """Return the VMs, and what can be done with those of the workers."""
         if not known.schedule.has_workers:
             return {}, {}
@@ -226,7 +228,7 @@ def _configs_text(stored: VgpuSchedule) -> str | None:
 
 
 _NOT_ASKED = VmsUnknown("", "not asked yet")
-_NOTHING = Observed({}, {}, {}, _NOT_ASKED)
+_NOTHING = ScheduleObservation({}, {}, {}, _NOT_ASKED)
 
 
 def _known(stored: VgpuSchedule, now: datetime) -> _Known:

@@ -36,7 +36,7 @@ class WebhookOptions(msgspec.Struct, frozen=True):
     drain_s: float = DRAIN_S
 
 
-class Process:
+class WebhookProcess:
     """The process of one webhook."""
 
     def __init__(self, options: WebhookOptions) -> None:
@@ -75,4 +75,4 @@ class Process:
 
 async def run_until_stopped(options: WebhookOptions) -> None:
     """Run the webhook until SIGTERM or SIGINT."""
-    await until_stopped(Process(options).run())
+    await until_stopped(WebhookProcess(options).run())

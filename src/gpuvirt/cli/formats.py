@@ -33,7 +33,7 @@ class Layout(msgspec.Struct, frozen=True):
     """Without them, only the rows are printed: no second table, no reasons, no summary."""
 
 
-class Listing(msgspec.Struct, frozen=True):
+class ListFormat(msgspec.Struct, frozen=True):
     """How a list is printed."""
 
     output: ListOutput = ListOutput.TABLE

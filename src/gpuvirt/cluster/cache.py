@@ -34,7 +34,7 @@ class Delta(msgspec.Struct, Generic[T], frozen=True):
     removed: frozenset[ObjectKey] = frozenset()
 
 
-class Ended(msgspec.Struct, frozen=True):
+class WatchEnded(msgspec.Struct, frozen=True):
     """The API server has ended a watch, which is normal."""
 
     after_s: float
@@ -42,7 +42,7 @@ class Ended(msgspec.Struct, frozen=True):
     """Whether it was to last longer: such a server stops, and ends the watches of all agents at once."""
 
 
-class Failed(msgspec.Struct, frozen=True):
+class WatchFailed(msgspec.Struct, frozen=True):
     """A list or a watch has failed."""
 
     after_s: float = 0.0
@@ -75,10 +75,10 @@ class Cache(msgspec.Struct, Generic[T], frozen=True):
     """Whether the consumer may have lost objects: the next list is then reported as changes of all of them."""
 
 
-Input = Listed[T] | Events[T] | Ended | Failed
+Input = Listed[T] | Events[T] | WatchEnded | WatchFailed
 
 
-class Step(msgspec.Struct, Generic[T], frozen=True):
+class CacheStep(msgspec.Struct, Generic[T], frozen=True):
     """The cache after an input, and the delta for the consumer."""
 
     cache: Cache[T]
@@ -86,26 +86,26 @@ class Step(msgspec.Struct, Generic[T], frozen=True):
     """None if nothing has changed."""
 
 
-def step(cache: Cache[T], received: Input[T]) -> Step[T]:
+def step(cache: Cache[T], received: Input[T]) -> CacheStep[T]:
     """Return the cache after an input, and what has changed."""
     match received:
         case Listed():
             return _listed(cache, received)
         case tuple():
             return _watched(cache, received)
-        case Ended(after_s=after_s, early=early):
+        case WatchEnded(after_s=after_s, early=early):
             failed = after_s < SHORT_WATCH_S
             failures = cache.failures + 1 if failed else 0
             watches = cache.watches + 1
             version = None if watches >= WATCHES_A_LIST else cache.version
             after = replace(cache, failed=failed, failures=failures, cut=early, watches=watches, version=version)
-            return Step(after)
-        case Failed(after_s=after_s, expired=expired, missing=missing):
+            return CacheStep(after)
+        case WatchFailed(after_s=after_s, expired=expired, missing=missing):
             failures = cache.failures + 1 if after_s < SHORT_WATCH_S else 1
             version = None if expired or missing else cache.version
             doubted = cache.doubted or missing
             cut = cache.cut or after_s >= SHORT_WATCH_S
-            return Step(replace(cache, failed=True, failures=failures, cut=cut, version=version, doubted=doubted))
+            return CacheStep(replace(cache, failed=True, failures=failures, cut=cut, version=version, doubted=doubted))
 
 
 def pause_s(cache: Cache[T], chance: float, spread_s: float = 0.0) -> float:
@@ -120,7 +120,7 @@ def pause_s(cache: Cache[T], chance: float, spread_s: float = 0.0) -> float:
     return max(longest_s * (0.5 + 0.5 * chance), cut_s)
 
 
-def _listed(cache: Cache[T], listed: Listed[T]) -> Step[T]:
+def _listed(cache: Cache[T], listed: Listed[T]) -> CacheStep[T]:
     objects = ObjectMap.of({key_of(item): item for item in listed.items})
     before: Mapping[ObjectKey, T] = cache.objects or {}
     changed = frozenset(key for key, item in objects.items() if cache.restarted or before.get(key) != item)
@@ -128,16 +128,16 @@ def _listed(cache: Cache[T], listed: Listed[T]) -> Step[T]:
     # Failures count until a watch succeeds: a server may answer lists and fail every watch.
     after = Cache(objects, listed.version, cache.failures)
     is_change = cache.objects is None or cache.doubted or cache.restarted or changed or removed
-    return Step(after, Delta(objects, changed, removed) if is_change else None)
+    return CacheStep(after, Delta(objects, changed, removed) if is_change else None)
 
 
-def _watched(cache: Cache[T], events: Events[T]) -> Step[T]:
+def _watched(cache: Cache[T], events: Events[T]) -> CacheStep[T]:
     versions = [event.version for event in events if event.version]
     version = versions[-1] if versions else cache.version
     observed = replace(cache, version=version, failures=0, failed=False, cut=False)
     before = cache.objects
     if before is None:
-        return Step(observed)
+        return CacheStep(observed)
     last = {key_of(event.item): event for event in events if event.item is not None}
     is_removed = {key: event.type is EventType.DELETED for key, event in last.items()}
     changed = {
@@ -147,6 +147,6 @@ def _watched(cache: Cache[T], events: Events[T]) -> Step[T]:
     }
     removed = frozenset(key for key in last if is_removed[key] and key in before)
     if not changed and not removed:
-        return Step(observed)
+        return CacheStep(observed)
     objects = before.with_changes(changed, removed)
-    return Step(replace(observed, objects=objects), Delta(objects, frozenset(changed), removed))
+    return CacheStep(replace(observed, objects=objects), Delta(objects, frozenset(changed), removed))

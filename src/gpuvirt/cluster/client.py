@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import (
-    Asked,
     NotStreamedError,
+    RbacRequest,
     failure,
 )
 from gpuvirt.cluster.groupversions import GROUPS_PATH, Groups, GroupVersion
@@ -114,17 +114,17 @@ class Client:
 
     async def get(self, resource: Resource, name: str, shape: type[D]) -> D:
         """Return one object; raises ApiError."""
-        asked = Asked("get", resource, name)
+        asked = RbacRequest("get", resource, name)
         return decoded(asked, await self._call(asked, Request("GET", resource.path_of(name))), shape)
 
     async def read(self, resource: Resource) -> str:
         """Return a whole collection as undecoded JSON, for small collections; raises ApiError."""
-        asked = Asked("list", resource)
+        asked = RbacRequest("list", resource)
         return (await self._call(asked, Request("GET", resource.path))).decode()
 
     async def group_versions(self) -> frozenset[GroupVersion]:
         """Return the API groups of the server in all their versions; raises ApiError."""
-        asked = Asked("get", Resource(GROUPS_PATH), is_path=True)
+        asked = RbacRequest("get", Resource(GROUPS_PATH), is_path=True)
         return decoded(asked, await self._call(asked, Request("GET", GROUPS_PATH)), Groups).all_versions
 
     async def list(self, collection: Collection[T], *, page: int = PAGE) -> Listed[T]:
@@ -140,7 +140,7 @@ class Client:
 
     async def pages(self, collection: Collection[T], *, page: int) -> AsyncIterator[Listed[T]]:
         """Yield the pages of `list`, of which only one is in memory; raises what `list` does."""
-        asked, position = Asked("list", collection.resource, collection.name), ""
+        asked, position = RbacRequest("list", collection.resource, collection.name), ""
         while True:
             query = collection.query(limit=str(page), **({"continue": position} if position else {}))
             body = await self._call(asked, Request("GET", f"{collection.resource.path}?{query}"))
@@ -162,7 +162,7 @@ class Client:
         version. The iterator ends when the server ends the watch, and raises UnreachableError if the connection
         breaks.
         """
-        asked = Asked("watch", collection.resource, collection.name)
+        asked = RbacRequest("watch", collection.resource, collection.name)
         query = collection.query(
             watch="1", allowWatchBookmarks="true", resourceVersion=version, timeoutSeconds=str(for_s)
         )
@@ -181,7 +181,7 @@ class Client:
         The server answers from its memory, with what it had when it got the request or later. Raises as `watch`, and
         NotStreamedError if the server has no streaming lists: it is older, or has them switched off.
         """
-        asked = Asked("watch", collection.resource, collection.name)
+        asked = RbacRequest("watch", collection.resource, collection.name)
         query = collection.query(
             watch="1",
             allowWatchBookmarks="true",
@@ -206,7 +206,7 @@ class Client:
 
         `part` is a subresource: `status`.
         """
-        asked = Asked("patch", resource, name, part)
+        asked = RbacRequest("patch", resource, name, part)
         path = f"{resource.path_of(name)}/{part}" if part else resource.path_of(name)
         request = Request("PATCH", path, {"Content-Type": patch_type}, msgspec.json.encode(patch))
         return decoded(asked, await self._call(asked, request), shape)
@@ -216,7 +216,7 @@ class Client:
 
         The object is created if it does not exist. Fields with conflicts change their owner to gpuvirt (force).
         """
-        asked = Asked("patch", resource, name)
+        asked = RbacRequest("patch", resource, name)
         query = urlencode({"fieldManager": FIELD_MANAGER, "force": "true"})
         headers = {"Content-Type": str(PatchType.APPLY)}
         request = Request("PATCH", f"{resource.path_of(name)}?{query}", headers, msgspec.json.encode(content))
@@ -224,7 +224,7 @@ class Client:
 
     async def delete(self, resource: Resource, name: str, uid: str = "") -> None:
         """Delete one object; with `uid`, only if the object of that name still has this uid. Raises ApiError."""
-        asked = Asked("delete", resource, name)
+        asked = RbacRequest("delete", resource, name)
         body = msgspec.json.encode(_DeleteOptions(_Preconditions(uid))) if uid else b""
         headers = {"Content-Type": "application/json"} if uid else {}
         await self._call(asked, Request("DELETE", resource.path_of(name), headers, body))
@@ -236,7 +236,7 @@ class Client:
 
         `may_send` is asked right before the request is sent; NotSentError says that it was not.
         """
-        asked = Asked("create", resource)
+        asked = RbacRequest("create", resource)
         headers = {"Content-Type": "application/json"}
         request = Request("POST", resource.path, headers, msgspec.json.encode(content), may_send)
         return decoded(asked, await self._call(asked, request), shape)
@@ -250,14 +250,14 @@ class Client:
         the request up `within_s` seconds after its receipt (apiserver/pkg/endpoints/filters/request_deadline.go), and
         the kernel when it could not deliver it for as long.
         """
-        asked = Asked("create", resource, name, part)
+        asked = RbacRequest("create", resource, name, part)
         headers = {"Content-Type": "application/json"}
         path = f"{resource.path_of(name)}/{part}?timeout={within_s:.6f}s"
         await self._call(asked, Request("POST", path, headers, msgspec.json.encode(content), may_send, within_s))
 
     async def update_part(self, resource: Resource, name: str, part: str, content: object) -> None:
         """Replace a subresource of one object, such as KubeVirt's `stop` of a VM; raises ApiError."""
-        asked = Asked("update", resource, name, part)
+        asked = RbacRequest("update", resource, name, part)
         headers = {"Content-Type": "application/json"}
         path = f"{resource.path_of(name)}/{part}"
         await self._call(asked, Request("PUT", path, headers, msgspec.json.encode(content)))
@@ -269,12 +269,12 @@ class Client:
 
         Raises ConflictError if the object no longer has the version of `content`.
         """
-        asked = Asked("update", resource, name)
+        asked = RbacRequest("update", resource, name)
         headers = {"Content-Type": "application/json"}
         request = Request("PUT", resource.path_of(name), headers, msgspec.json.encode(content), may_send)
         return decoded(asked, await self._call(asked, request), shape)
 
-    async def _call(self, asked: Asked, request: Request) -> bytes:
+    async def _call(self, asked: RbacRequest, request: Request) -> bytes:
         if self._limits is not None and request.is_write:
             request = self._limits.applied_to(request)
         async with self._transport.ask(request) as answer:
@@ -283,6 +283,6 @@ class Client:
             return await answer.body()
 
 
-async def _failed(asked: Asked, answer: Answer) -> Exception:
+async def _failed(asked: RbacRequest, answer: Answer) -> Exception:
     body = await answer.body()
     return failure(asked, answer.status, body, retry_after_s=answer.retry_after_s)

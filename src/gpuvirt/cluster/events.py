@@ -23,7 +23,7 @@ MOST_NOTE = 1000
 """The most characters of a note; the API's limit is 1024."""
 
 
-class Kind(StrEnum):
+class EventLevel(StrEnum):
     """The type of an event."""
 
     NORMAL = "Normal"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 class EventDraft(msgspec.Struct, frozen=True):
     """The type, reason and text of an event."""
 
-    kind: Kind
+    kind: EventLevel
     reason: str
     note: str
 

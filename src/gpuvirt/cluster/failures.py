@@ -90,7 +90,7 @@ NOT_MADE = (NotSentError, NotFoundError, ForbiddenError, UnauthorizedError, Cred
 _BY_CODE = {404: NotFoundError, 409: ConflictError, 410: GoneError}
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RbacRequest(msgspec.Struct, frozen=True):
     """A request in the terms of RBAC: the verb, the collection, and the object if there is one."""
 
     verb: str
@@ -127,7 +127,7 @@ class Status(msgspec.Struct, frozen=True):
     code: int = 0
 
 
-def failure(asked: Asked, code: int, body: bytes, *, retry_after_s: float = 0.0) -> ApiError:
+def failure(asked: RbacRequest, code: int, body: bytes, *, retry_after_s: float = 0.0) -> ApiError:
     """Return the error for an answer with status `code`."""
     text = f"{asked.text}: the API server answers {code}: {_message_of(body)}"
     if code == 401:

@@ -13,7 +13,7 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.apigroups import ApiGroups
-from gpuvirt.cluster.cache import Cache, Delta, Ended, Failed, Input, pause_s, step
+from gpuvirt.cluster.cache import Cache, Delta, Input, WatchEnded, WatchFailed, pause_s, step
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ApiError, GoneError, NotFoundError, NotStreamedError
@@ -89,7 +89,7 @@ class Reflector(Generic[T]):
                 await self._go_on(observe, report)
             except ApiError as error:
                 expired, is_missing = isinstance(error, GoneError), isinstance(error, NotFoundError)
-                self._take(Failed(self._watched_s(), expired=expired, missing=is_missing), observe)
+                self._take(WatchFailed(self._watched_s(), expired=expired, missing=is_missing), observe)
                 asked_for_s = error.retry_after_s * (1.0 + self._random.random())
                 if not expired:
                     report(error)
@@ -116,7 +116,7 @@ class Reflector(Generic[T]):
             report(None)
             return
         watched_s = self._watched_s()
-        self._take(Ended(watched_s, early=watched_s < for_s - EARLY_S), observe)
+        self._take(WatchEnded(watched_s, early=watched_s < for_s - EARLY_S), observe)
 
     async def _watch(
         self,

@@ -11,9 +11,9 @@ from gpuvirt import nulls
 from gpuvirt.cluster.failures import (
     ApiError,
     ApiRefusedError,
-    Asked,
     NotStreamedError,
     NotUnderstoodError,
+    RbacRequest,
     Status,
     failure,
 )
@@ -69,7 +69,7 @@ class _Bookmark(msgspec.Struct):
     metadata: Metadata
 
 
-async def watched(asked: Asked, answer: Answer, shape: type[T]) -> AsyncIterator[Events[T]]:
+async def watched(asked: RbacRequest, answer: Answer, shape: type[T]) -> AsyncIterator[Events[T]]:
     """Yield the events of an answer as they arrive; raises ApiError, after the events that came before the error."""
     lines = Lines()
     async for part in answer.parts:
@@ -86,7 +86,7 @@ async def watched(asked: Asked, answer: Answer, shape: type[T]) -> AsyncIterator
             raise failed
 
 
-def _event(asked: Asked, line: bytes, shape: type[T]) -> Watched[T]:
+def _event(asked: RbacRequest, line: bytes, shape: type[T]) -> Watched[T]:
     event = decoded(asked, line, _Event)
     if event.type is EventType.ERROR:
         status = decoded(asked, event.object, Status)
@@ -99,7 +99,7 @@ def _event(asked: Asked, line: bytes, shape: type[T]) -> Watched[T]:
     return Watched(event.type, item.metadata.resource_version, item)
 
 
-async def listed(asked: Asked, events: AsyncIterator[Events[T]]) -> tuple[Listed[T], Events[T]]:
+async def listed(asked: RbacRequest, events: AsyncIterator[Events[T]]) -> tuple[Listed[T], Events[T]]:
     """Return the objects of a streaming list, and the events that have come with the last of them.
 
     Raises NotStreamedError if the server can't complete it.
@@ -131,7 +131,7 @@ async def beginning(first: Events[T], events: AsyncIterator[Events[T]]) -> Async
         yield together
 
 
-def decoded(asked: Asked, content: bytes | msgspec.Raw, shape: type[D]) -> D:
+def decoded(asked: RbacRequest, content: bytes | msgspec.Raw, shape: type[D]) -> D:
     """Return the content of an answer in its type; raises NotUnderstoodError."""
     try:
         return nulls.decode(content, shape)

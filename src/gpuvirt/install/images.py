@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault, Stored
 from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.cluster.labels import OS_LABEL
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import RenderInputs
 from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.errors import ConfigError
@@ -72,7 +72,7 @@ class _ConfigMap(msgspec.Struct, frozen=True):
     data: dict[str, str] = {}
 
 
-class Inputs(msgspec.Struct, frozen=True):
+class ImageInputs(msgspec.Struct, frozen=True):
     """What images depend on besides the manifests."""
 
     systems: frozenset[str] = frozenset()
@@ -88,7 +88,7 @@ class _Found(msgspec.Struct, frozen=True):
     policies: tuple[ClusterPolicy, ...]
 
 
-def images_of(manifests: Iterable[tuple[str, str]], inputs: Inputs) -> tuple[str, ...]:
+def images_of(manifests: Iterable[tuple[str, str]], inputs: ImageInputs) -> tuple[str, ...]:
     """Return all images of manifests (origin and text), each once, sorted; raise ConfigError."""
     found = _found(manifests)
     named = {container.image for container in found.containers if container.image}
@@ -135,7 +135,7 @@ def _policy(text: str, where: str) -> ClusterPolicy:
     return policy
 
 
-def _site(containers: Iterable[_Container], inputs: Inputs) -> Site:
+def _site(containers: Iterable[_Container], inputs: ImageInputs) -> RenderInputs:
     """Return what the controller of the manifests renders with."""
     variables, beside = dict[str, str](), False
     for container in containers:
@@ -145,7 +145,7 @@ def _site(containers: Iterable[_Container], inputs: Inputs) -> Site:
     systems = inputs.systems or frozenset({UNKNOWN_OS})
     images = {name: value for name, value in variables.items() if name.endswith("_IMAGE")}
     settings = ControllerSettings(namespace="", images=images, coexists=beside)
-    return Site(
+    return RenderInputs(
         settings,
         variables.get(CONTROLLER_IMAGE) or inputs.image,
         vgpu_os=systems,
@@ -154,7 +154,7 @@ def _site(containers: Iterable[_Container], inputs: Inputs) -> Site:
     )
 
 
-def _of_operands(policy: ClusterPolicy, site: Site, inputs: Inputs) -> set[str]:
+def _of_operands(policy: ClusterPolicy, site: RenderInputs, inputs: ImageInputs) -> set[str]:
     """Return the images of all operands that a policy enables."""
     known = dict.fromkeys(config_maps_of(policy), ())
     rendered = render(policy, replace(site, config_maps=known))

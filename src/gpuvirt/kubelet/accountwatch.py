@@ -22,7 +22,7 @@ from gpuvirt.kubelet.checkpoint import allocations_unknown, gone, uids, with_ans
 from gpuvirt.kubelet.claims import ClaimedDevice
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
-from gpuvirt.kubelet.recordedallocations import Content, Look, RecordedAllocations
+from gpuvirt.kubelet.recordedallocations import CheckpointContent, Look, RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import Counted, KubeletAccount
 from gpuvirt.model.reasons import Reason
@@ -171,15 +171,15 @@ class AccountWatch:
         self._recorded.observe_kubelet(exists=not has_no_kubelet(self._paths, self._kubelets()))
         self._recorded.settle(look, None if isinstance(answer, PodResourcesUnknownError) else answer)
         problems = ""
-        if isinstance(answer, PodResourcesUnknownError) and not isinstance(look.checkpoint, Content):
+        if isinstance(answer, PodResourcesUnknownError) and not isinstance(look.checkpoint, CheckpointContent):
             problems = f"{answer}; {self._paths.checkpoint}: {look.checkpoint}" if self._recorded.has_kubelet else ""
             answer = answer if problems else {}
         partial = None if problems else self._partial(answer, look)
         in_api: Consumers = {} if isinstance(answer, PodResourcesUnknownError) else answer
-        record = look.checkpoint if isinstance(look.checkpoint, Content) else Content()
+        record = look.checkpoint if isinstance(look.checkpoint, CheckpointContent) else CheckpointContent()
         in_checkpoint = {**self._recorded.lost(), **_by_device(look.claims), **record.consumers}
         in_file = self._without_gone(in_checkpoint, in_api, look)
-        recorded = isinstance(look.checkpoint, Content) or self._recorded.why_unknown(look) is None
+        recorded = isinstance(look.checkpoint, CheckpointContent) or self._recorded.why_unknown(look) is None
         if recorded:
             missing = gone(in_checkpoint, in_file)
             self._recorded.observe_ended(missing & self._missing)
@@ -237,7 +237,7 @@ class AccountWatch:
         except PodResourcesUnknownError as unknown:
             return unknown
 
-    async def _counted(self, record: Content | OSError | DamagedError) -> Counted:
+    async def _counted(self, record: CheckpointContent | OSError | DamagedError) -> Counted:
         """Return the devices that the kubelet counts, Unread while it may count any.
 
         A kubelet that does not run counts nothing, and nothing either when it has started, until plugins register. A
@@ -249,7 +249,7 @@ class AccountWatch:
         except PodResourcesUnknownError as error:
             if self._kubelets() == ():  # unknown: a kubelet may run, and count devices
                 return frozenset()
-            if (error.is_unimplemented or self._lacks_api) and isinstance(record, Content):
+            if (error.is_unimplemented or self._lacks_api) and isinstance(record, CheckpointContent):
                 return frozenset((name, device) for name, devices in record.registered.items() for device in devices)
             return Unread(HostPath(str(self._paths.pod_resources_socket)), seen=str(error))
 

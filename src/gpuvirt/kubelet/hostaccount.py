@@ -12,7 +12,7 @@ from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet.checkpoint import with_answers, without_gone
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_consumers
-from gpuvirt.kubelet.recordedallocations import Content, RecordedAllocations
+from gpuvirt.kubelet.recordedallocations import CheckpointContent, RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.paths import KubeletPaths
 
@@ -38,7 +38,7 @@ def read_account(recorded: RecordedAllocations, kubelets: tuple[int, ...] | Unre
     in_api, unknown = _ask_api(paths.pod_resources_socket)
     recorded.observe_api(answered=in_api is not None)
     recorded.judge(look)
-    listed = look.checkpoint.consumers if isinstance(look.checkpoint, Content) else {}
+    listed = look.checkpoint.consumers if isinstance(look.checkpoint, CheckpointContent) else {}
     claims = dict(look.claims) if isinstance(look.claims, tuple) else {}
     in_file = {**recorded.lost(), **claims, **listed}
     known = {**without_gone(paths, in_file, in_api or {}), **with_answers(in_api or {}, in_file)}

@@ -13,7 +13,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.errors import PathTooLongError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet import sockets, wire
-from gpuvirt.kubelet.pluginserver import Call, PluginServer
+from gpuvirt.kubelet.pluginserver import PluginCall, PluginServer
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.kubelet.registrar import Registrar
 from gpuvirt.model.allocation.attachment import Attachment
@@ -66,7 +66,7 @@ class DevicePlugin(PluginServer):
         return wire.device_list(self._view, unknown_numa_is_node_0=self._unknown_numa_is_node_0)
 
     @override
-    async def prefer(self, request: pb.PreferredAllocationRequest, call: Call) -> pb.PreferredAllocationResponse:
+    async def prefer(self, request: pb.PreferredAllocationRequest, call: PluginCall) -> pb.PreferredAllocationResponse:
         try:
             return wire.chosen(
                 self._answers.prefer(self.resource, available, must_include, size)
@@ -76,7 +76,7 @@ class DevicePlugin(PluginServer):
             await self.refuse(call, grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     @override
-    async def allocate(self, request: pb.AllocateRequest, call: Call) -> pb.AllocateResponse:
+    async def allocate(self, request: pb.AllocateRequest, call: PluginCall) -> pb.AllocateResponse:
         containers = wire.asked_for(request)
         try:
             attachments = await self._answers.allocate(Request(self.resource, containers))
@@ -92,7 +92,7 @@ class DevicePlugin(PluginServer):
         log.info("allocated", extra={"resource": self.resource, "devices": containers})
 
     @override
-    async def pre_start(self, request: pb.PreStartContainerRequest, call: Call) -> pb.PreStartContainerResponse:
+    async def pre_start(self, request: pb.PreStartContainerRequest, call: PluginCall) -> pb.PreStartContainerResponse:
         try:
             await self._answers.pre_start(self.resource, wire.starting_devices(request))
         except AllocationRefusedError as error:

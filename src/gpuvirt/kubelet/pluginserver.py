@@ -26,7 +26,7 @@ MOST_MESSAGE_BYTES = 16 << 20
 """A list of ten thousand devices has about 0.6 MB; the default limit of gRPC is 4 MiB."""
 
 
-class Call(Protocol):
+class PluginCall(Protocol):
     """The context of a gRPC call."""
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
@@ -67,17 +67,17 @@ class PluginServer(ABC):
         ...
 
     @abstractmethod
-    async def prefer(self, request: pb.PreferredAllocationRequest, call: Call) -> pb.PreferredAllocationResponse:
+    async def prefer(self, request: pb.PreferredAllocationRequest, call: PluginCall) -> pb.PreferredAllocationResponse:
         """Answer which devices the plugin prefers."""
         ...
 
     @abstractmethod
-    async def allocate(self, request: pb.AllocateRequest, call: Call) -> pb.AllocateResponse:
+    async def allocate(self, request: pb.AllocateRequest, call: PluginCall) -> pb.AllocateResponse:
         """Allocate devices to containers."""
         ...
 
     @abstractmethod
-    async def pre_start(self, request: pb.PreStartContainerRequest, call: Call) -> pb.PreStartContainerResponse:
+    async def pre_start(self, request: pb.PreStartContainerRequest, call: PluginCall) -> pb.PreStartContainerResponse:
         """Prepare the devices of a container that is about to start."""
         ...
 
@@ -160,7 +160,7 @@ class PluginServer(ABC):
         for watcher in self._watchers:
             watcher.set()
 
-    async def refuse_start(self, call: Call, reason: Reason) -> NoReturn:
+    async def refuse_start(self, call: PluginCall, reason: Reason) -> NoReturn:
         """Refuse a container's start, which the kubelet tries again, and let it write its record before.
 
         `writeCheckpoint` of its device manager copies the allocations under a lock, and writes the copy without one: a
@@ -195,10 +195,10 @@ class PluginServer(ABC):
             },
         )
 
-    async def _options(self, _request: pb.Empty, _call: Call) -> pb.DevicePluginOptions:
+    async def _options(self, _request: pb.Empty, _call: PluginCall) -> pb.DevicePluginOptions:
         return self.options
 
-    async def _list_and_watch(self, _request: pb.Empty, _call: Call) -> AsyncIterator[pb.ListAndWatchResponse]:
+    async def _list_and_watch(self, _request: pb.Empty, _call: PluginCall) -> AsyncIterator[pb.ListAndWatchResponse]:
         changed = Signal()
         self._watchers.add(changed)
         self.streams += 1
@@ -214,7 +214,9 @@ class PluginServer(ABC):
             if self._ends is not None:
                 self._ends.set()
 
-    async def refuse(self, call: Call, status: grpc.StatusCode, message: str, *, reason: str | None = None) -> NoReturn:
+    async def refuse(
+        self, call: PluginCall, status: grpc.StatusCode, message: str, *, reason: str | None = None
+    ) -> NoReturn:
         """Log a refusal, and end the call with it."""
         log.warning("request refused: %s", message, extra={"resource": self.resource, "reason": reason})
         await call.abort(status, f"{self.resource}: {message}")

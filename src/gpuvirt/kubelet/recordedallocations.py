@@ -23,7 +23,13 @@ from gpuvirt.model.allocation import recordhistory
 from gpuvirt.model.allocation.allocations import Consumers, Recorded, Unknown
 from gpuvirt.model.allocation.ledger import Consumer, OfSeveral
 from gpuvirt.model.allocation.readmission import devices_of_several
-from gpuvirt.model.allocation.recordhistory import History, NamedDevice, PodRequests, Reading, RecordedDevice
+from gpuvirt.model.allocation.recordhistory import (
+    NamedDevice,
+    PodRequests,
+    RecordedDevice,
+    RecordHistory,
+    RecordReading,
+)
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.paths import KubeletPaths
@@ -36,7 +42,7 @@ Allocations = Sequence[tuple[tuple[ResourceName, DeviceId], Consumer]]
 """Each device with each of its containers."""
 
 
-class Content(msgspec.Struct, frozen=True, eq=False):
+class CheckpointContent(msgspec.Struct, frozen=True, eq=False):
     """The content of the checkpoint, as it was read once."""
 
     allocations: Allocations = ()
@@ -56,7 +62,7 @@ class Look(msgspec.Struct, frozen=True):
     """The record as it was read at one moment."""
 
     number: int
-    checkpoint: Content | OSError | DamagedError
+    checkpoint: CheckpointContent | OSError | DamagedError
     claims: tuple[ClaimedDevice, ...] | OSError | DamagedError
     kubelet_before: str
     kubelet_after: str
@@ -78,9 +84,9 @@ class RecordedAllocations:
         self,
         paths: KubeletPaths,
         read_node: ReadNode = unread_node,
-        history: History | None = None,
+        history: RecordHistory | None = None,
         boot_id: BootId | None = None,
-        keep: Callable[[History], object] = lambda _: None,
+        keep: Callable[[RecordHistory], object] = lambda _: None,
     ) -> None:
         """`read_node` reads the device nodes in the answers of plugins.
 
@@ -97,7 +103,7 @@ class RecordedAllocations:
         """Whether the host has a kubelet, by its processes and its folder."""
         self.owns_pods = False
         """Whether the folder of pods is known to be this kubelet's."""
-        self.history = history if history is not None else History()
+        self.history = history if history is not None else RecordHistory()
         self.paths = paths
         self._socket, self._checkpoint_path = str(paths.registration_socket), str(paths.checkpoint)
         self._claims_path = str(paths.claims)
@@ -106,7 +112,7 @@ class RecordedAllocations:
         self._numbers = itertools.count(1)
         self._judged = 0
         """The number of the newest look that was judged."""
-        self._checkpoint: tuple[Version, Content] | None = None
+        self._checkpoint: tuple[Version, CheckpointContent] | None = None
         self._claims: tuple[Version, tuple[ClaimedDevice, ...]] | None = None
         self._answer: Answer | None = None
 
@@ -128,10 +134,10 @@ class RecordedAllocations:
         """Conclude from a look whether the record is complete; an older look than the last one says nothing."""
         with self._lock:
             content = look.checkpoint
-            if look.number < self._judged or not (isinstance(content, Content) or look.is_missing):
+            if look.number < self._judged or not (isinstance(content, CheckpointContent) or look.is_missing):
                 return
             self._judged = look.number
-            devices = content.devices if isinstance(content, Content) else None
+            devices = content.devices if isinstance(content, CheckpointContent) else None
             history = self.history
             is_settled = history.doubt is None and not history.is_missing and not history.lost
             known = history.devices, history.kubelet, history.boot_id
@@ -140,7 +146,7 @@ class RecordedAllocations:
             if look.is_missing and not self.has_kubelet:
                 return
             pods = self._pods(devices or ())
-            reading = Reading(self._boot_id, devices, look.kubelet_before, look.kubelet_after, pods)
+            reading = RecordReading(self._boot_id, devices, look.kubelet_before, look.kubelet_after, pods)
             self.history = recordhistory.observe(history, reading)
 
     def observe_kubelet(self, *, exists: bool) -> None:
@@ -220,7 +226,7 @@ class RecordedAllocations:
 
     def _new_answer(self, look: Look, unknown: Reason | None) -> Recorded | Unknown:
         found: defaultdict[tuple[ResourceName, DeviceId], set[Consumer]] = defaultdict(set)
-        listed = look.checkpoint.allocations if isinstance(look.checkpoint, Content) else ()
+        listed = look.checkpoint.allocations if isinstance(look.checkpoint, CheckpointContent) else ()
         for key, consumer in (*listed, *_lost(self.history)):
             if consumer.pod_uid not in self.gone:
                 found[key].add(consumer)
@@ -229,7 +235,7 @@ class RecordedAllocations:
         recorded = {key: frozenset(consumers) for key, consumers in found.items()}
         return recorded if unknown is None else Unknown(unknown, listed=recorded)
 
-    def _read_checkpoint(self) -> Content | OSError | DamagedError:
+    def _read_checkpoint(self) -> CheckpointContent | OSError | DamagedError:
         try:
             # The kubelet replaces the file while the old one still exists, so the new file has another inode.
             version, known = _version(self._checkpoint_path), self._checkpoint
@@ -261,7 +267,7 @@ class RecordedAllocations:
         return found if self.owns_pods or any(device.pod in found for device in devices) else None
 
 
-def _content(content: bytes, read_node: ReadNode) -> Content:
+def _content(content: bytes, read_node: ReadNode) -> CheckpointContent:
     parsed = checkpoint.parse(content)
     allocations = tuple(checkpoint.allocations(parsed, read_node))
     devices = tuple(
@@ -269,14 +275,14 @@ def _content(content: bytes, read_node: ReadNode) -> Content:
     )
     consumers = [consumer for _, consumer in allocations]
     several = devices_of_several(allocations)
-    return Content(allocations, checkpoint.registered(parsed), devices, lacks_nodes(consumers), several)
+    return CheckpointContent(allocations, checkpoint.registered(parsed), devices, lacks_nodes(consumers), several)
 
 
 def _consumer(device: RecordedDevice) -> Consumer:
     return Consumer(pod_uid=device.pod, container=device.container)
 
 
-def _lost(history: History) -> Iterator[tuple[tuple[ResourceName, DeviceId], Consumer]]:
+def _lost(history: RecordHistory) -> Iterator[tuple[tuple[ResourceName, DeviceId], Consumer]]:
     """Yield the devices that the record lacks, although their pods have not ended."""
     for device in history.lost:
         yield device.key, _consumer(device)

@@ -29,7 +29,7 @@ WITHOUT_PSEUDONYM = frozenset({"vms"})
 Collected = Mapping[str, Entry]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ArchiveRequest(msgspec.Struct, frozen=True):
     """The request for a support archive."""
 
     kernel: Kernel
@@ -50,7 +50,7 @@ class Asked(msgspec.Struct, frozen=True):
 class Packing(msgspec.Struct):
     """An archive that is being packed: the state that its sections share."""
 
-    asked: Asked
+    asked: ArchiveRequest
     at: datetime
     names: Pseudonyms | None
     ledger: Ledger

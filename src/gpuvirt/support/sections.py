@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from gpuvirt import __version__, archive, plain
-from gpuvirt.apps.doctor import Surroundings, diagnose
+from gpuvirt.apps.doctor import EvidenceSources, diagnose
 from gpuvirt.archive import Entry, LeftOut, Manifest, NotRead
 from gpuvirt.documents import from_json
 from gpuvirt.errors import ConfigError, DamagedError
@@ -25,7 +25,7 @@ from gpuvirt.node.known import snapshot
 from gpuvirt.node.published import statefile
 from gpuvirt.node.store import ledgerstore, originaldrivers
 from gpuvirt.support import shares
-from gpuvirt.support.packing import Asked, Collected, Packing, is_absent, meaning
+from gpuvirt.support.packing import ArchiveRequest, Collected, Packing, is_absent, meaning
 
 LOG_BYTES = 4 << 20
 """How much of each log is packed, from its end."""
@@ -53,7 +53,7 @@ class Section(msgspec.Struct, frozen=True):
     collect: Callable[[Packing], Collected]
 
 
-def pack(asked: Asked) -> Packed:
+def pack(asked: ArchiveRequest) -> Packed:
     """Return the archive of a host."""
     packing = _begin(asked)
     members: dict[str, Entry] = {}
@@ -83,7 +83,7 @@ def pack(asked: Asked) -> Packed:
     return Packed(name, archive.pack(name, manifest, members), manifest)
 
 
-def _begin(asked: Asked) -> Packing:
+def _begin(asked: ArchiveRequest) -> Packing:
     """Observe the host as `gpuvirt devices` does, and learn the names to hide."""
     ledger = snapshot.read_ledger(*asked.ledgers)
     view = snapshot.take(asked.kernel, asked.settings, asked.ids, asked.clock, ledger)
@@ -179,7 +179,7 @@ def _devices(packing: Packing) -> Collected:
 
 def _doctor(packing: Packing) -> Collected:
     asked = packing.asked
-    around = Surroundings(
+    around = EvidenceSources(
         kubelet=asked.kubelet,
         settings=asked.settings,
         ids=asked.ids,

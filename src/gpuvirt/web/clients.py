@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 
-class Standing(StrEnum):
+class ClientStanding(StrEnum):
     """What is known of a client."""
 
     PERMITTED = "permitted"
@@ -23,7 +23,7 @@ class Standing(StrEnum):
 class Client(msgspec.Struct, frozen=True):
     """The client of a connection."""
 
-    standing: Standing = Standing.NO_CERTIFICATE
+    standing: ClientStanding = ClientStanding.NO_CERTIFICATE
     names: tuple[str, ...] = ()
     """The names of its verified certificate."""
 
@@ -47,7 +47,7 @@ class ClientRules(msgspec.Struct, frozen=True):
             return UNKNOWN
         names = tuple(_names(certificate))
         permitted = not self.names or not self.names.isdisjoint(names)
-        return Client(Standing.PERMITTED if permitted else Standing.OTHER_NAME, names)
+        return Client(ClientStanding.PERMITTED if permitted else ClientStanding.OTHER_NAME, names)
 
 
 def _names(certificate: Mapping[str, object]) -> Iterable[str]:

@@ -9,12 +9,21 @@ import msgspec
 
 from gpuvirt import __version__
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.extender.extender import FAILED, MALFORMED, NOT_SERVING, VERBS, Answer, Extender, Requests, failed
-from gpuvirt.web.clients import Client, ClientRules, Standing
+from gpuvirt.cluster.extender.extender import (
+    FAILED,
+    MALFORMED,
+    NOT_SERVING,
+    VERBS,
+    Extender,
+    Requests,
+    SchedulerAnswer,
+    failed,
+)
+from gpuvirt.web.clients import Client, ClientRules, ClientStanding
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, histograms, text_of
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
-from gpuvirt.web.page import Answer as Page
+from gpuvirt.web.page import PageAnswer as Page
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +58,7 @@ class ExtenderPages(msgspec.Struct):
     """The certificates that clients need."""
     handshakes: Handshakes
     requests: Requests = msgspec.field(default_factory=Requests)
-    asked_by: Counter[Standing] = msgspec.field(default_factory=Counter)
+    asked_by: Counter[ClientStanding] = msgspec.field(default_factory=Counter)
     """The requests by what is known of their clients."""
     _unknown: set[tuple[str, ...]] = msgspec.field(default_factory=set)
     """The names of clients that were logged because they are not permitted."""
@@ -89,13 +98,13 @@ class ExtenderPages(msgspec.Struct):
         # A connection is kept alive by kube-scheduler: it must not stay with a process that does not lead.
         return HttpAnswer(200, answer.body, JSON, closes=answer.result in {NOT_SERVING, NOT_PERMITTED})
 
-    def _refusal(self, verb: str, client: Client) -> Answer | None:
+    def _refusal(self, verb: str, client: Client) -> SchedulerAnswer | None:
         """Return the answer to a client that is not permitted; None for others, and where certificates are optional."""
         rules = self.clients
         if rules is None:
             return None
         self.asked_by[client.standing] += 1
-        if client.standing is Standing.PERMITTED:
+        if client.standing is ClientStanding.PERMITTED:
             return None
         has = f"a certificate for {', '.join(client.names) or 'no name'}" if client.names else "no certificate"
         expects = f"one for {', '.join(sorted(rules.names))}" if rules.names else f"one of the CA in {rules.authority}"
@@ -108,7 +117,7 @@ class ExtenderPages(msgspec.Struct):
         why = f"{verb}: the client has {has}; the extender expects {expects}; see --client-name"
         return failed(why, NOT_PERMITTED)
 
-    async def _answer(self, verb: str, request: HttpRequest) -> Answer:
+    async def _answer(self, verb: str, request: HttpRequest) -> SchedulerAnswer:
         if (refusal := self._refusal(verb, request.client)) is not None:
             return refusal
         if request.fault:

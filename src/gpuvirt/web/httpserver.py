@@ -16,7 +16,7 @@ import h11
 import msgspec
 
 from gpuvirt.clock import Clock, RealClock
-from gpuvirt.web.clients import UNKNOWN, Client, ClientRules, Standing
+from gpuvirt.web.clients import UNKNOWN, Client, ClientRules, ClientStanding
 from gpuvirt.web.connections import Connection, Connections, listen
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class HttpServer:
         """Answer the requests of one connection."""
         now_s = self._clock.monotonic_s()
         known = self._clients.judge(writer.get_extra_info("peercert")) if self._clients is not None else UNKNOWN
-        is_verified = known.standing is Standing.PERMITTED
+        is_verified = known.standing is ClientStanding.PERMITTED
         connection = Connection(writer.transport.abort, now_s, is_verified=is_verified)
         self.connections.add(connection, now_s)
         try:

@@ -7,7 +7,7 @@ import msgspec
 TEXT = "text/plain; charset=utf-8"
 
 
-class Answer(msgspec.Struct, frozen=True):
+class PageAnswer(msgspec.Struct, frozen=True):
     """The response of a page."""
 
     status: int
@@ -15,4 +15,4 @@ class Answer(msgspec.Struct, frozen=True):
     content_type: str = TEXT
 
 
-Page = Callable[[], Answer]
+Page = Callable[[], PageAnswer]

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest, HttpServer
-from gpuvirt.web.page import Answer, Page
+from gpuvirt.web.page import Page, PageAnswer
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +33,16 @@ class Probes:
             answer = self.respond(request.method, request.path)
         except Exception:
             log.exception("a metrics or probe page failed")  # only this response fails: probes use the other pages
-            answer = Answer(500, f"{request.path} failed; the log says why\n")
+            answer = PageAnswer(500, f"{request.path} failed; the log says why\n")
         allow = "GET, HEAD" if answer.status == 405 else ""
         # One response for each connection: no probe reaches a process that has lost the address.
         return HttpAnswer(answer.status, answer.body.encode(), answer.content_type, closes=True, allow=allow)
 
-    def respond(self, method: str, path: str) -> Answer:
+    def respond(self, method: str, path: str) -> PageAnswer:
         """Return the answer of a page."""
         page = self._pages.get(path)
         if page is None:
-            return Answer(404, f"no such page; pages are {', '.join(self._pages)}\n")
+            return PageAnswer(404, f"no such page; pages are {', '.join(self._pages)}\n")
         if method not in {"GET", "HEAD"}:
-            return Answer(405, "only GET and HEAD are supported\n")
+            return PageAnswer(405, "only GET and HEAD are supported\n")
         return page()

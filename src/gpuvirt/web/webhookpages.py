@@ -16,7 +16,7 @@ from gpuvirt.model.reasons import admission
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, histograms, text_of
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
-from gpuvirt.web.page import Answer as Page
+from gpuvirt.web.page import PageAnswer as Page
 from gpuvirt.web.webhookconfig import WebhookConfig
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_resource_name
 from gpuvirt.kubelet import wire
-from gpuvirt.kubelet.pluginserver import Call
+from gpuvirt.kubelet.pluginserver import PluginCall
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.kubelet.proto import podresources_pb2 as pods_pb
 from gpuvirt.node.store.files import replace_file
@@ -190,7 +190,7 @@ class SimKubelet:
             raise AdmissionError(f"endpoint not found in cache for a registered resource: {resource}")
         return client
 
-    async def _register(self, request: pb.RegisterRequest, call: Call) -> pb.Empty:
+    async def _register(self, request: pb.RegisterRequest, call: PluginCall) -> pb.Empty:
         self.registrations.append(request.resource_name)
         if request.version != wire.VERSION:
             await call.abort(grpc.StatusCode.UNKNOWN, f"requested API version {request.version!r} is not supported")
@@ -228,7 +228,7 @@ class SimKubelet:
             self.manager.disconnected(resource, self._clock.monotonic_s())
 
     async def _list_pods(
-        self, _request: pods_pb.ListPodResourcesRequest, call: Call
+        self, _request: pods_pb.ListPodResourcesRequest, call: PluginCall
     ) -> pods_pb.ListPodResourcesResponse:
         if self.rejects_lists:
             self.rejects_lists -= 1
@@ -238,7 +238,9 @@ class SimKubelet:
         self.manager.free_all_but(self._uids_of_pods())
         return pods_pb.ListPodResourcesResponse(pod_resources=[_resources_of(pod) for pod in self.pods.values()])
 
-    async def _get_pod(self, request: pods_pb.GetPodResourcesRequest, call: Call) -> pods_pb.GetPodResourcesResponse:
+    async def _get_pod(
+        self, request: pods_pb.GetPodResourcesRequest, call: PluginCall
+    ) -> pods_pb.GetPodResourcesResponse:
         """Answer for one pod, as a kubelet of version 1.34 or later does; Kata asks while the pod is created."""
         pod = self.pods.get(request.pod_name)
         if pod is None or request.pod_namespace != NAMESPACE:
@@ -247,7 +249,7 @@ class SimKubelet:
         return pods_pb.GetPodResourcesResponse(pod_resources=_resources_of(pod))
 
     async def _get_allocatable(
-        self, _request: pods_pb.AllocatableResourcesRequest, call: Call
+        self, _request: pods_pb.AllocatableResourcesRequest, call: PluginCall
     ) -> pods_pb.AllocatableResourcesResponse:
         if self.allocatable_fails is not None:
             await call.abort(self.allocatable_fails, "rejected by rate limit")

@@ -7,15 +7,17 @@ import grpc
 import grpc.aio
 
 from gpuvirt.kubelet import grpcservers
-from gpuvirt.kubelet.pluginserver import Call
+from gpuvirt.kubelet.pluginserver import PluginCall
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.kubelet.proto import podresources_pb2 as pods_pb
 from gpuvirt.paths import check_socket_path
 
-Register = Callable[[pb.RegisterRequest, Call], Awaitable[pb.Empty]]
-ListPods = Callable[[pods_pb.ListPodResourcesRequest, Call], Awaitable[pods_pb.ListPodResourcesResponse]]
-GetPod = Callable[[pods_pb.GetPodResourcesRequest, Call], Awaitable[pods_pb.GetPodResourcesResponse]]
-GetAllocatable = Callable[[pods_pb.AllocatableResourcesRequest, Call], Awaitable[pods_pb.AllocatableResourcesResponse]]
+Register = Callable[[pb.RegisterRequest, PluginCall], Awaitable[pb.Empty]]
+ListPods = Callable[[pods_pb.ListPodResourcesRequest, PluginCall], Awaitable[pods_pb.ListPodResourcesResponse]]
+GetPod = Callable[[pods_pb.GetPodResourcesRequest, PluginCall], Awaitable[pods_pb.GetPodResourcesResponse]]
+GetAllocatable = Callable[
+    [pods_pb.AllocatableResourcesRequest, PluginCall], Awaitable[pods_pb.AllocatableResourcesResponse]
+]
 
 
 class Servers:

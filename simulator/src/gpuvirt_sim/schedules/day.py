@@ -8,16 +8,16 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.cluster.failures import ApiRefusedError, ConflictError, NotFoundError
-from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Rounds, Stored
+from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Rounds, StoredSchedule
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S
 from gpuvirt.model.schedules.hypervisor import Answer, Hypervisor, Refused
 from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
-from gpuvirt.model.schedules.observed import NodePod, Observed
+from gpuvirt.model.schedules.observed import NodePod, ScheduleObservation
 from gpuvirt.model.schedules.spec import Schedule
-from gpuvirt.model.schedules.status import ConfiguredNode, Status
+from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import Advance, due_at
 from gpuvirt_sim.clock import SimTimer
@@ -38,7 +38,7 @@ class SimDay(msgspec.Struct):
     report: Callable[[str], None]
     """Called with what the controller does, as its log has it."""
     now_s: float = 0.0
-    status: Status = msgspec.field(default_factory=Status)
+    status: ScheduleStatus = msgspec.field(default_factory=ScheduleStatus)
     version: int = 1
 
     def now(self) -> datetime:
@@ -87,16 +87,16 @@ class SimDay(msgspec.Struct):
 
         return Connection(self.hypervisor, lambda: True, before)
 
-    def observed(self) -> Observed:
+    def observed(self) -> ScheduleObservation:
         """Return what a round would read now."""
         reading = self._reading()
-        return Observed(reading.nodes, reading.pods, reading.attachments, self.hypervisor.reading())
+        return ScheduleObservation(reading.nodes, reading.pods, reading.attachments, self.hypervisor.reading())
 
-    async def schedule(self) -> Stored | None:
+    async def schedule(self) -> StoredSchedule | None:
         """Return the schedule."""
-        return Stored(self.spec, self.status, str(self.version))
+        return StoredSchedule(self.spec, self.status, str(self.version))
 
-    async def read(self, stored: Stored) -> ClusterReading:
+    async def read(self, stored: StoredSchedule) -> ClusterReading:
         """Return the workers."""
         del stored
         return self._reading()
@@ -112,7 +112,9 @@ class SimDay(msgspec.Struct):
         pods = {name: self.cluster.node_pods(name) for name in nodes}
         return ClusterReading(nodes, pods, {name: tuple(self.cluster.attached.get(name, ())) for name in nodes})
 
-    async def record(self, stored: Stored, status: Status, problems: tuple[Reason, ...], advance: Advance) -> None:
+    async def record(
+        self, stored: StoredSchedule, status: ScheduleStatus, problems: tuple[Reason, ...], advance: Advance
+    ) -> None:
         """Write the status."""
         del problems, advance
         if stored.version != str(self.version):

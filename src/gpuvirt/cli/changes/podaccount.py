@@ -25,7 +25,7 @@ from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals
-from gpuvirt.node.change.gate.gaterecord import Reading
+from gpuvirt.node.change.gate.gaterecord import AccountReading
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.store.recordhistorystore import read_history
 from gpuvirt.paths import HostRoots, KubeletPaths
@@ -41,14 +41,14 @@ class PodAccount(msgspec.Struct, frozen=True):
     assume_unallocated: bool = False
     """Whether to assume that no device is allocated beyond the known ones where the kubelet can't be read."""
 
-    read: list[Reading] = msgspec.field(default_factory=list)
+    read: list[AccountReading] = msgspec.field(default_factory=list)
     """The complete readings of the kubelet's accounts so far."""
 
-    def readings(self) -> Sequence[Reading]:
+    def readings(self) -> Sequence[AccountReading]:
         """Read the kubelet's accounts once more; return all readings, the newest last."""
         held, unknown = self._by_kubelet()
         if unknown is None or self.assume_unallocated:
-            self.read.append(Reading(monotonic(), frozenset(device for _, device in held or {})))
+            self.read.append(AccountReading(monotonic(), frozenset(device for _, device in held or {})))
         return tuple(self.read)
 
     def account(self, inventory: Inventory) -> Account:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt.apps.schedulequestions import ScheduleQuestions
-from gpuvirt.cli.formats import Listing, ListOutput, Output
+from gpuvirt.cli.formats import ListFormat, ListOutput, Output
 from gpuvirt.cli.output import render, schedulecheckrender, schedulerender
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock
@@ -53,7 +53,7 @@ def list_(
     """
     rows = asyncio.run(_questions(kubeconfig, context, namespace).rows())
     names = (row.name for row in rows)
-    render.print_list(rows, names, partial(schedulerender.schedules, rows), Listing(output, no_headers))
+    render.print_list(rows, names, partial(schedulerender.schedules, rows), ListFormat(output, no_headers))
 
 
 @app.command()

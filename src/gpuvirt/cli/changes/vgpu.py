@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt.cli.changes import vgpuapply, vgpuhost, vgpuscheduler
-from gpuvirt.cli.formats import Listing, ListOutput, Output
+from gpuvirt.cli.formats import ListFormat, ListOutput, Output
 from gpuvirt.cli.output import fleetrender, render, vgpurender
 from gpuvirt.cli.parameters import apiserver, completion, fleet, options
 from gpuvirt.cli.parameters.vgpuconfigs import Address, ConfigFile, Selected, ValidConfig
@@ -45,7 +45,7 @@ def apply(  # noqa: PLR0913  a command's options
     The command creates the config's vGPUs, and removes unused vGPUs that the config does not have. It never removes a
     vGPU that is in use.
     """
-    where = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
+    where = vgpuapply.AppliedHost(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.apply(where, config_file, selected, rebind=rebind, dry_run=dry_run)
 
 
@@ -63,7 +63,7 @@ def assert_(
 
     The command exits with 0 if they do. Otherwise it prints the missing steps and the reasons, and exits with 1.
     """
-    where = vgpuapply.Where(host_root, kubelet_dir, output)
+    where = vgpuapply.AppliedHost(host_root, kubelet_dir, output)
     vgpuapply.check(where, config_file, selected, valid_only=valid_config)
 
 
@@ -83,12 +83,12 @@ def list_(  # noqa: PLR0913  a command's options
     if (gpu_nodes := fleet.asked_nodes(node, kubeconfig, context, every=all_nodes)) is not None:
         found = fleetrender.vgpus_of(gpu_nodes)
         ids = (row.id for row in found)
-        render.print_list(found, ids, partial(fleetrender.vgpus, found), Listing(output, no_headers))
+        render.print_list(found, ids, partial(fleetrender.vgpus, found), ListFormat(output, no_headers))
         return
     here = vgpuhost.host(host_root, kubelet_dir)
     rows = vgpurender.rows_of(vgpuhost.gpu_states(observe(here.change_host, here.inputs, None)))
     ids = (row.id for row in rows)
-    render.print_list(rows, ids, partial(vgpurender.vgpus, rows), Listing(output, no_headers))
+    render.print_list(rows, ids, partial(vgpurender.vgpus, rows), ListFormat(output, no_headers))
 
 
 @app.command("types")
@@ -108,7 +108,7 @@ def types(
         {gpu: gpu_state for gpu, gpu_state in vgpuhost.gpu_states(seen).items() if gpu in chosen}
     )
     names = (row.name for row in rows)
-    render.print_list(rows, names, partial(vgpurender.types, rows), Listing(output, no_headers))
+    render.print_list(rows, names, partial(vgpurender.types, rows), ListFormat(output, no_headers))
 
 
 @app.command("create")
@@ -127,7 +127,7 @@ def create(  # noqa: PLR0913  a command's options
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Create vGPUs on a GPU, in addition to its existing ones."""
-    where = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
+    where = vgpuapply.AppliedHost(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.create(where, address, vgpu_type, count, dry_run=dry_run)
 
 
@@ -145,7 +145,7 @@ def delete(
 
     For a vGPU that is in use, the command prints the user, and exits with 1.
     """
-    where = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
+    where = vgpuapply.AppliedHost(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.delete(where, vgpus, dry_run=dry_run)
 
 

@@ -19,13 +19,13 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.desired.configchoice import desired
-from gpuvirt.model.desired.vgpuentries import Entry, Note, NoteCode
+from gpuvirt.model.desired.vgpuentries import ConfigEntry, Note, NoteCode
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import resolve_type
 from gpuvirt.node.change.observation import Observation, observe
 
 
-class Where(msgspec.Struct, frozen=True):
+class AppliedHost(msgspec.Struct, frozen=True):
     """The host of a command, and its output format."""
 
     host_root: Path
@@ -39,7 +39,7 @@ class Where(msgspec.Struct, frozen=True):
         return self.output is not Output.TABLE
 
 
-def apply(where: Where, config_file: str | None, selected: str | None, *, rebind: bool, dry_run: bool) -> None:
+def apply(where: AppliedHost, config_file: str | None, selected: str | None, *, rebind: bool, dry_run: bool) -> None:
     """Apply a vGPU config to its GPUs; exit with 1 if a GPU does not carry its vGPUs afterwards.
 
     A GPU whose card has none of the types is one of these; the other GPUs are changed.
@@ -55,7 +55,7 @@ def apply(where: Where, config_file: str | None, selected: str | None, *, rebind
     _change(where, here, seen, desired, dry_run=dry_run, unfit=found.unfit)
 
 
-def check(where: Where, config_file: str | None, selected: str | None, *, valid_only: bool) -> None:
+def check(where: AppliedHost, config_file: str | None, selected: str | None, *, valid_only: bool) -> None:
     """Check whether GPUs carry the vGPUs of a vGPU config; exit with 1 if one does not."""
     configs, notes = vgpuconfigs.read_configs(config_file)
     entries = configs[vgpuconfigs.select(configs, selected)]
@@ -70,7 +70,7 @@ def check(where: Where, config_file: str | None, selected: str | None, *, valid_
         raise typer.Exit(1)
 
 
-def create(where: Where, address: str, vgpu_type: str, count: int, *, dry_run: bool) -> None:
+def create(where: AppliedHost, address: str, vgpu_type: str, count: int, *, dry_run: bool) -> None:
     """Create vGPUs on a GPU, in addition to its existing ones; exit with 1 if that fails."""
     here, seen = _seen(where)
     (gpu,) = vgpuhost.gpus_named(seen, [address])
@@ -81,7 +81,7 @@ def create(where: Where, address: str, vgpu_type: str, count: int, *, dry_run: b
     _change(where, here, seen, {gpu: DesiredGpu(vgpus=DesiredVgpus(desired_counts))}, dry_run=dry_run)
 
 
-def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
+def delete(where: AppliedHost, ids: Sequence[str], *, dry_run: bool) -> None:
     """Remove unused vGPUs; exit with 1 if one stays."""
     here, seen = _seen(where)
     gpu_states = vgpuhost.gpu_states(seen)
@@ -98,7 +98,7 @@ def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
         raise typer.Exit(1)
 
 
-def _seen(where: Where) -> tuple[Host, Observation]:
+def _seen(where: AppliedHost) -> tuple[Host, Observation]:
     here = vgpuhost.host(where.host_root, where.kubelet_dir, assume_unallocated=where.assume_unallocated)
     return here, observe(here.change_host, here.inputs, None)
 
@@ -111,7 +111,7 @@ class _Applied(msgspec.Struct, frozen=True):
     """Why GPUs that the config selects do not get its types: their cards have none of these."""
 
 
-def _desired(seen: Observation, entries: tuple[Entry, ...], notes: Iterable[Note]) -> _Applied:
+def _desired(seen: Observation, entries: tuple[ConfigEntry, ...], notes: Iterable[Note]) -> _Applied:
     """Return the desired vGPUs of each GPU of a config, and print the notes on the config."""
     found = desired(entries, config_gpus(seen.inventory, vgpuhost.gpu_states(seen)))
     unfit = tuple(note for note in found.notes if note.code is NoteCode.OTHER_CARD)
@@ -122,7 +122,7 @@ def _desired(seen: Observation, entries: tuple[Entry, ...], notes: Iterable[Note
 
 
 def _change(
-    where: Where,
+    where: AppliedHost,
     here: Host,
     seen: Observation,
     desired: Mapping[PciAddress, DesiredGpu],

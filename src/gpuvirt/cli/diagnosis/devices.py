@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.cli.formats import Layout, Listing, ListOutput
+from gpuvirt.cli.formats import Layout, ListFormat, ListOutput
 from gpuvirt.cli.output import fleetrender, render
 from gpuvirt.cli.parameters import apiserver, fleet, options
 from gpuvirt.clock import RealClock
@@ -42,7 +42,7 @@ def devices(  # noqa: PLR0913  one parameter an option
     if (gpu_nodes := fleet.asked_nodes(node, kubeconfig, context, every=all_nodes)) is not None:
         rows = fleetrender.devices_of(gpu_nodes)
         names = (f"node/{row.node}" for row in rows)
-        render.print_list(rows, names, partial(fleetrender.devices, rows), Listing(output, no_headers))
+        render.print_list(rows, names, partial(fleetrender.devices, rows), ListFormat(output, no_headers))
         return
     roots = HostRoots.under(host_root)
     kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
@@ -59,4 +59,4 @@ def devices(  # noqa: PLR0913  one parameter an option
     def show(layout: Layout) -> None:
         render.devices(view, every=every, sees_users=os.geteuid() == 0, layout=layout)
 
-    render.print_list(view, names, show, Listing(output, no_headers))
+    render.print_list(view, names, show, ListFormat(output, no_headers))

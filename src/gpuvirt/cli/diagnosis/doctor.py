@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt.apps.doctor import diagnose
-from gpuvirt.cli.diagnosis.evidencehost import KubeVirtAt, Where, surroundings
+from gpuvirt.cli.diagnosis.evidencehost import HostFolders, KubeVirtAt, surroundings
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import diagnosisrender
 from gpuvirt.cli.output.render import print_document
@@ -31,7 +31,7 @@ def doctor(  # noqa: PLR0913  one parameter an option
     The checks cover firmware, IOMMU, drivers, GPUs, vGPUs, the kubelet and KubeVirt. A finding has its place, the
     reason why it matters, and a fix. The command changes nothing. It exits with 1 if a finding is an error.
     """
-    where = Where(host_root, system_root, kubelet_dir)
+    where = HostFolders(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
     report = diagnose(kernel, around)
     if not print_document(report, output):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpuvirt.apps.doctor import Surroundings
+from gpuvirt.apps.doctor import EvidenceSources
 from gpuvirt.cli.parameters import options
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.vms.evidence import ask_cluster
@@ -21,7 +21,7 @@ from gpuvirt.paths import HostRoots, KubeletPaths
 STANDARD_INPUT = "-"
 
 
-class Where(msgspec.Struct, frozen=True):
+class HostFolders(msgspec.Struct, frozen=True):
     """Where the host's folders are mounted, from the options of these names."""
 
     host_root: Path
@@ -40,13 +40,13 @@ class KubeVirtAt(msgspec.Struct, frozen=True):
 
 
 def surroundings(
-    where: Where, config: Path | None, pci_ids: Path | None, kubevirt: KubeVirtAt
-) -> tuple[RealKernel, Surroundings]:
+    where: HostFolders, config: Path | None, pci_ids: Path | None, kubevirt: KubeVirtAt
+) -> tuple[RealKernel, EvidenceSources]:
     """Return the host and the other inputs that a command's options name; raise ConfigError."""
     roots = HostRoots.under(where.host_root, where.system_root)
     kubelet = KubeletPaths(where.kubelet_dir or roots.local(options.KUBELET))
     kubevirts, nodes = _of_cluster(kubevirt)
-    return RealKernel(roots), Surroundings(
+    return RealKernel(roots), EvidenceSources(
         kubelet=kubelet,
         settings=options.read_settings(config),
         ids=options.read_pci_ids(pci_ids, roots),

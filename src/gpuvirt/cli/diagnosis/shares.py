@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.cli.formats import Listing, ListOutput
+from gpuvirt.cli.formats import ListFormat, ListOutput
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.sharesrender import print_shares
 from gpuvirt.cli.output.tables import CLEAR, console
@@ -39,7 +39,7 @@ def shares(  # noqa: PLR0913  one parameter an option
     limits use, GpuNodes. A pod whose GPUs are not known yet counts on each shared GPU of its node. No unit of a worker
     that a VgpuSchedule has suspended is free.
     """
-    listing = Listing(output, no_headers)
+    listing = ListFormat(output, no_headers)
     sharing = Sharing(options.resource_of(resource), Units(units))
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
     if not watch:
@@ -52,12 +52,12 @@ def shares(  # noqa: PLR0913  one parameter an option
         raise typer.Exit from None
 
 
-def _show(found: SharesOverview, listing: Listing) -> None:
+def _show(found: SharesOverview, listing: ListFormat) -> None:
     names = (f"node/{node.node}" for node in found.nodes)
     render.print_list(found, names, partial(print_shares, console(), found), listing)
 
 
-def _show_next(found: SharesOverview, listing: Listing) -> None:
+def _show_next(found: SharesOverview, listing: ListFormat) -> None:
     if listing.is_table and sys.stdout.isatty():
         print(CLEAR, end="")
     _show(found, listing)

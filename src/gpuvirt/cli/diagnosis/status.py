@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gpuvirt.cli.formats import Layout, Listing, ListOutput
+from gpuvirt.cli.formats import Layout, ListFormat, ListOutput
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.repeats import Repeats
 from gpuvirt.cli.output.tables import CLEAR, Column, Table, console, say
@@ -86,7 +86,7 @@ def status(  # noqa: PLR0913  one parameter an option
     The components have the names of the operands of NVIDIA's operator, also those that are parts of gpuvirt's agent.
     The command reads GpuNodes and pods. It exits with 1 if the ClusterPolicy or a component is not ready.
     """
-    listing = Listing(output, no_headers)
+    listing = ListFormat(output, no_headers)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     client, own = Client(credentials), apiserver.own_namespace(namespace, credentials)
     if watch:
@@ -100,13 +100,13 @@ def status(  # noqa: PLR0913  one parameter an option
     raise typer.Exit(0 if found.well else 1)
 
 
-def _show(found: ClusterStatus, listing: Listing) -> None:
+def _show(found: ClusterStatus, listing: ListFormat) -> None:
     names = (f"node/{row.node}" for row in found.components)
     render.print_list(found, names, partial(print_status, found), listing)
     sys.stdout.flush()
 
 
-async def _watch(client: Client, namespace: Namespace, listing: Listing) -> None:
+async def _watch(client: Client, namespace: Namespace, listing: ListFormat) -> None:
     """Show the status, and again after each change, until cancelled."""
     clock = RealClock()
     shown: ClusterStatus | None = None

@@ -15,7 +15,7 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.store.files import replace_file
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
 from gpuvirt.support import sections as archive
-from gpuvirt.support.packing import Asked
+from gpuvirt.support.packing import ArchiveRequest
 
 HOSTNAME = HostPath("/proc/sys/kernel/hostname")
 STANDARD_OUTPUT = Path("-")
@@ -61,7 +61,7 @@ def support(  # noqa: PLR0913  one parameter an option
     roots = HostRoots.under(host_root)
     kubelet, kernel = KubeletPaths(kubelet_dir or roots.local(options.KUBELET)), RealKernel(roots)
     hostname = attributes.text(kernel, HOSTNAME)
-    asked = Asked(
+    asked = ArchiveRequest(
         kernel=kernel,
         roots=roots,
         kubelet=kubelet,

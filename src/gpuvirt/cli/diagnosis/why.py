@@ -8,7 +8,7 @@ import typer
 
 from gpuvirt.apps.doctor import gather
 from gpuvirt.cli.diagnosis import whynode, whyvm
-from gpuvirt.cli.diagnosis.evidencehost import KubeVirtAt, Where, surroundings
+from gpuvirt.cli.diagnosis.evidencehost import HostFolders, KubeVirtAt, surroundings
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import diagnosisrender
 from gpuvirt.cli.output.render import print_document
@@ -85,7 +85,7 @@ def why(  # noqa: PLR0913  one parameter an option
         sharing = Sharing(options.resource_of(resource), Units(units))
         whyvm.explain(chosen.found, apiserver.asked_credentials(kubeconfig, context), namespace, output, sharing)
         return
-    where = Where(host_root, system_root, kubelet_dir)
+    where = HostFolders(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
     explanation = explain_device(gather(kernel, around), chosen.text)
     if not print_document(explanation, output):

@@ -16,7 +16,7 @@ from gpuvirt.model.doctor.vms import vmexplanation
 from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, ObjectRef
 from gpuvirt.model.doctor.vms.vmexplanation import Explanation
 from gpuvirt.model.doctor.vms.vmfindings import counts_text
-from gpuvirt.model.doctor.vms.vmnodes import NodeVerdict
+from gpuvirt.model.doctor.vms.vmnodes import NodeFit
 
 NODE_COLUMNS = (Column("NODE"), Column("RESOURCE", folds=True), Column("ALLOCATABLE"), Column("FREE"), Column("REASON"))
 
@@ -80,5 +80,5 @@ def _nodes(found: Explanation) -> Table:
     return table
 
 
-def _free(verdict: NodeVerdict, resource: str) -> str:
+def _free(verdict: NodeFit, resource: str) -> str:
     return NOTHING if verdict.free is None else str(verdict.free[resource])

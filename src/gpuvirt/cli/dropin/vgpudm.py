@@ -47,7 +47,7 @@ def apply(
     assume_unallocated: options.AssumeUnallocated = False,
 ) -> None:
     """Apply a vGPU config to the GPUs of this host."""
-    where = vgpuapply.Where(host_root, kubelet_dir, Output.TABLE, assume_unallocated)
+    where = vgpuapply.AppliedHost(host_root, kubelet_dir, Output.TABLE, assume_unallocated)
     vgpuapply.apply(where, config_file, selected, rebind=False, dry_run=False)
 
 
@@ -63,4 +63,6 @@ def assert_(
 
     The exit code is 0 if they do, 1 if not.
     """
-    vgpuapply.check(vgpuapply.Where(host_root, None, Output.TABLE), config_file, selected, valid_only=valid_config)
+    vgpuapply.check(
+        vgpuapply.AppliedHost(host_root, None, Output.TABLE), config_file, selected, valid_only=valid_config
+    )

@@ -6,13 +6,13 @@ from rich.console import Console
 from rich.text import Text
 
 from gpuvirt.cli.output.tables import console, paragraph, printable, say
-from gpuvirt.model.doctor.explanation import NOT_REACHED, DeviceExplanation, Stage, Standing
+from gpuvirt.model.doctor.explanation import NOT_REACHED, DeviceExplanation, Stage, StageOutcome
 from gpuvirt.model.doctor.findings import Area, CheckResult, Finding, Report, worst
 from gpuvirt.model.doctor.vms.vmexplanation import VmStage
 from gpuvirt.model.reasons.codes import Level
 
 STYLES = {Level.OK: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.ERROR: "bold red"}
-EXPLANATION_STYLES = {Standing.OK: "green", Standing.BLOCKED: "bold red", Standing.SKIPPED: "dim"}
+EXPLANATION_STYLES = {StageOutcome.OK: "green", StageOutcome.BLOCKED: "bold red", StageOutcome.SKIPPED: "dim"}
 INDENT = " " * 9
 """The indent of the lines below a finding's first line: the width of its level."""
 

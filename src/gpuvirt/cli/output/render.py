@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpuvirt import plain
-from gpuvirt.cli.formats import Layout, Listing, ListOutput, Output
+from gpuvirt.cli.formats import Layout, ListFormat, ListOutput, Output
 from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.model.inventory.inventory import Mode
@@ -42,7 +42,7 @@ def print_document(value: object, output: Output | ListOutput) -> bool:
     return True
 
 
-def print_list(document: object, names: Iterable[str], show: Callable[[Layout], None], listing: Listing) -> None:
+def print_list(document: object, names: Iterable[str], show: Callable[[Layout], None], listing: ListFormat) -> None:
     """Print a list in a format: as a document, by the names of its entries, or by `show` as a table."""
     if print_document(document, listing.output):
         return

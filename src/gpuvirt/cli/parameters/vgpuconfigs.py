@@ -15,7 +15,7 @@ from gpuvirt.cli.parameters import completion
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.desired import vgpuconfig
 from gpuvirt.model.desired.vgpudefaults import builtin_configs
-from gpuvirt.model.desired.vgpuentries import Entry, Note
+from gpuvirt.model.desired.vgpuentries import ConfigEntry, Note
 from gpuvirt.model.inventory.nearness import nearest
 
 
@@ -50,7 +50,7 @@ Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="The PCI address
 STDIN = "-"
 
 
-def read_configs(file: str | None) -> tuple[Mapping[str, tuple[Entry, ...]], tuple[Note, ...]]:
+def read_configs(file: str | None) -> tuple[Mapping[str, tuple[ConfigEntry, ...]], tuple[Note, ...]]:
     """Return the configs of a file, `-` for standard input, or the built-in configs; raise ConfigError."""
     if file is None:
         return builtin_configs(), ()
@@ -59,7 +59,7 @@ def read_configs(file: str | None) -> tuple[Mapping[str, tuple[Entry, ...]], tup
     return found.configs, found.notes
 
 
-def select(configs: Mapping[str, tuple[Entry, ...]], name: str | None) -> str:
+def select(configs: Mapping[str, tuple[ConfigEntry, ...]], name: str | None) -> str:
     """Return the name of the selected config, or of the only one if none is selected; raise ConfigError."""
     if name is None:
         if len(configs) != 1:

@@ -105,7 +105,7 @@ def images(
     that you install.
     """
     texts = [(str(file), documents.text_of(file)) for file in manifests or ()] or [("stdin", sys.stdin.read())]
-    for name in image_lists.images_of(texts, image_lists.Inputs(frozenset(systems or ()), image)):
+    for name in image_lists.images_of(texts, image_lists.ImageInputs(frozenset(systems or ()), image)):
         print(name)
 
 

@@ -17,7 +17,7 @@ import msgspec
 from gpuvirt import nulls
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.access.credentials import Issued, Material
-from gpuvirt.cluster.access.kubeconfig import Cluster, Entry, Exec
+from gpuvirt.cluster.access.kubeconfig import Cluster, Exec, NamedEntry
 from gpuvirt.cluster.failures import CredentialsError
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
@@ -32,7 +32,7 @@ WITHIN_S = 300.0
 HELP = "https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins"
 
 
-class NotIssuedError(GpuvirtError):
+class NoCredentialsError(GpuvirtError):
     """The output of a plugin has no valid credentials."""
 
 
@@ -48,19 +48,19 @@ class ClusterInfo(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
     config: object = None
 
 
-class AskedSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class CredentialRequestSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The spec of a request for credentials."""
 
     interactive: bool
     cluster: ClusterInfo | None = None
 
 
-class Asked(msgspec.Struct, frozen=True, rename="camel"):
+class CredentialRequest(msgspec.Struct, frozen=True, rename="camel"):
     """A request for credentials, which the plugin gets in KUBERNETES_EXEC_INFO."""
 
     kind: str
     api_version: str
-    spec: AskedSpec
+    spec: CredentialRequestSpec
 
 
 class Status(msgspec.Struct, frozen=True, rename="camel"):
@@ -80,9 +80,9 @@ class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
     status: Status | None = None
 
 
-def encode(api_version: str, spec: AskedSpec) -> str:
+def encode(api_version: str, spec: CredentialRequestSpec) -> str:
     """Return a request for credentials as JSON."""
-    return msgspec.json.encode(Asked(KIND, api_version, spec)).decode()
+    return msgspec.json.encode(CredentialRequest(KIND, api_version, spec)).decode()
 
 
 def decode(output: bytes, api_version: str) -> Status:
@@ -90,15 +90,15 @@ def decode(output: bytes, api_version: str) -> Status:
     try:
         found = nulls.decode(output, ExecCredential)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise NotIssuedError(f"printed no {KIND}: {error}") from error
+        raise NoCredentialsError(f"printed no {KIND}: {error}") from error
     if (found.kind, found.api_version) != (KIND, api_version):
         got = f"{found.kind or 'no kind'} of {found.api_version or 'no version'}"
-        raise NotIssuedError(f"printed {got}; expected {KIND} of {api_version}, the kubeconfig's apiVersion")
+        raise NoCredentialsError(f"printed {got}; expected {KIND} of {api_version}, the kubeconfig's apiVersion")
     status = found.status or Status()
     if bool(status.client_certificate_data) != bool(status.client_key_data):
-        raise NotIssuedError("printed only one of client certificate and key; expected both or none")
+        raise NoCredentialsError("printed only one of client certificate and key; expected both or none")
     if not status.token and not status.client_certificate_data:
-        raise NotIssuedError("printed no credentials; expected a token, or a client certificate with its key")
+        raise NoCredentialsError("printed no credentials; expected a token, or a client certificate with its key")
     return status
 
 
@@ -122,7 +122,7 @@ class Command(msgspec.Struct, frozen=True):
         return self.arguments[0]
 
 
-def command_of(entry: Entry[Exec], cluster: Entry[Cluster], ca: Material | None) -> Command:
+def command_of(entry: NamedEntry[Exec], cluster: NamedEntry[Cluster], ca: Material | None) -> Command:
     """Return the command of the plugin in a kubeconfig; raise ConfigError."""
     desired = entry.content
     if not desired.command:
@@ -148,7 +148,7 @@ def command_of(entry: Entry[Exec], cluster: Entry[Cluster], ca: Material | None)
     )
 
 
-def _cluster_info(cluster: Entry[Cluster], ca: Material | None) -> ClusterInfo:
+def _cluster_info(cluster: NamedEntry[Cluster], ca: Material | None) -> ClusterInfo:
     content = cluster.content
     try:
         trusted = ca if isinstance(ca, bytes) or ca is None else ca.read_bytes()
@@ -215,7 +215,7 @@ class ExecPlugin:
         environment = {
             **os.environ,  # noqa: TID251  plugins inherit the environment, as kubectl's do
             **self._command.environment,
-            INFO: encode(self._command.api_version, AskedSpec(interactive, self._command.cluster)),
+            INFO: encode(self._command.api_version, CredentialRequestSpec(interactive, self._command.cluster)),
         }
         try:
             done = subprocess.run(
@@ -248,7 +248,7 @@ class ExecPlugin:
     def _decoded(self, output: bytes) -> tuple[Issued, datetime | None]:
         try:
             status = decode(output, self._command.api_version)
-        except NotIssuedError as error:
+        except NoCredentialsError as error:
             raise self._error(str(error)) from error
         issued = Issued(
             token=status.token.encode() or None,

@@ -135,7 +135,7 @@ class _Named(Protocol[T_co]):
     def content(self) -> T_co: ...
 
 
-class Entry(msgspec.Struct, Generic[T], frozen=True):
+class NamedEntry(msgspec.Struct, Generic[T], frozen=True):
     """A cluster, user or context with its file and path."""
 
     content: T
@@ -152,9 +152,9 @@ class Merged(msgspec.Struct, frozen=True):
     """The merged entries of all files."""
 
     where: str
-    clusters: Mapping[str, Entry[Cluster]]
-    users: Mapping[str, Entry[User]]
-    contexts: Mapping[str, Entry[Context]]
+    clusters: Mapping[str, NamedEntry[Cluster]]
+    users: Mapping[str, NamedEntry[User]]
+    contexts: Mapping[str, NamedEntry[Context]]
     current_context: str
 
 
@@ -182,14 +182,14 @@ def _files(paths: Path) -> Sequence[Path]:
     raise ConfigError("none of these files exists; expected a kubeconfig", where=str(paths))
 
 
-def _merged(kind: str, files: Iterable[tuple[Path, Sequence[_Named[T]]]]) -> Mapping[str, Entry[T]]:
+def _merged(kind: str, files: Iterable[tuple[Path, Sequence[_Named[T]]]]) -> Mapping[str, NamedEntry[T]]:
     """Return entries by name, each from the first file that has it."""
-    found: dict[str, Entry[T]] = {}
+    found: dict[str, NamedEntry[T]] = {}
     for file, entries in files:
         names = [entry.name for entry in entries]
         for index, entry in enumerate(entries):
             if entry.name in names[:index]:
                 message = f"two entries have the name {entry.name!r}; expected one"
                 raise ConfigError(message, where=str(file), path=f"$.{kind}s[{index}].name")
-            found.setdefault(entry.name, Entry(entry.content, file, f"$.{kind}s[{index}].{kind}"))
+            found.setdefault(entry.name, NamedEntry(entry.content, file, f"$.{kind}s[{index}].{kind}"))
     return found

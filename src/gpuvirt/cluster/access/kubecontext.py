@@ -16,7 +16,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access import kubeconfig
 from gpuvirt.cluster.access.credentials import Credentials, Material, Password
 from gpuvirt.cluster.access.execplugin import ExecPlugin, command_of
-from gpuvirt.cluster.access.kubeconfig import Cluster, Context, Entry, Merged, User
+from gpuvirt.cluster.access.kubeconfig import Cluster, Context, Merged, NamedEntry, User
 from gpuvirt.cluster.access.proxies import PORTS, Proxy, proxy_of
 from gpuvirt.errors import ConfigError
 
@@ -40,11 +40,11 @@ def from_kubeconfig(paths: Path, context: str = "") -> Credentials:
     cluster = _named(merged, merged.clusters, found, "cluster", found.content.cluster)
     # A context that names no user is anonymous.
     name = found.content.user
-    user = _named(merged, merged.users, found, "user", name) if name else Entry(User(), found.file, found.path)
+    user = _named(merged, merged.users, found, "user", name) if name else NamedEntry(User(), found.file, found.path)
     return _credentials(cluster, user, found.content.namespace or "default")
 
 
-def _context(merged: Merged, desired: str) -> Entry[Context]:
+def _context(merged: Merged, desired: str) -> NamedEntry[Context]:
     name, known = desired or merged.current_context, ", ".join(merged.contexts) or "none"
     if name in merged.contexts:
         return merged.contexts[name]
@@ -55,14 +55,16 @@ def _context(merged: Merged, desired: str) -> Entry[Context]:
     raise ConfigError(message, where="--context" if desired else merged.where, path="$.current-context")
 
 
-def _named(merged: Merged, entries: Mapping[str, Entry[T]], context: Entry[Context], kind: str, name: str) -> Entry[T]:
+def _named(
+    merged: Merged, entries: Mapping[str, NamedEntry[T]], context: NamedEntry[Context], kind: str, name: str
+) -> NamedEntry[T]:
     if name not in entries:
         known = ", ".join(entries) or "none"
         raise context.fault(f"there is no {kind} {name!r} in {merged.where}; expected one of: {known}", kind)
     return entries[name]
 
 
-def _credentials(cluster: Entry[Cluster], user: Entry[User], namespace: str) -> Credentials:
+def _credentials(cluster: NamedEntry[Cluster], user: NamedEntry[User], namespace: str) -> Credentials:
     server, login = cluster.content, user.content
     url = _server(cluster)
     ca = _material(cluster, "certificate-authority", server.certificate_authority_data, server.certificate_authority)
@@ -96,14 +98,14 @@ def _credentials(cluster: Entry[Cluster], user: Entry[User], namespace: str) -> 
     return _with_plugin(found, cluster, user)
 
 
-def _server(cluster: Entry[Cluster]) -> SplitResult:
+def _server(cluster: NamedEntry[Cluster]) -> SplitResult:
     url = _url(cluster, "server", cluster.content.server, "https://HOST:PORT")
     if url.scheme != "https":
         raise cluster.fault(f"expected https://HOST:PORT, got {cluster.content.server!r}", "server")
     return url
 
 
-def _proxy(cluster: Entry[Cluster]) -> Proxy | None:
+def _proxy(cluster: NamedEntry[Cluster]) -> Proxy | None:
     written = cluster.content.proxy_url
     if not written:
         return None
@@ -113,7 +115,7 @@ def _proxy(cluster: Entry[Cluster]) -> Proxy | None:
     return proxy_of(written)
 
 
-def _url(cluster: Entry[Cluster], key: str, written: str, expected: str) -> SplitResult:
+def _url(cluster: NamedEntry[Cluster], key: str, written: str, expected: str) -> SplitResult:
     """Return a URL after checking its host and port; a proxy's password is left out of the message."""
     try:
         url = urlsplit(written)
@@ -126,14 +128,14 @@ def _url(cluster: Entry[Cluster], key: str, written: str, expected: str) -> Spli
     return urlsplit(written)
 
 
-def _token(user: Entry[User]) -> Material | None:
+def _token(user: NamedEntry[User]) -> Material | None:
     """Return the token file, or the token if there is no token file."""
     if user.content.token_file:
         return user.file.parent / user.content.token_file
     return user.content.token.encode() or None
 
 
-def _password(user: Entry[User]) -> Password | None:
+def _password(user: NamedEntry[User]) -> Password | None:
     login = user.content
     if not login.username and not login.password:
         return None
@@ -142,7 +144,7 @@ def _password(user: Entry[User]) -> Password | None:
     return Password(login.username, login.password)
 
 
-def _impersonation(user: Entry[User]) -> Iterator[tuple[str, str]]:
+def _impersonation(user: NamedEntry[User]) -> Iterator[tuple[str, str]]:
     """Yield the headers with the user to impersonate."""
     login = user.content
     if not login.impersonate:
@@ -161,7 +163,7 @@ def _impersonation(user: Entry[User]) -> Iterator[tuple[str, str]]:
             yield f"Impersonate-Extra-{quote(key, safe=_HEADER_KEY)}", value
 
 
-def _with_plugin(found: Credentials, cluster: Entry[Cluster], user: Entry[User]) -> Credentials:
+def _with_plugin(found: Credentials, cluster: NamedEntry[Cluster], user: NamedEntry[User]) -> Credentials:
     """Return the credentials with the user's plugin, if there is one."""
     provider = user.content.auth_provider
     if provider is not None:
@@ -175,11 +177,11 @@ def _with_plugin(found: Credentials, cluster: Entry[Cluster], user: Entry[User])
         raise user.fault(message, "auth-provider")
     if user.content.exec is None:
         return found
-    command = command_of(Entry(user.content.exec, user.file, f"{user.path}.exec"), cluster, found.ca)
+    command = command_of(NamedEntry(user.content.exec, user.file, f"{user.path}.exec"), cluster, found.ca)
     return replace(found, plugin=ExecPlugin(command, RealClock()))
 
 
-def _material(entry: Entry[T], key: str, data: str, file: str) -> Material | None:
+def _material(entry: NamedEntry[T], key: str, data: str, file: str) -> Material | None:
     if not data:
         return entry.file.parent / file if file else None
     try:

@@ -12,7 +12,7 @@ from posixpath import normpath
 
 import msgspec
 
-from gpuvirt.cluster.admission.injectionconfig import SYSTEM_PATH, ClassSettings, Part, Profile
+from gpuvirt.cluster.admission.injectionconfig import SYSTEM_PATH, ClassSettings, InjectionProfile, Part
 from gpuvirt.cluster.admission.pod import EnvVar as ObservedEnvVar
 from gpuvirt.cluster.admission.pod import Placed
 from gpuvirt.cluster.jsonpatch import Op, Operation
@@ -125,7 +125,9 @@ def nvidia(settings: ClassSettings, part: Part, vgpus: Mapping[str, int]) -> Con
         VolumeMount(name=DRIVER, mount_path="/lib/modules", sub_path="lib/modules", read_only=True),
         VolumeMount(name=DRIVER, mount_path=LOADER_TREE, read_only=True),
     ]
-    limits = {name: str(count) for name, count in vgpus.items()} if settings.profile is Profile.HOT_PLUG else {}
+    limits = (
+        {name: str(count) for name, count in vgpus.items()} if settings.profile is InjectionProfile.HOT_PLUG else {}
+    )
     return _container(NVIDIA, part, LOADER_TREE if has_tree else "", [DEV_MOUNT, *(mounts if has_tree else [])], limits)
 
 

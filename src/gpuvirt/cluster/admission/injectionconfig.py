@@ -36,7 +36,7 @@ LICENSE = ("/bin/bash", "-c", "nvidia-gridd; sleep infinity")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class Profile(StrEnum):
+class InjectionProfile(StrEnum):
     """When Kata plugs the vGPU into the VM."""
 
     HOT_PLUG = "hot-plug"
@@ -74,7 +74,7 @@ class _Containers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
 
 
 class _Class(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    profile: Profile
+    profile: InjectionProfile
     driver: str | msgspec.UnsetType | None = msgspec.UNSET
     mdev: MdevRule | None = None
     nvidia: _Part = _Part()
@@ -123,7 +123,7 @@ class UserContainers(msgspec.Struct, frozen=True):
 class ClassSettings(msgspec.Struct, frozen=True):
     """What is added to the pods of one RuntimeClass."""
 
-    profile: Profile
+    profile: InjectionProfile
     driver: str | None
     """The driver's tree on the node; None: the guest image has the driver."""
     mdev: MdevRule
@@ -200,7 +200,7 @@ def _class(written: Written[_File], name: str, content: object) -> ClassSettings
             raise written.fault(f"is no name of {kind}: {error}", at) from error
     driver = _driver(written, steps, of)
     _check_quantities(written, steps, of)
-    hot = of.profile is Profile.HOT_PLUG
+    hot = of.profile is InjectionProfile.HOT_PLUG
     containers = of.containers
     return ClassSettings(
         profile=of.profile,
@@ -221,7 +221,7 @@ def _class(written: Written[_File], name: str, content: object) -> ClassSettings
 
 def _driver(written: Written[_File], steps: Sequence[Step], of: _Class) -> str | None:
     """Return the folder of the driver's tree on the node; None where the guest has the driver."""
-    default = DRIVER_TREE if of.profile is Profile.HOT_PLUG else None
+    default = DRIVER_TREE if of.profile is InjectionProfile.HOT_PLUG else None
     tree = default if of.driver is msgspec.UNSET else of.driver
     if tree is None:
         if of.containers.driver:

@@ -16,12 +16,12 @@ from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
 from gpuvirt.cluster.agent.keeping import SPREAD_S, KeeperDependencies, ReportOutcome
 from gpuvirt.cluster.agent.nodeagent import NodeAgent
 from gpuvirt.cluster.agent.nodecounts import NodeCounts
-from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels, shared_claim
+from gpuvirt.cluster.agent.nodelabels import LabelClaim, NodeLabels, shared_claim
 from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
 from gpuvirt.cluster.agent.operands import observed_of, operand_claim, operand_pods
 from gpuvirt.cluster.agent.podevents import PodEvents
 from gpuvirt.cluster.agent.podrequests import answer_inquiry
-from gpuvirt.cluster.agent.podshares import NodePod, PodShares, node_pods
+from gpuvirt.cluster.agent.podshares import NodePod, PodShareKeeper, node_pods
 from gpuvirt.cluster.agent.vgputypes import VgpuTypes
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
@@ -118,7 +118,7 @@ class _Run:
             report = self._reporter("pods of the node", "to list the pods of its node")
             self._start("pods of the node", lambda: answer_inquiry(agent.pod_inquiry, self._dependencies, report))
 
-    def _keep_node(self, claims: Sequence[Claim]) -> None:
+    def _keep_node(self, claims: Sequence[LabelClaim]) -> None:
         node_labels, key, agent = NodeLabels(self._dependencies), self._dependencies.key, self._agent
         take_request = noderequests.observe_node(self._agent.observations.take_request, key)
         counts = None
@@ -205,7 +205,7 @@ class _Run:
 
     def _keep_shares(self, shares: NodeShares) -> Callable[[Delta[NodePod]], None]:
         """Keep the annotations of pods with shares, and write events; return what takes the node's pods."""
-        keeper = PodShares(self._dependencies, shares)
+        keeper = PodShareKeeper(self._dependencies, shares)
         written = self._reporter("shares", "to write the GPUs of a pod")
         self._start("shares", lambda: keeper.run(written))
         events = PodEvents(self._dependencies, shares.refusals, shares.pods)

@@ -29,7 +29,7 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.inventory.inventory import Mode
-from gpuvirt.model.offers.validation import Check
+from gpuvirt.model.offers.validation import ValidatorCheck
 from gpuvirt.model.offers.view import GpuView, NodeView, PlanningView, ResourceView, VgpuView
 from gpuvirt.model.reasons import Reason, reasons_text
 from gpuvirt.model.shares.node.podmemory import PodMemory
@@ -39,9 +39,9 @@ MOST_MESSAGE = 4000
 """The most characters of a condition's message; the API's own limit is 32,768."""
 RECONCILED, NOT_OBSERVED = "Reconciled", "NotObserved"
 TYPES = {
-    Check.VFIO_PCI: "VfioPciReady",
-    Check.VGPU_MANAGER: "VgpuManagerReady",
-    Check.VGPU_DEVICES: "VgpuDevicesReady",
+    ValidatorCheck.VFIO_PCI: "VfioPciReady",
+    ValidatorCheck.VGPU_MANAGER: "VgpuManagerReady",
+    ValidatorCheck.VGPU_DEVICES: "VgpuDevicesReady",
 }
 
 

@@ -11,7 +11,7 @@ from gpuvirt.cluster.agent.gpunode import status_of
 from gpuvirt.cluster.agent.keeping import KeeperDependencies, ObservedObject, ReportOutcome
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import PatchType
-from gpuvirt.cluster.events import EventDraft, Kind
+from gpuvirt.cluster.events import EventDraft, EventLevel
 from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, READY, GpuNode, Status
 from gpuvirt.cluster.kinds.parts import Condition
@@ -32,22 +32,22 @@ def events_between(before: Status | None, after: Status) -> Iterator[EventDraft]
     known = {invalid.message for invalid in before.invalid} if before is not None else set[str]()
     for invalid in after.invalid:
         if invalid.message not in known:
-            yield EventDraft(Kind.WARNING, invalid.code, invalid.message)
+            yield EventDraft(EventLevel.WARNING, invalid.code, invalid.message)
     if before is None:
         return
     modes = {gpu.address: gpu.mode for gpu in before.gpus}
     for gpu in after.gpus:
         if (mode := modes.get(gpu.address, gpu.mode)) != gpu.mode:
-            yield EventDraft(Kind.NORMAL, "ModeChanged", f"{gpu.address} changed from mode {mode} to {gpu.mode}")
+            yield EventDraft(EventLevel.NORMAL, "ModeChanged", f"{gpu.address} changed from mode {mode} to {gpu.mode}")
     for address in sorted(modes.keys() - {gpu.address for gpu in after.gpus}):
-        yield EventDraft(Kind.WARNING, "GpuGone", f"{address} has disappeared from the host")
+        yield EventDraft(EventLevel.WARNING, "GpuGone", f"{address} has disappeared from the host")
     ready, was = _ready(after), _ready(before)
     if ready is None or ready.reason == ReasonCode.AWAITS_CONTROLLER:
         return  # every new resource waits for the controller for a moment
     if after.invalid and ready.message.startswith(after.invalid[0].message):
         return  # invalid desired state has its own events
     if was is None or (ready.status, ready.reason) != (was.status, was.reason):
-        kind = Kind.NORMAL if ready.status == "True" else Kind.WARNING
+        kind = EventLevel.NORMAL if ready.status == "True" else EventLevel.WARNING
         yield EventDraft(kind, ready.reason, ready.message or "all GPUs are in their desired state")
 
 

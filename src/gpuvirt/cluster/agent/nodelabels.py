@@ -30,7 +30,7 @@ from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpus
 log = logging.getLogger(__name__)
 
 
-class Claim(msgspec.Struct, frozen=True):
+class LabelClaim(msgspec.Struct, frozen=True):
     """The labels and annotations that one part of the agent keeps on the node."""
 
     keys: Callable[[Metadata], DesiredLabels]
@@ -52,14 +52,14 @@ class NodeLabels:
         self._known.observe(delta.objects.get(self._dependencies.key))
         self._due.set()
 
-    async def run(self, claims: Sequence[Claim], report: ReportOutcome) -> None:
+    async def run(self, claims: Sequence[LabelClaim], report: ReportOutcome) -> None:
         """Write the claimed keys whenever they differ; `report` gets each error, and None after a success."""
         with ExitStack() as stack:
             for claim in claims:
                 stack.enter_context(claim.notifying(self._due))
             await self._dependencies.keep(lambda: self._lacking(claims), self._write, report, self._due)
 
-    def _lacking(self, claims: Sequence[Claim]) -> LabelPatch | None:
+    def _lacking(self, claims: Sequence[LabelClaim]) -> LabelPatch | None:
         node = self._known.item
         return patch_of([claim.keys(node.metadata) for claim in claims], node.metadata) if node is not None else None
 
@@ -82,7 +82,7 @@ class NodeLabels:
         return await client.update(NODES, node, patched(await client.get(NODES, node, Fields), patch), Node)
 
 
-def shared_claim(views: Cell[NodeView]) -> Claim:
+def shared_claim(views: Cell[NodeView]) -> LabelClaim:
     """Return the claim of the annotation and the labels; before the host is observed, the node's stay as they are."""
 
     def keys(observed: Metadata) -> DesiredLabels:
@@ -92,7 +92,7 @@ def shared_claim(views: Cell[NodeView]) -> Claim:
         labels = _type_keys(observed, view.vgpu_type) if view.vgpu_type is not None else DesiredLabels()
         return DesiredLabels(labels.labels, labels.annotations | _annotation(view.shared))
 
-    return Claim(keys, views.notifying)
+    return LabelClaim(keys, views.notifying)
 
 
 def _annotation(shared: SharedGpus) -> dict[str, str | None]:

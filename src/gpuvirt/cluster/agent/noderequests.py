@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from gpuvirt import plain
-from gpuvirt.cluster.agent.nodelabels import Claim
+from gpuvirt.cluster.agent.nodelabels import LabelClaim
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.core import ConfigMap, Node
 from gpuvirt.cluster.labelpatch import DesiredLabels
@@ -87,9 +87,9 @@ def state_labels(state: Progress | None, state_label: StateLabel = OF_VGPUS) -> 
     )
 
 
-def state_claim(states: Cell[Progress | None], state_label: StateLabel) -> Claim:
+def state_claim(states: Cell[Progress | None], state_label: StateLabel) -> LabelClaim:
     """Return the claim of the label and the annotation of a state."""
-    return Claim(lambda _: state_labels(states.get(), state_label), states.notifying)
+    return LabelClaim(lambda _: state_labels(states.get(), state_label), states.notifying)
 
 
 def _reason(state: Progress) -> str | None:

@@ -8,7 +8,7 @@ of the agent too, and if the pods did not go.
 
 from collections.abc import Iterable, Mapping
 
-from gpuvirt.cluster.agent.nodelabels import Claim
+from gpuvirt.cluster.agent.nodelabels import LabelClaim
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.core import Pod
 from gpuvirt.cluster.labelpatch import DesiredLabels
@@ -35,9 +35,9 @@ def operand_pods(namespace: str, node: str) -> Collection[Pod]:
     return Collection(pods(namespace), Pod, on_node=node, labelled=f"app in ({','.join(OPERAND_APPS)})")
 
 
-def operand_claim(away: Cell[bool]) -> Claim:
+def operand_claim(away: Cell[bool]) -> LabelClaim:
     """Return the claim of the labels that stop the operands while `away` is true."""
-    return Claim(lambda observed: operand_labels(observed, away=away.get()), away.notifying)
+    return LabelClaim(lambda observed: operand_labels(observed, away=away.get()), away.notifying)
 
 
 def observed_of(labels: Mapping[str, str] | None, found: Iterable[Pod] | None) -> OperandsObserved | None:

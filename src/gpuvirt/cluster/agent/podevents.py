@@ -11,10 +11,10 @@ from gpuvirt.clock import Signal
 from gpuvirt.cluster import events
 from gpuvirt.cluster.agent.gpunodekeeper import REPORTER
 from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
-from gpuvirt.cluster.events import About, EventDraft, Kind, Reporter
+from gpuvirt.cluster.events import About, EventDraft, EventLevel, Reporter
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.node.shares.nodepods import NodePods
-from gpuvirt.node.shares.refusals import Refusal, RefusalKey, Refusals
+from gpuvirt.node.shares.refusals import Refusal, RefusalKey, ShareRefusals
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ RETRY_S = 30.0
 class PodEvents:
     """Writes the events of one node's refused shares."""
 
-    def __init__(self, dependencies: KeeperDependencies, refusals: Refusals, pods: NodePods) -> None:
+    def __init__(self, dependencies: KeeperDependencies, refusals: ShareRefusals, pods: NodePods) -> None:
         self._dependencies = dependencies
         self._refusals = refusals
         self._pods = pods
@@ -74,7 +74,7 @@ class PodEvents:
     async def _write(self, refusal: Refusal) -> None:
         pod, clock = refusal.pod, self._dependencies.clock
         about = About("v1", "Pod", pod.name, pod.uid, pod.namespace)
-        draft = EventDraft(Kind.WARNING, refusal.reason.code, refusal.reason.text)
+        draft = EventDraft(EventLevel.WARNING, refusal.reason.code, refusal.reason.text)
         event = events.event_of(draft, about, Reporter(REPORTER, self._dependencies.node), clock.now())
         try:
             await events.create(self._dependencies.client, event)

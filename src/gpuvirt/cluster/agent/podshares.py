@@ -140,7 +140,7 @@ def pod_on_node(pod: NodePod, resource: ResourceName, whole: Units) -> PodOnNode
     )
 
 
-class PodShares:
+class PodShareKeeper:
     """Follows the pods of one node, and keeps the annotations of those that have shares."""
 
     def __init__(self, dependencies: KeeperDependencies, shares: NodeShares) -> None:

@@ -9,10 +9,10 @@ from gpuvirt.clock import Signal
 from gpuvirt.cluster import events
 from gpuvirt.cluster.agent.gpunodekeeper import REPORTER
 from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
-from gpuvirt.cluster.agent.nodelabels import Claim
+from gpuvirt.cluster.agent.nodelabels import LabelClaim
 from gpuvirt.cluster.agent.podshares import NodePod
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.events import About, EventDraft, Kind, Reporter
+from gpuvirt.cluster.events import About, EventDraft, EventLevel, Reporter
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, GpuNode
 from gpuvirt.cluster.labelpatch import DesiredLabels
@@ -59,9 +59,9 @@ class VgpuTypes:
         self._due = Signal()
 
     @property
-    def claim(self) -> Claim:
+    def claim(self) -> LabelClaim:
         """The claim of the annotation; before the host is observed, the node's stays as it is."""
-        return Claim(self._keys, self._views.notifying)
+        return LabelClaim(self._keys, self._views.notifying)
 
     @property
     def in_use(self) -> bool:
@@ -120,7 +120,7 @@ class VgpuTypes:
 
     async def _write(self, due: _Due) -> None:
         node, at = self._dependencies.node, self._dependencies.clock.now()
-        draft = EventDraft(Kind.WARNING, due.reason.code, due.reason.text)
+        draft = EventDraft(EventLevel.WARNING, due.reason.code, due.reason.text)
         event = events.event_of(draft, About(API_VERSION, KIND, node, due.gpu_node), Reporter(REPORTER, node), at)
         try:
             await events.create(self._dependencies.client, event)

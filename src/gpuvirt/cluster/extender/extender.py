@@ -63,7 +63,7 @@ class Requests(msgspec.Struct):
     )
 
 
-class Answer(msgspec.Struct, frozen=True):
+class SchedulerAnswer(msgspec.Struct, frozen=True):
     """An answer to kube-scheduler, as JSON."""
 
     body: bytes
@@ -156,7 +156,7 @@ class Extender:
         why = "; ".join(str(error) for error in self._problems.values())
         return f"not all nodes, pods and PodDisruptionBudgets are listed yet{f': {why}' if why else ''}"
 
-    async def answer(self, verb: str, body: bytes) -> Answer:
+    async def answer(self, verb: str, body: bytes) -> SchedulerAnswer:
         """Return the answer to a request of one of `VERBS`."""
         await self._wait_for_fence()
         if (missing := self.missing) is not None:
@@ -177,7 +177,7 @@ class Extender:
                 return
             await self._clock.sleep(self._intervals.look_s)
 
-    async def filter(self, body: bytes) -> Answer:
+    async def filter(self, body: bytes) -> SchedulerAnswer:
         """Answer filter."""
         asked = node_arguments(FILTER, body)
         await self._turns.wait(asked.pod.uid)
@@ -189,18 +189,18 @@ class Extender:
             if fits_without_held(asked, index.rows_without(self.binder.writes.held), self._sharing, index.limiting):
                 # A pod that is refused waits for an event or five minutes, one with an error is tried again soon.
                 return failed(f"filter: pod {pod.where}: {HELD}", REFUSED)
-            return Answer(msgspec.json.encode(found), REFUSED)
+            return SchedulerAnswer(msgspec.json.encode(found), REFUSED)
         self._turns.place(asked.pod.uid)
-        return Answer(msgspec.json.encode(found), OK)
+        return SchedulerAnswer(msgspec.json.encode(found), OK)
 
-    async def prioritize(self, body: bytes) -> Answer:
+    async def prioritize(self, body: bytes) -> SchedulerAnswer:
         """Answer prioritize."""
         asked = node_arguments(PRIORITIZE, body)
         scores = prioritized(asked, self.index.rows_for(asked.pod), self._sharing)
         self._turns.place(asked.pod.uid)
-        return Answer(msgspec.json.encode(scores), OK)
+        return SchedulerAnswer(msgspec.json.encode(scores), OK)
 
-    async def preempt(self, body: bytes) -> Answer:
+    async def preempt(self, body: bytes) -> SchedulerAnswer:
         """Answer preempt; the search for victims lets other requests and the lease come between nodes.
 
         Where it takes long, the nodes that are left are not searched: kube-scheduler chooses among those of the answer.
@@ -216,14 +216,14 @@ class Extender:
                 log.info("victims were searched on %d of %d nodes", number, len(asked.victims))
                 break
             await self._clock.sleep(0)
-        return Answer(msgspec.json.encode(found), OK if found.victims else REFUSED)
+        return SchedulerAnswer(msgspec.json.encode(found), OK if found.victims else REFUSED)
 
-    async def bind(self, body: bytes) -> Answer:
+    async def bind(self, body: bytes) -> SchedulerAnswer:
         """Answer bind."""
         asked = binding_arguments(body)
         self._turns.bind(asked.uid)
         await self.binder.bind(asked)
-        return Answer(msgspec.json.encode(BindingResult()), OK)
+        return SchedulerAnswer(msgspec.json.encode(BindingResult()), OK)
 
     def _observer_of(self, term: int) -> Callable[[Delta[SharingPod]], None]:
         """Return the consumer of a list that begins in a term, and of the changes after it."""
@@ -245,7 +245,7 @@ class Extender:
         await keep_going(name, lambda: reflector.run(observe, report), self._clock)
 
 
-_ANSWERS: Mapping[str, Callable[[Extender, bytes], Awaitable[Answer]]] = {
+_ANSWERS: Mapping[str, Callable[[Extender, bytes], Awaitable[SchedulerAnswer]]] = {
     FILTER: Extender.filter,
     PRIORITIZE: Extender.prioritize,
     PREEMPT: Extender.preempt,
@@ -253,6 +253,6 @@ _ANSWERS: Mapping[str, Callable[[Extender, bytes], Awaitable[Answer]]] = {
 }
 
 
-def failed(error: str, result: str) -> Answer:
+def failed(error: str, result: str) -> SchedulerAnswer:
     """Return the answer to a request that failed."""
-    return Answer(msgspec.json.encode(ErrorResult(error)), result)
+    return SchedulerAnswer(msgspec.json.encode(ErrorResult(error)), result)

@@ -20,7 +20,7 @@ from gpuvirt.model.shares.annotations import (
     SHARED_GPUS_ANNOTATION,
     InvalidAnnotationError,
 )
-from gpuvirt.model.shares.books import NodeRow
+from gpuvirt.model.shares.books import FreeRow
 from gpuvirt.model.shares.demand import Demand, Units, UnplaceableError
 from gpuvirt.model.shares.fitting import fits, one_piece
 from gpuvirt.model.shares.placement import Pieces
@@ -57,7 +57,7 @@ class _Judged(msgspec.Struct):
 
 def filtered(
     asked: NodeArguments,
-    rows: Mapping[NodeName, NodeRow],
+    rows: Mapping[NodeName, FreeRow],
     sharing: Sharing,
     limiting: Collection[NodeName],
     nominated: Iterable[NodeName] = (),
@@ -93,7 +93,7 @@ def filtered(
 
 
 def fits_without_held(
-    asked: NodeArguments, rows: Mapping[NodeName, NodeRow], sharing: Sharing, limiting: Collection[NodeName]
+    asked: NodeArguments, rows: Mapping[NodeName, FreeRow], sharing: Sharing, limiting: Collection[NodeName]
 ) -> bool:
     """Return whether a pod fits on one of the nodes whose rows are given, which are without reservations."""
     names = [name for name in asked.names if name in rows]
@@ -104,7 +104,7 @@ def fits_without_held(
 
 
 def _judged_by_piece(
-    names: Sequence[NodeName], rows: Mapping[NodeName, NodeRow], judge: "_Judge", piece: Units
+    names: Sequence[NodeName], rows: Mapping[NodeName, FreeRow], judge: "_Judge", piece: Units
 ) -> _Judged:
     """Judge the nodes for a pod with one container on one GPU: the common case, without a call for each node."""
     judged, find, priority = _Judged(), rows.get, judge.priority
@@ -127,7 +127,7 @@ def _judged_by_piece(
     return judged
 
 
-def _judged(names: Sequence[NodeName], rows: Mapping[NodeName, NodeRow], judge: "_Judge") -> _Judged:
+def _judged(names: Sequence[NodeName], rows: Mapping[NodeName, FreeRow], judge: "_Judge") -> _Judged:
     """Judge the nodes for any pod; nodes with the same pieces are judged once."""
     judged, priority = _Judged(), judge.priority
     for name in names:

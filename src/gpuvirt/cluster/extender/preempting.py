@@ -17,7 +17,7 @@ from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import Demand, UnplaceableError
-from gpuvirt.model.shares.eviction import Candidate, cost, victims, violations
+from gpuvirt.model.shares.eviction import EvictionCandidate, cost, victims, violations
 from gpuvirt.model.shares.placement import place
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 
@@ -40,10 +40,12 @@ def preempted(
         yield name, _meta(chosen) if chosen is not None else None
 
 
-def _candidates(index: Index, name: NodeName, budgets: DisruptionBudgets, priority: int) -> Mapping[PodUid, Candidate]:
+def _candidates(
+    index: Index, name: NodeName, budgets: DisruptionBudgets, priority: int
+) -> Mapping[PodUid, EvictionCandidate]:
     """Return the pods of a lower priority that take units on a node."""
     return {
-        uid: Candidate(uid, pod.spec.priority, budgets.covering(pod), bool(pod.metadata.deletion_timestamp))
+        uid: EvictionCandidate(uid, pod.spec.priority, budgets.covering(pod), bool(pod.metadata.deletion_timestamp))
         for uid, pod in index.pods_on(name).items()
         if pod.spec.priority < priority
     }
@@ -57,7 +59,7 @@ class _Choice:
         books: NodeBooks,
         demand: Demand,
         sharing: Sharing,
-        candidates: Mapping[PodUid, Candidate],
+        candidates: Mapping[PodUid, EvictionCandidate],
         proposed: Victims,
     ) -> None:
         self._books = books
@@ -85,13 +87,13 @@ class _Choice:
         free = self._books.without(self._proposed.pods).free
         return place(self._demand, free, whole=self._whole) is not None
 
-    def _needed_otherwise(self) -> Sequence[Candidate]:
+    def _needed_otherwise(self) -> Sequence[EvictionCandidate]:
         """Return the proposed victims without which the sum of units is enough."""
         taken = {candidate.pod: sum(self._books.used(candidate.pod).values()) for candidate in self._with_units}
         spare = sum(self._books.free.values()) + sum(taken.values()) - self._demand.total
         return [candidate for candidate in self._with_units if taken[candidate.pod] <= spare]
 
-    def _answer(self, chosen: Sequence[Candidate]) -> Victims:
+    def _answer(self, chosen: Sequence[EvictionCandidate]) -> Victims:
         """Return victims with units, and with them those that have none, the highest priorities first."""
         units = {candidate.pod for candidate in self._with_units}
         others = [pod for pod in self._proposed.pods if pod not in units]

@@ -12,14 +12,14 @@ from gpuvirt.cluster.extender.protocol import HIGHEST_SCORE, HostPriority, NodeA
 from gpuvirt.cluster.shares.objects import demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.shares.books import NodeRow
+from gpuvirt.model.shares.books import FreeRow
 from gpuvirt.model.shares.demand import Demand, Units, UnplaceableError
 from gpuvirt.model.shares.fitting import room_left
 from gpuvirt.model.shares.placement import Pieces, Policy
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 
 
-def prioritized(asked: NodeArguments, rows: Mapping[NodeName, NodeRow], sharing: Sharing) -> Sequence[HostPriority]:
+def prioritized(asked: NodeArguments, rows: Mapping[NodeName, FreeRow], sharing: Sharing) -> Sequence[HostPriority]:
     """Return the answer of prioritize; a node on which the pod does not fit gets 0."""
     try:
         demand = demand_of_pod(asked.pod, sharing.resource, sharing.whole)
@@ -37,7 +37,7 @@ def prioritized(asked: NodeArguments, rows: Mapping[NodeName, NodeRow], sharing:
     ]
 
 
-def _rooms_beside_piece(found: Sequence[NodeRow | None], piece: Units, policy: Policy) -> Sequence[int | None]:
+def _rooms_beside_piece(found: Sequence[FreeRow | None], piece: Units, policy: Policy) -> Sequence[int | None]:
     """Return the room that one share leaves on its GPU: the common case, without a call for each node."""
     if policy is Policy.SPREAD:
         return [row.largest - piece if row is not None and row.largest >= piece else None for row in found]
@@ -49,7 +49,7 @@ def _rooms_beside_piece(found: Sequence[NodeRow | None], piece: Units, policy: P
     ]
 
 
-def _rooms(found: Sequence[NodeRow | None], demand: Demand, policy: Policy, sharing: Sharing) -> Sequence[int | None]:
+def _rooms(found: Sequence[FreeRow | None], demand: Demand, policy: Policy, sharing: Sharing) -> Sequence[int | None]:
     """Return the room that any pod leaves, None where it does not fit; equal nodes are judged once."""
     known: dict[Pieces, int | None] = {}
     rooms: list[int | None] = []

@@ -15,7 +15,7 @@ from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.model.schedules.connection import HypervisorKind
 from gpuvirt.model.schedules.nodevms import VmStep
 from gpuvirt.model.schedules.spec import Leave, OnTimeout, VmPolicy
-from gpuvirt.model.schedules.status import Step
+from gpuvirt.model.schedules.status import WorkerStep
 
 GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "VgpuSchedule", "vgpuschedules"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -169,7 +169,7 @@ class WorkerStatus(Part, frozen=True, kw_only=True):
     )
     vm: Annotated[str, Meta(description="The hypervisor's id of its VM.")] = ""
     vm_name: Annotated[str, Meta(description="The name of its VM.")] = ""
-    step: Annotated[Step, Meta(description="The step that the worker is in.")] = Step.NONE
+    step: Annotated[WorkerStep, Meta(description="The step that the worker is in.")] = WorkerStep.NONE
     since: Annotated[str, Meta(description="When the step began (RFC 3339).")] = ""
     renewal: Annotated[str | None, Meta(description="renewTime of its Lease when its VM was first seen on.")] = None
     held: Annotated[bool, Meta(description="Whether the step was not done in time.")] = False

@@ -7,11 +7,11 @@ import msgspec
 from gpuvirt.clock import Clock
 from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.events import About, EventDraft, Kind, Reporter
+from gpuvirt.cluster.events import About, EventDraft, EventLevel, Reporter
 from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND, Choice
-from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.nodes.placement import NodePlacement
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
-from gpuvirt.cluster.operator.policy.status import INVALID, Verdict
+from gpuvirt.cluster.operator.policy.status import INVALID, ReadyCondition
 
 REPORTER = Reporter("gpuvirt.io/controller", "gpuvirt-controller")
 
@@ -29,25 +29,25 @@ def invalid_announcements(choice: Choice, found: Sequence[InvalidValue]) -> Iter
     """Yield the announcements of invalid values: one about the policy for all of them, and one about each node."""
     if found:
         note = " | ".join(value.text for value in found)
-        yield Announcement(_policy(choice), EventDraft(Kind.WARNING, INVALID, note), note)
+        yield Announcement(_policy(choice), EventDraft(EventLevel.WARNING, INVALID, note), note)
     for value in found:
         if value.node:
             about = About("v1", "Node", value.node, value.node)
-            yield Announcement(about, EventDraft(Kind.WARNING, value.code, value.message), value.message)
+            yield Announcement(about, EventDraft(EventLevel.WARNING, value.code, value.message), value.message)
 
 
-def node_announcements(name: str, placement: Placement) -> Iterator[Announcement]:
+def node_announcements(name: str, placement: NodePlacement) -> Iterator[Announcement]:
     """Yield the announcement about a node that waits until its GPUs are free."""
     if placement.leaving and placement.counts:
         # As in the kubelet's events: `kubectl describe node` looks for the name as uid.
         about = About("v1", "Node", name, name)
         note = f"the node becomes {placement.workload} once its GPUs are free: {', '.join(placement.leaving)}"
-        yield Announcement(about, EventDraft(Kind.NORMAL, "Draining", note))
+        yield Announcement(about, EventDraft(EventLevel.NORMAL, "Draining", note))
 
 
-def policy_announcements(choice: Choice, verdict: Verdict) -> Iterator[Announcement]:
+def policy_announcements(choice: Choice, verdict: ReadyCondition) -> Iterator[Announcement]:
     """Yield the announcement of the policy's `Ready` condition."""
-    kind = Kind.NORMAL if verdict.ready else Kind.WARNING
+    kind = EventLevel.NORMAL if verdict.ready else EventLevel.WARNING
     note = verdict.message or "all nodes and operands match this policy"
     yield Announcement(_policy(choice), EventDraft(kind, verdict.reason, note))
 

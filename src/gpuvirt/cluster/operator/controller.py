@@ -31,7 +31,7 @@ from gpuvirt.cluster.operator.follower import Follower
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
 from gpuvirt.cluster.operator.logline import logged
-from gpuvirt.cluster.operator.nodememory import NodeMemory
+from gpuvirt.cluster.operator.nodememory import DecidedNodes
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.nodes.scheduled import ScheduledConfigs
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
@@ -48,7 +48,7 @@ from gpuvirt.cluster.operator.writes import (
     DeleteObject,
     PatchNode,
     PatchPolicyStatus,
-    Target,
+    WriteTarget,
 )
 from gpuvirt.cluster.resources import NODES, config_maps, pods, services
 from gpuvirt.tasks import keep_going
@@ -91,7 +91,7 @@ class Controller:
         self._changed = Signal()
         self._writer = Writer(self._write, dependencies.clock, dependencies.random)
         self._announcer = Announcer(dependencies.client, dependencies.clock)
-        self._memory = NodeMemory()
+        self._memory = DecidedNodes()
         self._since_s = dependencies.clock.monotonic_s()
         self._forgotten = 0
         """How many parts of the nodes were forgotten since then."""
@@ -102,7 +102,7 @@ class Controller:
         )
         self._follower: Follower | None = None
         self._made = {store.resource: store for store in self._stores_of_made()}
-        self._marks: dict[Target, Mark] = {}
+        self._marks: dict[WriteTarget, Mark] = {}
         self._kubevirt = KubeVirtStores(self._changed)
         self._histories: Histories | None = None
         """The history of patches of KubeVirt; None until its ConfigMap has been observed."""
@@ -276,7 +276,7 @@ class Controller:
                     )
                 )
 
-    async def _delete(self, target: Target, uid: str) -> None:
+    async def _delete(self, target: WriteTarget, uid: str) -> None:
         """Delete an object by name and uid; a newer object of that name stays. Raises ApiError."""
         with suppress(NotFoundError, ConflictError):
             await self._dependencies.client.delete(target.resource, target.name, uid)

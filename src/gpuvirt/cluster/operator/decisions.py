@@ -23,20 +23,20 @@ from gpuvirt.cluster.operator.deployment.decisions import Deployment, OperandSta
 from gpuvirt.cluster.operator.kubevirt import decisions as kubevirts
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtDecisions
 from gpuvirt.cluster.operator.nodedecisions import ClusterInputs
-from gpuvirt.cluster.operator.nodememory import NodeMemory
+from gpuvirt.cluster.operator.nodememory import DecidedNodes
 from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict
 from gpuvirt.cluster.operator.nodesummary import NodesSummary
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import RenderInputs
 from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy import invalidstates, policies, status
-from gpuvirt.cluster.operator.policy.status import Progress, Verdict
+from gpuvirt.cluster.operator.policy.status import PolicyFacts, ReadyCondition
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.cluster.operator.scheduler import decisions as scheduler
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.operator.writer import Write
-from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target
+from gpuvirt.cluster.operator.writes import PatchPolicyStatus, WriteTarget
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.reasons import Reason, clusterproblems
 
@@ -49,7 +49,7 @@ class Decisions(msgspec.Struct, frozen=True):
     writes: tuple[Write, ...] = ()
     announcements: tuple[Announcement, ...] = ()
     nodes: tuple[NodeVerdict, ...] = ()
-    progress: Progress = msgspec.field(default_factory=Progress)
+    progress: PolicyFacts = msgspec.field(default_factory=PolicyFacts)
     policy: str | None = None
     """The name of the active ClusterPolicy."""
     operands: tuple[OperandState, ...] = ()
@@ -57,7 +57,7 @@ class Decisions(msgspec.Struct, frozen=True):
     """The history of patches of KubeVirt; None if it has not changed."""
 
 
-class Basis(msgspec.Struct, frozen=True):
+class PolicyBasis(msgspec.Struct, frozen=True):
     """What follows from a valid policy before any node is decided."""
 
     policy: ClusterPolicy
@@ -70,13 +70,13 @@ def decide(
     settings: ControllerSettings,
     failures: Sequence[str],
     at: datetime,
-    memory: NodeMemory | None = None,
+    memory: DecidedNodes | None = None,
 ) -> Decisions:
     """Return the decisions; `failures` are the errors of writes that failed last.
 
     With a memory, only the nodes are decided whose part of the picture has changed since; the result is the same.
     """
-    running = deciding(picture, settings, failures, at, memory if memory is not None else NodeMemory())
+    running = deciding(picture, settings, failures, at, memory if memory is not None else DecidedNodes())
     while True:
         try:
             next(running)
@@ -86,7 +86,7 @@ def decide(
 
 
 def deciding(
-    picture: Picture, settings: ControllerSettings, failures: Sequence[str], at: datetime, memory: NodeMemory
+    picture: Picture, settings: ControllerSettings, failures: Sequence[str], at: datetime, memory: DecidedNodes
 ) -> Generator[None, None, Decisions]:
     """Return the same as `decide`; yield after each slice of the nodes, so that others have their turn."""
     choice = choose(picture.policies.values())
@@ -109,7 +109,7 @@ def deciding(
         deployed = _deployment(picture, basis.policy, settings, found)
         of_nodes = (*invalidstates.of_config_map(basis.policy, picture), *found.invalid)
     invalid = (*invalidstates.of_policy(choice.stored.metadata.name, problems, deployed.faults), *of_nodes)
-    progress = Progress(
+    progress = PolicyFacts(
         nodes=found.verdicts,
         switched_off=found.switched_off,
         operands=(
@@ -140,8 +140,8 @@ def deciding(
 
 
 def _basis(
-    choice: Choice, picture: Picture, settings: ControllerSettings, at: datetime, memory: NodeMemory
-) -> Basis | None:
+    choice: Choice, picture: Picture, settings: ControllerSettings, at: datetime, memory: DecidedNodes
+) -> PolicyBasis | None:
     """Return what all nodes depend on; None for a policy that is not valid."""
     if not isinstance(choice.policy, ClusterPolicy):
         return None
@@ -156,10 +156,10 @@ def _basis(
     deployer = Deployer(desired, has_image, has_daemon_sets=has_image, beside=settings.coexists)
     vgpu_switch = policies.vgpu_switch_of(policy, kubevirt)
     defaults, scheduled = policies.defaults_of(policy), picture.scheduled.configs
-    return Basis(policy, kubevirt, ClusterInputs(defaults, around, vgpu_switch, deployer, scheduled))
+    return PolicyBasis(policy, kubevirt, ClusterInputs(defaults, around, vgpu_switch, deployer, scheduled))
 
 
-def _kubevirt_verdict(picture: Picture, kubevirt: KubeVirtDecisions) -> Verdict | None:
+def _kubevirt_verdict(picture: Picture, kubevirt: KubeVirtDecisions) -> ReadyCondition | None:
     if not ((picture.kubevirt.kubevirts and kubevirt.serves) or kubevirt.reasons):
         return None
     return status.kubevirt_verdict(kubevirt.reasons, kubevirt.drafts)
@@ -177,10 +177,10 @@ def _deployment(
 
 def site_of(
     picture: Picture, policy: ClusterPolicy, settings: ControllerSettings, image: str, nodes: NodesSummary
-) -> Site:
+) -> RenderInputs:
     """Return the facts of the cluster and the controller that operands depend on."""
     existing = {name: tuple(keys) for name in config_maps_of(policy) if (keys := picture.entries_of(name)) is not None}
-    return Site(
+    return RenderInputs(
         settings,
         image,
         vgpu_os=nodes.vgpu_systems,
@@ -202,7 +202,7 @@ def _problems(choice: Choice, picture: Picture, settings: ControllerSettings) ->
 
 
 def _statuses(
-    choice: Choice, progress: Progress, settings: ControllerSettings, at: datetime
+    choice: Choice, progress: PolicyFacts, settings: ControllerSettings, at: datetime
 ) -> Iterator[PatchPolicyStatus]:
     """Yield the policy statuses that have to change; beside NVIDIA's operator these belong to that operator."""
     if settings.coexists:
@@ -216,4 +216,4 @@ def _statuses(
 
 def _status(stored: StoredPolicy, desired: Status) -> Iterator[PatchPolicyStatus]:
     if stored.status != desired:
-        yield PatchPolicyStatus(Target(CLUSTER_POLICIES, stored.metadata.name, "status"), desired)
+        yield PatchPolicyStatus(WriteTarget(CLUSTER_POLICIES, stored.metadata.name, "status"), desired)

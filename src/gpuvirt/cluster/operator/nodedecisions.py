@@ -13,15 +13,15 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.announcer import node_announcements
 from gpuvirt.cluster.operator.nodes import resolve
 from gpuvirt.cluster.operator.nodes.labels import Around, desired_labels, desired_labels_beside, without_left_keys
-from gpuvirt.cluster.operator.nodes.placement import Defaults, Placement, leaving, placement_of
-from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict, ObservedNode, Problem, problems_of
+from gpuvirt.cluster.operator.nodes.placement import Defaults, NodePlacement, leaving, placement_of
+from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeProblem, NodeVerdict, ObservedNode, problems_of
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, VgpuSwitch
 from gpuvirt.cluster.operator.nodes.scheduled import ScheduledConfig, config_of
 from gpuvirt.cluster.operator.nodesummary import NodesSummary, NodeWrite, running_on
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.operator.picture import NO_PODS, NodePods, read_of, read_of_gpu_node
 from gpuvirt.cluster.operator.policy.invalidstates import of_node
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, WriteTarget
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.desired.workload import Workload
 
@@ -70,7 +70,7 @@ def decide_node(inputs: NodeInputs, cluster: ClusterInputs) -> NodesSummary:
     keys = (desired_labels_beside if deployer.beside else desired_labels)(node.metadata, placement, around)
     keys = without_left_keys(keys, node.metadata, agent_exists=not AGENTS.isdisjoint(inputs.pods.apps))
     if (patch := patch_of([keys], node.metadata)) is not None:
-        writes.append(PatchNode(Target(NODES, name), patch))
+        writes.append(PatchNode(WriteTarget(NODES, name), patch))
     serves = not deployer.beside or gpu_node is not None or placement.workload is not Workload.CONTAINER
     if desired is not None and serves:
         writes.append(desired)
@@ -97,11 +97,11 @@ def orphans(nodes: Container[ObjectKey], gpu_nodes: Mapping[ObjectKey, OwnedGpuN
     """Yield deletions of GpuNodes without a node; one whose spec another writer has set stays."""
     for key, gpu_node in gpu_nodes.items():
         if key not in nodes and gpu_node.is_ours_alone:
-            yield DeleteObject(Target(GPU_NODES, key.name), gpu_node.metadata.uid, "its node no longer exists")
+            yield DeleteObject(WriteTarget(GPU_NODES, key.name), gpu_node.metadata.uid, "its node no longer exists")
 
 
 def _desired(
-    node: ReadNode, placement: Placement, cluster: ClusterInputs, observed: OwnedGpuNode | None
+    node: ReadNode, placement: NodePlacement, cluster: ClusterInputs, observed: OwnedGpuNode | None
 ) -> ApplyGpuNode | None:
     """Return the write of a node's GpuNode; None if it is up to date, or if a node without GPUs has none."""
     if placement.workload is None or (not placement.present and observed is None):
@@ -110,10 +110,10 @@ def _desired(
     spec = resolve.spec_of(labels, placement, cluster.vgpu_switch, observed, config_of(cluster.scheduled, labels))
     if not resolve.lacks(observed, spec):
         return None
-    return ApplyGpuNode(Target(GPU_NODES, node.metadata.name), resolve.applied(node.metadata.name, spec))
+    return ApplyGpuNode(WriteTarget(GPU_NODES, node.metadata.name), resolve.applied(node.metadata.name, spec))
 
 
-def _against(placement: Placement, problems: Sequence[Problem], gpu_node: OwnedGpuNode | None) -> str | None:
+def _against(placement: NodePlacement, problems: Sequence[NodeProblem], gpu_node: OwnedGpuNode | None) -> str | None:
     """Return why a node is not ready; a node for containers is ready as soon as its operands are."""
     if placement.problem is not None:
         return placement.problem.text

@@ -22,44 +22,44 @@ SLICE_NODES = 500
 """How many nodes are decided before others have their turn: some 30 ms of decisions."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class NodePart(msgspec.Struct, frozen=True):
     """A part of the nodes, with the GpuNodes of the same names."""
 
     nodes: Mapping[ObjectKey, ReadNode]
     gpu_nodes: Mapping[ObjectKey, OwnedGpuNode]
 
-    def is_same(self, other: "Part") -> bool:
+    def is_same(self, other: "NodePart") -> bool:
         """Return whether both are the same objects; equal objects would take longer to compare than to decide."""
         return self.nodes is other.nodes and self.gpu_nodes is other.gpu_nodes
 
 
-def parts_of(picture: Picture) -> Iterator[Part]:
+def parts_of(picture: Picture) -> Iterator[NodePart]:
     """Yield all parts of a picture; a node is always in the part of the same number."""
     nodes, gpu_nodes = ObjectMap.of(picture.nodes).parts, ObjectMap.of(picture.gpu_nodes).parts
-    yield from (Part(*both) for both in zip(nodes, gpu_nodes, strict=True))
+    yield from (NodePart(*both) for both in zip(nodes, gpu_nodes, strict=True))
 
 
 class _Decided(msgspec.Struct, frozen=True):
     """The decisions for one part, with all inputs."""
 
-    part: Part
+    part: NodePart
     pods: Mapping[str, NodePods]
     """All pods of the cluster, by node."""
     of_node: Mapping[str, tuple[NodeInputs, NodesSummary]]
     orphaned: NodesSummary
     summary: NodesSummary
 
-    def follows_from(self, part: Part, pods: Mapping[str, NodePods]) -> bool:
+    def follows_from(self, part: NodePart, pods: Mapping[str, NodePods]) -> bool:
         """Return whether the same decisions follow from another picture."""
         return self.part.is_same(part) and (
             self.pods is pods or all(node.pods == pods.get(name, NO_PODS) for name, (node, _) in self.of_node.items())
         )
 
 
-NOTHING = _Decided(Part({}, {}), {}, {}, NodesSummary(), NodesSummary())
+NOTHING = _Decided(NodePart({}, {}), {}, {}, NodesSummary(), NodesSummary())
 
 
-class NodeMemory:
+class DecidedNodes:
     """The last decisions for nodes. Empty, all nodes are decided."""
 
     def __init__(self, slice_nodes: int = SLICE_NODES) -> None:
@@ -69,7 +69,7 @@ class NodeMemory:
         self._slice_nodes = slice_nodes
         self._cluster: ClusterInputs | None = None
         self._parts: dict[int, _Decided] = {}
-        self._observed: dict[int, tuple[Part, NodesObserved]] = {}
+        self._observed: dict[int, tuple[NodePart, NodesObserved]] = {}
         self._pods: tuple[Objects[Pod], Mapping[str, NodePods]] = {}, {}
 
     def observed(self, picture: Picture) -> NodesObserved:
@@ -111,7 +111,7 @@ class NodeMemory:
 
     def _decide_part(
         self,
-        part: Part,
+        part: NodePart,
         pods: Mapping[str, NodePods],
         before: Mapping[str, tuple[NodeInputs, NodesSummary]],
         cluster: ClusterInputs,

@@ -18,7 +18,7 @@ from gpuvirt.cluster.labels import (
     deploy_label,
 )
 from gpuvirt.cluster.operator.announcer import Announcement
-from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.nodes.placement import NodePlacement
 from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode
@@ -68,7 +68,7 @@ class NodesSummary(msgspec.Struct, frozen=True):
         return found[0][0] if found else CONTAINERD
 
 
-def running_on(node: ReadNode, placement: Placement, *, beside: bool) -> NodesSummary:
+def running_on(node: ReadNode, placement: NodePlacement, *, beside: bool) -> NodesSummary:
     """Return what one node runs; `beside`: NVIDIA's operator labels the nodes for vGPUs."""
     name, labels = node.metadata.name, node.metadata.labels
     runtime = node.status.node_info.container_runtime_version.partition("://")[0]

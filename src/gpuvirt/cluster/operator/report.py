@@ -25,7 +25,7 @@ from gpuvirt.cluster.labels import (
     deploy_label,
 )
 from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
-from gpuvirt.cluster.operator.nodes.problems import Deployer, ObservedNode, Problem, problems_of
+from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeProblem, ObservedNode, problems_of
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.operator.picture import NO_PODS, pods_by_node
 from gpuvirt.cluster.operator.policy import policies
@@ -106,7 +106,7 @@ def _observed(node: Node, gpu_node: GpuNode | None, apps: frozenset[str], deploy
 
 
 def _rows_of(
-    node: Node, gpu_node: GpuNode | None, observed: ObservedNode, problems: Sequence[Problem], pods: Sequence[Pod]
+    node: Node, gpu_node: GpuNode | None, observed: ObservedNode, problems: Sequence[NodeProblem], pods: Sequence[Pod]
 ) -> Iterator[Row]:
     name, workload = node.metadata.name, _workload(node.metadata.labels)
     if observed.placement.operands_off:

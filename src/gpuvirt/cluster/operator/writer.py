@@ -20,7 +20,7 @@ from gpuvirt.cluster.operator.writes import (
     DeleteObject,
     PatchNode,
     PatchPolicyStatus,
-    Target,
+    WriteTarget,
 )
 from gpuvirt.tasks import backoff_s
 
@@ -48,7 +48,7 @@ class _Retry:
     """When to write a target: again after a failure, or some time after its last write."""
 
     at_s: float
-    target: Target = field(compare=False)
+    target: WriteTarget = field(compare=False)
 
 
 class Writer:
@@ -64,15 +64,15 @@ class Writer:
         self._write = write
         self._clock = clock
         self._random = random
-        self._pending: dict[Target, Write] = {}
+        self._pending: dict[WriteTarget, Write] = {}
         """The writes to make, those of failed targets too."""
-        self._fresh = deque[Target]()
+        self._fresh = deque[WriteTarget]()
         """The pending targets that need not wait, in the order of the writes."""
         self._retries: list[_Retry] = []
         """A heap of the targets that wait, by their time."""
-        self._busy: set[Target] = set()
-        self._problems: dict[Target, _Problem] = {}
-        self._rests_until_s: dict[Target, float] = {}
+        self._busy: set[WriteTarget] = set()
+        self._problems: dict[WriteTarget, _Problem] = {}
+        self._rests_until_s: dict[WriteTarget, float] = {}
         """Until when targets are not written again that were written a moment ago."""
         self._due = Signal()
 
@@ -112,7 +112,7 @@ class Writer:
                 continue
             await self._try(target)
 
-    def _next(self) -> tuple[Target | None, float | None]:
+    def _next(self) -> tuple[WriteTarget | None, float | None]:
         """Return the target to write now; if there is none, the seconds until the first retry, or None.
 
         The target leaves the queue, so that a write costs the same however many are pending.
@@ -125,7 +125,7 @@ class Writer:
                 return None, left_s
         return (self._fresh.popleft() if self._fresh else None), None
 
-    async def _try(self, target: Target) -> None:
+    async def _try(self, target: WriteTarget) -> None:
         write = self._pending.pop(target)
         self._busy.add(target)
         if isinstance(write, PatchPolicyStatus):

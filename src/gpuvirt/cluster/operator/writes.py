@@ -12,7 +12,7 @@ from gpuvirt.cluster.operator.nodes.resolve import AppliedGpuNode
 from gpuvirt.cluster.resources import Resource
 
 
-class Target(msgspec.Struct, frozen=True):
+class WriteTarget(msgspec.Struct, frozen=True):
     """One object, or a part of it."""
 
     resource: Resource
@@ -28,7 +28,7 @@ class Target(msgspec.Struct, frozen=True):
 class PatchNode(msgspec.Struct, frozen=True):
     """Change labels and annotations of a node."""
 
-    target: Target
+    target: WriteTarget
     patch: LabelPatch
 
     @property
@@ -42,7 +42,7 @@ class PatchNode(msgspec.Struct, frozen=True):
 class ApplyGpuNode(msgspec.Struct, frozen=True):
     """Apply the controller's part of a GpuNode's spec."""
 
-    target: Target
+    target: WriteTarget
     content: AppliedGpuNode
 
     @property
@@ -62,7 +62,7 @@ class ApplyGpuNode(msgspec.Struct, frozen=True):
 class PatchPolicyStatus(msgspec.Struct, frozen=True):
     """Write a ClusterPolicy's status."""
 
-    target: Target
+    target: WriteTarget
     status: Status
 
     @property
@@ -82,7 +82,7 @@ class PatchPolicyStatus(msgspec.Struct, frozen=True):
 class ApplyObject(msgspec.Struct, frozen=True):
     """Create or update an object of an operand."""
 
-    target: Target
+    target: WriteTarget
     content: Manifest
 
     @property
@@ -94,7 +94,7 @@ class ApplyObject(msgspec.Struct, frozen=True):
 class DeleteObject(msgspec.Struct, frozen=True):
     """Delete an object by name and uid, so that a newer object of that name stays."""
 
-    target: Target
+    target: WriteTarget
     uid: str
     why: str
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.shares.books import NodeBooks, NodeRow, row_of
+from gpuvirt.model.shares.books import FreeRow, NodeBooks, row_of
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import Shares
 
@@ -15,7 +15,7 @@ class ClusterBooks:
 
     def __init__(self) -> None:
         self._nodes: dict[NodeName, NodeBooks] = {}
-        self._rows: dict[NodeName, NodeRow] = {}
+        self._rows: dict[NodeName, FreeRow] = {}
 
     @property
     def nodes(self) -> Mapping[NodeName, NodeBooks]:
@@ -23,7 +23,7 @@ class ClusterBooks:
         return self._nodes
 
     @property
-    def rows(self) -> Mapping[NodeName, NodeRow]:
+    def rows(self) -> Mapping[NodeName, FreeRow]:
         """The rows of all nodes with units."""
         return self._rows
 

@@ -24,7 +24,7 @@ from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import LIMITS, InvalidAnnotationError, shared_gpus
-from gpuvirt.model.shares.books import NO_PODS, NodeBooks, NodeRow, row_of
+from gpuvirt.model.shares.books import NO_PODS, FreeRow, NodeBooks, row_of
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.nomination import Nomination, with_nominated
 from gpuvirt.model.shares.placement import GpuId, Placement, Shares
@@ -32,7 +32,7 @@ from gpuvirt.model.shares.placement import GpuId, Placement, Shares
 log = logging.getLogger(__name__)
 
 
-class Totals(msgspec.Struct):
+class ShareTotals(msgspec.Struct):
     """Sums over the cluster, for metrics."""
 
     nodes: int = 0
@@ -95,7 +95,7 @@ class Index:
         """Return the nominated pods that count for a pod, by node; one whose binding is under way counts by that."""
         return self._nominations.for_pod(pod, self._reserved)
 
-    def rows_for(self, pod: SharingPod) -> Mapping[NodeName, NodeRow]:
+    def rows_for(self, pod: SharingPod) -> Mapping[NodeName, FreeRow]:
         """Return the rows of all nodes as they are for a pod.
 
         Units that are kept for nominated pods are taken, and those that the pod itself has reserved are free.
@@ -111,7 +111,7 @@ class Index:
         row = self._row_for(pod.uid, name, self.nominated_for(pod).get(name, ()))
         return row.books if row is not None else None
 
-    def rows_without(self, held: Iterable[tuple[PodUid, NodeName]]) -> Mapping[NodeName, NodeRow]:
+    def rows_without(self, held: Iterable[tuple[PodUid, NodeName]]) -> Mapping[NodeName, FreeRow]:
         """Return the rows of the nodes of reservations, or of withheld pods, as they would be without these."""
         pods: dict[NodeName, set[PodUid]] = {}
         for pod, name in held:
@@ -195,9 +195,9 @@ class Index:
             if pod.spec.node_name and (total := units_of_pod(pod, self._sharing)):
                 yield pod, total
 
-    def totals(self) -> Totals:
+    def totals(self) -> ShareTotals:
         """Return the sums over the cluster."""
-        totals = Totals()
+        totals = ShareTotals()
         for books in self.nodes.values():
             gpus = sum(units > 0 for units in books.capacity.values())
             totals.nodes += gpus > 0
@@ -209,7 +209,7 @@ class Index:
             totals.floating += len(books.all_pods) - len(books.pods) - elsewhere
         return totals
 
-    def _row_for(self, pod: PodUid, name: NodeName, nominated: Sequence[Nomination]) -> NodeRow | None:
+    def _row_for(self, pod: PodUid, name: NodeName, nominated: Sequence[Nomination]) -> FreeRow | None:
         """Return the row of a node for a pod, with what is kept for nominated pods; None for a node without units."""
         row = self._books.rows.get(name)
         if row is None:

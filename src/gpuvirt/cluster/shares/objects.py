@@ -36,7 +36,7 @@ class NodeAnnotations(msgspec.Struct, frozen=True, gc=False):
     limits: str = msgspec.field(default="", name=LIMITS_ANNOTATION)
 
 
-class NodeLabels(msgspec.Struct, frozen=True, gc=False):
+class CordonLabel(msgspec.Struct, frozen=True, gc=False):
     """The label of a node that a VgpuSchedule has cordoned."""
 
     cordoned_by: str = msgspec.field(default="", name=CORDONED_BY)
@@ -48,7 +48,7 @@ class NodeMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     name: str = ""
     uid: str = ""
     resource_version: str = ""
-    labels: NodeLabels = NodeLabels()
+    labels: CordonLabel = CordonLabel()
     annotations: NodeAnnotations = NodeAnnotations()
 
     @property

@@ -14,7 +14,7 @@ from gpuvirt.model.doctor.vms.vmevidence import (
     GpuNodeSeen,
     NodeSeen,
     OfferSeen,
-    Placement,
+    PodPlacement,
     PodSeen,
     Taint,
     Toleration,
@@ -183,8 +183,8 @@ def _amounts(quantities: Mapping[str, str | int]) -> dict[str, int]:
     return whole_amounts({name: quantity for name, quantity in quantities.items() if "/" in name})
 
 
-def _placement(spec: vmstate.VmiSpec | core.WholePodSpec) -> Placement:
-    return Placement(
+def _placement(spec: vmstate.VmiSpec | core.WholePodSpec) -> PodPlacement:
+    return PodPlacement(
         spec.node_selector,
         tuple(
             Toleration(toleration.key, toleration.operator or "Equal", toleration.value, toleration.effect)

@@ -53,7 +53,7 @@ MOST_STEPS = 8
 """The most steps at once; a rotation has five."""
 
 
-class Names(msgspec.Struct, frozen=True):
+class CertificateNames(msgspec.Struct, frozen=True):
     """The names of the webhook's objects."""
 
     namespace: Namespace
@@ -74,7 +74,7 @@ class Names(msgspec.Struct, frozen=True):
 class CertificateKeeper:
     """Keeps the certificate while this process leads."""
 
-    def __init__(self, client: Client, names: Names, clock: Clock) -> None:
+    def __init__(self, client: Client, names: CertificateNames, clock: Clock) -> None:
         """`client` writes only while this process leads."""
         self.ends_s: float | None = None
         """When the current certificate ends, in seconds of the wall clock; None while it is unknown."""

@@ -13,7 +13,7 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof
 
 
-class Probe(msgspec.Struct, frozen=True):
+class FoundVgpus(msgspec.Struct, frozen=True):
     """The GPUs and vGPUs that a back end has found."""
 
     hosts: Mapping[PciAddress, VgpuHost] = msgspec.field(default_factory=dict)
@@ -37,7 +37,7 @@ class VgpuBackend(Protocol):
         /,
         *,
         brief: bool,
-    ) -> Probe | Unread:
+    ) -> FoundVgpus | Unread:
         """Return the GPUs with vGPUs of this framework; Unread when the vGPUs cannot be listed.
 
         `before` are the hosts of the last scan. A brief scan takes from there the vGPUs that each GPU could still

@@ -22,7 +22,7 @@ from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof
-from gpuvirt.hardware.vgpu.backend import Probe, gpu_of
+from gpuvirt.hardware.vgpu.backend import FoundVgpus, gpu_of
 from gpuvirt.paths import HostPath
 
 
@@ -69,7 +69,7 @@ class Mdev:
         /,
         *,
         brief: bool,
-    ) -> Probe | Unread:
+    ) -> FoundVgpus | Unread:
         """Return the GPUs that carry mediated devices or support them."""
         parents, devices = attributes.names(kernel, MDEV_PARENTS), attributes.names(kernel, MDEVS)
         if isinstance(parents, Unread):
@@ -107,7 +107,7 @@ class Mdev:
             )
             for gpu in sorted({*creatable, *live})
         }
-        return Probe(hosts, tuple(malformed_entries))
+        return FoundVgpus(hosts, tuple(malformed_entries))
 
     def create(self, kernel: Kernel, parent: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
         """Create a mediated device with the UUID `vgpu`; raise OSError(EEXIST, ENOSPC, EUSERS...),

@@ -15,7 +15,7 @@ from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost, host_of_vfs, vf_ty
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof
 from gpuvirt.hardware.functions import sriov
-from gpuvirt.hardware.vgpu.backend import Probe
+from gpuvirt.hardware.vgpu.backend import FoundVgpus
 
 
 class SriovVf:
@@ -31,10 +31,10 @@ class SriovVf:
         /,
         *,
         brief: bool,  # noqa: ARG002
-    ) -> Probe | Unread:
+    ) -> FoundVgpus | Unread:
         """Return the GPUs that have VFs or support them."""
         hosts = {address: host_of_vfs(function) for address, function in functions.items()}
-        return Probe({address: host for address, host in hosts.items() if host is not None})
+        return FoundVgpus({address: host for address, host in hosts.items() if host is not None})
 
     def create(self, kernel: Kernel, parent: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
         """Switch all VFs of a GPU on at once; raise OSError as the kernel does, VgpuUnavailableError."""

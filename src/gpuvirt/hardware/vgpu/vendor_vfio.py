@@ -21,7 +21,7 @@ from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof
 from gpuvirt.hardware.functions import pci
-from gpuvirt.hardware.vgpu.backend import Probe, gpu_of
+from gpuvirt.hardware.vgpu.backend import FoundVgpus, gpu_of
 from gpuvirt.paths import HostPath
 
 NO_TYPE = "0"
@@ -72,7 +72,7 @@ class VendorVfio:
         /,
         *,
         brief: bool,
-    ) -> Probe | Unread:
+    ) -> FoundVgpus | Unread:
         """Return the GPUs whose VFs have vGPU types or support them."""
         vfs = [function for function in functions.values() if function.physfn]
         carriers = [function for function in vfs if function.driver == VENDOR_VFIO_DRIVER]
@@ -101,7 +101,7 @@ class VendorVfio:
         for address, type_id in current.items():
             if type_id != NO_TYPE:
                 live[gpu_of(functions, address)].append(_live(functions[address], type_id, names))
-        return Probe(
+        return FoundVgpus(
             {
                 gpu: VgpuHost(
                     gpu,

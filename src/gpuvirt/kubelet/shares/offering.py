@@ -16,7 +16,7 @@ from gpuvirt.clock import Clock, Signal
 from gpuvirt.errors import PathTooLongError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.kubelet import sockets, wire
-from gpuvirt.kubelet.pluginserver import Call, PluginServer
+from gpuvirt.kubelet.pluginserver import PluginCall, PluginServer
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.kubelet.registrar import Observe, Registrar
@@ -56,11 +56,11 @@ class SharePlugin(PluginServer):
         return wire.unit_list(self._ids)
 
     @override
-    async def prefer(self, request: pb.PreferredAllocationRequest, call: Call) -> pb.PreferredAllocationResponse:
+    async def prefer(self, request: pb.PreferredAllocationRequest, call: PluginCall) -> pb.PreferredAllocationResponse:
         await self.refuse(call, grpc.StatusCode.UNIMPLEMENTED, "all units are equal, so the plugin prefers none")
 
     @override
-    async def allocate(self, request: pb.AllocateRequest, call: Call) -> pb.AllocateResponse:
+    async def allocate(self, request: pb.AllocateRequest, call: PluginCall) -> pb.AllocateResponse:
         containers = wire.asked_for(request)
         if unknown := _unknown(containers):
             await self.refuse(call, grpc.StatusCode.NOT_FOUND, f"{unknown!r} is no id of a unit: expected u0, u1 ...")
@@ -72,7 +72,7 @@ class SharePlugin(PluginServer):
         return wire.allocate_response(attachments)
 
     @override
-    async def pre_start(self, request: pb.PreStartContainerRequest, call: Call) -> pb.PreStartContainerResponse:
+    async def pre_start(self, request: pb.PreStartContainerRequest, call: PluginCall) -> pb.PreStartContainerResponse:
         ids = wire.starting_devices(request)
         try:
             await self._allocator.pre_start(ids)
@@ -80,7 +80,7 @@ class SharePlugin(PluginServer):
             await self.refuse_start(call, error.reason)
         return pb.PreStartContainerResponse()
 
-    async def _refuse(self, call: Call, error: ShareRefusedError) -> NoReturn:
+    async def _refuse(self, call: PluginCall, error: ShareRefusedError) -> NoReturn:
         reason = error.reason
         await self.refuse(call, grpc.StatusCode.FAILED_PRECONDITION, reason.text, reason=reason.code)
 

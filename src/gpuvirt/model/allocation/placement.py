@@ -20,7 +20,7 @@ class PlacementError(GpuvirtError):
     """A request for preferred devices that contradicts itself."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class DevicePlace(msgspec.Struct, frozen=True):
     """The location of a device."""
 
     numa_node: int | None
@@ -28,14 +28,14 @@ class Place(msgspec.Struct, frozen=True):
     gpu: PciAddress | None
 
 
-NOWHERE = Place(None, None, None)
+NOWHERE = DevicePlace(None, None, None)
 
 
 def prefer(
     available: Sequence[DeviceId],
     must_include: Sequence[DeviceId],
     size: int,
-    places: Mapping[DeviceId, Place],
+    places: Mapping[DeviceId, DevicePlace],
     spread: Spread = Spread.SPREAD,
     *,
     siblings: Sequence[DeviceId] = (),
@@ -65,7 +65,7 @@ def prefer(
 
 
 def _nodes(
-    musts: Sequence[DeviceId], rest: Sequence[DeviceId], need: int, places: Mapping[DeviceId, Place]
+    musts: Sequence[DeviceId], rest: Sequence[DeviceId], need: int, places: Mapping[DeviceId, DevicePlace]
 ) -> list[int]:
     """Return the NUMA nodes of the preferred devices: those of the included ones, then as few others as suffice."""
     free: defaultdict[int, int] = defaultdict(int)
@@ -89,7 +89,7 @@ def _from_pool(
     pool: Sequence[DeviceId],
     musts: Sequence[DeviceId],
     need: int,
-    places: Mapping[DeviceId, Place],
+    places: Mapping[DeviceId, DevicePlace],
     spread: Spread,
 ) -> list[DeviceId]:
     bundles = _bundles(pool, places)
@@ -113,7 +113,7 @@ def _from_pool(
     return chosen
 
 
-def _bundles(pool: Iterable[DeviceId], places: Mapping[DeviceId, Place]) -> list[list[DeviceId]]:
+def _bundles(pool: Iterable[DeviceId], places: Mapping[DeviceId, DevicePlace]) -> list[list[DeviceId]]:
     """Return the devices by IOMMU group, in the order of `pool`; a device without a group is alone."""
     found: dict[object, list[DeviceId]] = {}
     for device in pool:
@@ -141,7 +141,7 @@ def _whole_bundles(bundles: Sequence[list[DeviceId]], need: int, singles: int) -
 
 
 def _by_gpu(
-    devices: Sequence[DeviceId], count: int, places: Mapping[DeviceId, Place], spread: Spread
+    devices: Sequence[DeviceId], count: int, places: Mapping[DeviceId, DevicePlace], spread: Spread
 ) -> list[DeviceId]:
     """Return `count` devices, each from the GPU that has the most (or fewest) devices left."""
     left: defaultdict[PciAddress | DeviceId, list[DeviceId]] = defaultdict(list)

@@ -62,7 +62,7 @@ class Doubt(msgspec.Struct, frozen=True):
     """The kubelet that still has all allocations in its memory, and writes them again; empty if there is none."""
 
 
-class History(msgspec.Struct, frozen=True):
+class RecordHistory(msgspec.Struct, frozen=True):
     """What this host's processes know of the record's past, as it is kept on disk."""
 
     boot_id: BootId | None = None
@@ -86,7 +86,7 @@ class History(msgspec.Struct, frozen=True):
     with them, so that no start of the kubelet shows that they vanish."""
 
 
-class Reading(msgspec.Struct, frozen=True):
+class RecordReading(msgspec.Struct, frozen=True):
     """One reading of the record."""
 
     boot_id: BootId | None
@@ -115,17 +115,17 @@ class PodRequests(msgspec.Struct, frozen=True):
     has_claims: bool = False
 
 
-def observe(history: History, reading: Reading) -> History:
+def observe(history: RecordHistory, reading: RecordReading) -> RecordHistory:
     """Return the history after a reading."""
     if None not in {history.boot_id, reading.boot_id} and history.boot_id != reading.boot_id:
-        history = History()
+        history = RecordHistory()
     history = replace(history, boot_id=reading.boot_id or history.boot_id)
     if reading.devices is None:
         return _settled(_missing(history, reading))
     return _settled(_read(history, reading, reading.devices))
 
 
-def name(history: History, kubelet: str, named: Iterable[NamedDevice]) -> History:
+def name(history: RecordHistory, kubelet: str, named: Iterable[NamedDevice]) -> RecordHistory:
     """Return the history after an answer of the kubelet's API while the record is missing.
 
     Only the kubelet that ran before the loss has all allocations in its memory.
@@ -137,12 +137,12 @@ def name(history: History, kubelet: str, named: Iterable[NamedDevice]) -> Histor
     return replace(history, named=tuple(device for device in named if device.key not in known))
 
 
-def _settled(history: History) -> History:
+def _settled(history: RecordHistory) -> RecordHistory:
     """Return a history without the devices that were named in a doubt that has ended."""
     return replace(history, named=()) if history.named and history.doubt is None else history
 
 
-def _missing(history: History, reading: Reading) -> History:
+def _missing(history: RecordHistory, reading: RecordReading) -> RecordHistory:
     history, before = replace(history, is_missing=True), history.doubt
     if not history.is_seen and history.is_absence_known:
         return history
@@ -157,7 +157,7 @@ def _missing(history: History, reading: Reading) -> History:
     return replace(history, lost=lost, doubt=Doubt(MISSING, pods, whole))
 
 
-def _read(history: History, reading: Reading, devices: tuple[RecordedDevice, ...]) -> History:
+def _read(history: RecordHistory, reading: RecordReading, devices: tuple[RecordedDevice, ...]) -> RecordHistory:
     doubt, lost = history.doubt, history.lost
     if doubt is not None and doubt.kubelet and doubt.kubelet == reading.kubelet_after:
         doubt, lost = None, ()
@@ -182,7 +182,7 @@ def _read(history: History, reading: Reading, devices: tuple[RecordedDevice, ...
     )
 
 
-def _after_ends(doubt: Doubt | None, reading: Reading) -> Doubt | None:
+def _after_ends(doubt: Doubt | None, reading: RecordReading) -> Doubt | None:
     """Return a doubt without the pods that have ended; None if no pod is left."""
     if doubt is None or (doubt.pods is None and reading.pods is None):
         return doubt
@@ -191,7 +191,7 @@ def _after_ends(doubt: Doubt | None, reading: Reading) -> Doubt | None:
     return replace(doubt, pods=pods) if pods else None
 
 
-def _still_running(devices: Iterable[RecordedDevice], reading: Reading) -> tuple[RecordedDevice, ...]:
+def _still_running(devices: Iterable[RecordedDevice], reading: RecordReading) -> tuple[RecordedDevice, ...]:
     running = {device for device in devices if not reading.has_ended(device.pod)}
     return tuple(sorted(running, key=lambda device: (device.pod, device.container, device.key)))
 
@@ -200,7 +200,7 @@ def _sorted(pods: frozenset[PodUid] | None) -> tuple[PodUid, ...] | None:
     return None if pods is None else tuple(sorted(pods))
 
 
-def ask(history: History, pods: Sequence[PodRequests], claims: frozenset[PodUid]) -> History:
+def ask(history: RecordHistory, pods: Sequence[PodRequests], claims: frozenset[PodUid]) -> RecordHistory:
     """Return the history after the API server's answer to a doubt; `claims` are the pods with recorded claims.
 
     The record is complete if it has an entry for each resource of each container of the node's pods, and if the API
@@ -228,7 +228,7 @@ def ask(history: History, pods: Sequence[PodRequests], claims: frozenset[PodUid]
     return _without_devices(history)
 
 
-def _without_devices(history: History) -> History:
+def _without_devices(history: RecordHistory) -> RecordHistory:
     """Return the history once no pod can have a device while there is no record: as before the first one."""
     return replace(history, is_seen=False, is_absence_known=True, devices=(), lost=(), named=(), doubt=None)
 

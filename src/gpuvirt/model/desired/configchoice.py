@@ -12,7 +12,7 @@ import msgspec
 
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType
 from gpuvirt.facts.vgpu import Scheduler
-from gpuvirt.model.desired.vgpuentries import Entry, Note, NoteCode, Sizes
+from gpuvirt.model.desired.vgpuentries import ConfigEntry, Note, NoteCode, Sizes
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import Profile, card_names
 
@@ -47,7 +47,7 @@ class GpuConfigs(msgspec.Struct, frozen=True):
     notes: tuple[Note, ...] = ()
 
 
-def desired(entries: Sequence[Entry], gpus: Collection[ConfigGpu]) -> GpuConfigs:
+def desired(entries: Sequence[ConfigEntry], gpus: Collection[ConfigGpu]) -> GpuConfigs:
     """Return the chosen entries of a config for these GPUs."""
     notes = [*_unmatched(entries, gpus)]
     desired_by_gpu: dict[PciAddress, GpuConfig] = {}
@@ -63,12 +63,12 @@ def desired(entries: Sequence[Entry], gpus: Collection[ConfigGpu]) -> GpuConfigs
     return GpuConfigs(desired_by_gpu, tuple(notes))
 
 
-def _is_for(entry: Entry, gpu: ConfigGpu) -> bool:
+def _is_for(entry: ConfigEntry, gpu: ConfigGpu) -> bool:
     selected = entry.indices is None or gpu.index in entry.indices
     return selected and (entry.filters is None or _matches(entry, gpu))
 
 
-def _chosen(gpu: ConfigGpu, entries: Sequence[Entry]) -> Entry | Note | None:
+def _chosen(gpu: ConfigGpu, entries: Sequence[ConfigEntry]) -> ConfigEntry | Note | None:
     """Return the entry that a GPU gets among those that select it, or why it gets none."""
     if not entries:
         return None
@@ -95,7 +95,7 @@ def _chosen(gpu: ConfigGpu, entries: Sequence[Entry]) -> Entry | Note | None:
     return last
 
 
-def _has_types(entry: Entry, gpu: ConfigGpu) -> bool | None:
+def _has_types(entry: ConfigEntry, gpu: ConfigGpu) -> bool | None:
     """Return whether a GPU's card has the types of an entry; None where that is unknown yet.
 
     The types that the driver lists take precedence over the catalog. Whether the GPU could create them now does not
@@ -110,15 +110,15 @@ def _has_types(entry: Entry, gpu: ConfigGpu) -> bool | None:
     return answers.pop() if len(answers) == 1 else None
 
 
-def _cards(entry: Entry) -> frozenset[str]:
+def _cards(entry: ConfigEntry) -> frozenset[str]:
     return frozenset(profile.gpu for profile in entry.types)
 
 
-def _listed(entry: Entry) -> str:
+def _listed(entry: ConfigEntry) -> str:
     return ", ".join(profile.text for profile in entry.types)
 
 
-def _unmatched(entries: Sequence[Entry], gpus: Collection[ConfigGpu]) -> Iterator[Note]:
+def _unmatched(entries: Sequence[ConfigEntry], gpus: Collection[ConfigGpu]) -> Iterator[Note]:
     """Yield notes on indices without a GPU, and on filters that match neither a GPU of the node nor a known card."""
     present = {gpu.index for gpu in gpus}
     for entry in entries:
@@ -139,21 +139,21 @@ def _unmatched(entries: Sequence[Entry], gpus: Collection[ConfigGpu]) -> Iterato
             yield Note(NoteCode.NOTHING_MATCHES, entry.place, message)
 
 
-def _matches_any(entry: Entry, gpus: Iterable[ConfigGpu]) -> bool:
+def _matches_any(entry: ConfigEntry, gpus: Iterable[ConfigGpu]) -> bool:
     return any(_matches(entry, gpu) for gpu in gpus)
 
 
-def _matches(entry: Entry, gpu: ConfigGpu) -> bool:
+def _matches(entry: ConfigEntry, gpu: ConfigGpu) -> bool:
     filters = entry.filters or ()
     return any(device_filter.matches(gpu.device, gpu.subsystem) for device_filter in filters)
 
 
-def _is_known(entry: Entry) -> bool:
+def _is_known(entry: ConfigEntry) -> bool:
     filters = entry.filters or ()
     return any(catalog.cards_of(device_filter.device, device_filter.subsystem) for device_filter in filters)
 
 
-def _other_board(entries: Iterable[Entry], gpu: ConfigGpu) -> Iterator[Note]:
+def _other_board(entries: Iterable[ConfigEntry], gpu: ConfigGpu) -> Iterator[Note]:
     """Yield why a GPU gets no entry, where entries have its device id but only other boards."""
     near = [
         entry
@@ -170,7 +170,7 @@ def _other_board(entries: Iterable[Entry], gpu: ConfigGpu) -> Iterator[Note]:
         yield Note(NoteCode.OTHER_BOARD, near[-1].place, message)
 
 
-def _sizes_not_mixed(entry: Entry, gpu: ConfigGpu) -> Iterator[Note]:
+def _sizes_not_mixed(entry: ConfigEntry, gpu: ConfigGpu) -> Iterator[Note]:
     cards = catalog.cards_of(gpu.device, gpu.subsystem)
     if entry.sizes is Sizes.MIXED and cards and all(card.mixed_sizes is False for card in cards):
         message = (

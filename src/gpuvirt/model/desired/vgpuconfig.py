@@ -15,7 +15,7 @@ from gpuvirt.documents import Written
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
-from gpuvirt.model.desired.vgpuentries import DeviceFilter, Entry, Note, NoteCode, Sizes, parse_filter
+from gpuvirt.model.desired.vgpuentries import ConfigEntry, DeviceFilter, Note, NoteCode, Sizes, parse_filter
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.catalog import Card
@@ -81,7 +81,7 @@ def _alternatives(profile: Profile, cards: Iterable[Card]) -> str:
 class VgpuConfigs(msgspec.Struct, frozen=True):
     """The configs of a file by name, and notes on them."""
 
-    configs: Mapping[str, tuple[Entry, ...]] = msgspec.field(default_factory=dict)
+    configs: Mapping[str, tuple[ConfigEntry, ...]] = msgspec.field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
 
@@ -120,7 +120,7 @@ def parse(text: str, *, where: str) -> VgpuConfigs:
     return VgpuConfigs(configs, tuple(notes))
 
 
-def _entries(written: Written[_File], name: str, content: object, notes: list[Note]) -> tuple[Entry, ...]:
+def _entries(written: Written[_File], name: str, content: object, notes: list[Note]) -> tuple[ConfigEntry, ...]:
     entries = written.part(content, [CONFIGS, name], tuple[_Entry, ...])
     if not entries:
         raise written.fault("has no entry; expected at least one, as in `- devices: all`", [CONFIGS, name])
@@ -135,7 +135,7 @@ class _Reading(msgspec.Struct, frozen=True):
     steps: Sequence[Step]
     notes: list[Note]
 
-    def read(self, entry: _Entry) -> Entry:
+    def read(self, entry: _Entry) -> ConfigEntry:
         """Return the entry with parsed types and filters, or raise ConfigError."""
         types = self._types(entry.vgpu_devices or {})
         scheduler = Scheduler(entry.scheduler) if isinstance(entry.scheduler, SchedulerPolicy) else entry.scheduler
@@ -143,7 +143,7 @@ class _Reading(msgspec.Struct, frozen=True):
             self._check_scheduler(scheduler, types, entry.sizes)
         for note in review(types, entry.sizes):
             self._note(note.code, ("vgpu-devices", *([note.type.text] if note.type else [])), note.message)
-        return Entry(
+        return ConfigEntry(
             types=types,
             indices=self._indices(entry.devices),
             filters=self._filters(entry.device_filter),
@@ -227,13 +227,13 @@ def _scheduler_faults(scheduler: Scheduler, types: Iterable[Profile], sizes: Siz
         yield "MIG-backed vGPUs do not share slices, so they have no scheduler; remove it"
 
 
-def written(configs: Mapping[str, Sequence[Entry]]) -> str:
+def written(configs: Mapping[str, Sequence[ConfigEntry]]) -> str:
     """Return configs as YAML of this grammar."""
     content: dict[str, Plain] = {name: [_plain(entry) for entry in entries] for name, entries in configs.items()}
     return plain.write({"version": VERSION, CONFIGS: content})
 
 
-def _plain(entry: Entry) -> Plain:
+def _plain(entry: ConfigEntry) -> Plain:
     content: dict[str, Plain] = {}
     indices: Iterable[int] | None = entry.indices
     if entry.filters:

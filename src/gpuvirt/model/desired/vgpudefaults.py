@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing_extensions import override
 
 from gpuvirt.errors import InvalidIdError
-from gpuvirt.model.desired.vgpuentries import DeviceFilter, Entry
+from gpuvirt.model.desired.vgpuentries import ConfigEntry, DeviceFilter
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.catalog import Card, CardType
 from gpuvirt.model.vgputypes.profiles import Profile, Series, parse_profile
@@ -17,11 +17,11 @@ DEFAULT = "default"
 """Q-series vGPUs with half of the framebuffer; C-series where a card has no Q; one vGPU where none fits twice."""
 
 
-class BuiltinConfigs(Mapping[str, tuple[Entry, ...]]):
+class BuiltinConfigs(Mapping[str, tuple[ConfigEntry, ...]]):
     """The built-in configs by name."""
 
     @override
-    def __getitem__(self, name: str) -> tuple[Entry, ...]:
+    def __getitem__(self, name: str) -> tuple[ConfigEntry, ...]:
         entries = _default() if name == DEFAULT else _of_type(name)
         if not entries:
             raise KeyError(name)
@@ -47,13 +47,13 @@ def builtin_configs() -> BuiltinConfigs:
     return BuiltinConfigs()
 
 
-def _default() -> tuple[Entry, ...]:
+def _default() -> tuple[ConfigEntry, ...]:
     """Return two of the largest vGPUs that fit twice on each card, else the largest of all.
 
     Filters name the subsystem where two cards have one device id, so that each GPU has one entry.
     """
     return tuple(
-        Entry(
+        ConfigEntry(
             {half.profile: min(half.most, 2)}, filters=_filters(card), place=f"built-in {DEFAULT}: {card.product_name}"
         )
         for card in catalog.cards()
@@ -68,7 +68,7 @@ def _half_of(card: Card) -> CardType:
     return next((kind for kind in reversed(of_series) if kind.most > 1), of_series[-1])
 
 
-def _of_type(name: str) -> tuple[Entry, ...]:
+def _of_type(name: str) -> tuple[ConfigEntry, ...]:
     """Return the entries that create as many vGPUs of a type as fit; none for an unknown name.
 
     The entries filter by id only where cards carry different numbers of a type of the same name (`DC-16Q`). Otherwise
@@ -80,9 +80,9 @@ def _of_type(name: str) -> tuple[Entry, ...]:
         return ()
     mosts = {card: found.most for card in catalog.cards_called(profile.gpu) if (found := _exact(card, profile))}
     if len(set(mosts.values())) == 1 and len(mosts) == len(catalog.cards_called(profile.gpu)):
-        return (Entry({profile: next(iter(mosts.values()))}, place=f"built-in {name}"),)
+        return (ConfigEntry({profile: next(iter(mosts.values()))}, place=f"built-in {name}"),)
     return tuple(
-        Entry({profile: most}, filters=_filters(card), place=f"built-in {name}: {card.product_name}")
+        ConfigEntry({profile: most}, filters=_filters(card), place=f"built-in {name}: {card.product_name}")
         for card, most in mosts.items()
     )
 

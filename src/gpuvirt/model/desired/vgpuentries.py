@@ -97,7 +97,7 @@ class Note(msgspec.Struct, frozen=True):
         return f"{self.place}: {self.message}"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ConfigEntry(msgspec.Struct, frozen=True):
     """An entry of a named config."""
 
     types: Mapping[Profile, int]
@@ -118,6 +118,6 @@ class Entry(msgspec.Struct, frozen=True):
         """Return whether it selects all GPUs."""
         return self.indices is None and self.filters is None
 
-    def picks_as(self, other: "Entry") -> bool:
+    def picks_as(self, other: "ConfigEntry") -> bool:
         """Return whether it has the same `devices` and `device-filter` as another entry."""
         return (self.indices, self.filters) == (other.indices, other.filters)

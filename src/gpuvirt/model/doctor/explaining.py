@@ -12,7 +12,15 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.model.doctor.checks import drivers, iommu, kubelet, kubevirt
 from gpuvirt.model.doctor.checks.vgpu import vgpus
 from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.explanation import STEPS, DeviceExplanation, StageResult, Step, assemble, blocked, progress
+from gpuvirt.model.doctor.explanation import (
+    STEPS,
+    DeviceExplanation,
+    StageName,
+    StageResult,
+    assemble,
+    blocked,
+    progress,
+)
 from gpuvirt.model.doctor.findings import Finding, of_reason, problem
 from gpuvirt.model.doctor.target import no_device, no_gpu, no_resource, pci_address
 from gpuvirt.model.inventory.isolation import group_blockers
@@ -101,7 +109,7 @@ def _of_resource(evidence: Evidence, target: str) -> DeviceExplanation:
 
 
 def _not_found(target: str, device: str | None, resource: str | None, blocker: Finding) -> DeviceExplanation:
-    return assemble(target, device, resource, [blocked(Step.BUS, blocker)])
+    return assemble(target, device, resource, [blocked(StageName.BUS, blocker)])
 
 
 def _owners(evidence: Evidence) -> Iterator[tuple[str, GpuView, VgpuView | None]]:
@@ -120,13 +128,13 @@ class _Explainer:
         self._vgpu = vgpu
         self._id = str(vgpu.id if vgpu is not None else gpu.address)
         reasons = vgpu.reasons if vgpu is not None else gpu.reasons
-        self._against: dict[Step, Reason] = {}
+        self._against: dict[StageName, Reason] = {}
         for reason in reasons:
-            self._against.setdefault(STEPS.get(reason.code, Step.OFFERED), reason)
+            self._against.setdefault(STEPS.get(reason.code, StageName.OFFERED), reason)
         notes = evidence.view.problems
         keeps_driver = [note for note in notes if note.subject == gpu.address and note.code in KEEPS_DRIVER]
-        if keeps_driver and Step.DRIVER in self._against:  # the agent would bind it, but this reason prevents that
-            self._against[Step.DRIVER] = keeps_driver[0]
+        if keeps_driver and StageName.DRIVER in self._against:  # the agent would bind it, but this reason prevents that
+            self._against[StageName.DRIVER] = keeps_driver[0]
         offered = vgpu.offered_as if vgpu is not None else gpu.offered_as
         self._resource = next((resource for resource in evidence.view.resources if resource.name == offered), None)
 
@@ -134,34 +142,34 @@ class _Explainer:
         name = self._resource.name if self._resource is not None else None
         return assemble(target, self._id, name, self._stages())
 
-    def _stages(self) -> Iterator[StageResult[Step]]:
+    def _stages(self) -> Iterator[StageResult[StageName]]:
         yield self._bus()
         if self._vgpu is None and self._gpu.units is not None:
             yield from self._shared_stages(self._gpu.units)
             return
         yield self._iommu_group()
         yield self._whole_group()
-        yield self._stage(Step.DRIVER, self._driver())
-        yield self._stage(Step.NODE, self._node())
-        yield self._stage(Step.OFFERED, f"offered as {self._resource.name}" if self._resource else "not offered")
+        yield self._stage(StageName.DRIVER, self._driver())
+        yield self._stage(StageName.NODE, self._node())
+        yield self._stage(StageName.OFFERED, f"offered as {self._resource.name}" if self._resource else "not offered")
         if self._resource is not None:
             yield self._registered(self._resource)
             yield self._counted(self._resource)
             yield self._free(self._resource)
             yield self._permitted(self._resource)
 
-    def _shared_stages(self, units: int) -> Iterator[StageResult[Step]]:
+    def _shared_stages(self, units: int) -> Iterator[StageResult[StageName]]:
         """Yield the stages of a GPU in mode `shared`, of which pods get units by its native driver."""
         reason = next(iter(self._gpu.reasons), None)
-        for step in Step:
-            if step is not Step.BUS and step is not Step.OFFERED:
+        for step in StageName:
+            if step is not StageName.BUS and step is not StageName.OFFERED:
                 yield StageResult(step, FOR_VMS, skipped=True)
-            elif step is Step.OFFERED and reason is not None:
+            elif step is StageName.OFFERED and reason is not None:
                 yield blocked(step, of_reason(reason, Level.ERROR))
-            elif step is Step.OFFERED:
+            elif step is StageName.OFFERED:
                 yield StageResult(step, f"{units} units of {self._evidence.view.shared.resource} are offered to pods")
 
-    def _stage(self, step: Step, message: str) -> StageResult[Step]:
+    def _stage(self, step: StageName, message: str) -> StageResult[StageName]:
         """Return a stage that only a reason of the device itself can block."""
         reason = self._against.get(step)
         if reason is None:
@@ -172,45 +180,45 @@ class _Explainer:
                     return blocked(step, found)
         return blocked(step, of_reason(reason, Level.ERROR))
 
-    def _bus(self) -> StageResult[Step]:
+    def _bus(self) -> StageResult[StageName]:
         gpu = f"{self._gpu.name or self._gpu.pci_id} at {self._gpu.address}"
-        return self._stage(Step.BUS, f"{gpu}, {self._vgpu.type} {self._vgpu.id}" if self._vgpu else gpu)
+        return self._stage(StageName.BUS, f"{gpu}, {self._vgpu.type} {self._vgpu.id}" if self._vgpu else gpu)
 
-    def _iommu_group(self) -> StageResult[Step]:
+    def _iommu_group(self) -> StageResult[StageName]:
         own = self._evidence.inventory.vgpus.get(self._vgpu.id) if self._vgpu is not None else None
         function = self._evidence.function(self._gpu.address)
         group = own.live.group if own is not None else function.iommu_group if function is not None else None
         if isinstance(group, int):
-            return self._stage(Step.IOMMU_GROUP, f"in IOMMU group {group}")
+            return self._stage(StageName.IOMMU_GROUP, f"in IOMMU group {group}")
         if isinstance(group, Unread):
             reason = refusals.unread(self._id, group)
-            return StageResult(Step.IOMMU_GROUP, "its IOMMU group can't be read", of_reason(reason, Level.ERROR))
+            return StageResult(StageName.IOMMU_GROUP, "its IOMMU group can't be read", of_reason(reason, Level.ERROR))
         # The IOMMU check reports why the host has no groups at all.
         found = next((found for found in iommu.iommu(self._evidence) if found.level is Level.ERROR), None)
         if found is not None:
             message = f"{self._id} is in no IOMMU group: {found.subject} {found.message}"
-            return StageResult(Step.IOMMU_GROUP, message, found)
+            return StageResult(StageName.IOMMU_GROUP, message, found)
         no_group = refusals.no_group(self._id, is_mdev=self._vgpu is not None)
-        reason = self._against.get(Step.IOMMU_GROUP, no_group)
-        return blocked(Step.IOMMU_GROUP, of_reason(reason, Level.ERROR))
+        reason = self._against.get(StageName.IOMMU_GROUP, no_group)
+        return blocked(StageName.IOMMU_GROUP, of_reason(reason, Level.ERROR))
 
-    def _whole_group(self) -> StageResult[Step]:
+    def _whole_group(self) -> StageResult[StageName]:
         gpu = self._evidence.inventory.gpus.get(self._gpu.address)
         members = self._evidence.inventory.groups.get(self._gpu.group, ()) if self._gpu.group is not None else ()
         others = [address for address in members if address != self._gpu.address]
         if gpu is None or self._vgpu is not None:
             beside = f"shared with {', '.join(others)}; " if others and self._vgpu is None else ""
-            return self._stage(Step.WHOLE_GROUP, f"{beside}no host driver prevents opening it")
+            return self._stage(StageName.WHOLE_GROUP, f"{beside}no host driver prevents opening it")
         spoiling = group_blockers(self._evidence.inventory.facts.functions, others)
         if not gpu.function.on_vfio:  # gpuvirt binds the functions of the GPU's slot together with the GPU
             slot = slot_of(gpu.function.address)
             spoiling = tuple(function for function in spoiling if slot_of(function.address) != slot)
         if spoiling:
-            return blocked(Step.WHOLE_GROUP, drivers.not_viable(gpu, spoiling))
+            return blocked(StageName.WHOLE_GROUP, drivers.not_viable(gpu, spoiling))
         if not others:
-            return self._stage(Step.WHOLE_GROUP, "the GPU is alone in it")
+            return self._stage(StageName.WHOLE_GROUP, "the GPU is alone in it")
         state = "no host driver prevents opening it" if gpu.function.on_vfio else "they change drivers with the GPU"
-        return self._stage(Step.WHOLE_GROUP, f"shared with {', '.join(others)}; {state}")
+        return self._stage(StageName.WHOLE_GROUP, f"shared with {', '.join(others)}; {state}")
 
     def _driver(self) -> str:
         return f"bound to {self._gpu.driver}" if self._gpu.driver else "bound to no driver"
@@ -224,30 +232,32 @@ class _Explainer:
         devices = self._resource.devices if self._resource is not None else ()
         return next((device for device in devices if device.id == self._id), None)
 
-    def _registered(self, resource: ResourceView) -> StageResult[Step]:
+    def _registered(self, resource: ResourceView) -> StageResult[StageName]:
         listening = next(kubelet.listening(self._evidence))
         if not self._evidence.kubelet.ever_ran:
             away = nodeproblems.kubelet_away("the device", self._evidence.kubelet.socket)
-            return blocked(Step.REGISTERED, of_reason(away, Level.ERROR))
+            return blocked(StageName.REGISTERED, of_reason(away, Level.ERROR))
         if listening.level is not Level.OK:
-            return blocked(Step.REGISTERED, listening)
+            return blocked(StageName.REGISTERED, listening)
         if self._evidence.view.agent is None and kubelet.is_counted(self._evidence, resource.name):
-            return StageResult(Step.REGISTERED, f"another device plugin has registered {resource.name} at the kubelet")
+            return StageResult(
+                StageName.REGISTERED, f"another device plugin has registered {resource.name} at the kubelet"
+            )
         if self._evidence.view.agent is None:
             no_agent = next(kubelet.registration(self._evidence), None)
             message = "no agent runs on this host, so the resource is not registered at the kubelet"
-            return StageResult(Step.REGISTERED, message, no_agent)
+            return StageResult(StageName.REGISTERED, message, no_agent)
         if not resource.registered:
             because = resource.not_registered_because or nodeproblems.not_registered(resource.name)
-            return blocked(Step.REGISTERED, of_reason(because, Level.ERROR))
-        return StageResult(Step.REGISTERED, f"{resource.name} is registered at the kubelet")
+            return blocked(StageName.REGISTERED, of_reason(because, Level.ERROR))
+        return StageResult(StageName.REGISTERED, f"{resource.name} is registered at the kubelet")
 
-    def _counted(self, resource: ResourceView) -> StageResult[Step]:
+    def _counted(self, resource: ResourceView) -> StageResult[StageName]:
         counted = self._evidence.kubelet.counted
         if isinstance(counted, Unread) or counted is None:
-            return StageResult(Step.COUNTED, "the kubelet's healthy devices could not be read", skipped=True)
+            return StageResult(StageName.COUNTED, "the kubelet's healthy devices could not be read", skipped=True)
         if self._id in counted.get(str(resource.name), frozenset()):
-            return StageResult(Step.COUNTED, "the kubelet counts it as healthy")
+            return StageResult(StageName.COUNTED, "the kubelet counts it as healthy")
         blocker = problem(
             FindingCode.NOT_COUNTED,
             self._id,
@@ -255,13 +265,13 @@ class _Explainer:
             (Seen(self._evidence.kubelet.counted_by, f"{len(counted.get(resource.name, ()))} of {resource.name}"),),
             fix=("run this command again in a few seconds", "if nothing has changed: gpuvirt doctor"),
         )
-        return blocked(Step.COUNTED, blocker)
+        return blocked(StageName.COUNTED, blocker)
 
-    def _free(self, resource: ResourceView) -> StageResult[Step]:
+    def _free(self, resource: ResourceView) -> StageResult[StageName]:
         device = self._device()
         allocated_to = device.allocated_to if device is not None else None
         if allocated_to is None:
-            return self._stage(Step.FREE, "not allocated to any pod")
+            return self._stage(StageName.FREE, "not allocated to any pod")
         blocker = Finding(
             Level.ERROR,
             self._id,
@@ -270,12 +280,12 @@ class _Explainer:
             (Seen(f"gpuvirt devices, {resource.name}", allocated_to),),
             fix=("stop that VM or pod, or request another device of this resource",),
         )
-        return StageResult(Step.FREE, f"allocated to {allocated_to}", blocker)
+        return StageResult(StageName.FREE, f"allocated to {allocated_to}", blocker)
 
-    def _permitted(self, resource: ResourceView) -> StageResult[Step]:
+    def _permitted(self, resource: ResourceView) -> StageResult[StageName]:
         if self._evidence.kubevirts is None:
-            return StageResult(Step.PERMITTED, "not checked: pass --kubevirt FILE", skipped=True)
+            return StageResult(StageName.PERMITTED, "not checked: pass --kubevirt FILE", skipped=True)
         for found in kubevirt.permitted_names(self._evidence):
             if found.subject == resource.name and found.level is Level.ERROR:
-                return blocked(Step.PERMITTED, found)
-        return StageResult(Step.PERMITTED, f"KubeVirt permits {resource.name}")
+                return blocked(StageName.PERMITTED, found)
+        return StageResult(StageName.PERMITTED, f"KubeVirt permits {resource.name}")

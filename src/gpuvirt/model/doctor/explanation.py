@@ -15,7 +15,7 @@ NOT_REACHED = "not reached"
 StepT = TypeVar("StepT", bound=StrEnum)
 
 
-class Step(StrEnum):
+class StageName(StrEnum):
     """The stages."""
 
     BUS = "bus"
@@ -30,7 +30,7 @@ class Step(StrEnum):
     PERMITTED = "permitted"
 
 
-class Standing(StrEnum):
+class StageOutcome(StrEnum):
     """The result of a stage."""
 
     OK = "ok"
@@ -39,27 +39,27 @@ class Standing(StrEnum):
     """The stage was not checked: an earlier stage blocks, or its input is missing."""
 
 
-STEPS: Mapping[ReasonCode, Step] = {
-    ReasonCode.FELL_OFF_BUS: Step.BUS,
-    ReasonCode.DEVICE_GONE: Step.BUS,
-    ReasonCode.AWAITED_AFTER_REBOOT: Step.DRIVER,
-    ReasonCode.MALFORMED_SYSFS_ENTRY: Step.BUS,
-    ReasonCode.UNREAD: Step.BUS,
-    ReasonCode.NO_IOMMU_GROUP: Step.IOMMU_GROUP,
-    ReasonCode.GROUP_NOT_VIABLE: Step.WHOLE_GROUP,
-    ReasonCode.GROUP_ALLOCATED: Step.WHOLE_GROUP,
-    ReasonCode.ALLOCATIONS_UNKNOWN: Step.WHOLE_GROUP,
-    ReasonCode.NATIVE_DRIVER: Step.DRIVER,
-    ReasonCode.NO_DRIVER: Step.DRIVER,
-    ReasonCode.UNBIND_PENDING: Step.DRIVER,
-    ReasonCode.DRIVER_CHANGED: Step.DRIVER,
-    ReasonCode.CARRIES_VGPUS: Step.DRIVER,
-    ReasonCode.NO_VGPUS: Step.DRIVER,
-    ReasonCode.VFS_ENABLED: Step.DRIVER,
-    ReasonCode.VIRTUAL_FUNCTION: Step.DRIVER,
-    ReasonCode.TYPE_CHANGED: Step.DRIVER,
-    ReasonCode.NODE_MISSING: Step.NODE,
-    ReasonCode.IN_USE_ELSEWHERE: Step.FREE,
+STEPS: Mapping[ReasonCode, StageName] = {
+    ReasonCode.FELL_OFF_BUS: StageName.BUS,
+    ReasonCode.DEVICE_GONE: StageName.BUS,
+    ReasonCode.AWAITED_AFTER_REBOOT: StageName.DRIVER,
+    ReasonCode.MALFORMED_SYSFS_ENTRY: StageName.BUS,
+    ReasonCode.UNREAD: StageName.BUS,
+    ReasonCode.NO_IOMMU_GROUP: StageName.IOMMU_GROUP,
+    ReasonCode.GROUP_NOT_VIABLE: StageName.WHOLE_GROUP,
+    ReasonCode.GROUP_ALLOCATED: StageName.WHOLE_GROUP,
+    ReasonCode.ALLOCATIONS_UNKNOWN: StageName.WHOLE_GROUP,
+    ReasonCode.NATIVE_DRIVER: StageName.DRIVER,
+    ReasonCode.NO_DRIVER: StageName.DRIVER,
+    ReasonCode.UNBIND_PENDING: StageName.DRIVER,
+    ReasonCode.DRIVER_CHANGED: StageName.DRIVER,
+    ReasonCode.CARRIES_VGPUS: StageName.DRIVER,
+    ReasonCode.NO_VGPUS: StageName.DRIVER,
+    ReasonCode.VFS_ENABLED: StageName.DRIVER,
+    ReasonCode.VIRTUAL_FUNCTION: StageName.DRIVER,
+    ReasonCode.TYPE_CHANGED: StageName.DRIVER,
+    ReasonCode.NODE_MISSING: StageName.NODE,
+    ReasonCode.IN_USE_ELSEWHERE: StageName.FREE,
 }
 """The stage that each reason of a device blocks; a reason that is not listed blocks OFFERED."""
 
@@ -67,8 +67,8 @@ STEPS: Mapping[ReasonCode, Step] = {
 class Stage(msgspec.Struct, frozen=True):
     """One stage."""
 
-    step: Step
-    standing: Standing
+    step: StageName
+    standing: StageOutcome
     message: str
 
 
@@ -97,11 +97,11 @@ class StageResult(msgspec.Struct, Generic[StepT], frozen=True):
     skipped: bool = False
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> StageOutcome:
         """The result of the stage."""
         if self.blocker is not None:
-            return Standing.BLOCKED
-        return Standing.SKIPPED if self.skipped else Standing.OK
+            return StageOutcome.BLOCKED
+        return StageOutcome.SKIPPED if self.skipped else StageOutcome.OK
 
 
 def blocked(step: StepT, blocker: Finding) -> StageResult[StepT]:
@@ -126,15 +126,15 @@ def until_blocked(
 
 
 def assemble(
-    target: str, device: str | None, resource: str | None, results: Iterable[StageResult[Step]]
+    target: str, device: str | None, resource: str | None, results: Iterable[StageResult[StageName]]
 ) -> DeviceExplanation:
     """Return the explanation that the results of the stages give."""
-    stages, blocker = until_blocked(results, Step)
+    stages, blocker = until_blocked(results, StageName)
     rows = tuple(Stage(stage.step, stage.standing, stage.message) for stage in stages)
     return DeviceExplanation(target, device, resource, rows, blocker)
 
 
 def progress(explanation: DeviceExplanation) -> int:
     """Return how many stages a device passes."""
-    blocked_at = (index for index, stage in enumerate(explanation.stages) if stage.standing is Standing.BLOCKED)
+    blocked_at = (index for index, stage in enumerate(explanation.stages) if stage.standing is StageOutcome.BLOCKED)
     return next(blocked_at, len(explanation.stages))

@@ -76,7 +76,7 @@ NO_TRACES: Traces = {}
 """Those of most devices."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class HealthVerdict(msgspec.Struct, frozen=True):
     """The health of all devices; it is an input of the next judgement."""
 
     traces: Mapping[Key, Traces] = msgspec.field(default_factory=dict)
@@ -92,10 +92,10 @@ class Verdict(msgspec.Struct, frozen=True):
         return Health(tuple(trace.reason for trace in traces.values() if trace.counts)) if traces else HEALTHY
 
 
-def judge(before: Verdict, symptoms: Mapping[Key, tuple[Reason, ...]], now_s: float) -> Verdict:
+def judge(before: HealthVerdict, symptoms: Mapping[Key, tuple[Reason, ...]], now_s: float) -> HealthVerdict:
     """Return the verdict on the devices of `symptoms`; `before` is the last verdict."""
     traces = {key: _follow(before.traces.get(key), reasons, now_s) for key, reasons in symptoms.items()}
-    return Verdict(traces, min(_due_s(traces.values()), default=None))
+    return HealthVerdict(traces, min(_due_s(traces.values()), default=None))
 
 
 def _follow(before: Traces | None, reasons: Sequence[Reason], now_s: float) -> Traces:

@@ -26,7 +26,7 @@ from gpuvirt.model.devices.candidates import Candidate, KnownVgpus
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Named, Naming
 from gpuvirt.model.offers.allocationcheck import device_gone, why_changed
-from gpuvirt.model.offers.health import Health, Key, Verdict, judge, symptoms
+from gpuvirt.model.offers.health import Health, HealthVerdict, Key, judge, symptoms
 from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
 from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals, unhealthy
 
@@ -157,7 +157,9 @@ def _sort_out(
     return _SortedOut(tuple(free), withheld, resources)
 
 
-def _by_resource(listed: Mapping[Key, Candidate], verdict: Verdict, before: Offers) -> Mapping[ResourceName, Offer]:
+def _by_resource(
+    listed: Mapping[Key, Candidate], verdict: HealthVerdict, before: Offers
+) -> Mapping[ResourceName, Offer]:
     """Return the offered devices by resource; a resource that was offered before stays, if only as an empty list."""
     devices: defaultdict[ResourceName, dict[DeviceId, OfferedDevice]] = defaultdict(dict)
     for resource in before.by_resource:

@@ -8,7 +8,7 @@ import msgspec
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.devices.candidates import Candidate
-from gpuvirt.model.offers.health import HEALTHY, Health, Key, Verdict
+from gpuvirt.model.offers.health import HEALTHY, Health, HealthVerdict, Key
 from gpuvirt.model.reasons import Reason
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Offers(msgspec.Struct, frozen=True):
     by_resource: Mapping[ResourceName, Offer] = msgspec.field(default_factory=dict)
     withheld: Mapping[str, Reason] = msgspec.field(default_factory=dict)
     """Why a device is not offered, by the reason's subject: a PCI address or a vGPU's id."""
-    verdict: Verdict = msgspec.field(default_factory=Verdict)
+    verdict: HealthVerdict = msgspec.field(default_factory=HealthVerdict)
     other_names: Mapping[ResourceName, frozenset[str]] = msgspec.field(default_factory=dict)
     """The names from today's PCI ID database, where a resource was first offered under another name."""
     of_withheld_resources: Mapping[ResourceName, tuple[Candidate, ...]] = msgspec.field(default_factory=dict)

@@ -20,7 +20,7 @@ from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.offers.health import Key, Verdict, function_symptoms, judge
+from gpuvirt.model.offers.health import HealthVerdict, Key, function_symptoms, judge
 from gpuvirt.model.reasons import Reason, refusals, withheldshares
 from gpuvirt.model.shares.capacity import UnknownType, memory_mib_of, type_label, units_of, vgpu_type_of
 from gpuvirt.model.shares.demand import Units
@@ -36,7 +36,7 @@ class SharedOffer(msgspec.Struct, frozen=True):
     gpus: SharedGpus = msgspec.field(default_factory=SharedGpus)
     vgpu_type: NodeVgpuType | None = None
     """None where it is unknown."""
-    verdict: Verdict = msgspec.field(default_factory=Verdict)
+    verdict: HealthVerdict = msgspec.field(default_factory=HealthVerdict)
     minors: Mapping[GpuId, int] = msgspec.field(default_factory=dict)
     """The numbers of the device nodes `/dev/nvidia<minor>` of all GPUs: containers keep their shares of a GPU when its
     mode ends."""
@@ -60,7 +60,7 @@ class ShareInputs(msgspec.Struct, frozen=True):
     """The functions of slots in which the kernel blocks a step, with that step."""
 
 
-def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s: float) -> SharedOffer:
+def share_gpus(inventory: Inventory, inputs: ShareInputs, before: HealthVerdict, now_s: float) -> SharedOffer:
     """Return the shared GPUs of a node; `before` is the last verdict on their health."""
     modes, settings, plugins, limits = inputs.modes, inputs.settings, inputs.plugins, inputs.enforcement
     resource, whole = ResourceName(settings.resource), Units(settings.units)

@@ -19,7 +19,7 @@ from gpuvirt.model.inventory.inventory import Inventory, Mode
 from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
 
 
-class Check(StrEnum):
+class ValidatorCheck(StrEnum):
     """The checks."""
 
     VFIO_PCI = "vfio-pci"
@@ -27,10 +27,10 @@ class Check(StrEnum):
     VGPU_DEVICES = "vgpu-devices"
 
 
-class Condition(msgspec.Struct, frozen=True):
+class ValidatorCondition(msgspec.Struct, frozen=True):
     """The result of a check."""
 
-    check: Check
+    check: ValidatorCheck
     holds: bool
     needed: bool
     """Whether the node's workload needs the check."""
@@ -56,19 +56,21 @@ def workload_of(mode: DesiredMode, inventory: Inventory) -> Workload:
             return Workload.VGPU if Mode.VGPU in modes and Mode.PASSTHROUGH not in modes else Workload.PASSTHROUGH
 
 
-def conditions(inventory: Inventory, workload: Workload, desired_by_gpu: DesiredDrivers) -> tuple[Condition, ...]:
+def conditions(
+    inventory: Inventory, workload: Workload, desired_by_gpu: DesiredDrivers
+) -> tuple[ValidatorCondition, ...]:
     """Return the result of each check."""
     whole, carries = workload is Workload.PASSTHROUGH, workload in {Workload.VGPU, Workload.ON_DEMAND}
     return (
-        _condition(Check.VFIO_PCI, needed=whole, against=_not_on_vfio(inventory, desired_by_gpu)),
-        _condition(Check.VGPU_MANAGER, needed=carries, against=_without_manager(inventory, desired_by_gpu)),
-        _condition(Check.VGPU_DEVICES, needed=workload is Workload.VGPU, against=_without_vgpus(inventory)),
+        _condition(ValidatorCheck.VFIO_PCI, needed=whole, against=_not_on_vfio(inventory, desired_by_gpu)),
+        _condition(ValidatorCheck.VGPU_MANAGER, needed=carries, against=_without_manager(inventory, desired_by_gpu)),
+        _condition(ValidatorCheck.VGPU_DEVICES, needed=workload is Workload.VGPU, against=_without_vgpus(inventory)),
     )
 
 
-def _condition(check: Check, *, needed: bool, against: Iterator[Reason]) -> Condition:
+def _condition(check: ValidatorCheck, *, needed: bool, against: Iterator[Reason]) -> ValidatorCondition:
     reason = next(against, None) if needed else None
-    return Condition(check, reason is None, needed, reason)
+    return ValidatorCondition(check, reason is None, needed, reason)
 
 
 def _not_on_vfio(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> Iterator[Reason]:

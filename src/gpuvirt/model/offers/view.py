@@ -15,7 +15,7 @@ from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.devices.selectors import ResourceKind
 from gpuvirt.model.inventory.inventory import Mode
-from gpuvirt.model.offers.validation import Condition
+from gpuvirt.model.offers.validation import ValidatorCondition
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpus
 from gpuvirt.paths import HostPath
@@ -158,7 +158,7 @@ class NodeView(msgspec.Struct, frozen=True):
     """None in a view that a command made without the agent."""
     workload: Workload = Workload.PASSTHROUGH
     """The purpose of the node."""
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[ValidatorCondition, ...] = ()
     """Whether the node is ready for this workload."""
     invalid: tuple[InvalidDesired, ...] = ()
     """Invalid values of the desired state, which change nothing; their reasons are among `problems`, too."""

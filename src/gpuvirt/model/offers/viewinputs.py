@@ -22,7 +22,7 @@ from gpuvirt.model.offers.deviceusers import DeviceUsers
 from gpuvirt.model.offers.offers import Offer, Offers
 from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
 from gpuvirt.model.offers.sharing import SharedOffer
-from gpuvirt.model.offers.validation import Condition
+from gpuvirt.model.offers.validation import ValidatorCondition
 from gpuvirt.model.offers.view import AgentView, Registration
 from gpuvirt.model.offers.withholding import Withholding
 from gpuvirt.model.reasons import Reason
@@ -50,7 +50,7 @@ class ViewInputs(msgspec.Struct, frozen=True):
     schedulers: Mapping[PciAddress, Scheduler | Unread] = msgspec.field(default_factory=dict)
     """The schedulers of the GPUs for which they were read."""
     workload: Workload = Workload.PASSTHROUGH
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[ValidatorCondition, ...] = ()
     withholdings: Mapping[ResourceName, Withholding] = msgspec.field(default_factory=dict)
     """The withheld resources."""
     invalid: tuple[InvalidDesired, ...] = ()

@@ -15,29 +15,31 @@ from gpuvirt.model.schedules.leaving import leaving
 from gpuvirt.model.schedules.moves import Move, Round, call, found_vm, is_off, mark
 from gpuvirt.model.schedules.observed import WorkerNode
 from gpuvirt.model.schedules.profiles import is_type_read, label_changes, profile_of
-from gpuvirt.model.schedules.spec import Profile
-from gpuvirt.model.schedules.status import Step, Worker
+from gpuvirt.model.schedules.spec import WorkerProfile
+from gpuvirt.model.schedules.status import Worker, WorkerStep
 
 SKEW_S = 30.0
 RENEWAL_S = 12.0
 """The age of a Lease's renewal: the kubelet renews every 10 s, and a round may come later."""
 
 
-def retyping(worker: Worker, vm: WorkerVm, profile: Profile, around: Round) -> Move:
+def retyping(worker: Worker, vm: WorkerVm, profile: WorkerProfile, around: Round) -> Move:
     """Return the next move of a worker of the phase whose VM has another vGPU type."""
     desired = profile.vgpu_type
     if len(vm.vgpu_types) != 1:
-        return Move(Step.SET_TYPE, reason=reasons.not_one_vgpu(worker.node, vm.name, vm.vgpu_types, desired))
+        return Move(WorkerStep.SET_TYPE, reason=reasons.not_one_vgpu(worker.node, vm.name, vm.vgpu_types, desired))
     if vm.power is Power.SUSPENDED and not vm.is_changing:
-        return Move(Step.SET_TYPE, reason=reasons.suspended_with_type(worker.node, vm.name, vm.vgpu_types[0], desired))
+        return Move(
+            WorkerStep.SET_TYPE, reason=reasons.suspended_with_type(worker.node, vm.name, vm.vgpu_types[0], desired)
+        )
     if vm.power is Power.OFF and vm.is_changing:
-        return Move(Step.SET_TYPE, reason=reasons.step_pending(worker.node, Step.SET_TYPE))
+        return Move(WorkerStep.SET_TYPE, reason=reasons.step_pending(worker.node, WorkerStep.SET_TYPE))
     if not is_seen_off(vm):
         return leaving(worker, around)
     node = around.node_of(worker)
     if node is not None and not node.is_unschedulable:  # its labels are those of the other type until it is uncordoned
-        return Move(Step.CORDON, (mark(node, cordon=True),), reasons.step_pending(worker.node, Step.CORDON))
-    return call(worker, Step.SET_TYPE, Action.SET_VGPU_TYPE, around, desired)
+        return Move(WorkerStep.CORDON, (mark(node, cordon=True),), reasons.step_pending(worker.node, WorkerStep.CORDON))
+    return call(worker, WorkerStep.SET_TYPE, Action.SET_VGPU_TYPE, around, desired)
 
 
 def is_seen_off(vm: WorkerVm) -> bool:
@@ -55,10 +57,10 @@ def arriving(worker: Worker, around: Round, mine: str) -> Move:
         return retyping(worker, vm, profile, around)
     if is_off(around.observed.vms, worker.vm):
         if not is_gpu_free(around):
-            return Move(Step.WAIT_FOR_GPU, reason=reasons.gpu_still_used(worker.node, around.others))
-        return call(worker, Step.START, Action.START, around)
+            return Move(WorkerStep.WAIT_FOR_GPU, reason=reasons.gpu_still_used(worker.node, around.others))
+        return call(worker, WorkerStep.START, Action.START, around)
     if vm.is_changing:
-        return Move(Step.START, reason=reasons.step_pending(worker.node, Step.START))
+        return Move(WorkerStep.START, reason=reasons.step_pending(worker.node, WorkerStep.START))
     return _ready(worker, around, mine)
 
 
@@ -81,22 +83,22 @@ def _ready(worker: Worker, around: Round, mine: str) -> Move:
     """Return the move of a worker whose VM is on. One that has never left needs no new heartbeat."""
     node = around.node_of(worker)
     if node is None:
-        return Move(Step.HEARTBEAT, reason=reasons.node_not_registered(worker.node))
+        return Move(WorkerStep.HEARTBEAT, reason=reasons.node_not_registered(worker.node))
     labels = label_changes(around.schedule, worker, node, around.phase)
     has_marks = is_cordon_of(node, mine) or node.is_announced or bool(labels)
-    has_stayed = worker.renewal is None and worker.step in {Step.NONE, Step.SERVING}
+    has_stayed = worker.renewal is None and worker.step in {WorkerStep.NONE, WorkerStep.SERVING}
     if has_stayed and node.is_ready and not has_marks:
-        return Move(Step.SERVING)
-    if worker.step is Step.SERVING and not has_marks:
-        return Move(Step.SERVING, renewal=worker.renewal)
+        return Move(WorkerStep.SERVING)
+    if worker.step is WorkerStep.SERVING and not has_marks:
+        return Move(WorkerStep.SERVING, renewal=worker.renewal)
     renewal = worker.renewal if worker.renewal is not None else node.renewal or ""
     if not is_alive(worker, node):
-        return Move(Step.HEARTBEAT, reason=reasons.no_heartbeat(worker.node), renewal=renewal)
+        return Move(WorkerStep.HEARTBEAT, reason=reasons.no_heartbeat(worker.node), renewal=renewal)
     if has_marks:
         uncordons = False if is_cordon_of(node, mine) else None
         action = mark(node, cordon=uncordons, taint=False, labels=labels)
-        return Move(Step.UNCORDON, (action,), reasons.step_pending(worker.node, Step.UNCORDON), renewal)
-    return Move(Step.SERVING, reason=_clock_skew(node, around.now), renewal=renewal)
+        return Move(WorkerStep.UNCORDON, (action,), reasons.step_pending(worker.node, WorkerStep.UNCORDON), renewal)
+    return Move(WorkerStep.SERVING, reason=_clock_skew(node, around.now), renewal=renewal)
 
 
 def _clock_skew(node: WorkerNode, now: datetime) -> Reason | None:

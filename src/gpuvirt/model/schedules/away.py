@@ -7,9 +7,9 @@ import msgspec
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.schedules.nodevms import NodeVm, VmStep
 from gpuvirt.model.schedules.spec import Leave, PhaseName
-from gpuvirt.model.schedules.status import Step, Worker
+from gpuvirt.model.schedules.status import Worker, WorkerStep
 
-UNDECIDED = frozenset({Step.NONE, Step.MATCH, Step.READ})
+UNDECIDED = frozenset({WorkerStep.NONE, WorkerStep.MATCH, WorkerStep.READ})
 """The steps that a worker is in before anything was done, or after: its node's cordon shows which."""
 
 
@@ -54,7 +54,7 @@ def away_workers(
     for schedule in schedules:
         for worker in schedule.workers:
             is_cordoned = cordoned_by.get(worker.node) == schedule.name
-            if is_cordoned or worker.step not in UNDECIDED | {Step.SERVING}:
+            if is_cordoned or worker.step not in UNDECIDED | {WorkerStep.SERVING}:
                 found[worker.node] = AwayWorker(schedule.name, _message(schedule, worker), schedule.namespace)
     for node, name in cordoned_by.items():
         if node not in found:
@@ -82,7 +82,7 @@ def _message(schedule: ScheduleSeen, worker: Worker) -> str:
         verb = "gets the vGPU type of its phase" if is_retyped else "is being started"
         return f"{verb} {by} (step {worker.step})"
     verb = "is suspended" if schedule.leave is Leave.SUSPEND and not is_retyped else "is shut down"
-    if worker.step is not Step.AWAY:
+    if worker.step is not WorkerStep.AWAY:
         verb = f"is drained, and then {verb.removeprefix('is ')},"
     if schedule.next_phase is not None and schedule.next_phase in worker.phases and schedule.next_switch is not None:
         return f"{verb} until {schedule.next_switch} {by}"

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.errors import ConfigError
-from gpuvirt.model.schedules.spec import Override, PhaseName, Schedule
+from gpuvirt.model.schedules.spec import PhaseName, PhaseOverride, Schedule
 from gpuvirt.model.schedules.times import moment, timeline_of
 
 TIME_OF_DAY = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9]", re.ASCII)
@@ -21,7 +21,7 @@ LONGEST = timedelta(days=366)
 class HandSwitch(msgspec.Struct, frozen=True):
     """A switch by hand. Its times are in UTC, those of the override in the schedule's time zone."""
 
-    override: Override
+    override: PhaseOverride
     begin: datetime
     end: datetime
     schedule: Schedule
@@ -49,7 +49,7 @@ def switch_by_hand(schedule: Schedule, name: str, until: str, now: datetime) -> 
     begin = now.astimezone(zone).replace(tzinfo=None, second=0, microsecond=0)
     if moment(end, zone) <= now:
         raise ConfigError(f"is {end:%Y-%m-%dT%H:%M}, which has passed; expected {EXPECTED}", where="--until")
-    override = Override(phase, begin, end)
+    override = PhaseOverride(phase, begin, end)
     after = replace(schedule, overrides=(*schedule.overrides, override), generation=schedule.generation + 1)
     return HandSwitch(override, moment(begin, zone), moment(end, zone), after)
 

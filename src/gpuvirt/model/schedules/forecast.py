@@ -27,9 +27,9 @@ from gpuvirt.model.schedules.hypervisor import (
 )
 from gpuvirt.model.schedules.leaving import CORDON_SETTLES_S, pods_left
 from gpuvirt.model.schedules.nodevms import VmStep
-from gpuvirt.model.schedules.observed import LastCall, NodePod, Observed, WorkerNode
+from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule, VmPolicy
-from gpuvirt.model.schedules.status import RESTING, Status, Step
+from gpuvirt.model.schedules.status import RESTING, ScheduleStatus, WorkerStep
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import advance
 
@@ -102,7 +102,7 @@ class WaitingWorker(msgspec.Struct, frozen=True):
     """A worker that the steps do not bring to the end of the transition."""
 
     node: NodeName
-    step: Step
+    step: WorkerStep
     reason: Reason
 
 
@@ -119,7 +119,7 @@ class Forecast(msgspec.Struct, frozen=True):
 class _Model(msgspec.Struct):
     """The observed objects, as steps change them."""
 
-    observed: Observed
+    observed: ScheduleObservation
     schedule: Schedule
     abilities: Mapping[VmKey, Abilities] = msgspec.field(default_factory=dict)
     rounds: int = 0
@@ -217,8 +217,8 @@ def _ability(found: Abilities, action: Action) -> Ability | None:
 
 def forecast(
     schedule: Schedule,
-    status: Status,
-    observed: Observed,
+    status: ScheduleStatus,
+    observed: ScheduleObservation,
     budgets: Mapping[PodUid, tuple[Budget, ...]] | None,
     at: datetime,
     abilities: Mapping[VmKey, Abilities] = NOT_CHECKED,
@@ -252,7 +252,7 @@ def forecast(
 
 
 def with_configs(
-    found: Forecast, schedule: Schedule, status: Status, nodes: Mapping[PhaseName, frozenset[NodeName]]
+    found: Forecast, schedule: Schedule, status: ScheduleStatus, nodes: Mapping[PhaseName, frozenset[NodeName]]
 ) -> Forecast:
     """Return a forecast with the vGPU configs that nodes get in its phase; `nodes` has those of each phase."""
     known = {node.node: node.vgpu_config for node in status.nodes if node.is_applied}
@@ -268,14 +268,14 @@ def with_configs(
     return replace(found, steps=(*_vm_starts(found, status), *found.steps, *steps))
 
 
-def _vm_starts(found: Forecast, status: Status) -> Iterator[PlannedStep]:
+def _vm_starts(found: Forecast, status: ScheduleStatus) -> Iterator[PlannedStep]:
     """Yield the starts of VMs that a phase has stopped which ends then."""
     for vm in status.vms:
         if vm.phase != found.phase and vm.step is not VmStep.WAIT:
             yield PlannedStep(vm.node, PlannedAction.START, vm.where)
 
 
-def assumed_vms(status: Status, nodes: Mapping[NodeName, WorkerNode], leave: Leave) -> Mapping[VmKey, WorkerVm]:
+def assumed_vms(status: ScheduleStatus, nodes: Mapping[NodeName, WorkerNode], leave: Leave) -> Mapping[VmKey, WorkerVm]:
     """Return VMs as the nodes suggest, for the forecast of a hypervisor that can't be asked; never for a decision.
 
     Each node has the VM that the status has matched it with, or one of its own name. The VM of a Ready node is on, and
@@ -296,7 +296,7 @@ def assumed_vms(status: Status, nodes: Mapping[NodeName, WorkerNode], leave: Lea
     return found
 
 
-def _settled(observed: Observed) -> Observed:
+def _settled(observed: ScheduleObservation) -> ScheduleObservation:
     """Return what was observed without what passes by itself: pods that end, and how old a Lease's renewal is."""
     nodes = {
         name: replace(
@@ -311,6 +311,6 @@ def _settled(observed: Observed) -> Observed:
     return replace(observed, nodes=nodes, pods=pods, vms=vms)
 
 
-def _progress(status: Status) -> tuple[object, ...]:
+def _progress(status: ScheduleStatus) -> tuple[object, ...]:
     """Return how far a status is, without the renewals that each round has."""
     return status.phase, status.transition, tuple((worker.node, worker.step) for worker in status.workers)

@@ -13,7 +13,7 @@ from gpuvirt.model.schedules.moves import Move, Round, call, found_vm, is_off, m
 from gpuvirt.model.schedules.observed import NodePod, WorkerNode
 from gpuvirt.model.schedules.profiles import keeps_type
 from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout
-from gpuvirt.model.schedules.status import Step, Worker
+from gpuvirt.model.schedules.status import Worker, WorkerStep
 
 CORDON_SETTLES_S = 5.0
 """How long after a cordon the scheduler may still bind a pod to the node, which it decided before."""
@@ -33,7 +33,7 @@ def leaving(worker: Worker, around: Round) -> Move:
         if isinstance(found, Move):
             return found
     if not is_cordoned(node):
-        return Move(Step.CORDON, (mark(node, cordon=True),), reasons.step_pending(worker.node, Step.CORDON))
+        return Move(WorkerStep.CORDON, (mark(node, cordon=True),), reasons.step_pending(worker.node, WorkerStep.CORDON))
     drained = _drained(worker, node, around)
     return drained if drained is not None else _leave(worker, around)
 
@@ -66,8 +66,8 @@ def blockers(pods: Iterable[NodePod], drain: Drain) -> tuple[NodePod, ...]:
 def _away(worker: Worker, node: WorkerNode | None) -> Move:
     """The VM is off; for some time its node still seems to be Ready, and must get no pod."""
     if node is not None and node.is_ready and not node.is_unschedulable:
-        return Move(Step.CORDON, (mark(node, cordon=True),), reasons.step_pending(worker.node, Step.CORDON))
-    return Move(Step.AWAY)
+        return Move(WorkerStep.CORDON, (mark(node, cordon=True),), reasons.step_pending(worker.node, WorkerStep.CORDON))
+    return Move(WorkerStep.AWAY)
 
 
 def _without_node(worker: Worker, around: Round) -> Move:
@@ -75,7 +75,7 @@ def _without_node(worker: Worker, around: Round) -> Move:
     found = found_vm(worker, around)
     if isinstance(found, Move):
         return found
-    return Move(Step.CORDON, reason=reasons.node_not_registered(worker.node))
+    return Move(WorkerStep.CORDON, reason=reasons.node_not_registered(worker.node))
 
 
 def _drained(worker: Worker, node: WorkerNode, around: Round) -> Move | None:
@@ -84,23 +84,23 @@ def _drained(worker: Worker, node: WorkerNode, around: Round) -> Move | None:
     if pods:
         return _drain(worker, pods, around)
     if not is_cordon_settled(node):
-        return Move(Step.DRAIN, reason=reasons.step_pending(worker.node, Step.CORDON))
+        return Move(WorkerStep.DRAIN, reason=reasons.step_pending(worker.node, WorkerStep.CORDON))
     volumes = around.observed.attachments.get(node.name, ())
-    return Move(Step.DETACH, reason=reasons.volumes_attached(worker.node, volumes)) if volumes else None
+    return Move(WorkerStep.DETACH, reason=reasons.volumes_attached(worker.node, volumes)) if volumes else None
 
 
 def _drain(worker: Worker, pods: tuple[NodePod, ...], around: Round) -> Move:
     drain = around.schedule.drain
     staying = tuple(pod for pod in pods if not pod.is_ending)
-    is_late = worker.step is Step.DRAIN and around.elapsed_s(worker, Step.DRAIN) >= drain.timeout_s
+    is_late = worker.step is WorkerStep.DRAIN and around.elapsed_s(worker, WorkerStep.DRAIN) >= drain.timeout_s
     names = [pod.where for pod in pods]
     if is_late and drain.on_timeout is OnTimeout.FORCE:
         deleted = tuple(DeletePod(worker.node, pod) for pod in staying)
-        return Move(Step.DRAIN, deleted, reasons.pods_left(worker.node, names), forced=len(deleted))
+        return Move(WorkerStep.DRAIN, deleted, reasons.pods_left(worker.node, names), forced=len(deleted))
     if blocking := blockers(pods, drain):
-        return Move(Step.DRAIN, reason=reasons.pods_block_drain(worker.node, [pod.where for pod in blocking]))
+        return Move(WorkerStep.DRAIN, reason=reasons.pods_block_drain(worker.node, [pod.where for pod in blocking]))
     evictions = tuple(EvictPod(worker.node, pod) for pod in staying)
-    return Move(Step.DRAIN, evictions, reasons.pods_left(worker.node, names))
+    return Move(WorkerStep.DRAIN, evictions, reasons.pods_left(worker.node, names))
 
 
 def _leave(worker: Worker, around: Round) -> Move:
@@ -110,13 +110,13 @@ def _leave(worker: Worker, around: Round) -> Move:
     action = _action(worker, vm, around)
     is_busy = vm.is_changing and not (vm.is_shutting_down and action is Action.POWER_OFF)
     if is_busy or vm.power is not Power.ON:
-        return Move(Step.LEAVE, reason=reasons.step_pending(worker.node, Step.LEAVE))
-    return call(worker, Step.LEAVE, action, around)
+        return Move(WorkerStep.LEAVE, reason=reasons.step_pending(worker.node, WorkerStep.LEAVE))
+    return call(worker, WorkerStep.LEAVE, action, around)
 
 
 def _action(worker: Worker, vm: WorkerVm, around: Round) -> Action:
     if around.schedule.leave is Leave.SUSPEND and keeps_type(worker, vm):
         return Action.SUSPEND
-    is_late = around.elapsed_s(worker, Step.LEAVE) >= SHUTDOWN_S
+    is_late = around.elapsed_s(worker, WorkerStep.LEAVE) >= SHUTDOWN_S
     is_forced = around.schedule.drain.on_timeout is OnTimeout.FORCE
     return Action.POWER_OFF if is_late and is_forced else Action.SHUT_DOWN

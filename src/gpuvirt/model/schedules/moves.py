@@ -23,9 +23,9 @@ from gpuvirt.model.schedules.hypervisor import (
     WorkerVm,
 )
 from gpuvirt.model.schedules.matching import candidates, is_consistent
-from gpuvirt.model.schedules.observed import Observed, WorkerNode
+from gpuvirt.model.schedules.observed import ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
-from gpuvirt.model.schedules.status import NO_VM, Step, Worker
+from gpuvirt.model.schedules.status import NO_VM, Worker, WorkerStep
 
 CALL_AGAIN_S = 20.0
 """How long after a call its effect is awaited before the same call is made again."""
@@ -35,7 +35,7 @@ class Round(msgspec.Struct, frozen=True):
     """What the moves of all workers follow from in one round."""
 
     schedule: Schedule
-    observed: Observed
+    observed: ScheduleObservation
     now: datetime
     others: tuple[NodeName, ...] = ()
     """The workers of other phases, and those with another vGPU type, that have not been seen off."""
@@ -46,7 +46,7 @@ class Round(msgspec.Struct, frozen=True):
         """Return the Node object of a worker, None if it does not exist."""
         return self.observed.nodes.get(worker.node)
 
-    def elapsed_s(self, worker: Worker, step: Step) -> float:
+    def elapsed_s(self, worker: Worker, step: WorkerStep) -> float:
         """Return how long a worker has been in a step; 0 if it is not in that step."""
         if worker.step is not step or worker.since is None:
             return 0.0
@@ -56,7 +56,7 @@ class Round(msgspec.Struct, frozen=True):
 class Move(msgspec.Struct, frozen=True):
     """The step that a worker is in, and the actions that bring it further."""
 
-    step: Step
+    step: WorkerStep
     actions: tuple[ScheduleAction, ...] = ()
     reason: Reason | None = None
     """Why the step is not done yet."""
@@ -111,12 +111,12 @@ def found_vm(worker: Worker, around: Round) -> WorkerVm | Move:
     """Return the VM of a worker, or the move of a worker whose VM is unknown."""
     vms = around.observed.vms
     if isinstance(vms, VmsUnknown):
-        return Move(Step.READ, reason=reasons.hypervisor_unknown(vms.code, vms.text))
+        return Move(WorkerStep.READ, reason=reasons.hypervisor_unknown(vms.code, vms.text))
     why = unmatched(worker, around.node_of(worker), vms)
-    return Move(Step.MATCH, reason=why) if why is not None else vms[worker.vm]
+    return Move(WorkerStep.MATCH, reason=why) if why is not None else vms[worker.vm]
 
 
-def call(worker: Worker, step: Step, action: Action, around: Round, vgpu_type: str = "") -> Move:
+def call(worker: Worker, step: WorkerStep, action: Action, around: Round, vgpu_type: str = "") -> Move:
     """Return the move of a worker that a call brings further; the call is not made again while it may take effect."""
     last = around.observed.calls.get(worker.vm)
     reason = reasons.step_pending(worker.node, step)

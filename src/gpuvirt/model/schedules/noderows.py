@@ -9,7 +9,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.nodevms import VmStep
 from gpuvirt.model.schedules.spec import PhaseName, VmPolicy
-from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.schedules.status import ScheduleStatus
 
 
 class NodeRow(msgspec.Struct, frozen=True):
@@ -75,14 +75,14 @@ class NodeCheck(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(user for gpu in self.gpus for user in gpu.in_the_way))
 
 
-def node_rows(status: Status) -> tuple[NodeRow, ...]:
+def node_rows(status: ScheduleStatus) -> tuple[NodeRow, ...]:
     """Return the nodes with vGPU configs of a status."""
     return tuple(
         NodeRow(node.node, node.phase, node.vgpu_config, node.is_applied, node.reason) for node in status.nodes
     )
 
 
-def vm_rows(status: Status) -> tuple[VmRow, ...]:
+def vm_rows(status: ScheduleStatus) -> tuple[VmRow, ...]:
     """Return the VMs on nodes with vGPU configs of a status."""
     return tuple(
         VmRow(vm.where, vm.node, vm.phase, vm.step, vm.since, vm.is_held, vm.is_forced, vm.reason) for vm in status.vms

@@ -72,7 +72,7 @@ class LastCall(msgspec.Struct, frozen=True):
     age_s: float
 
 
-class Observed(msgspec.Struct, frozen=True):
+class ScheduleObservation(msgspec.Struct, frozen=True):
     """One round's observation. A round in which the API server could not be read completely is not decided."""
 
     nodes: Mapping[NodeName, WorkerNode]

@@ -9,7 +9,7 @@ from gpuvirt.facts.ids import parse_label_key
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.observed import WorkerNode
-from gpuvirt.model.schedules.spec import Profile, Schedule
+from gpuvirt.model.schedules.spec import Schedule, WorkerProfile
 
 _VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 _RESERVED = re.compile(r"(?:[^/]*\.)?(?:kubernetes\.io|k8s\.io|gpuvirt\.io)/", re.ASCII)
@@ -31,7 +31,7 @@ def profile_faults(schedule: Schedule) -> Iterator[Reason]:
             yield from _label_faults(schedule, profile, f"{field}[{at}].labels")
 
 
-def _label_faults(schedule: Schedule, profile: Profile, field: str) -> Iterator[Reason]:
+def _label_faults(schedule: Schedule, profile: WorkerProfile, field: str) -> Iterator[Reason]:
     for key, value in profile.labels:
         try:
             parse_label_key(key)

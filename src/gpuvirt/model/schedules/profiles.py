@@ -3,11 +3,11 @@
 from gpuvirt.model.schedules.hypervisor import VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.moves import Round, is_off
 from gpuvirt.model.schedules.observed import WorkerNode
-from gpuvirt.model.schedules.spec import PhaseName, Profile, Schedule
+from gpuvirt.model.schedules.spec import PhaseName, Schedule, WorkerProfile
 from gpuvirt.model.schedules.status import Worker
 
 
-def profile_of(schedule: Schedule, worker: Worker, phase: PhaseName | None) -> Profile | None:
+def profile_of(schedule: Schedule, worker: Worker, phase: PhaseName | None) -> WorkerProfile | None:
     """Return the profile of a worker in a phase; None if the phase leaves its VM as it is."""
     vgpu_type = next((vgpu_type for name, vgpu_type in worker.types if name == phase), None)
     found = (profile for entry in schedule.phases if entry.name == phase for profile in entry.profiles)
@@ -19,7 +19,7 @@ def has_type(vm: WorkerVm, vgpu_type: str) -> bool:
     return vm.vgpu_types == (vgpu_type,)
 
 
-def is_type_read(worker: Worker, vm: WorkerVm, profile: Profile, around: Round) -> bool:
+def is_type_read(worker: Worker, vm: WorkerVm, profile: WorkerProfile, around: Round) -> bool:
     """Return whether a worker's VM was read with the type of a profile; that a call was accepted proves nothing."""
     del worker, around
     return has_type(vm, profile.vgpu_type)
@@ -30,7 +30,7 @@ def keeps_type(worker: Worker, vm: WorkerVm) -> bool:
     return all(has_type(vm, vgpu_type) for _, vgpu_type in worker.types)
 
 
-def is_changing_type(worker: Worker, profile: Profile | None, vms: VmsReading) -> bool:
+def is_changing_type(worker: Worker, profile: WorkerProfile | None, vms: VmsReading) -> bool:
     """Return whether a worker of the phase may have part of the GPU by a vGPU of another type."""
     if profile is None or isinstance(vms, VmsUnknown) or is_off(vms, worker.vm):
         return False

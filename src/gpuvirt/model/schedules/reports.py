@@ -14,7 +14,7 @@ from gpuvirt.model.schedules.forecast import Forecast
 from gpuvirt.model.schedules.hypervisor import VmsReading, VmsUnknown
 from gpuvirt.model.schedules.noderows import NodeRow, VmRow
 from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule, VmPolicy
-from gpuvirt.model.schedules.status import Status, Step
+from gpuvirt.model.schedules.status import ScheduleStatus, WorkerStep
 from gpuvirt.model.schedules.times import Switch, Timeline, timeline_of
 
 AHEAD = timedelta(days=14)
@@ -78,7 +78,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     phases: tuple[PhaseName, ...]
     vm: str
     """The name of its VM; empty while none is matched."""
-    step: Step
+    step: WorkerStep
     since: datetime | None
     held: bool
     forced: int
@@ -147,7 +147,7 @@ class SwitchResult(msgspec.Struct, frozen=True):
     assumed: Reason | None
 
 
-def row_of(schedule: Schedule, status: Status, problems: tuple[Reason, ...], now: datetime) -> ScheduleRow:
+def row_of(schedule: Schedule, status: ScheduleStatus, problems: tuple[Reason, ...], now: datetime) -> ScheduleRow:
     """Return the row of a schedule; `problems` has what is wrong with its spec."""
     timeline = None if problems else timeline_of(schedule)
     following = timeline.next_switch(now) if timeline is not None else None
@@ -164,7 +164,7 @@ def row_of(schedule: Schedule, status: Status, problems: tuple[Reason, ...], now
     )
 
 
-def _state(schedule: Schedule, status: Status, timeline: Timeline, now: datetime) -> ScheduleState:
+def _state(schedule: Schedule, status: ScheduleStatus, timeline: Timeline, now: datetime) -> ScheduleState:
     current = timeline.current(now)
     if schedule.is_suspended:
         return ScheduleState.PAUSED
@@ -198,7 +198,7 @@ def phase_rows(
     )
 
 
-def worker_rows(status: Status) -> tuple[WorkerRow, ...]:
+def worker_rows(status: ScheduleStatus) -> tuple[WorkerRow, ...]:
     """Return the workers of a status."""
     return tuple(
         WorkerRow(

@@ -40,7 +40,7 @@ class VmPolicy(StrEnum):
     """They are shut down by their runStrategy, and started again when the phase ends."""
 
 
-class Profile(msgspec.Struct, frozen=True):
+class WorkerProfile(msgspec.Struct, frozen=True):
     """The vGPU type that some workers of a phase have in it, and the labels by which pods choose it."""
 
     vgpu_type: str
@@ -55,7 +55,7 @@ class Phase(msgspec.Struct, frozen=True):
     name: PhaseName
     start: str
     """A cron line of five fields, in the schedule's time zone."""
-    profiles: tuple[Profile, ...] = ()
+    profiles: tuple[WorkerProfile, ...] = ()
     selected_by: tuple[str, ...] = ()
     """The keys of the labels by which the phase, its profiles and its vGPU config select nodes."""
     vgpu_config: str | None = None
@@ -64,7 +64,7 @@ class Phase(msgspec.Struct, frozen=True):
     """What happens to VMs of these nodes whose vGPUs the vGPU config removes."""
 
 
-class Override(msgspec.Struct, frozen=True):
+class PhaseOverride(msgspec.Struct, frozen=True):
     """A phase that holds from one moment to another, whatever the cron lines say."""
 
     phase: PhaseName
@@ -90,7 +90,7 @@ class Schedule(msgspec.Struct, frozen=True):
     name: str
     time_zone: str
     phases: tuple[Phase, ...]
-    overrides: tuple[Override, ...] = ()
+    overrides: tuple[PhaseOverride, ...] = ()
     announce_s: float = 900.0
     """How long before a phase begins its beginning is announced."""
     drain: Drain = Drain()

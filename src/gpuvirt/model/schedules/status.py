@@ -16,7 +16,7 @@ from gpuvirt.model.schedules.nodevms import NodeVm
 from gpuvirt.model.schedules.spec import PhaseName
 
 
-class Step(StrEnum):
+class WorkerStep(StrEnum):
     """What a worker waits for."""
 
     NONE = "None"
@@ -43,7 +43,7 @@ class Step(StrEnum):
 
 
 NO_VM = VmKey("")
-RESTING = frozenset({Step.AWAY, Step.SERVING})
+RESTING = frozenset({WorkerStep.AWAY, WorkerStep.SERVING})
 
 
 class Worker(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class Worker(msgspec.Struct, frozen=True):
     vm: VmKey = NO_VM
     """The VM that the node was matched with; empty until then."""
     vm_name: str = ""
-    step: Step = Step.NONE
+    step: WorkerStep = WorkerStep.NONE
     since: datetime | None = None
     """When the step began."""
     renewal: str | None = None
@@ -96,7 +96,7 @@ class Transition(msgspec.Struct, frozen=True):
     """The spec that it follows. A spec with other fields ends all holds."""
 
 
-class Status(msgspec.Struct, frozen=True):
+class ScheduleStatus(msgspec.Struct, frozen=True):
     """The status of one schedule."""
 
     phase: PhaseName | None = None

@@ -15,24 +15,24 @@ from gpuvirt.model.schedules.actions import MarkNode, ScheduleAction
 from gpuvirt.model.schedules.arriving import arriving
 from gpuvirt.model.schedules.leaving import leaving
 from gpuvirt.model.schedules.moves import Move, Round, is_off, mark
-from gpuvirt.model.schedules.observed import Observed
+from gpuvirt.model.schedules.observed import ScheduleObservation
 from gpuvirt.model.schedules.profiles import is_changing_type, profile_of
 from gpuvirt.model.schedules.spec import OnTimeout, PhaseName, Schedule, phase_named
-from gpuvirt.model.schedules.status import RESTING, Status, Step, Transition, Worker
+from gpuvirt.model.schedules.status import RESTING, ScheduleStatus, Transition, Worker, WorkerStep
 from gpuvirt.model.schedules.times import Switch, Timeline
 from gpuvirt.model.schedules.vmstops import round_s
 from gpuvirt.model.schedules.workers import Members, members, released
 
-DEADLINES_S: Mapping[Step, float] = {
-    Step.MATCH: 60.0,
-    Step.READ: 300.0,
-    Step.CORDON: 120.0,
-    Step.DETACH: 420.0,
-    Step.LEAVE: 600.0,
-    Step.SET_TYPE: 300.0,
-    Step.START: 600.0,
-    Step.HEARTBEAT: 600.0,
-    Step.UNCORDON: 120.0,
+DEADLINES_S: Mapping[WorkerStep, float] = {
+    WorkerStep.MATCH: 60.0,
+    WorkerStep.READ: 300.0,
+    WorkerStep.CORDON: 120.0,
+    WorkerStep.DETACH: 420.0,
+    WorkerStep.LEAVE: 600.0,
+    WorkerStep.SET_TYPE: 300.0,
+    WorkerStep.START: 600.0,
+    WorkerStep.HEARTBEAT: 600.0,
+    WorkerStep.UNCORDON: 120.0,
 }
 """How long each step may take. The attach-detach controller gives volumes up after 6 minutes; 16 GB of framebuffer take
 half a minute to be saved. The drain has its own time, and a wait for the GPU ends with the workers that have it."""
@@ -42,7 +42,7 @@ ROUND_S = 1.0
 VM_ROUND_S = 0.5
 """While a VM leaves or arrives, which takes seconds, and in the first minute of a drain, in which most pods end."""
 QUICK_DRAIN_S = 60.0
-CHANGING = frozenset({Step.LEAVE, Step.SET_TYPE, Step.START, Step.HEARTBEAT})
+CHANGING = frozenset({WorkerStep.LEAVE, WorkerStep.SET_TYPE, WorkerStep.START, WorkerStep.HEARTBEAT})
 AFTER_MARKS_S = 0.1
 """After a change of nodes, which holds at once. One that was not made in a second is tried again after `ROUND_S`."""
 HELD_ROUND_S = 15.0
@@ -51,14 +51,16 @@ HELD_ROUND_S = 15.0
 class Advance(msgspec.Struct, frozen=True):
     """What follows from one round: the status to write, and the actions to take then."""
 
-    status: Status
+    status: ScheduleStatus
     actions: tuple[ScheduleAction, ...] = ()
     next_switch: Switch | None = None
     pause_s: float | None = None
     """The time until the next round; None if nothing is under way."""
 
 
-def advance(schedule: Schedule, timeline: Timeline, status: Status, observed: Observed, now: datetime) -> Advance:
+def advance(
+    schedule: Schedule, timeline: Timeline, status: ScheduleStatus, observed: ScheduleObservation, now: datetime
+) -> Advance:
     """Return the next status and actions of a schedule without faults."""
     current, following = timeline.current(now), timeline.next_switch(now)
     if current is None and schedule.phases:
@@ -91,7 +93,7 @@ def quiet_until(schedule: Schedule, following: Switch | None) -> datetime | None
     return following.at - timedelta(seconds=schedule.announce_s)
 
 
-def due_at(schedule: Schedule, timeline: Timeline, status: Status, now: datetime) -> datetime | None:
+def due_at(schedule: Schedule, timeline: Timeline, status: ScheduleStatus, now: datetime) -> datetime | None:
     """Return when the next round is due by the status: `now`, a later time, or None until the spec changes."""
     if schedule.is_suspended:
         return None
@@ -112,7 +114,7 @@ def _announced(schedule: Schedule, following: Switch | None, now: datetime) -> P
     return following.phase if following is not None and begin is not None and begin <= now else None
 
 
-def _is_settled(schedule: Schedule, status: Status, found: Members, phase: PhaseName) -> bool:
+def _is_settled(schedule: Schedule, status: ScheduleStatus, found: Members, phase: PhaseName) -> bool:
     """Return whether the phase holds, for the workers and the spec that there are."""
     if status.transition is not None or status.phase != phase or status.generation != schedule.generation:
         return False
@@ -121,7 +123,7 @@ def _is_settled(schedule: Schedule, status: Status, found: Members, phase: Phase
     return not found.released and known == now
 
 
-def _begun(schedule: Schedule, status: Status, phase: PhaseName, now: datetime) -> tuple[Status, bool]:
+def _begun(schedule: Schedule, status: ScheduleStatus, phase: PhaseName, now: datetime) -> tuple[ScheduleStatus, bool]:
     """Return the status with the transition to a phase, and whether it begins now, which lifts all holds."""
     last = status.transition
     if last is not None and last.phase == phase and last.generation == schedule.generation:
@@ -134,7 +136,7 @@ def _lifted(worker: Worker, now: datetime) -> Worker:
 
 
 def _round(
-    schedule: Schedule, workers: tuple[Worker, ...], observed: Observed, phase: PhaseName, now: datetime
+    schedule: Schedule, workers: tuple[Worker, ...], observed: ScheduleObservation, phase: PhaseName, now: datetime
 ) -> Round:
     others = (
         worker
@@ -158,9 +160,9 @@ def _moves(
             yield worker, move
 
 
-def deadline_s(step: Step, schedule: Schedule) -> float | None:
+def deadline_s(step: WorkerStep, schedule: Schedule) -> float | None:
     """Return how long a step may take; None: as long as what it waits for."""
-    if step is not Step.DRAIN:
+    if step is not WorkerStep.DRAIN:
         return DEADLINES_S.get(step)
     drain = schedule.drain
     return drain.timeout_s + (FORCED_S if drain.on_timeout is OnTimeout.FORCE else 0.0)
@@ -189,17 +191,17 @@ def _recorded(
 
 def _announcements(
     schedule: Schedule,
-    status: Status,
+    status: ScheduleStatus,
     workers: tuple[Worker, ...],
     phase: PhaseName,
-    observed: Observed,
+    observed: ScheduleObservation,
     actions: tuple[ScheduleAction, ...],
 ) -> Iterator[MarkNode]:
     """Yield the changes of taints: nodes whose phase ends soon have it, no other node that serves."""
     changed = {action.node for action in actions if isinstance(action, MarkNode)}
     for worker in workers:
         node = observed.nodes.get(worker.node)
-        if node is None or worker.step is not Step.SERVING or phase not in worker.phases or node.name in changed:
+        if node is None or worker.step is not WorkerStep.SERVING or phase not in worker.phases or node.name in changed:
             continue
         leaves = status.announced is not None and leaves_for(schedule, worker, phase, status.announced)
         if node.is_announced != leaves:
@@ -214,14 +216,14 @@ def leaves_for(schedule: Schedule, worker: Worker, phase: PhaseName, following: 
     return after is not None and (before is None or before.vgpu_type != after.vgpu_type)
 
 
-def _pause_s(status: Status, actions: tuple[ScheduleAction, ...], now: datetime) -> float | None:
+def _pause_s(status: ScheduleStatus, actions: tuple[ScheduleAction, ...], now: datetime) -> float | None:
     if status.transition is None and not actions:
         return None
     waiting = tuple(worker for worker in status.workers if worker.step not in RESTING)
     begun = {worker.node for worker in waiting if worker.since == now}
     if any(isinstance(action, MarkNode) and action.node in begun for action in actions):
         return AFTER_MARKS_S
-    is_stuck = all(worker.is_held or worker.step is Step.WAIT_FOR_GPU for worker in waiting)
+    is_stuck = all(worker.is_held or worker.step is WorkerStep.WAIT_FOR_GPU for worker in waiting)
     if is_stuck and not actions:
         return HELD_ROUND_S
     is_quick = any(_changes_soon(worker, now) for worker in waiting)
@@ -233,4 +235,4 @@ def _changes_soon(worker: Worker, now: datetime) -> bool:
     if worker.is_held:
         return False
     is_new = worker.since is not None and (now - worker.since).total_seconds() < QUICK_DRAIN_S
-    return worker.step in CHANGING or (worker.step in {Step.DRAIN, Step.DETACH} and is_new)
+    return worker.step in CHANGING or (worker.step in {WorkerStep.DRAIN, WorkerStep.DETACH} and is_new)

@@ -17,7 +17,7 @@ from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, OutcomeUn
 from gpuvirt.model.schedules.moves import CALL_AGAIN_S
 from gpuvirt.model.schedules.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms, VmStep
 from gpuvirt.model.schedules.spec import OnTimeout, Phase, Schedule, VmPolicy
-from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.schedules.status import ScheduleStatus
 
 DEADLINE_S = 600.0
 """How long a VM may take to end, or to start."""
@@ -65,7 +65,7 @@ def next_vms(schedule: Schedule, phase: Phase, before: tuple[NodeVm, ...], seen:
     return NextVms(tuple(sorted(found, key=lambda vm: (vm.namespace, vm.name, vm.vm))), tuple(actions))
 
 
-def round_s(schedule: Schedule, phase: Phase | None, status: Status) -> float | None:
+def round_s(schedule: Schedule, phase: Phase | None, status: ScheduleStatus) -> float | None:
     """Return the time until the VMs of a status need another round; None if they need none."""
     if schedule.is_suspended or phase is None:
         return None

@@ -9,11 +9,11 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Power, VmKey, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.moves import unmatched
 from gpuvirt.model.schedules.noderows import NodeCheck
-from gpuvirt.model.schedules.observed import Observed
+from gpuvirt.model.schedules.observed import ScheduleObservation
 from gpuvirt.model.schedules.profiles import keeps_type
 from gpuvirt.model.schedules.reports import ScheduleRow, ScheduleState
 from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule
-from gpuvirt.model.schedules.status import Status, Worker
+from gpuvirt.model.schedules.status import ScheduleStatus, Worker
 from gpuvirt.model.schedules.workers import members
 
 
@@ -76,8 +76,8 @@ class ScheduleCheck(msgspec.Struct, frozen=True):
 
 def worker_checks(
     schedule: Schedule,
-    status: Status,
-    observed: Observed,
+    status: ScheduleStatus,
+    observed: ScheduleObservation,
     abilities: Mapping[VmKey, Abilities],
 ) -> Iterator[WorkerCheck]:
     """Yield what holds for each worker; `abilities` has what the hypervisor reported about VMs."""

@@ -7,8 +7,8 @@ from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.arriving import is_alive
 from gpuvirt.model.schedules.hypervisor import VmsUnknown
 from gpuvirt.model.schedules.moves import Move, duplicates, is_off, mark, match
-from gpuvirt.model.schedules.observed import Observed, WorkerNode
-from gpuvirt.model.schedules.status import NO_VM, Step, Worker
+from gpuvirt.model.schedules.observed import ScheduleObservation, WorkerNode
+from gpuvirt.model.schedules.status import NO_VM, Worker, WorkerStep
 
 
 class Members(msgspec.Struct, frozen=True):
@@ -18,7 +18,7 @@ class Members(msgspec.Struct, frozen=True):
     released: tuple[Worker, ...] = ()
 
 
-def members(before: tuple[Worker, ...], observed: Observed, mine: str) -> Members:
+def members(before: tuple[Worker, ...], observed: ScheduleObservation, mine: str) -> Members:
     """Return the workers by what was observed; each keeps what the status has of it."""
     known = {worker.node: worker for worker in before}
     orphans = (node.name for node in observed.nodes.values() if node.cordoned_by == mine)
@@ -46,29 +46,29 @@ def without_node(worker: Worker) -> Worker:
     return replace(worker, node_uid="")
 
 
-def is_gone(worker: Worker, observed: Observed) -> bool:
+def is_gone(worker: Worker, observed: ScheduleObservation) -> bool:
     """Return whether neither the Node nor the VM of a worker exists."""
     if isinstance(observed.vms, VmsUnknown):
         return False
     return not worker.vm or worker.vm not in observed.vms
 
 
-def released(worker: Worker, node: WorkerNode, observed: Observed, mine: str) -> Move | None:
+def released(worker: Worker, node: WorkerNode, observed: ScheduleObservation, mine: str) -> Move | None:
     """Return the move that takes the schedule's marks from a node that is no worker any more; None if it has none.
 
     A node whose VM has just been suspended still seems to be Ready, and would get pods.
     """
     if node.cordoned_by != mine and not node.is_announced:
         return None
-    reason = reasons.step_pending(worker.node, Step.UNCORDON)
+    reason = reasons.step_pending(worker.node, WorkerStep.UNCORDON)
     renewal = worker.renewal if worker.renewal is not None else node.renewal or ""
     if node.is_ready and not (_is_on(worker, observed) or is_alive(worker, node)):
-        return Move(Step.UNCORDON, reason=reason, renewal=renewal)
+        return Move(WorkerStep.UNCORDON, reason=reason, renewal=renewal)
     action = mark(node, cordon=False if node.cordoned_by == mine else None, taint=False)
-    return Move(Step.UNCORDON, (action,), reason)
+    return Move(WorkerStep.UNCORDON, (action,), reason)
 
 
-def _is_on(worker: Worker, observed: Observed) -> bool:
+def _is_on(worker: Worker, observed: ScheduleObservation) -> bool:
     if isinstance(observed.vms, VmsUnknown) or worker.vm not in observed.vms:
         return False
     return not is_off(observed.vms, worker.vm)
@@ -79,7 +79,7 @@ def _has_lost_labels(worker: Worker, node: WorkerNode) -> bool:
     return bool(worker.phases) and worker.node_uid != node.uid
 
 
-def _seen(worker: Worker, node: WorkerNode, observed: Observed) -> Worker:
+def _seen(worker: Worker, node: WorkerNode, observed: ScheduleObservation) -> Worker:
     """Return a worker with its VM and its phases; the uid of a Node that has lost its labels is not taken over."""
     worker = match(worker, node, observed.vms)
     if not node.phases and _has_lost_labels(worker, node):

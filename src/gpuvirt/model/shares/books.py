@@ -124,7 +124,7 @@ def _settled(
     return NodeBooks(capacity, pods, floating, priorities, free, pieces, capacity_pieces)
 
 
-class NodeRow(NamedTuple):
+class FreeRow(NamedTuple):
     """What decides in most cases whether a pod fits on a node: numbers that are at hand for thousands of nodes."""
 
     largest: Units
@@ -140,8 +140,8 @@ NO_PODS = 1 << 31
 """More than the highest priority of a pod."""
 
 
-def row_of(books: NodeBooks) -> NodeRow:
+def row_of(books: NodeBooks) -> FreeRow:
     """Return the row of a node's books."""
     capacity = books.capacity_pieces[-1] if books.capacity_pieces else _NONE
     lowest = books.lowest_priority
-    return NodeRow(books.largest, capacity, NO_PODS if lowest is None else lowest, books)
+    return FreeRow(books.largest, capacity, NO_PODS if lowest is None else lowest, books)

@@ -32,7 +32,7 @@ Cost = tuple[int, int, int, int, int]
 """Violations, the highest priority, the sum of the priorities, the pods and their units; less is better."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class EvictionCandidate(msgspec.Struct, frozen=True):
     """A pod that may be evicted: its priority is lower than that of the pod that does not fit."""
 
     pod: PodUid
@@ -43,12 +43,12 @@ class Candidate(msgspec.Struct, frozen=True):
     """Whether the pod is being deleted already, so that its eviction costs nothing."""
 
 
-def violations(pods: Iterable[Candidate]) -> int:
+def violations(pods: Iterable[EvictionCandidate]) -> int:
     """Return how many of the pods their PodDisruptionBudgets do not allow to evict together."""
     return len(_violating(pods))
 
 
-def cost(books: NodeBooks, pods: Sequence[Candidate]) -> Cost:
+def cost(books: NodeBooks, pods: Sequence[EvictionCandidate]) -> Cost:
     """Return what evictions cost."""
     deleted = [candidate for candidate in pods if not candidate.is_ending]
     return (
@@ -61,8 +61,8 @@ def cost(books: NodeBooks, pods: Sequence[Candidate]) -> Cost:
 
 
 def victims(
-    books: NodeBooks, demand: Demand, candidates: Sequence[Candidate], whole: Units = WHOLE
-) -> tuple[Candidate, ...] | None:
+    books: NodeBooks, demand: Demand, candidates: Sequence[EvictionCandidate], whole: Units = WHOLE
+) -> tuple[EvictionCandidate, ...] | None:
     """Return the pods of a node whose eviction makes a pod fit, none where it fits already.
 
     None where no eviction helps. Of a share that lies on one GPU, the GPU is the one that costs least; pods on other
@@ -89,7 +89,7 @@ class _Search:
     """The search for the cheapest victims on one node."""
 
     def __init__(self, books: NodeBooks, demand: Demand, whole: Units) -> None:
-        self.best: Sequence[Candidate] | None = None
+        self.best: Sequence[EvictionCandidate] | None = None
         self._cost: Cost | None = None
         self._books = books
         self._demand = demand
@@ -100,11 +100,11 @@ class _Search:
         for pod in books.all_pods:
             self._count(self._free, pod, -1)
 
-    def fits_without(self, pods: Iterable[Candidate]) -> bool:
+    def fits_without(self, pods: Iterable[EvictionCandidate]) -> bool:
         """Return whether the pod fits once others are evicted."""
         return self._fits(self._free_without(pods))
 
-    def reprieve(self, scope: Sequence[Candidate]) -> None:
+    def reprieve(self, scope: Sequence[EvictionCandidate]) -> None:
         """Let pods stay one after the other as long as the rest is enough, as kube-scheduler does.
 
         Those whose eviction would be a violation stay first, then high priorities, then small pods; those that are
@@ -124,12 +124,14 @@ class _Search:
                     self._count(free, candidate.pod, 1)
             self._take(tuple(gone.values()))
 
-    def improve(self, scope: Sequence[Candidate]) -> None:
+    def improve(self, scope: Sequence[EvictionCandidate]) -> None:
         """Try sets that cost less than the best one so far."""
         ordered = sorted(scope, key=lambda candidate: (-_units(self._books, candidate), candidate.pod))
         self._extend((), ordered, dict(self._free))
 
-    def _extend(self, chosen: tuple[Candidate, ...], scope: Sequence[Candidate], free: dict[GpuId, int]) -> None:
+    def _extend(
+        self, chosen: tuple[EvictionCandidate, ...], scope: Sequence[EvictionCandidate], free: dict[GpuId, int]
+    ) -> None:
         """Try the chosen pods with others. Costs grow with the set, so a branch above the best cost is skipped."""
         for number, candidate in enumerate(scope):
             if self._tries <= 0:
@@ -145,18 +147,18 @@ class _Search:
                 self._extend(extended, scope[number + 1 :], free)
             self._count(free, candidate.pod, -1)
 
-    def _take(self, found: Sequence[Candidate]) -> None:
+    def _take(self, found: Sequence[EvictionCandidate]) -> None:
         found_cost = cost(self._books, found)
         if self._cost is None or found_cost < self._cost:
             self.best, self._cost = found, found_cost
 
-    def _weight(self, candidate: Candidate) -> tuple[int, int, PodUid]:
+    def _weight(self, candidate: EvictionCandidate) -> tuple[int, int, PodUid]:
         return -candidate.priority, _units(self._books, candidate), candidate.pod
 
     def _fits(self, free: Mapping[GpuId, int]) -> bool:
         return fits(self._demand, tuple(sorted([Units(max(units, 0)) for units in free.values()])), self._whole)
 
-    def _free_without(self, pods: Iterable[Candidate]) -> dict[GpuId, int]:
+    def _free_without(self, pods: Iterable[EvictionCandidate]) -> dict[GpuId, int]:
         free = dict(self._free)
         for candidate in pods:
             self._count(free, candidate.pod, 1)
@@ -169,8 +171,8 @@ class _Search:
 
 
 def _scopes(
-    books: NodeBooks, demand: Demand, candidates: Sequence[Candidate], whole: Units
-) -> Iterable[Sequence[Candidate]]:
+    books: NodeBooks, demand: Demand, candidates: Sequence[EvictionCandidate], whole: Units
+) -> Iterable[Sequence[EvictionCandidate]]:
     """Yield sets of pods to choose from: those on as many GPUs as the pod needs, and all of the node."""
     gpus = max(sum(container.gpus(whole) for container in demand.containers), 1)
     sets = tuple(islice(combinations(books.capacity, gpus), MOST_SCOPES + 1))
@@ -181,7 +183,7 @@ def _scopes(
         yield candidates
 
 
-def _violating(pods: Iterable[Candidate]) -> frozenset[PodUid]:
+def _violating(pods: Iterable[EvictionCandidate]) -> frozenset[PodUid]:
     """Return the pods that their PodDisruptionBudgets do not allow to evict, the most important one first."""
     covered = [candidate for candidate in pods if candidate.budgets]
     if not covered:
@@ -196,5 +198,5 @@ def _violating(pods: Iterable[Candidate]) -> frozenset[PodUid]:
     return frozenset(violating)
 
 
-def _units(books: NodeBooks, candidate: Candidate) -> int:
+def _units(books: NodeBooks, candidate: EvictionCandidate) -> int:
     return sum(books.used(candidate.pod).values())

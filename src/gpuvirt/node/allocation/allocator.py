@@ -21,7 +21,7 @@ from gpuvirt.hardware.devicefacts import AskedDevice, read_at_once, read_devices
 from gpuvirt.loops.serialworker import WorkerBlockedError
 from gpuvirt.model.allocation.attachment import Attachment, attach
 from gpuvirt.model.allocation.ledger import Entry, record
-from gpuvirt.model.allocation.placement import Place, prefer
+from gpuvirt.model.allocation.placement import DevicePlace, prefer
 from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
@@ -108,7 +108,9 @@ class Allocator:
         """Return the preferred devices; raise PlacementError if the request contradicts itself."""
         offer = self._state.memory.offers.by_resource.get(resource, Offer(resource))
         candidates = {device.id: device.candidate for device in offer.devices.values()}
-        places = {device: Place(found.numa_node, found.group, found.target.gpu) for device, found in candidates.items()}
+        places = {
+            device: DevicePlace(found.numa_node, found.group, found.target.gpu) for device, found in candidates.items()
+        }
         allocated = self._allocations.read()
         allocated_devices, unfinished = allocated.allocated_devices, allocated.unfinished
         siblings = [sibling.id for sibling in allocated_devices.siblings(candidates.values(), unfinished)]

@@ -28,7 +28,7 @@ class ChangeWorker(msgspec.Struct, frozen=True):
             raise
 
 
-class Failed(msgspec.Struct, frozen=True):
+class JobFailed(msgspec.Struct, frozen=True):
     """Why a job has no result."""
 
     reason: Reason
@@ -44,7 +44,7 @@ async def attempt(
     worker: SerialWorker,
     timeout_s: float,
     blocked_at: str | None = None,
-) -> T | Failed:
+) -> T | JobFailed:
     """Return the result of a job, or why it has none.
 
     `taken` are the steps that the job has begun. The kernel may block the last one. `blocked_at` is the step that it
@@ -54,8 +54,8 @@ async def attempt(
         return await worker.run(job, name="change", timeout_s=timeout_s)
     except WorkerBlockedError as error:
         step = taken[-1] if taken else blocked_at or str(error)
-        return Failed(refusals.blocked(subject, step), step)
+        return JobFailed(refusals.blocked(subject, step), step)
     except UnitBusyError as error:
-        return Failed(why_not_passed(subject, error), blocked_at)
+        return JobFailed(why_not_passed(subject, error), blocked_at)
     except OSError as error:
-        return Failed(refusals.failed("observe the host", subject, Seen("", str(error))), blocked_at)
+        return JobFailed(refusals.failed("observe the host", subject, Seen("", str(error))), blocked_at)

@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 Change = Callable[[Tenancies], Tenancies]
 
 
-class Observed(msgspec.Struct, frozen=True):
+class TenantsObserved(msgspec.Struct, frozen=True):
     """What tenants follow from in an account of the kubelet."""
 
     inventory: Inventory
     devices: Consumers
     rules: ResourceRules
 
-    def says_as(self, other: "Observed") -> bool:
+    def says_as(self, other: "TenantsObserved") -> bool:
         """Return whether both are of the same host and have the same pods, with the same answers of plugins."""
         return (
             self.inventory is other.inventory
@@ -61,7 +61,7 @@ class TenancyKeeper:
         """The changes since the last one that could be written."""
         self._boot_id: BootId | None = None
         self._inventory: Inventory | None = None
-        self._unchanged: tuple[Tenancies, Observed] | None = None
+        self._unchanged: tuple[Tenancies, TenantsObserved] | None = None
         """An account that has changed nothing, with the records that it has not changed."""
         self._with_gpus = with_gpus
         self.problem: Reason | None = None
@@ -113,10 +113,10 @@ class TenancyKeeper:
         """Record the kubelet's account, None if the kubelet did not answer."""
         inventory = self._inventory
         if account is not None and account.recorded and inventory is not None:
-            news = Observed(inventory, self._with_gpus(account.devices), rules)
+            news = TenantsObserved(inventory, self._with_gpus(account.devices), rules)
             self._update(lambda found: self._with_devices(found, news))
 
-    def _with_devices(self, found: Tenancies, news: Observed) -> Tenancies:
+    def _with_devices(self, found: Tenancies, news: TenantsObserved) -> Tenancies:
         """Return the records after an account; one that has changed nothing is only compared when it comes again."""
         if self._unchanged is not None and found is self._unchanged[0] and news.says_as(self._unchanged[1]):
             return found

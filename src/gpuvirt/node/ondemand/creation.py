@@ -16,7 +16,7 @@ from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.steps import CreateVgpu
 from gpuvirt.model.change.vgpus.gpustate import is_mig
-from gpuvirt.model.offers.ondemand.choice import Place
+from gpuvirt.model.offers.ondemand.choice import VgpuPlace
 from gpuvirt.model.reasons import Seen, refusals
 from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.steps.leasing import RefusedError, what_failed
@@ -37,7 +37,7 @@ def create(
     change_host: ChangeHost,
     locks: Sequence[int],
     functions: Mapping[PciAddress, PciFunction],
-    place: Place,
+    place: VgpuPlace,
     step: CreateVgpu,
 ) -> Creation:
     """Create a vGPU in its place; raise RefusedError. The process of the write keeps `locks` open.
@@ -60,7 +60,7 @@ def create(
     )
 
 
-def _cdevs(kernel: Kernel, place: Place) -> tuple[str, ...]:
+def _cdevs(kernel: Kernel, place: VgpuPlace) -> tuple[str, ...]:
     if place.host.framework is Framework.MDEV:
         return ()  # a mediated device is opened by its group
     found, nodes = iommu.read_cdevs(kernel, device_path(place.parent.address)), iommu.read_cdev_nodes(kernel)
@@ -77,7 +77,7 @@ def _host_after(kernel: Kernel, functions: Mapping[PciAddress, PciFunction], bef
     return None if isinstance(probe, Unread) else probe.hosts.get(before.gpu)  # unknown: a scan follows
 
 
-def _created(kernel: Kernel, place: Place, step: CreateVgpu) -> LiveVgpu:
+def _created(kernel: Kernel, place: VgpuPlace, step: CreateVgpu) -> LiveVgpu:
     """Return the new vGPU; raise RefusedError where the host does not show it as it was requested."""
     if place.host.framework is Framework.MDEV:
         live = mdev.read_new(kernel, step.vgpu, step.parent)

@@ -33,7 +33,7 @@ from gpuvirt.model.desired.settings import CdiUse
 from gpuvirt.model.devices.candidates import Candidate, Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import cdi_name
-from gpuvirt.model.offers.ondemand.choice import Place, choose, why_full
+from gpuvirt.model.offers.ondemand.choice import VgpuPlace, choose, why_full
 from gpuvirt.model.offers.ondemand.ondemandstarts import started
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.offers.withholding import withholdings
@@ -202,7 +202,7 @@ class OnDemandAllocator:
                 text = why_full(self._state.on_demand_now(), failed)
                 raise AllocationRefusedError(ondemand.no_room(resource, vgpu_type, text))
 
-    async def _create(self, entry: Entry, place: Place, created: list[Entry]) -> Candidate:
+    async def _create(self, entry: Entry, place: VgpuPlace, created: list[Entry]) -> Candidate:
         """Create the vGPU of an allocation; raise RefusedError, after which nothing is allocated."""
         gpu, change_host = place.gpu, self._on.change_host
         step = CreateVgpu(VgpuId(entry.target.id), entry.target.type or VgpuType(""), place.parent.address)
@@ -234,7 +234,7 @@ class OnDemandAllocator:
         if (reason := self._state.tenancies.give(kinds, on_disk=on_disk)) is not None:
             raise RefusedError(replace(reason, subject=gpu))
 
-    def _intended(self, resource: ResourceName, device: DeviceId, place: Place, vgpu_type: VgpuType) -> Entry:
+    def _intended(self, resource: ResourceName, device: DeviceId, place: VgpuPlace, vgpu_type: VgpuType) -> Entry:
         vgpu = self._on.new_uuid() if place.host.framework is Framework.MDEV else VgpuId(place.parent.address)
         target, clock = Target(place.gpu, vgpu, vgpu_type), self._on.options.clock
         allocation = f"allocate:{self._name}:{next(self._numbers)}"

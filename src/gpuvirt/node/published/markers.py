@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuvirt.clock import Signal
 from gpuvirt.loops.cell import Cell
-from gpuvirt.model.offers.validation import Check, Condition
+from gpuvirt.model.offers.validation import ValidatorCheck, ValidatorCondition
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.store.files import replace_file
 
@@ -57,9 +57,9 @@ class Markers:
             self._failed = False
             self._written = view.workload, view.conditions
 
-    def _keep(self, condition: Condition) -> None:
+    def _keep(self, condition: ValidatorCondition) -> None:
         names = [f"{condition.check}-ready"]
-        if condition.check is Check.VGPU_MANAGER:
+        if condition.check is ValidatorCheck.VGPU_MANAGER:
             names.append(HOST_MANAGER)
         chosen = names[-1] if self._is_manager_on_host() else names[0]
         for name in names:

@@ -12,7 +12,7 @@ from gpuvirt.model.allocation.waitingpods import had, waiting
 from gpuvirt.model.change.account import Account
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.node.change.gate.gaterecord import APART_S, Reading, with_reading
+from gpuvirt.node.change.gate.gaterecord import APART_S, AccountReading, with_reading
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.steps.changes import pods_by_gpu
 from gpuvirt.node.known.state import NodeState
@@ -34,7 +34,7 @@ class PodAccount:
         self._with_gpus = with_gpus
         self._state = state
         self._recorded = recorded
-        self._readings: tuple[Reading, ...] = ()
+        self._readings: tuple[AccountReading, ...] = ()
         """The latest readings of the kubelet's accounts."""
         self.awaits_reading = False
         """Whether the kubelet's accounts must be read again before vGPUs of another device plugin may be removed."""
@@ -42,7 +42,7 @@ class PodAccount:
     def observe_account(self, account: KubeletAccount | None) -> None:
         """Record an answer of the kubelet; an incomplete account does not count as a reading."""
         if account is not None and account.recorded and account.partial is None:
-            new = Reading(account.at_s, frozenset(device for _, device in account.devices))
+            new = AccountReading(account.at_s, frozenset(device for _, device in account.devices))
             self._readings = with_reading(self._readings, new)
 
     def why_unsettled(self, gpu: PciAddress, since_s: float) -> Reason | None:

@@ -14,7 +14,7 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.change.changeworker import ChangeWorker, Failed, attempt
+from gpuvirt.node.change.changeworker import ChangeWorker, JobFailed, attempt
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.change.steps.vgpusteps import Run
@@ -130,7 +130,7 @@ class UnitChanges:
         timeout_s: float,
     ) -> ChangeResult:
         found = await attempt(change.unit, job, taken, worker=worker, timeout_s=timeout_s, blocked_at=change.blocked_at)
-        if isinstance(found, Failed):
+        if isinstance(found, JobFailed):
             return ChangeResult(change.everywhere(found.reason), found.blocked_at)
         return ChangeResult(found)
 

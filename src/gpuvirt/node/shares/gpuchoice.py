@@ -15,7 +15,7 @@ from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, record_of
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.shares.gpuclaims import GpuClaims
 from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.node.shares.recordstore import NotWrittenError
+from gpuvirt.node.shares.recordstore import RecordsNotWrittenError
 from gpuvirt.node.shares.refusals import ShareRefusedError
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class GpuChoice:
     async def _save(self, records: ShareRecords) -> None:
         try:
             await self._shares.store.save(records)
-        except NotWrittenError as error:
+        except RecordsNotWrittenError as error:
             raise ShareRefusedError(error.reason) from error
 
     def _open(self, node: NodeSharing) -> tuple[NodeSharing, Reason | None]:

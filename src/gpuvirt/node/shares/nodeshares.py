@@ -28,7 +28,7 @@ from gpuvirt.node.shares.limitfiles import NO_LIBRARY, LimitFiles
 from gpuvirt.node.shares.mpslimits import NO_DAEMON, MpsLimits
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.recordstore import RecordStore
-from gpuvirt.node.shares.refusals import Refusals
+from gpuvirt.node.shares.refusals import ShareRefusals
 from gpuvirt.node.shares.specfiles import SpecFiles
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class NodeShares(msgspec.Struct, frozen=True):
     """The memory that containers with limits use, by their own word."""
     shown: Cell[tuple[PodMemory, ...]] = msgspec.field(default_factory=lambda: Cell(()))
     """The same by pod, as the node's GpuNode shows it: it follows more slowly."""
-    refusals: Refusals = msgspec.field(default_factory=Refusals)
+    refusals: ShareRefusals = msgspec.field(default_factory=ShareRefusals)
     """The refused shares, for metrics and events."""
 
     @property

@@ -40,7 +40,7 @@ class Accounts(msgspec.Struct, frozen=True):
     """Set when the kubelet's record still has pods that seem to have ended: it is to be written again."""
 
 
-class PodEnds:
+class SharePodEnds:
     """Reads the accounts, and keeps what the last reading lacked."""
 
     def __init__(self, accounts: Accounts, worker: SerialWorker) -> None:

@@ -26,7 +26,7 @@ WRITE_TIMEOUT_S = 5.0
 FORMAT = Format(ShareRecords, HeaderLine())
 
 
-class NotWrittenError(GpuvirtError):
+class RecordsNotWrittenError(GpuvirtError):
     """The records could not be written; those in memory are unchanged."""
 
     def __init__(self, reason: Reason) -> None:
@@ -76,7 +76,7 @@ class RecordStore:
             await self._worker.run(lambda: self._file.write(stored), name=f"write {path}", timeout_s=WRITE_TIMEOUT_S)
         except (OSError, GpuvirtError) as error:
             self.problem = sharing.records_not_written(path, str(error))
-            raise NotWrittenError(self.problem) from error
+            raise RecordsNotWrittenError(self.problem) from error
         self.problem = None
         self._stored = stored
         self.records.set(records)

@@ -25,7 +25,7 @@ class ShareRefusedError(GpuvirtError):
         self.reason = reason
 
 
-class Step(StrEnum):
+class RefusedCall(StrEnum):
     """The call of the kubelet that was refused."""
 
     ALLOCATE = "allocate"
@@ -59,7 +59,7 @@ class Refusal(msgspec.Struct, frozen=True):
         return RefusalKey(self.pod.uid, self.reason.code)
 
 
-class Refusals:
+class ShareRefusals:
     """Counts refusals, and keeps those of pods until they are taken."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Refusals:
         self.pending: Mapping[RefusalKey, Refusal] = {}
         """The refusals of pods since the last `take`: at most one for each pod and code."""
 
-    def add(self, step: Step, reason: Reason, pod: RefusedPod | None = None) -> None:
+    def add(self, step: RefusedCall, reason: Reason, pod: RefusedPod | None = None) -> None:
         """Count a refusal, and keep it for an event if its pod is known."""
         self.counts[step, reason.code] += 1
         if pod is not None:

@@ -34,9 +34,9 @@ from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareR
 from gpuvirt.node.shares.gpuchoice import GpuChoice
 from gpuvirt.node.shares.gpuclaims import GpuClaims
 from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.node.shares.podends import Accounts, PodEnds
-from gpuvirt.node.shares.recordstore import NotWrittenError
-from gpuvirt.node.shares.refusals import RefusedPod, ShareRefusedError, Step
+from gpuvirt.node.shares.podends import Accounts, SharePodEnds
+from gpuvirt.node.shares.recordstore import RecordsNotWrittenError
+from gpuvirt.node.shares.refusals import RefusedCall, RefusedPod, ShareRefusedError
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class ShareAllocator:
         self._shares = dependencies.shares
         self._turn = asyncio.Lock()
         """Decisions and their records are made one after another."""
-        self._ends = PodEnds(dependencies.accounts, dependencies.worker)
+        self._ends = SharePodEnds(dependencies.accounts, dependencies.worker)
         self._choice = GpuChoice(dependencies.shares, dependencies.claims)
 
     @property
@@ -108,7 +108,7 @@ class ShareAllocator:
                 await self._prepare(allocation)
             except ShareRefusedError as error:
                 refused.append(error)
-                self._shares.refusals.add(Step.PRE_START, error.reason, self._pod_of(allocation.pod))
+                self._shares.refusals.add(RefusedCall.PRE_START, error.reason, self._pod_of(allocation.pod))
                 log.warning("share refused: %s", error, extra={"reason": str(error.reason.code)})
         if len(refused) == len(found):
             raise refused[0]
@@ -171,7 +171,7 @@ class ShareAllocator:
             while (reason := self._choice.why_refused(units)) is not None:
                 left_s = until_s - clock.monotonic_s()
                 if left_s <= 0:
-                    self._shares.refusals.add(Step.ALLOCATE, reason)
+                    self._shares.refusals.add(RefusedCall.ALLOCATE, reason)
                     raise ShareRefusedError(reason)
                 with suppress(OSError, GpuvirtError):
                     await self.tidy()
@@ -189,7 +189,7 @@ class ShareAllocator:
 
     def _not_recorded(self, units: int, why: str) -> ShareRefusedError:
         reason = sharing.not_recorded(self._shares.resource, units, why)
-        self._shares.refusals.add(Step.PRE_START, reason)
+        self._shares.refusals.add(RefusedCall.PRE_START, reason)
         return ShareRefusedError(reason)
 
     def _pod_of(self, uid: PodUid) -> RefusedPod | None:
@@ -247,7 +247,7 @@ class ShareAllocator:
     async def _save(self, records: ShareRecords) -> None:
         try:
             await self._shares.store.save(records)
-        except NotWrittenError as error:
+        except RecordsNotWrittenError as error:
             raise ShareRefusedError(error.reason) from error
 
     async def _write(self, nonce: str, allocation: UnitAllocation, pod: PodRecord) -> None:

@@ -14,7 +14,7 @@ Fields = dict[str, Plain]
 """The fields of a file, before they are converted to a type."""
 
 
-class Layout(Protocol):
+class FileLayout(Protocol):
     """The layout of a file with fields and their version."""
 
     def join(self, fields: Fields, version: int) -> bytes:

@@ -28,7 +28,7 @@ FORMER_FILE = "wishes.json"
 """Its name in versions before 0.1."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptDesired(msgspec.Struct, frozen=True):
     """The content of the file."""
 
     node: NodeName | None
@@ -40,7 +40,7 @@ class Kept(msgspec.Struct, frozen=True):
     """What limits the shares of new pods, by the last valid value."""
 
 
-FORMAT = Format(Kept, HeaderLine())
+FORMAT = Format(KeptDesired, HeaderLine())
 encode, decode = FORMAT.encode, FORMAT.decode
 
 
@@ -50,7 +50,7 @@ class DesiredStateStore:
     def __init__(self, path: Path | None, node: NodeName | None, worker: SerialWorker, clock: Clock) -> None:
         """`path` is None if the state is not kept on disk."""
         self._path = path
-        self._none = Kept(node)
+        self._none = KeptDesired(node)
         file = Persisted(path, FORMAT, self._none, lost=self._none) if path is not None else None
         reasons = Reasons(nodeproblems.desired_state_lost, nodeproblems.desired_state_not_written)
         self._state = WriteBehind(file, self._none, reasons, worker, clock)

@@ -8,28 +8,28 @@ from pathlib import Path
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import BootId
 from gpuvirt.loops.serialworker import SerialWorker
-from gpuvirt.model.allocation.recordhistory import History
+from gpuvirt.model.allocation.recordhistory import RecordHistory
 from gpuvirt.model.reasons import nodeproblems
 from gpuvirt.node.store.checksummed import DigestField
 from gpuvirt.node.store.persisted import Persisted, Reasons, WriteBehind
 from gpuvirt.node.store.stateformat import Format
 
 FILE = "kubelet-record.json"
-FORMAT = Format(History, DigestField())
-LOST = History(is_seen=True)
+FORMAT = Format(RecordHistory, DigestField())
+LOST = RecordHistory(is_seen=True)
 
 
-def history_store(ledger: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[History]:
+def history_store(ledger: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[RecordHistory]:
     """Return the history beside a ledger."""
     reasons = Reasons(nodeproblems.record_history_lost, nodeproblems.record_history_not_written)
-    file = Persisted(ledger.with_name(FILE), FORMAT, History(), LOST)
-    return WriteBehind(file, History(), reasons, worker, clock)
+    file = Persisted(ledger.with_name(FILE), FORMAT, RecordHistory(), LOST)
+    return WriteBehind(file, RecordHistory(), reasons, worker, clock)
 
 
-def read_history(ledgers: tuple[Path, ...], boot_id: BootId | None) -> History:
+def read_history(ledgers: tuple[Path, ...], boot_id: BootId | None) -> RecordHistory:
     """Return the history beside the first ledger whose agent has observed this boot, an empty one without any."""
     for ledger in ledgers:
-        found = Persisted(ledger.with_name(FILE), FORMAT, History(), LOST).read().stored.value
-        if found != History() and (None in {found.boot_id, boot_id} or found.boot_id == boot_id):
+        found = Persisted(ledger.with_name(FILE), FORMAT, RecordHistory(), LOST).read().stored.value
+        if found != RecordHistory() and (None in {found.boot_id, boot_id} or found.boot_id == boot_id):
             return found
-    return History()
+    return RecordHistory()

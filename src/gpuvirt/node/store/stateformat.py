@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from gpuvirt.errors import DamagedError
-from gpuvirt.node.store.checksummed import Fields, Layout
+from gpuvirt.node.store.checksummed import Fields, FileLayout
 from gpuvirt.plain import Plain
 
 T = TypeVar("T")
@@ -29,31 +29,31 @@ class NewerVersionError(DamagedError):
         self.version = version
 
 
-class Unknown(msgspec.Struct, frozen=True):
+class UnknownFields(msgspec.Struct, frozen=True):
     """The fields of a state that this version does not know, by their places."""
 
     fields: Mapping[str, Plain] = msgspec.field(default_factory=dict)
-    values: Mapping[str, "Unknown"] = msgspec.field(default_factory=dict)
+    values: Mapping[str, "UnknownFields"] = msgspec.field(default_factory=dict)
     """Unknown fields inside known fields and entries; they are dropped with the entry."""
-    items: Mapping[bytes, "Unknown"] = msgspec.field(default_factory=dict)
+    items: Mapping[bytes, "UnknownFields"] = msgspec.field(default_factory=dict)
     """Unknown fields inside the items of a list, by the item's known fields; they are dropped when the item changes."""
 
 
-NOTHING_UNKNOWN = Unknown()
+NOTHING_UNKNOWN = UnknownFields()
 
 
 class Stored(NamedTuple, Generic[T]):
     """The state in a file."""
 
     value: T
-    unknown: Unknown = NOTHING_UNKNOWN
+    unknown: UnknownFields = NOTHING_UNKNOWN
 
 
 class Format(msgspec.Struct, Generic[T], frozen=True):
     """The format of files with values of one type, which encodes all of its fields."""
 
     shape: type[T]
-    layout: Layout
+    layout: FileLayout
     upgrades: tuple[Upgrade, ...] = ()
     """The upgrades from version 1 to 2, from 2 to 3, and so on."""
 
@@ -62,7 +62,7 @@ class Format(msgspec.Struct, Generic[T], frozen=True):
         """The version of written files."""
         return len(self.upgrades) + 1
 
-    def encode(self, value: T, unknown: Unknown = NOTHING_UNKNOWN) -> bytes:
+    def encode(self, value: T, unknown: UnknownFields = NOTHING_UNKNOWN) -> bytes:
         """Return the content of a file."""
         return self.layout.join(_with_unknown_fields(_known(value), unknown), self.version)
 
@@ -91,21 +91,21 @@ def _known(value: object) -> Fields:
     return fields
 
 
-def _unknown_in(found: Plain, known: Plain) -> Unknown:
+def _unknown_in(found: Plain, known: Plain) -> UnknownFields:
     """Return the found fields that are not known."""
     if isinstance(found, dict) and isinstance(known, dict):
         values = {name: _unknown_in(value, known[name]) for name, value in found.items() if name in known}
-        return Unknown(
+        return UnknownFields(
             {name: value for name, value in found.items() if name not in known},
-            {name: unknown for name, unknown in values.items() if unknown != Unknown()},
+            {name: unknown for name, unknown in values.items() if unknown != UnknownFields()},
         )
     if isinstance(found, list) and isinstance(known, list):
         items = {_key(item): _unknown_in(value, item) for value, item in zip(found, known, strict=False)}
-        return Unknown(items={key: unknown for key, unknown in items.items() if unknown != Unknown()})
-    return Unknown()
+        return UnknownFields(items={key: unknown for key, unknown in items.items() if unknown != UnknownFields()})
+    return UnknownFields()
 
 
-def _with_unknown(known: Plain, unknown: Unknown | None) -> Plain:
+def _with_unknown(known: Plain, unknown: UnknownFields | None) -> Plain:
     if unknown is not None and isinstance(known, dict):
         return _with_unknown_fields(known, unknown)
     if unknown is not None and unknown.items and isinstance(known, list):
@@ -113,7 +113,7 @@ def _with_unknown(known: Plain, unknown: Unknown | None) -> Plain:
     return known
 
 
-def _with_unknown_fields(known: Fields, unknown: Unknown) -> Fields:
+def _with_unknown_fields(known: Fields, unknown: UnknownFields) -> Fields:
     inner = {name: _with_unknown(value, unknown.values.get(name)) for name, value in known.items()}
     return {**unknown.fields, **inner}
 

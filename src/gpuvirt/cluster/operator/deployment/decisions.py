@@ -14,7 +14,7 @@ from gpuvirt.cluster.operator.deployment.rollout import rollout
 from gpuvirt.cluster.operator.operands.assembly import template_of
 from gpuvirt.cluster.operator.operands.site import OperandName, Rendered
 from gpuvirt.cluster.operator.store import Objects
-from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, Target
+from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, WriteTarget
 from gpuvirt.cluster.resources import Resource, pods
 from gpuvirt.model.desired.workload import Workload
 
@@ -30,7 +30,7 @@ class Existing(msgspec.Struct, frozen=True):
 
     stored: Stored = msgspec.field(default_factory=dict)
     pods: Objects[Pod] = msgspec.field(default_factory=dict)
-    marks: Mapping[Target, Mark] = msgspec.field(default_factory=dict)
+    marks: Mapping[WriteTarget, Mark] = msgspec.field(default_factory=dict)
     """The objects that this controller has applied while it leads."""
 
 
@@ -90,8 +90,8 @@ def decide(
     return Deployment((*writes, *gone), (*states, *kept), faults)
 
 
-def _target(manifest: Manifest) -> Target:
-    return Target(resource_of(manifest), manifest.metadata.name)
+def _target(manifest: Manifest) -> WriteTarget:
+    return WriteTarget(resource_of(manifest), manifest.metadata.name)
 
 
 def _stored(manifest: Manifest, existing: Existing) -> StoredObject | None:
@@ -133,7 +133,7 @@ def _daemon_set(
         agents = [pod for pod in existing.pods.values() if pod.app == operand]
         plan = rollout(agents, template_of(daemon_set), desired=desired, most_unavailable=most)
         for pod in plan.delete:
-            target = Target(pods(pod.metadata.namespace), pod.metadata.name)
+            target = WriteTarget(pods(pod.metadata.namespace), pod.metadata.name)
             why = f"it runs an older version of DaemonSet {name} on {pod.spec.node_name}"
             deletions.append(DeleteObject(target, pod.metadata.uid, why))
         waits = (
@@ -190,7 +190,7 @@ def _superfluous(
             elif not found.metadata.deletion_timestamp:
                 gone.append(
                     DeleteObject(
-                        Target(resource, key.name),
+                        WriteTarget(resource, key.name),
                         found.metadata.uid,
                         "the ClusterPolicy and the nodes no longer need it",
                     )

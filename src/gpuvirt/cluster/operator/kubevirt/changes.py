@@ -18,7 +18,7 @@ MANAGE_ANNOTATION = "gpuvirt.io/manage"
 """The annotation by which an admin forbids changes of the object: `false`."""
 
 
-class Part(StrEnum):
+class DeviceList(StrEnum):
     """The lists of permitted devices; KubeVirt and HCO have the same names for the lists that gpuvirt writes."""
 
     PCI = "pciHostDevices"
@@ -29,12 +29,12 @@ class Part(StrEnum):
 class OurEntry(msgspec.Struct, frozen=True):
     """An entry that gpuvirt has added to a list."""
 
-    part: Part
+    part: DeviceList
     selector: str
     resource: str
 
 
-class Switch(msgspec.Struct, frozen=True, omit_defaults=True):
+class OurSwitch(msgspec.Struct, frozen=True, omit_defaults=True):
     """A field that gpuvirt has set."""
 
     pointer: str
@@ -43,24 +43,24 @@ class Switch(msgspec.Struct, frozen=True, omit_defaults=True):
     """The previous value; None if the field was not set."""
 
 
-class Changes(msgspec.Struct, frozen=True, omit_defaults=True):
+class OurChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     """All of gpuvirt's changes to one object."""
 
     entries: tuple[OurEntry, ...] = ()
     gates: tuple[str, ...] = ()
-    switch: Switch | None = None
+    switch: OurSwitch | None = None
     made: tuple[str, ...] = ()
     """Objects and lists that gpuvirt has created, by their JSON pointers."""
 
 
-def changes_of(annotations: Mapping[str, str]) -> Changes:
+def changes_of(annotations: Mapping[str, str]) -> OurChanges:
     """Return the record from an object's annotations; empty if it is missing or cannot be read."""
     try:
-        return from_json(annotations.get(ANNOTATION, "{}").encode(), Changes)
+        return from_json(annotations.get(ANNOTATION, "{}").encode(), OurChanges)
     except DamagedError:
-        return Changes()
+        return OurChanges()
 
 
-def text_of(changes: Changes) -> str | None:
+def text_of(changes: OurChanges) -> str | None:
     """Return the annotation's value; None if there are no changes to record."""
-    return msgspec.json.encode(changes).decode() if changes != Changes() else None
+    return msgspec.json.encode(changes).decode() if changes != OurChanges() else None

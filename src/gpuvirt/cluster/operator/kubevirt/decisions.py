@@ -20,14 +20,14 @@ from gpuvirt.cluster.kinds.workloads import ConfigMap, resource_of
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirt import history
-from gpuvirt.cluster.operator.kubevirt.history import History
+from gpuvirt.cluster.operator.kubevirt.history import PatchHistory
 from gpuvirt.cluster.operator.kubevirt.names import Requesting, names_of, on_nodes
 from gpuvirt.cluster.operator.kubevirt.offered import Offered, may_have_mdevs, offered_of, united
 from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture
-from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
+from gpuvirt.cluster.operator.kubevirt.planning import KubeVirtPlan, Manner, plan
 from gpuvirt.cluster.operator.kubevirt.subject import MANAGED_BY
 from gpuvirt.cluster.operator.store import Objects
-from gpuvirt.cluster.operator.writes import ApplyObject, Target
+from gpuvirt.cluster.operator.writes import ApplyObject, WriteTarget
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.reasons import Reason, ReasonCode, kubevirtproblems
 
@@ -37,7 +37,7 @@ STOPS = frozenset({ReasonCode.CONFIG_REVERTED, ReasonCode.MDEV_DELETION_RISK})
 DANGERS = frozenset({ReasonCode.FOREIGN_PROVIDER, ReasonCode.MDEV_DELETION_RISK, ReasonCode.MDEVS_OF_KUBEVIRT})
 """What KubeVirt may do to vGPUs of others, whether or not gpuvirt serves its VMs."""
 
-Histories = Mapping[str, History]
+Histories = Mapping[str, PatchHistory]
 
 
 class KubeVirtObserved(msgspec.Struct, frozen=True):
@@ -58,8 +58,8 @@ class KubeVirtObserved(msgspec.Struct, frozen=True):
 class PatchKubeVirt(msgspec.Struct, frozen=True):
     """Patch a KubeVirt or HyperConverged so that it permits the devices that nodes offer."""
 
-    target: Target
-    plan: Plan
+    target: WriteTarget
+    plan: KubeVirtPlan
 
     @property
     def text(self) -> str:
@@ -184,15 +184,15 @@ def _picture(observed: KubeVirtObserved, kubevirt: KubeVirt, nodes: NodesObserve
     )
 
 
-def _history(observed: KubeVirtObserved, kubevirt: KubeVirt) -> History:
+def _history(observed: KubeVirtObserved, kubevirt: KubeVirt) -> PatchHistory:
     """Return the history of the object that is patched for a KubeVirt: its own, or that of its HyperConverged."""
     hcos = (observed.hyper_convergeds.value if observed.hyper_convergeds is not None else None) or ()
     uids = (kubevirt.metadata.uid, *(hco.metadata.uid for hco in hcos))
-    return next((observed.histories[uid] for uid in reversed(uids) if uid in observed.histories), History())
+    return next((observed.histories[uid] for uid in reversed(uids) if uid in observed.histories), PatchHistory())
 
 
 def _writes(
-    plans: Sequence[Plan], histories: Histories, observed: KubeVirtObserved, namespace: str
+    plans: Sequence[KubeVirtPlan], histories: Histories, observed: KubeVirtObserved, namespace: str
 ) -> Sequence[ApplyObject | PatchKubeVirt]:
     """Return the write of the ConfigMap if it is outdated, and the patches only once it is up to date."""
     data = {uid: history.encode(known) for uid, known in histories.items()}
@@ -200,9 +200,9 @@ def _writes(
         labels = {MANAGED_BY: "gpuvirt"}
         metadata = ObjectMeta(name=HISTORY, namespace=namespace, labels=labels)
         content = ConfigMap(api_version=workloads.CORE, metadata=metadata, data=data)
-        return [ApplyObject(Target(resource_of(content), HISTORY), content)]
+        return [ApplyObject(WriteTarget(resource_of(content), HISTORY), content)]
     return [
-        PatchKubeVirt(Target(planned.resource, planned.name), planned)
+        PatchKubeVirt(WriteTarget(planned.resource, planned.name), planned)
         for planned in plans
         if planned.resource is not None and planned.writes
     ]

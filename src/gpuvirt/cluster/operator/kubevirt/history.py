@@ -27,7 +27,7 @@ class Achieved(msgspec.Struct, frozen=True):
     """The desired items at that time."""
 
 
-class History(msgspec.Struct, frozen=True, omit_defaults=True):
+class PatchHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     """The controller's patches of one object, and their reverts."""
 
     uid: str = ""
@@ -43,23 +43,23 @@ class History(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def step(
-    history: History, metadata: Metadata, desired: Collection[str], lacking: Collection[str], at: datetime
-) -> History:
+    history: PatchHistory, metadata: Metadata, desired: Collection[str], lacking: Collection[str], at: datetime
+) -> PatchHistory:
     """Return the history after observing an object; `lacking` are the desired items that it lacks."""
     if history.uid != metadata.uid:
-        history = History(metadata.uid)
+        history = PatchHistory(metadata.uid)
     known = history.achieved
     reverts = tuple(reverted_at for reverted_at in history.reverts if at - reverted_at < WINDOW)
     if not lacking:
         kept = () if history.stopped else reverts
-        return History(metadata.uid, _achieved(metadata, desired), kept)
+        return PatchHistory(metadata.uid, _achieved(metadata, desired), kept)
     undone = known is not None and metadata.generation > known.generation and not set(lacking).isdisjoint(known.items)
     reverts = (*reverts, at) if undone else reverts
     stopped = history.stopped or len(reverts) >= MOST_REVERTS
-    return History(metadata.uid, None if undone else known, reverts, stopped)
+    return PatchHistory(metadata.uid, None if undone else known, reverts, stopped)
 
 
-def landed(history: History, metadata: Metadata, desired: Collection[str]) -> History:
+def landed(history: PatchHistory, metadata: Metadata, desired: Collection[str]) -> PatchHistory:
     """Return the history after a patch; `metadata` is that of the patched object."""
     return msgspec.structs.replace(history, uid=metadata.uid, achieved=_achieved(metadata, desired))
 
@@ -68,14 +68,14 @@ def _achieved(metadata: Metadata, desired: Collection[str]) -> Achieved:
     return Achieved(metadata.generation, tuple(sorted(desired)))
 
 
-def encode(history: History) -> str:
+def encode(history: PatchHistory) -> str:
     """Return a history as JSON."""
     return msgspec.json.encode(history).decode()
 
 
-def decode(text: str) -> History:
+def decode(text: str) -> PatchHistory:
     """Return the history from JSON; an empty one if it cannot be read."""
     try:
-        return from_json(text.encode(), History)
+        return from_json(text.encode(), PatchHistory)
     except DamagedError:
-        return History()
+        return PatchHistory()

@@ -14,23 +14,23 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpuvirt.cluster.operator.kubevirt.changes import Changes, OurEntry, Part
+from gpuvirt.cluster.operator.kubevirt.changes import DeviceList, OurChanges, OurEntry
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
-from gpuvirt.cluster.operator.kubevirt.subject import Entry, Subject
+from gpuvirt.cluster.operator.kubevirt.subject import PermittedEntry, Subject
 from gpuvirt.model.devices.selectors import normal, spellings
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 
-class Listing(msgspec.Struct, frozen=True):
+class ListChanges(msgspec.Struct, frozen=True):
     """The desired lists, and the changes that lead to them."""
 
     desired: tuple[OurEntry, ...] = ()
     """The desired entries for the resources that nodes offer, also those that other writers have added."""
     add: tuple[OurEntry, ...] = ()
-    mend: tuple[Entry, ...] = ()
+    mend: tuple[PermittedEntry, ...] = ()
     """gpuvirt's entries that have lost `externalResourceProvider: true`."""
-    out: tuple[Entry, ...] = ()
+    out: tuple[PermittedEntry, ...] = ()
     """Entries to remove."""
     reasons: tuple[Reason, ...] = ()
 
@@ -39,7 +39,7 @@ class ListingInputs(msgspec.Struct, frozen=True):
     """The inputs from which the lists follow."""
 
     subject: Subject
-    ours: Changes
+    ours: OurChanges
     offered: Offered
     """The resources to list: those of nodes, without those that KubeVirt itself offers by another writer's entry."""
     names: Names
@@ -51,7 +51,7 @@ class ListingInputs(msgspec.Struct, frozen=True):
     """The resources of nodes whose entry KubeVirt would refuse VMs by, with the reason. They get no entry."""
 
 
-def listing_of(inputs: ListingInputs) -> Listing:
+def listing_of(inputs: ListingInputs) -> ListChanges:
     """Return the desired lists."""
     entries = inputs.subject.entries
     if entries is None:
@@ -59,37 +59,37 @@ def listing_of(inputs: ListingInputs) -> Listing:
     return _kept(inputs, entries, tuple(_unused(inputs, entries)))
 
 
-def is_ours(ours: Changes, entry: Entry) -> bool:
+def is_ours(ours: OurChanges, entry: PermittedEntry) -> bool:
     """Return whether gpuvirt has added an entry."""
     return entry.as_ours() in ours.entries
 
 
-def _created(inputs: ListingInputs) -> Listing:
+def _created(inputs: ListingInputs) -> ListChanges:
     desired = tuple(_desired(inputs.offered))
     gated = tuple(inputs.gated.values())
     if not desired:
-        return Listing(reasons=gated)
+        return ListChanges(reasons=gated)
     usable = inputs.names.usable({*inputs.offered, *inputs.gated})
     unlisted = usable - inputs.offered.keys() - inputs.gated.keys()
     if inputs.names.unknown:
-        return Listing(reasons=(kubevirtproblems.requests_unknown(inputs.subject.where, inputs.names.unknown),))
+        return ListChanges(reasons=(kubevirtproblems.requests_unknown(inputs.subject.where, inputs.names.unknown),))
     if unlisted:
-        return Listing(reasons=(kubevirtproblems.list_incomplete(inputs.subject.where, unlisted),))
+        return ListChanges(reasons=(kubevirtproblems.list_incomplete(inputs.subject.where, unlisted),))
     fitting, reasons = _fitting(inputs.subject, (), desired)
     listed = {entry.resource for entry in fitting}
     if usable - listed:
-        return Listing(reasons=(*reasons, *gated))
-    return Listing(desired=fitting, add=fitting, reasons=(*reasons, *gated, *_refused(inputs, listed)))
+        return ListChanges(reasons=(*reasons, *gated))
+    return ListChanges(desired=fitting, add=fitting, reasons=(*reasons, *gated, *_refused(inputs, listed)))
 
 
-def _kept(inputs: ListingInputs, entries: Sequence[Entry], out: tuple[Entry, ...]) -> Listing:
+def _kept(inputs: ListingInputs, entries: Sequence[PermittedEntry], out: tuple[PermittedEntry, ...]) -> ListChanges:
     present = {_identity(entry) for entry in entries if not entry.disabled}
     desired = tuple(_desired(inputs.offered))
     missing = tuple(entry for entry in desired if _identity(entry) not in present)
     add, taken = _fitting(inputs.subject, [entry for entry in entries if entry not in out], missing)
     listed = {entry.resource for entry in entries if not entry.disabled}
     is_ours_alone = inputs.subject.permitted in inputs.ours.made
-    return Listing(
+    return ListChanges(
         desired=(*(entry for entry in desired if entry not in missing), *add),
         add=add,
         mend=tuple(entry for entry in entries if not entry.external and is_ours(inputs.ours, entry)),
@@ -107,17 +107,17 @@ def _refused(inputs: ListingInputs, listed: Collection[str]) -> Iterator[Reason]
 
 def _desired(offered: Offered) -> Iterator[OurEntry]:
     for name, selectors in offered.items():
-        yield from (OurEntry(Part.PCI, selector, name) for selector in selectors.pci)
-        yield from (OurEntry(Part.MDEV, selector, name) for selector in selectors.mdev)
+        yield from (OurEntry(DeviceList.PCI, selector, name) for selector in selectors.pci)
+        yield from (OurEntry(DeviceList.MDEV, selector, name) for selector in selectors.mdev)
 
 
-def _identity(entry: Entry | OurEntry) -> tuple[Part, str, str]:
+def _identity(entry: PermittedEntry | OurEntry) -> tuple[DeviceList, str, str]:
     """Return what two spellings of one entry have in common."""
     return entry.part, normal(entry.selector), entry.resource
 
 
 def _fitting(
-    subject: Subject, entries: Sequence[Entry], missing: Sequence[OurEntry]
+    subject: Subject, entries: Sequence[PermittedEntry], missing: Sequence[OurEntry]
 ) -> tuple[tuple[OurEntry, ...], tuple[Reason, ...]]:
     """Return the entries that can be added, and why the others cannot.
 
@@ -141,7 +141,7 @@ def _fitting(
     return tuple(fitting), tuple(reasons)
 
 
-def _unused(inputs: ListingInputs, entries: Sequence[Entry]) -> Iterator[Entry]:
+def _unused(inputs: ListingInputs, entries: Sequence[PermittedEntry]) -> Iterator[PermittedEntry]:
     if not inputs.prune or inputs.names.unknown:
         return
     busy = inputs.names.used | inputs.offered.keys() | inputs.gated.keys() | inputs.withheld

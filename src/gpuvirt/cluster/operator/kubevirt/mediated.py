@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.cluster.jsonpatch import at
-from gpuvirt.cluster.operator.kubevirt.changes import Switch
+from gpuvirt.cluster.operator.kubevirt.changes import OurSwitch
 from gpuvirt.cluster.operator.kubevirt.subject import GATES, MEDIATED, Subject
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate
 from gpuvirt.model.doctor.checks.kubevirt import MDEV_GATE
@@ -23,7 +23,7 @@ class Handling(msgspec.Struct, frozen=True):
 
     off: bool
     """Whether KubeVirt leaves mediated devices alone."""
-    switch: Switch | None = None
+    switch: OurSwitch | None = None
     """The field to set, so that KubeVirt leaves them alone."""
     gate: str | None = None
     """The feature gate to enable for that, if KubeVirt has no such field."""
@@ -47,14 +47,14 @@ def handling_of(subject: Subject, version: Version | None) -> Handling:
         return Handling(off=False, reasons=(kubevirtproblems.too_old(subject.where),))
     if mediated.enabled is None and subject.is_hco:
         pointer = f"{subject.root}{at(GATES, 'disableMDevConfiguration')}"
-        return Handling(off=False, switch=Switch(pointer, value=True, was=subject.hco_leaves_mdevs))
+        return Handling(off=False, switch=OurSwitch(pointer, value=True, was=subject.hco_leaves_mdevs))
     # If the field is set, this KubeVirt knows it. The field takes precedence over the gate.
     return _by_field(subject) if mediated.enabled is not None or has_mdev_field(version) else _by_gate(subject)
 
 
 def _by_field(subject: Subject) -> Handling:
     pointer = f"{subject.root}{at(MEDIATED, 'enabled')}"
-    return Handling(off=False, switch=Switch(pointer, value=False, was=subject.mediated.enabled))
+    return Handling(off=False, switch=OurSwitch(pointer, value=False, was=subject.mediated.enabled))
 
 
 def _by_gate(subject: Subject) -> Handling:
@@ -75,7 +75,7 @@ def second_owner(subject: Subject, nodes: Mapping[str, Mapping[str, str]]) -> Re
     return kubevirtproblems.mdevs_of_kubevirt(subject.where, every, sorted(types))
 
 
-def holds(subject: Subject, switch: Switch) -> bool:
+def holds(subject: Subject, switch: OurSwitch) -> bool:
     """Return whether a field still has the value that gpuvirt has set."""
     if switch.pointer == f"{subject.root}{at(MEDIATED, 'enabled')}":
         return subject.mediated.enabled is switch.value

@@ -11,8 +11,8 @@ import msgspec
 
 from gpuvirt.cluster.kinds.gpunode import ReadGpuNode, Spec, Withheld
 from gpuvirt.cluster.kinds.gpunodereport import ReadStatus
-from gpuvirt.cluster.operator.kubevirt.changes import Part
-from gpuvirt.cluster.operator.kubevirt.subject import Entry
+from gpuvirt.cluster.operator.kubevirt.changes import DeviceList
+from gpuvirt.cluster.operator.kubevirt.subject import PermittedEntry
 from gpuvirt.model.desired.gpumodes import FOR_VGPUS
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal
 from gpuvirt.model.reasons import Reason, kubevirtproblems
@@ -72,7 +72,7 @@ class ByKubeVirt(msgspec.Struct, frozen=True):
 
 
 def offered_by_kubevirt(
-    entries: Iterable[Entry], offered: Offered, where: Callable[[Entry], str]
+    entries: Iterable[PermittedEntry], offered: Offered, where: Callable[[PermittedEntry], str]
 ) -> Mapping[str, ByKubeVirt]:
     """Return the resources of gpuvirt's that KubeVirt offers, by name; `where` returns the place of an entry."""
     own = [entry for entry in entries if not entry.external and not entry.disabled]
@@ -86,7 +86,7 @@ def offered_by_kubevirt(
     return found
 
 
-def selects(entry: Entry, selectors: Selectors) -> bool:
+def selects(entry: PermittedEntry, selectors: Selectors) -> bool:
     """Return whether an entry's selector matches devices of a resource."""
-    of_part = {Part.PCI: selectors.pci, Part.MDEV: selectors.mdev, Part.USB: ()}[entry.part]
+    of_part = {DeviceList.PCI: selectors.pci, DeviceList.MDEV: selectors.mdev, DeviceList.USB: ()}[entry.part]
     return normal(entry.selector) in {normal(selector) for selector in of_part}

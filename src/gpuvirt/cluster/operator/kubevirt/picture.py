@@ -9,7 +9,7 @@ from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, Offered, offered_by_kubevirt
 from gpuvirt.cluster.operator.kubevirt.subject import (
-    Entry,
+    PermittedEntry,
     Subject,
     entries_of,
     is_owned_by_hco,
@@ -55,7 +55,7 @@ class KubeVirtPicture(msgspec.Struct, frozen=True):
         return frozenset((developer or DeveloperConfiguration()).feature_gates or ())
 
     @property
-    def effective(self) -> tuple[Entry, ...]:
+    def effective(self) -> tuple[PermittedEntry, ...]:
         """The entries that KubeVirt permits now, by any writer."""
         return entries_of((self.kubevirt.spec.configuration or Configuration()).permitted_host_devices)
 
@@ -86,7 +86,7 @@ def withheld(picture: KubeVirtPicture, subject: Subject | None) -> Mapping[str, 
     written = subject.entries or () if subject is not None and subject.is_hco else ()
     effective, where = picture.effective, picture.where
 
-    def place(entry: Entry) -> str:
+    def place(entry: PermittedEntry) -> str:
         lists = "$.spec.configuration.permittedHostDevices"
         hco = subject is not None and entry not in effective
         return f"{subject.where if hco and subject is not None else where} {lists}.{entry.part}[{entry.index}]"

@@ -16,19 +16,19 @@ from gpuvirt.cluster.operator.kubevirt import history as histories
 from gpuvirt.cluster.operator.kubevirt.changes import (
     ANNOTATION,
     MANAGE_ANNOTATION,
-    Changes,
+    DeviceList,
+    OurChanges,
     OurEntry,
-    Part,
-    Switch,
+    OurSwitch,
     changes_of,
     text_of,
 )
-from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, History
-from gpuvirt.cluster.operator.kubevirt.listing import Listing, ListingInputs, is_ours, listing_of
+from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, PatchHistory
+from gpuvirt.cluster.operator.kubevirt.listing import ListChanges, ListingInputs, is_ours, listing_of
 from gpuvirt.cluster.operator.kubevirt.mediated import Handling, handling_of, holds, second_owner
 from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, Offered, selects
 from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture, subject_of, withheld
-from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, Entry, Subject
+from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, PermittedEntry, Subject
 from gpuvirt.cluster.operator.kubevirt.versions import gates_needed
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.model.devices.selectors import normal
@@ -43,7 +43,7 @@ MDEVS_LEFT_ALONE = "mediated devices are left alone"
 class DesiredConfiguration(msgspec.Struct, frozen=True):
     """The desired configuration of a subject."""
 
-    listing: Listing
+    listing: ListChanges
     gates: tuple[str, ...] = ()
     """Feature gates that have to be enabled."""
     handling: Handling | None = None
@@ -64,12 +64,12 @@ class DesiredConfiguration(msgspec.Struct, frozen=True):
         return (*(_item(entry) for entry in (*self.listing.add, *mended)), *gates, *mdevs)
 
 
-def drafted(subject: Subject, ours: Changes, desired: DesiredConfiguration) -> tuple[Operation, ...]:
+def drafted(subject: Subject, ours: OurChanges, desired: DesiredConfiguration) -> tuple[Operation, ...]:
     """Return the operations of the patch; none if nothing is missing."""
     draft, listing, handling = Draft(subject.containers), desired.listing, desired.handling
     for entry in listing.mend:
         draft.set(f"{pointer_to(subject, entry)}/externalResourceProvider", value=True)
-    for part in (Part.PCI, Part.MDEV):
+    for part in (DeviceList.PCI, DeviceList.MDEV):
         indices = (entry.index for entry in listing.out if entry.part is part)
         draft.remove_entries(f"{subject.permitted}/{part}", indices)
     for added in listing.add:
@@ -80,7 +80,7 @@ def drafted(subject: Subject, ours: Changes, desired: DesiredConfiguration) -> t
     if handling is not None and handling.switch is not None:
         draft.ensure(handling.switch.pointer.rpartition("/")[0], {})
         draft.set(handling.switch.pointer, handling.switch.value)
-    after = Changes(
+    after = OurChanges(
         entries=tuple(_entries(subject, ours, listing)),
         gates=tuple(dict.fromkeys((*(gate for gate in ours.gates if gate in subject.gates), *gates))),
         switch=(handling.switch if handling is not None else None) or _kept_switch(subject, ours),
@@ -90,14 +90,14 @@ def drafted(subject: Subject, ours: Changes, desired: DesiredConfiguration) -> t
     return draft.operations
 
 
-def pointer_to(subject: Subject, entry: Entry) -> str:
+def pointer_to(subject: Subject, entry: PermittedEntry) -> str:
     """Return the JSON pointer to an entry."""
     return f"{subject.permitted}/{entry.part}/{entry.index}"
 
 
 def removable(subject: Subject) -> tuple[str, ...]:
     """Return the objects and lists that gpuvirt may remove if it created them, innermost first."""
-    lists = (f"{subject.permitted}/{part}" for part in (Part.PCI, Part.MDEV))
+    lists = (f"{subject.permitted}/{part}" for part in (DeviceList.PCI, DeviceList.MDEV))
     return (*lists, subject.permitted, subject.gates_pointer, f"{subject.root}{at(MEDIATED)}")
 
 
@@ -106,7 +106,7 @@ def _item(entry: OurEntry) -> str:
 
 
 def _entry_value(subject: Subject, entry: OurEntry) -> dict[str, Plain]:
-    key = subject.pci_key if entry.part is Part.PCI else "mdevNameSelector"
+    key = subject.pci_key if entry.part is DeviceList.PCI else "mdevNameSelector"
     return {key: entry.selector, "resourceName": entry.resource, "externalResourceProvider": True}
 
 
@@ -115,7 +115,7 @@ def _mdev_gate(desired: DesiredConfiguration) -> tuple[str, ...]:
     return (handling.gate,) if handling is not None and handling.gate is not None else ()
 
 
-def _entries(subject: Subject, ours: Changes, listing: Listing) -> Iterator[OurEntry]:
+def _entries(subject: Subject, ours: OurChanges, listing: ListChanges) -> Iterator[OurEntry]:
     """Yield gpuvirt's entries after the patch, without those that another writer has removed."""
     removed = {(entry.part, entry.index) for entry in listing.out}
     present = {entry.as_ours() for entry in subject.entries or () if (entry.part, entry.index) not in removed}
@@ -123,11 +123,11 @@ def _entries(subject: Subject, ours: Changes, listing: Listing) -> Iterator[OurE
     yield from (entry for entry in listing.add if entry not in ours.entries or entry not in present)
 
 
-def _kept_switch(subject: Subject, ours: Changes) -> Switch | None:
+def _kept_switch(subject: Subject, ours: OurChanges) -> OurSwitch | None:
     return ours.switch if ours.switch is not None and holds(subject, ours.switch) else None
 
 
-def _created_containers(subject: Subject, ours: Changes, draft: Draft) -> Iterator[str]:
+def _created_containers(subject: Subject, ours: OurChanges, draft: Draft) -> Iterator[str]:
     for pointer in removable(subject):
         if pointer in draft.made or (pointer in ours.made and pointer in subject.containers):
             yield pointer
@@ -142,10 +142,10 @@ class Manner(msgspec.Struct, frozen=True):
     """Whether to remove gpuvirt's entries that no node offers and no object names. A node may be away for a while."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class KubeVirtPlan(msgspec.Struct, frozen=True):
     """The plan for one KubeVirt."""
 
-    history: History
+    history: PatchHistory
     """The new history, which is stored before the patch is sent."""
     resource: Resource | None = None
     """The collection of the object to patch; None if that object is unknown."""
@@ -171,17 +171,17 @@ class Plan(msgspec.Struct, frozen=True):
         """The changes of the patch, one line each, without its tests."""
         return tuple(operation.text for operation in self.patch if operation.op is not Op.TEST)
 
-    def landed(self, metadata: Metadata) -> History:
+    def landed(self, metadata: Metadata) -> PatchHistory:
         """Return the history after the patch; `metadata` is that of the patched object."""
         return histories.landed(self.history, metadata, self.desired)
 
 
-def plan(picture: KubeVirtPicture, manner: Manner, history: History, at: datetime) -> Plan:
+def plan(picture: KubeVirtPicture, manner: Manner, history: PatchHistory, at: datetime) -> KubeVirtPlan:
     """Return the plan for a KubeVirt; `history` is that of the previous plan."""
     subject = subject_of(picture)
     if isinstance(subject, Reason):
         by_kubevirt = withheld(picture, None)
-        return Plan(history, reasons=(subject, *_reasons(by_kubevirt)), withheld=_withheld(by_kubevirt))
+        return KubeVirtPlan(history, reasons=(subject, *_reasons(by_kubevirt)), withheld=_withheld(by_kubevirt))
     ours, by_kubevirt = changes_of(subject.metadata.annotations), withheld(picture, subject)
     desired, reasons = _desired_configuration(picture, manner, subject, ours, by_kubevirt)
     patch = conditional(subject.metadata.resource_version, drafted(subject, ours, desired))
@@ -194,7 +194,7 @@ def plan(picture: KubeVirtPicture, manner: Manner, history: History, at: datetim
     if patch and history.stopped:
         reasons = (*reasons, kubevirtproblems.config_reverted(subject.where, MOST_REVERTS))
     risk = _risk(picture, subject, desired, written=not dry_run)
-    return Plan(
+    return KubeVirtPlan(
         history,
         subject.resource,
         subject.metadata.name,
@@ -219,7 +219,7 @@ def _desired_configuration(
     picture: KubeVirtPicture,
     manner: Manner,
     subject: Subject,
-    ours: Changes,
+    ours: OurChanges,
     by_kubevirt: Mapping[str, ByKubeVirt],
 ) -> tuple[DesiredConfiguration, tuple[Reason, ...]]:
     """Return the desired configuration of a subject, and why parts of it cannot be reached."""
@@ -267,7 +267,7 @@ def _risk(picture: KubeVirtPicture, subject: Subject, desired: DesiredConfigurat
         return None
     entries = (*picture.effective, *(subject.entries or ()))
     listed = (entry for entry in entries if entry.external and not entry.disabled)
-    spared = {normal(entry.selector) for entry in listed if entry.part is Part.MDEV}
-    spared |= {normal(entry.selector) for entry in desired.listing.add if written and entry.part is Part.MDEV}
+    spared = {normal(entry.selector) for entry in listed if entry.part is DeviceList.MDEV}
+    spared |= {normal(entry.selector) for entry in desired.listing.add if written and entry.part is DeviceList.MDEV}
     types = {name for selectors in picture.offered.values() for name in selectors.mdev if normal(name) not in spared}
     return kubevirtproblems.mdev_deletion_risk(subject.where, types) if types else None

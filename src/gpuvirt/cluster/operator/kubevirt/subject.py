@@ -18,7 +18,7 @@ from gpuvirt.cluster.kinds.kubevirt import (
     HyperConverged,
     KubeVirt,
 )
-from gpuvirt.cluster.operator.kubevirt.changes import OurEntry, Part
+from gpuvirt.cluster.operator.kubevirt.changes import DeviceList, OurEntry
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.doctor.kubevirt import (
     Configuration,
@@ -37,10 +37,10 @@ PERMITTED, MEDIATED, DEVELOPER, GATES = (
 )
 
 
-class Entry(msgspec.Struct, frozen=True):
+class PermittedEntry(msgspec.Struct, frozen=True):
     """One entry of a list of permitted devices."""
 
-    part: Part
+    part: DeviceList
     index: int
     selector: str
     resource: str
@@ -66,7 +66,7 @@ class Subject(msgspec.Struct, frozen=True):
     """The name of the field with the selector of a PCI device."""
     containers: frozenset[str]
     """The JSON pointers of the existing containers (objects and lists) that a patch may need."""
-    entries: tuple[Entry, ...] | None
+    entries: tuple[PermittedEntry, ...] | None
     """The entries of all lists; None if there is no list, so that KubeVirt permits every device."""
     mediated: MediatedDevices
     gates: tuple[str, ...]
@@ -162,43 +162,43 @@ def of_hyper_converged(hyper_converged: HyperConverged) -> Subject:
     )
 
 
-def entries_of(permitted: PermittedHostDevices | None) -> tuple[Entry, ...]:
+def entries_of(permitted: PermittedHostDevices | None) -> tuple[PermittedEntry, ...]:
     """Return the entries of a KubeVirt's lists."""
     lists = permitted or PermittedHostDevices()
     return tuple(
-        Entry(
+        PermittedEntry(
             part,
             index,
-            (device.mdev_name_selector if part is Part.MDEV else device.pci_vendor_selector) or "",
+            (device.mdev_name_selector if part is DeviceList.MDEV else device.pci_vendor_selector) or "",
             device.resource_name,
             device.external_resource_provider,
         )
         for part, entries in (
-            (Part.PCI, lists.pci_host_devices),
-            (Part.MDEV, lists.mediated_devices),
-            (Part.USB, lists.usb),
+            (DeviceList.PCI, lists.pci_host_devices),
+            (DeviceList.MDEV, lists.mediated_devices),
+            (DeviceList.USB, lists.usb),
         )
         for index, device in enumerate(entries or ())
     )
 
 
-def _hco_entries(permitted: HcoPermittedHostDevices) -> Iterator[Entry]:
-    lists: tuple[tuple[Part, tuple[HcoPermitted, ...] | None], ...] = (
-        (Part.PCI, permitted.pci_host_devices),
-        (Part.MDEV, permitted.mediated_devices),
-        (Part.USB, permitted.usb_host_devices),
+def _hco_entries(permitted: HcoPermittedHostDevices) -> Iterator[PermittedEntry]:
+    lists: tuple[tuple[DeviceList, tuple[HcoPermitted, ...] | None], ...] = (
+        (DeviceList.PCI, permitted.pci_host_devices),
+        (DeviceList.MDEV, permitted.mediated_devices),
+        (DeviceList.USB, permitted.usb_host_devices),
     )
     for part, entries in lists:
         for index, device in enumerate(entries or ()):
-            selector = device.mdev_name_selector if part is Part.MDEV else device.pci_device_selector
+            selector = device.mdev_name_selector if part is DeviceList.MDEV else device.pci_device_selector
             external, disabled = device.external_resource_provider, device.disabled
-            yield Entry(part, index, selector or "", device.resource_name, external, disabled)
+            yield PermittedEntry(part, index, selector or "", device.resource_name, external, disabled)
 
 
 def _lists(permitted: str, pci: object, mediated: object) -> Mapping[str, bool]:
     return {
-        f"{permitted}{at(Part.PCI)}": pci is not None,
-        f"{permitted}{at(Part.MDEV)}": mediated is not None,
+        f"{permitted}{at(DeviceList.PCI)}": pci is not None,
+        f"{permitted}{at(DeviceList.MDEV)}": mediated is not None,
     }
 
 

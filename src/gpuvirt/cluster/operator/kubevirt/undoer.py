@@ -23,9 +23,9 @@ from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEV
 from gpuvirt.cluster.operator.kubevirt.changes import (
     ANNOTATION,
     MANAGE_ANNOTATION,
-    Changes,
+    DeviceList,
+    OurChanges,
     OurEntry,
-    Part,
     changes_of,
     text_of,
 )
@@ -34,7 +34,7 @@ from gpuvirt.cluster.operator.kubevirt.mediated import handling_of, holds
 from gpuvirt.cluster.operator.kubevirt.names import names_of
 from gpuvirt.cluster.operator.kubevirt.offered import needs_mdevs, offered_of, selects
 from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture, subject_of
-from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, Entry, Subject
+from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, PermittedEntry, Subject
 from gpuvirt.cluster.operator.kubevirt.versions import GPU, HOST_DEVICES
 from gpuvirt.cluster.resources import KubernetesObject, Resource
 from gpuvirt.model.desired.observed import Observed
@@ -62,27 +62,27 @@ class Undoing(msgspec.Struct, frozen=True):
 class _UndoInputs(msgspec.Struct, frozen=True):
     picture: KubeVirtPicture
     subject: Subject
-    ours: Changes
+    ours: OurChanges
 
     def is_named(self, resource: str) -> bool:
         """Return whether a VM requests a resource, or may do so because the requests are not observed."""
         return bool(self.picture.names.unknown) or resource in self.picture.names.used
 
-    def is_needed(self, entry: Entry) -> bool:
+    def is_needed(self, entry: PermittedEntry) -> bool:
         """Return whether a VM requests the resource of an entry, or mediated devices that the entry spares."""
         spares = (
             name
             for name, selectors in self.picture.offered.items()
-            if entry.part is Part.MDEV and selects(entry, selectors)
+            if entry.part is DeviceList.MDEV and selects(entry, selectors)
         )
         return self.is_named(entry.resource) or any(self.is_named(name) for name in spares)
 
     @property
     def mdevs_named(self) -> bool:
         """Whether a VM requests mediated devices that gpuvirt knows of."""
-        listed = {entry.resource for entry in self.subject.entries or () if entry.part is Part.MDEV}
+        listed = {entry.resource for entry in self.subject.entries or () if entry.part is DeviceList.MDEV}
         offered = {name for name, selectors in self.picture.offered.items() if selectors.mdev}
-        known = listed | offered | {entry.resource for entry in self.ours.entries if entry.part is Part.MDEV}
+        known = listed | offered | {entry.resource for entry in self.ours.entries if entry.part is DeviceList.MDEV}
         switches = self.ours.switch is not None or MDEV_GATE in self.ours.gates
         return any(self.is_named(resource) for resource in known) or (switches and bool(self.picture.names.unknown))
 
@@ -103,14 +103,14 @@ def undo(picture: KubeVirtPicture) -> Undoing:
     entries = _remove_entries(inputs, draft)
     gates = _remove_gates(inputs, draft)
     switch_stays = _reset_switch(inputs, draft)
-    left = Changes(
+    left = OurChanges(
         entries=entries,
         gates=gates,
         switch=inputs.ours.switch if switch_stays else None,
         made=tuple(pointer for pointer in inputs.ours.made if pointer in subject.containers and draft.has(pointer)),
     )
     if not (left.entries or left.gates or left.switch):
-        left = Changes()
+        left = OurChanges()
     annotate(draft, subject.metadata.annotations, ANNOTATION, text_of(left))
     patch = conditional(subject.metadata.resource_version, draft.operations)
     return Undoing(subject.resource, subject.metadata.name, patch, tuple(_stays(subject, left)))
@@ -123,12 +123,12 @@ def _remove_entries(inputs: _UndoInputs, draft: Draft) -> tuple[OurEntry, ...]:
         return ()
     own = [entry for entry in subject.entries if is_ours(ours, entry)]
     # Without lists KubeVirt permits every device, so that VMs need no entry. But an entry may spare mediated devices.
-    spared = handling_of(subject, inputs.picture.version).off or not any(entry.part is Part.MDEV for entry in own)
+    spared = handling_of(subject, inputs.picture.version).off or not any(entry.part is DeviceList.MDEV for entry in own)
     if inputs.all_ours and (spared or not inputs.mdevs_named):
         draft.remove(subject.permitted)
         return ()
     removed = [entry for entry in own if not inputs.is_needed(entry)]
-    for part in (Part.PCI, Part.MDEV):
+    for part in (DeviceList.PCI, DeviceList.MDEV):
         pointer = f"{subject.permitted}/{part}"
         entries = [entry for entry in subject.entries if entry.part is part]
         indices = [entry.index for entry in removed if entry.part is part]
@@ -173,7 +173,7 @@ def _reset_switch(inputs: _UndoInputs, draft: Draft) -> bool:
     return False
 
 
-def _stays(subject: Subject, left: Changes) -> Iterator[Reason]:
+def _stays(subject: Subject, left: OurChanges) -> Iterator[Reason]:
     what = [f"the entry {entry.resource}" for entry in left.entries]
     what += [f"the gate {gate}" for gate in left.gates]
     what += [left.switch.pointer] if left.switch is not None else []

@@ -34,7 +34,7 @@ from gpuvirt.cluster.labels import (
     WITH_VGPU_DRIVER,
     deploy_label,
 )
-from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.nodes.placement import NodePlacement
 from gpuvirt.cluster.operator.operands.images import os_tag
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.cluster.shares.nodekeys import keys_without_shares
@@ -60,7 +60,7 @@ class Around(msgspec.Struct, frozen=True):
     """Whether an agent runs on nodes for containers, for the label of the vGPU type."""
 
 
-def desired_labels(metadata: Metadata, placement: Placement, around: Around) -> DesiredLabels:
+def desired_labels(metadata: Metadata, placement: NodePlacement, around: Around) -> DesiredLabels:
     """Return a node's desired labels, including those that it already has."""
     labels = metadata.labels
     desired: dict[str, str | None] = {}
@@ -86,7 +86,7 @@ def desired_labels(metadata: Metadata, placement: Placement, around: Around) -> 
     return DesiredLabels(desired)
 
 
-def desired_labels_beside(metadata: Metadata, placement: Placement, around: Around) -> DesiredLabels:
+def desired_labels_beside(metadata: Metadata, placement: NodePlacement, around: Around) -> DesiredLabels:
     """Return a node's desired labels beside NVIDIA's operator, which they keep off the nodes for VMs."""
     labels, ours = metadata.labels, metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
     vms = placement.present and placement.workload in {Workload.PASSTHROUGH, *WITH_VGPU_DRIVER}
@@ -145,7 +145,7 @@ def _os(labels: Labels) -> dict[str, str | None]:
     return {}
 
 
-def _without_all(labels: Labels, placement: Placement) -> dict[str, str | None]:
+def _without_all(labels: Labels, placement: NodePlacement) -> dict[str, str | None]:
     """Return the removal of all operands' labels, but for that of a vGPU driver whose vGPUs VMs use."""
     kept = {deploy_label(VGPU_DRIVER)} if placement.vgpus_used else set[str]()
     return dict.fromkeys(label for label in (*labels, NODE_LABEL) if label in (ALL | {NODE_LABEL}) - kept)
@@ -162,7 +162,7 @@ def _healed(labels: Labels, around: Around) -> dict[str, str | None]:
     return {label: _value(value, around) for label, value in labels.items() if label in ALL}
 
 
-def _vgpu_driver(labels: Labels, placement: Placement, around: Around) -> dict[str, str | None]:
+def _vgpu_driver(labels: Labels, placement: NodePlacement, around: Around) -> dict[str, str | None]:
     """Return the label of the vGPU driver while GPUs carry vGPUs or have VFs, or do so again.
 
     A node that was never labelled for operands has a driver that gpuvirt did not deploy.
@@ -188,7 +188,7 @@ def _agent(deploy: Mapping[str, str | None], around: Around) -> dict[str, str | 
     return {NODE_LABEL: "true" if runs else None}
 
 
-def _agent_of_leaving(placement: Placement, around: Around) -> str | None:
+def _agent_of_leaving(placement: NodePlacement, around: Around) -> str | None:
     """Return the agent's label on a node that changes its workload; it also stays until the agent has reported."""
     return "true" if around.runs_agent or placement.is_unreported else None
 

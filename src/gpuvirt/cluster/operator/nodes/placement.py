@@ -50,7 +50,7 @@ class Defaults(msgspec.Struct, frozen=True):
     origin: str = "ClusterPolicy"
 
 
-class Placement(msgspec.Struct, frozen=True):
+class NodePlacement(msgspec.Struct, frozen=True):
     """The workload of one node, and what delays a change of it."""
 
     present: bool
@@ -86,11 +86,11 @@ class Placement(msgspec.Struct, frozen=True):
         return self.present and not self.operands_off
 
 
-def placement_of(labels: Mapping[str, str], gpu_node: ReadGpuNode | None, defaults: Defaults) -> Placement:
+def placement_of(labels: Mapping[str, str], gpu_node: ReadGpuNode | None, defaults: Defaults) -> NodePlacement:
     """Return a node's workload, by its labels and by the GPUs that its agent reports."""
     gpus = gpu_node.status.gpus if gpu_node is not None and gpu_node.status is not None else ()
     workload, origin = _workload(labels, defaults)
-    return Placement(
+    return NodePlacement(
         present=_present(labels, gpus),
         workload=workload,
         origin=origin,
@@ -102,8 +102,8 @@ def placement_of(labels: Mapping[str, str], gpu_node: ReadGpuNode | None, defaul
 
 
 def leaving(
-    placement: Placement, labels: Mapping[str, str], gpu_node: ReadGpuNode | None, *, spec_is_due: bool
-) -> Placement:
+    placement: NodePlacement, labels: Mapping[str, str], gpu_node: ReadGpuNode | None, *, spec_is_due: bool
+) -> NodePlacement:
     """Return a placement with the GPUs that still serve the node's previous workload.
 
     An agent may still create vGPUs if it has not read the latest spec (`spec_is_due`, or a spec newer than its status).

@@ -17,7 +17,7 @@ from gpuvirt.cluster.labels import (
     WITH_VGPU_DRIVER,
     deploy_label,
 )
-from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.nodes.placement import NodePlacement
 from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.model.desired.workload import LABEL, Workload
@@ -28,7 +28,7 @@ CONTAINER_SWITCHES = {"driver": "driver", "container-toolkit": "toolkit", DEVICE
 """The components without which containers get no GPUs, and their parts of the ClusterPolicy."""
 
 
-class Problem(msgspec.Struct, frozen=True):
+class NodeProblem(msgspec.Struct, frozen=True):
     """One problem of one node."""
 
     component: str
@@ -63,7 +63,7 @@ class ObservedNode(msgspec.Struct, frozen=True):
     """The facts of one node from which its problems follow."""
 
     labels: Mapping[str, str]
-    placement: Placement
+    placement: NodePlacement
     gpu_node: ReadGpuNode | None = None
     pods: frozenset[str] = frozenset()
     """The operands with a pod on the node, by their label `app`."""
@@ -76,7 +76,7 @@ class ObservedNode(msgspec.Struct, frozen=True):
         return any(name.startswith(GPU_RESOURCES) for name in self.resources)
 
 
-def problems_of(node: ObservedNode, deployer: Deployer) -> tuple[Problem, ...]:
+def problems_of(node: ObservedNode, deployer: Deployer) -> tuple[NodeProblem, ...]:
     """Return why a node's GPUs are not offered."""
     placement = node.placement
     if not placement.counts or placement.workload is None:
@@ -86,48 +86,48 @@ def problems_of(node: ObservedNode, deployer: Deployer) -> tuple[Problem, ...]:
     return tuple(_of_agents_node(node, deployer))
 
 
-def _of_agents_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]:
+def _of_agents_node(node: ObservedNode, deployer: Deployer) -> Iterator[NodeProblem]:
     policy = deployer.policy
     reported = node.gpu_node is not None and node.gpu_node.status is not None
     switch = agent.switched_off_by(policy)
     if off := (_switch(policy, switch) if switch else None) or _off_by_label(node.labels, AGENT):
         follows = f"no GPU is offered to {_users_of(node.placement.workload)}"
-        yield Problem(AGENT, _components_off("the node agent", follows, off))
+        yield NodeProblem(AGENT, _components_off("the node agent", follows, off))
     elif not deployer.has_image:
         if not reported:
-            yield Problem(AGENT, clusterproblems.image_unknown())
+            yield NodeProblem(AGENT, clusterproblems.image_unknown())
     elif deployer.has_daemon_sets and OperandName.AGENT not in node.pods:
         known = "; the agent's last report may be outdated" if reported else ""
-        yield Problem(AGENT, clusterproblems.pod_missing(OperandName.AGENT, known))
+        yield NodeProblem(AGENT, clusterproblems.pod_missing(OperandName.AGENT, known))
     manager, needs_driver = policy.spec.vgpu_manager, node.placement.workload in WITH_VGPU_DRIVER
     desired = manager.enabled is True and policy.spec.driver.use_nvidia_driver_crd is not True
     if needs_driver and desired and _needs_os(node.labels, VGPU_DRIVER):
-        yield Problem(VGPU_DRIVER, _os_unknown("the vGPU manager"))
+        yield NodeProblem(VGPU_DRIVER, _os_unknown("the vGPU manager"))
 
 
 def _users_of(workload: Workload | None) -> str:
     return "pods in units" if workload is Workload.SHARED else "VMs"
 
 
-def _of_container_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]:
+def _of_container_node(node: ObservedNode, deployer: Deployer) -> Iterator[NodeProblem]:
     policy = deployer.policy
     off = dict(_container_components_off(node.labels, policy))
     if not node.serves_containers:
         if DEVICE_PLUGIN in off:
-            yield Problem(
+            yield NodeProblem(
                 DEVICE_PLUGIN,
                 _components_off(", ".join(off), "no GPU is offered to containers", "; ".join(off.values())),
             )
         elif not deployer.has_image:
-            yield Problem(DEVICE_PLUGIN, clusterproblems.image_unknown())
+            yield NodeProblem(DEVICE_PLUGIN, clusterproblems.image_unknown())
         elif deployer.has_daemon_sets and OperandName.DEVICE_PLUGIN not in node.pods and not _paused(node.labels):
-            yield Problem(DEVICE_PLUGIN, clusterproblems.pod_missing(OperandName.DEVICE_PLUGIN, ""))
+            yield NodeProblem(DEVICE_PLUGIN, clusterproblems.pod_missing(OperandName.DEVICE_PLUGIN, ""))
     if (
         "driver" not in off
         and policy.spec.driver.use_nvidia_driver_crd is not True
         and _needs_os(node.labels, "driver")
     ):
-        yield Problem("driver", _os_unknown("NVIDIA's driver"))
+        yield NodeProblem("driver", _os_unknown("NVIDIA's driver"))
 
 
 def _container_components_off(labels: Mapping[str, str], policy: ClusterPolicy) -> Iterator[tuple[str, str]]:

@@ -11,8 +11,8 @@ import msgspec
 from gpuvirt.cluster.client import FIELD_MANAGER
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, Origins, ReadGpuNode, Withheld
 from gpuvirt.cluster.labels import CONFIG_LABEL, WITH_VGPU_DRIVER
-from gpuvirt.cluster.operator.nodes.placement import Placement
-from gpuvirt.cluster.operator.nodes.scheduled import Kept, NodeConfig
+from gpuvirt.cluster.operator.nodes.placement import NodePlacement
+from gpuvirt.cluster.operator.nodes.scheduled import KeptConfig, NodeConfig
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.vgpudefaults import DEFAULT
@@ -123,10 +123,10 @@ class AppliedGpuNode(msgspec.Struct, frozen=True, rename="camel"):
 
 def spec_of(
     labels: Mapping[str, str],
-    placement: Placement,
+    placement: NodePlacement,
     vgpu_switch: VgpuSwitch,
     observed: OwnedGpuNode | None,
-    scheduled: NodeConfig | Kept | None = None,
+    scheduled: NodeConfig | KeptConfig | None = None,
 ) -> AppliedSpec:
     """Return the spec of a node's GpuNode, without the fields that an admin has set there.
 
@@ -196,13 +196,13 @@ def _config(
     labels: Mapping[str, str],
     vgpu_switch: VgpuSwitch,
     observed: OwnedGpuNode | None,
-    scheduled: NodeConfig | Kept | None,
+    scheduled: NodeConfig | KeptConfig | None,
 ) -> tuple[str, str]:
     """Return the vGPU config with its origin. What a schedule has set stays while the schedule is not followed."""
     match scheduled:
         case NodeConfig(vgpu_config=config, origin=origin):
             return config, origin
-        case Kept():
+        case KeptConfig():
             spec = observed.spec if observed is not None else None
             origin = spec.origins.vgpu_config if spec is not None and spec.origins is not None else ""
             if spec is not None and spec.vgpu_config is not None and scheduled.keeps(origin):
@@ -215,7 +215,7 @@ def _config(
     return vgpu_switch.default, f"{vgpu_switch.origin} $.spec.vgpuDeviceManager.config.default"
 
 
-def _mode(placement: Placement, vgpu_switch: VgpuSwitch) -> tuple[DesiredMode, str]:
+def _mode(placement: NodePlacement, vgpu_switch: VgpuSwitch) -> tuple[DesiredMode, str]:
     workload = placement.workload or Workload.CONTAINER
     if workload is Workload.PASSTHROUGH and not vgpu_switch.binds:
         return DesiredMode.UNMANAGED, f"{vgpu_switch.origin} $.spec.vfioManager.enabled"

@@ -12,7 +12,7 @@ import msgspec
 from gpuvirt.cluster.labelselector import LabelSelector
 
 
-class Layout(msgspec.Struct, frozen=True):
+class ConfiguredPhase(msgspec.Struct, frozen=True):
     """The vGPU config of the phase of now."""
 
     phase: str
@@ -26,7 +26,7 @@ class ScheduledConfig(msgspec.Struct, frozen=True):
     schedule: str
     covers: tuple[LabelSelector, ...]
     """The nodes of all its phases."""
-    layout: Layout | None = None
+    layout: ConfiguredPhase | None = None
     """None if the phase of now has no vGPU config."""
     is_followed: bool = True
     """Whether it is followed: it has no faults, is not suspended, and a phase has begun."""
@@ -40,7 +40,7 @@ class NodeConfig(msgspec.Struct, frozen=True):
     """`VgpuSchedule gpus phase night`."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptConfig(msgspec.Struct, frozen=True):
     """The node keeps the vGPU config that it has by one of these schedules."""
 
     schedules: tuple[str, ...]
@@ -58,13 +58,13 @@ class ScheduledConfigs(msgspec.Struct, frozen=True):
     """When another phase begins."""
 
 
-def config_of(configs: Iterable[ScheduledConfig], labels: Mapping[str, str]) -> NodeConfig | Kept | None:
+def config_of(configs: Iterable[ScheduledConfig], labels: Mapping[str, str]) -> NodeConfig | KeptConfig | None:
     """Return what schedules say of a node with these labels; None: its label and the ClusterPolicy count."""
     covering = [config for config in configs if any(selector.matches(labels) for selector in config.covers)]
     if not covering:
         return None
     if len(covering) > 1 or not covering[0].is_followed:
-        return Kept(tuple(config.schedule for config in covering))
+        return KeptConfig(tuple(config.schedule for config in covering))
     config = covering[0]
     layout = config.layout
     if layout is None or not layout.nodes.matches(labels):

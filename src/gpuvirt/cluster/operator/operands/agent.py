@@ -23,7 +23,7 @@ from gpuvirt.cluster.kinds.workloads import (
     Subject,
 )
 from gpuvirt.cluster.operator.operands import assembly, bases, hostpaths, overlay
-from gpuvirt.cluster.operator.operands.site import RBAC_GROUP, OperandName, Site
+from gpuvirt.cluster.operator.operands.site import RBAC_GROUP, OperandName, RenderInputs
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
@@ -36,7 +36,7 @@ SETTINGS_DIGEST = "gpuvirt.io/settings"
 """Annotation of the agent's pods: a digest of the settings, since the agent reads them only when it starts."""
 
 
-def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+def agent(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the agent's DaemonSet, settings and permissions."""
     if not is_desired(policy):
         return
@@ -139,11 +139,11 @@ def _text(value: StrEnum | None) -> str | None:
     return str(value) if value is not None else None
 
 
-def _named(policy: ClusterPolicy, site: Site, name: str) -> ObjectMeta:
+def _named(policy: ClusterPolicy, site: RenderInputs, name: str) -> ObjectMeta:
     return assembly.metadata(policy, site, OperandName.AGENT, name)
 
 
-def _daemon_set(policy: ClusterPolicy, site: Site, settings: str) -> DaemonSet:
+def _daemon_set(policy: ClusterPolicy, site: RenderInputs, settings: str) -> DaemonSet:
     plugin, kubelet = policy.spec.sandbox_device_plugin, hostpaths.kubelet_of(policy.spec.host_paths)
     found = overlay.base(policy, site, "agent")
     main = bases.main_of(found)

@@ -19,7 +19,7 @@ from gpuvirt.cluster.kinds.operandparts import ImageParts, Operand, Resources
 from gpuvirt.cluster.kinds.podparts import EnvVar, PodTemplate, ProbeSpec, ResourceNeeds, TemplateMeta
 from gpuvirt.cluster.kinds.workloads import DaemonSet, RollingUpdate, Service
 from gpuvirt.cluster.labels import OPERAND_LABEL, TEMPLATE_LABEL
-from gpuvirt.cluster.operator.operands.site import MANAGED_BY, PART_OF, OperandName, Site
+from gpuvirt.cluster.operator.operands.site import MANAGED_BY, PART_OF, OperandName, RenderInputs
 from gpuvirt.cluster.operator.operands.specchecks import is_share
 
 ON_DELETE = "OnDelete"
@@ -28,7 +28,7 @@ OURS = {"app", PART_OF[0], MANAGED_BY[0]}
 OUR_PREFIX = "gpuvirt.io/"
 
 
-def daemon_set(policy: ClusterPolicy, site: Site, found: DaemonSet, *, owned: bool = True) -> DaemonSet:
+def daemon_set(policy: ClusterPolicy, site: RenderInputs, found: DaemonSet, *, owned: bool = True) -> DaemonSet:
     """Return an operand's DaemonSet with the policy's settings for all DaemonSets.
 
     Without `owned` it stays when the policy is deleted.
@@ -60,14 +60,14 @@ def daemon_set(policy: ClusterPolicy, site: Site, found: DaemonSet, *, owned: bo
     )
 
 
-def service(policy: ClusterPolicy, site: Site, found: Service) -> Service:
+def service(policy: ClusterPolicy, site: RenderInputs, found: Service) -> Service:
     """Return a manifest's Service as an object of the operand whose name it has."""
     about = metadata(policy, site, OperandName(found.metadata.name), found.metadata.name)
     return replace(found, metadata=replace(about, annotations=found.metadata.annotations))
 
 
 def metadata(
-    policy: ClusterPolicy, site: Site, operand: OperandName, name: str, *, clusterwide: bool = False
+    policy: ClusterPolicy, site: RenderInputs, operand: OperandName, name: str, *, clusterwide: bool = False
 ) -> ObjectMeta:
     """Return the metadata of an operand's object, which Kubernetes deletes together with the policy."""
     owner = policy.metadata

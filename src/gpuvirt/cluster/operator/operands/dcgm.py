@@ -8,14 +8,14 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.podparts import ConfigMapSource, Volume
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, hostpaths, overlay
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import RenderInputs
 
 OWN_COUNTERS = "dcgm-metrics.csv"
 """The key of the ConfigMap that lists the exported metrics."""
 REMOTE = "DCGM_REMOTE_HOSTENGINE_INFO"
 
 
-def dcgm(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+def dcgm(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield DCGM's DaemonSet and Service, or the fault for which they cannot be deployed."""
     desired = policy.spec.dcgm
     image = containernodes.image_of(site, desired, "$.spec.dcgm", "DCGM_IMAGE")
@@ -28,7 +28,7 @@ def dcgm(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     yield assembly.service(policy, site, bases.service("dcgm-service"))
 
 
-def dcgm_exporter(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+def dcgm_exporter(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the exporter's DaemonSet and Service, or the fault for which they cannot be deployed."""
     desired = policy.spec.dcgm_exporter
     image = containernodes.image_of(site, desired, "$.spec.dcgmExporter", "DCGM_EXPORTER_IMAGE")

@@ -6,11 +6,11 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.podparts import EnvVar
 from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, overlay
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import RenderInputs
 from gpuvirt.cluster.operator.operands.toolkit import install_dir_of
 
 
-def device_plugin(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+def device_plugin(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the device plugin's DaemonSet, or the fault for which it cannot be deployed."""
     desired = policy.spec.device_plugin
     image = containernodes.image_of(site, desired, "$.spec.devicePlugin", "DEVICE_PLUGIN_IMAGE")
@@ -43,7 +43,7 @@ def mig_variables(policy: ClusterPolicy) -> Iterator[EnvVar]:
         yield EnvVar(name="NVIDIA_MIG_MONITOR_DEVICES", value="all")
 
 
-def gfd(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+def gfd(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet of GPU feature discovery, or the fault for which it cannot be deployed."""
     desired = policy.spec.gfd
     image = containernodes.image_of(site, desired, "$.spec.gfd", "GFD_IMAGE")

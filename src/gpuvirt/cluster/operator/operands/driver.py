@@ -9,20 +9,20 @@ from gpuvirt.cluster.kinds.manifests import LocalReference
 from gpuvirt.cluster.kinds.podparts import EnvFromSource, EnvVar
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, hostpaths, images, overlay
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import RenderInputs
 from gpuvirt.cluster.operator.operands.vgpumanager import parameter_files
 
 PATH = "$.spec.driver"
 IMAGE_VARIABLE, MANAGER_VARIABLE = "DRIVER_IMAGE", "DRIVER_MANAGER_IMAGE"
 
 
-def has_driver(policy: ClusterPolicy, site: Site) -> bool:
+def has_driver(policy: ClusterPolicy, site: RenderInputs) -> bool:
     """Return whether gpuvirt deploys the driver's containers."""
     desired = policy.spec.driver
     return containernodes.is_desired(site, desired) and desired.use_nvidia_driver_crd is not True
 
 
-def driver(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+def driver(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the driver's DaemonSets, or the faults for which they cannot be deployed."""
     desired = policy.spec.driver
     if not has_driver(policy, site):
@@ -40,7 +40,7 @@ def driver(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
             yield assembly.daemon_set(policy, site, found)
 
 
-def _base(policy: ClusterPolicy, site: Site, manager: str) -> DaemonSet:
+def _base(policy: ClusterPolicy, site: RenderInputs, manager: str) -> DaemonSet:
     """Return the manifest with the fields that only the driver and its driver-manager have; `manager` is an image."""
     desired, found = policy.spec.driver, overlay.base(policy, site, "driver")
     unused, uninstall = bases.pod_of(found).init_containers

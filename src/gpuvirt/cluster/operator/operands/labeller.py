@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.operator.operands import assembly, bases, overlay
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import RenderInputs
 
 
-def labeller(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+def labeller(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet if the controller's settings ask for these labels."""
     if not site.settings.labels_vgpu_types:
         return

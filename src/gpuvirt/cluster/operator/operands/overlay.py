@@ -14,13 +14,13 @@ from gpuvirt.cluster.kinds.podparts import Container, EnvVar
 from gpuvirt.cluster.kinds.workloads import DaemonSet, LabelSelector
 from gpuvirt.cluster.labels import OS_LABEL
 from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, hostpaths, images
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import RenderInputs
 
 OWN_IMAGE = "gpuvirt"
 """The image of containers that run gpuvirt itself."""
 
 
-def base(policy: ClusterPolicy, site: Site, name: str) -> DaemonSet:
+def base(policy: ClusterPolicy, site: RenderInputs, name: str) -> DaemonSet:
     """Return the manifest `name`.yaml with the policy's paths on the host and access to GPUs, and gpuvirt's image."""
     found = bases.daemon_set(name)
     pod = bases.pod_of(found)
@@ -34,7 +34,7 @@ def base(policy: ClusterPolicy, site: Site, name: str) -> DaemonSet:
     return _with_gpus(found, policy) if pod.runtime_class_name else found
 
 
-def configured(found: DaemonSet, site: Site, desired: Operand, image: str | None = None) -> DaemonSet:
+def configured(found: DaemonSet, site: RenderInputs, desired: Operand, image: str | None = None) -> DaemonSet:
     """Return a manifest with the operand's fields of the policy, and its image unless gpuvirt itself runs."""
     main = bases.main_of(found)
     found = bases.with_main(
@@ -71,7 +71,7 @@ def with_values(env: tuple[EnvVar, ...], values: Mapping[str, str]) -> tuple[Env
     )
 
 
-def _with_own_image(container: Container, site: Site) -> Container:
+def _with_own_image(container: Container, site: RenderInputs) -> Container:
     if container.image != OWN_IMAGE:
         return container
     return replace(container, image=site.image, image_pull_policy=site.settings.pull_policy)

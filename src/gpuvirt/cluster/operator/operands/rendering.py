@@ -10,12 +10,12 @@ from gpuvirt.cluster.operator.operands.deviceplugin import device_plugin, gfd
 from gpuvirt.cluster.operator.operands.driver import driver
 from gpuvirt.cluster.operator.operands.labeller import labeller
 from gpuvirt.cluster.operator.operands.mpsdaemon import mps_daemon
-from gpuvirt.cluster.operator.operands.site import Fault, OperandName, Rendered, Site
+from gpuvirt.cluster.operator.operands.site import Fault, OperandName, Rendered, RenderInputs
 from gpuvirt.cluster.operator.operands.toolkit import runtime_classes, toolkit
 from gpuvirt.cluster.operator.operands.validator import validator
 from gpuvirt.cluster.operator.operands.vgpumanager import vgpu_manager
 
-Render = Callable[[ClusterPolicy, Site], Iterator[Manifest | SpecFault]]
+Render = Callable[[ClusterPolicy, RenderInputs], Iterator[Manifest | SpecFault]]
 
 OPERANDS: tuple[tuple[OperandName, Render], ...] = (
     (OperandName.VGPU_MANAGER, vgpu_manager),
@@ -33,7 +33,7 @@ OPERANDS: tuple[tuple[OperandName, Render], ...] = (
 )
 
 
-def render(policy: ClusterPolicy, site: Site) -> Rendered:
+def render(policy: ClusterPolicy, site: RenderInputs) -> Rendered:
     """Return all objects to apply, in the order of their dependencies, and the faults."""
     manifests, faults = list[Manifest](), list[Fault]()
     for operand, rendered in OPERANDS:

@@ -34,7 +34,7 @@ PART_OF = "app.kubernetes.io/part-of", "gpu-operator"
 RBAC_GROUP = workloads.RBAC.partition("/")[0]
 
 
-class Site(msgspec.Struct, frozen=True):
+class RenderInputs(msgspec.Struct, frozen=True):
     """The controller's settings and the facts of the cluster that operands depend on."""
 
     settings: ControllerSettings

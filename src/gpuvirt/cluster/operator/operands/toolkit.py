@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.podparts import EnvVar, Volume, VolumeMount
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest, RuntimeClass
 from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, hostpaths, overlay
 from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, host
-from gpuvirt.cluster.operator.operands.site import OperandName, Site
+from gpuvirt.cluster.operator.operands.site import OperandName, RenderInputs
 from gpuvirt.cluster.operator.operands.validator import validating
 
 PATH = "$.spec.toolkit"
@@ -79,7 +79,7 @@ CONFIG_SOURCE = "RUNTIME_CONFIG_SOURCE"
 NRI_SOCKET = RuntimeFile("NRI_SOCKET", "/var/run/nri/nri.sock", "/runtime/nri-sock-dir", ("NRI_SOCKET",))
 
 
-def runtime_classes(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+def runtime_classes(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the RuntimeClasses; none if the NRI plugin injects GPUs."""
     main = containernodes.runtime_class_of(policy)
     if site.settings.coexists or not site.has_container_nodes or not main:
@@ -90,7 +90,7 @@ def runtime_classes(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | Sp
         yield RuntimeClass(api_version=workloads.NODE, metadata=about, handler=name)
 
 
-def toolkit(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+def toolkit(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the toolkit's DaemonSet, or the fault for which it cannot be deployed."""
     desired = policy.spec.toolkit
     image = containernodes.image_of(site, desired, PATH, IMAGE_VARIABLE)
@@ -157,7 +157,7 @@ def _sources(text: str) -> str:
     )
 
 
-def _variables(policy: ClusterPolicy, site: Site) -> Iterator[EnvVar]:
+def _variables(policy: ClusterPolicy, site: RenderInputs) -> Iterator[EnvVar]:
     if site.runtime == "containerd":
         runtime_class = policy.spec.operator.runtime_class or containernodes.RUNTIME_CLASS
         yield EnvVar(name="CONTAINERD_RUNTIME_CLASS", value=runtime_class)

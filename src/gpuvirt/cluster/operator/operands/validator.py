@@ -8,10 +8,10 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, hostpaths, overlay
 from gpuvirt.cluster.operator.operands.driver import has_driver
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import RenderInputs
 
 
-def validator(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+def validator(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the validator's DaemonSet."""
     desired = policy.spec.validator
     if not containernodes.is_desired(site, desired):
@@ -22,7 +22,7 @@ def validator(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFaul
     yield assembly.daemon_set(policy, site, found)
 
 
-def validating(found: DaemonSet, policy: ClusterPolicy, site: Site) -> DaemonSet:
+def validating(found: DaemonSet, policy: ClusterPolicy, site: RenderInputs) -> DaemonSet:
     """Return a manifest whose init containers, which are all checks of the validator, have the policy's settings."""
     desired = policy.spec.validator
     of_checks = {

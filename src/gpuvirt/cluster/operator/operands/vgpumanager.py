@@ -13,7 +13,7 @@ from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.labels import VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.operands import assembly, bases, images, overlay
 from gpuvirt.cluster.operator.operands.hostpaths import mount
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import RenderInputs
 
 PATH = "$.spec.vgpuManager"
 IMAGE_VARIABLE = "VGPU_MANAGER_IMAGE"
@@ -21,7 +21,7 @@ PARAMETERS = "/drivers"
 """The folder in which the image expects files of module parameters; it also contains the driver."""
 
 
-def vgpu_manager(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+def vgpu_manager(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the vGPU manager's DaemonSets, or the fault for which they cannot be deployed."""
     spec = policy.spec
     manager, sandbox = spec.vgpu_manager, spec.sandbox_workloads
@@ -51,7 +51,7 @@ def vgpu_manager(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecF
 Parameters = tuple[tuple[Volume, ...], tuple[VolumeMount, ...]]
 
 
-def parameter_files(config: ConfigMapName | None, path: str, site: Site) -> Parameters | SpecFault:
+def parameter_files(config: ConfigMapName | None, path: str, site: RenderInputs) -> Parameters | SpecFault:
     """Return a ConfigMap's entries as single files: mounted as a folder they would hide the driver in that folder."""
     if config is None or not config.name:
         return (), ()

@@ -7,7 +7,7 @@ import msgspec
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.gpunode import ReadGpuNode
 from gpuvirt.cluster.kinds.vmoperands import VGPU_CONFIGS
-from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.nodes.placement import NodePlacement
 from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy import policies
@@ -42,7 +42,7 @@ def of_reports(gpu_nodes: Mapping[str, ReadGpuNode]) -> Iterator[InvalidValue]:
         yield from of_node(name, None, gpu_node)
 
 
-def of_node(name: str, placement: Placement | None, gpu_node: ReadGpuNode | None) -> Iterator[InvalidValue]:
+def of_node(name: str, placement: NodePlacement | None, gpu_node: ReadGpuNode | None) -> Iterator[InvalidValue]:
     """Yield the invalid values of one node: its label, and those of its agent's report, unless it is for containers."""
     found = dict[tuple[str, str], InvalidValue]()
     if placement is not None and (label := placement.invalid) is not None:

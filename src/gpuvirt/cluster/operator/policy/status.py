@@ -34,7 +34,7 @@ MOST_MESSAGE = 4000
 """Most characters of a condition's message; the API's limit is 32,768."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ReadyCondition(msgspec.Struct, frozen=True):
     """Status, reason and message of a condition."""
 
     ready: bool
@@ -42,7 +42,7 @@ class Verdict(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Progress(msgspec.Struct, frozen=True):
+class PolicyFacts(msgspec.Struct, frozen=True):
     """The facts from which a policy's status follows."""
 
     nodes: Sequence[NodeVerdict] = ()
@@ -58,39 +58,43 @@ class Progress(msgspec.Struct, frozen=True):
     """The paths of fields that are set but that gpuvirt ignores."""
     invalid: Sequence[InvalidValue] = ()
     """The invalid values of the desired state, of the policy and of nodes."""
-    kubevirt: Verdict | None = None
+    kubevirt: ReadyCondition | None = None
     """Whether KubeVirt permits the devices that nodes offer; None without KubeVirt."""
 
 
-def verdict_of(progress: Progress) -> Verdict:
+def verdict_of(progress: PolicyFacts) -> ReadyCondition:
     """Return whether the policy is ready, or else the problem that an admin should mend first."""
     if (verdict := _policy_verdict(progress)) is not None:
         return verdict
     if not progress.nodes:
-        return Verdict(ready=True, reason=NO_NODES, message=_no_nodes(progress.switched_off))
+        return ReadyCondition(ready=True, reason=NO_NODES, message=_no_nodes(progress.switched_off))
     if progress.operands:
         # Problems that an admin has to mend come before those that Kubernetes may still resolve by itself.
         unserved = [node for node in progress.nodes if node.codes - {ReasonCode.POD_MISSING}]
         parts = (_named(unserved), *progress.operands, *(value.text for value in progress.invalid))
-        return Verdict(ready=False, reason=OPERANDS_NOT_READY, message=" | ".join(filter(None, parts)))
+        return ReadyCondition(ready=False, reason=OPERANDS_NOT_READY, message=" | ".join(filter(None, parts)))
     unready = [node for node in progress.nodes if node.against is not None]
     if unready:
         # A missing image is a problem of the controller's settings, and the same on all nodes.
         without_image = any(ReasonCode.IMAGE_UNKNOWN in node.codes for node in unready)
         reason = str(ReasonCode.IMAGE_UNKNOWN) if without_image else NODES_NOT_READY
-        return Verdict(ready=False, reason=reason, message=_named(unready))
-    return Verdict(ready=True, reason=RECONCILED)
+        return ReadyCondition(ready=False, reason=reason, message=_named(unready))
+    return ReadyCondition(ready=True, reason=RECONCILED)
 
 
-def _policy_verdict(progress: Progress) -> Verdict | None:
+def _policy_verdict(progress: PolicyFacts) -> ReadyCondition | None:
     """Return the verdict if the policy itself has a problem, whatever the state of nodes and operands."""
     if progress.problems:
-        return Verdict(ready=False, reason=str(progress.problems[0].code), message=reasons_text(progress.problems))
+        return ReadyCondition(
+            ready=False, reason=str(progress.problems[0].code), message=reasons_text(progress.problems)
+        )
     if progress.failures:
-        return Verdict(ready=False, reason=FAILED, message=" | ".join(progress.failures))
+        return ReadyCondition(ready=False, reason=FAILED, message=" | ".join(progress.failures))
     invalid = [value for value in progress.invalid if not value.node]
     if invalid:
-        return Verdict(ready=False, reason=invalid[0].code, message=" | ".join(value.message for value in invalid))
+        return ReadyCondition(
+            ready=False, reason=invalid[0].code, message=" | ".join(value.message for value in invalid)
+        )
     return None
 
 
@@ -106,14 +110,14 @@ def _no_nodes(switched_off: Sequence[str]) -> str:
     return f"every node with GPUs is labelled {OPERANDS_LABEL}=false: {', '.join(switched_off[:MOST_NODES])}{more}"
 
 
-def kubevirt_verdict(reasons: Sequence[Reason], drafts: Sequence[str]) -> Verdict:
+def kubevirt_verdict(reasons: Sequence[Reason], drafts: Sequence[str]) -> ReadyCondition:
     """Return the verdict on KubeVirt's configuration; `drafts` are the operations that the controller may not write."""
     would = f"gpuvirt would write: {'; '.join(drafts)}" if drafts else ""
     message = " | ".join(filter(None, (reasons_text(reasons), would)))
-    return Verdict(ready=not reasons, reason=str(reasons[0].code) if reasons else "Configured", message=message)
+    return ReadyCondition(ready=not reasons, reason=str(reasons[0].code) if reasons else "Configured", message=message)
 
 
-def status_of(progress: Progress, metadata: Metadata, before: Status | None, namespace: str, at: datetime) -> Status:
+def status_of(progress: PolicyFacts, metadata: Metadata, before: Status | None, namespace: str, at: datetime) -> Status:
     """Return the status of the active policy; conditions that have not changed keep their transition times."""
     verdict = verdict_of(progress)
     return Status(
@@ -135,7 +139,7 @@ _Undated = tuple[str, str, str, str]
 """Type, status, reason and message of a condition."""
 
 
-def _conditions(verdict: Verdict, progress: Progress) -> Iterator[_Undated]:
+def _conditions(verdict: ReadyCondition, progress: PolicyFacts) -> Iterator[_Undated]:
     if verdict.ready:
         yield READY, "True", verdict.reason, verdict.message
         yield ERROR, "False", READY, ""

@@ -21,7 +21,7 @@ from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, StoredObject, is_due, signed
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.cluster.operator.store import Objects
-from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, Target
+from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, WriteTarget
 from gpuvirt.cluster.resources import config_maps
 from gpuvirt.facts.ids import ResourceName
 
@@ -91,7 +91,7 @@ class Tls(msgspec.Struct, frozen=True, rename="camel"):
     key_file: str | UnsetType = UNSET
 
 
-class Extender(msgspec.Struct, frozen=True, rename="camel"):
+class ExtenderEntry(msgspec.Struct, frozen=True, rename="camel"):
     """How kube-scheduler asks the extender."""
 
     url_prefix: str
@@ -118,7 +118,7 @@ class LeaderElection(msgspec.Struct, frozen=True, rename="camel"):
     resource_name: str = SCHEDULER
 
 
-class Profile(msgspec.Struct, frozen=True, rename="camel"):
+class SchedulerProfile(msgspec.Struct, frozen=True, rename="camel"):
     """The pods that a scheduler is for, by their `schedulerName`."""
 
     scheduler_name: str = SCHEDULER
@@ -127,17 +127,17 @@ class Profile(msgspec.Struct, frozen=True, rename="camel"):
 class Extenders(msgspec.Struct, frozen=True, rename="camel"):
     """The part that the configuration of any kube-scheduler can have."""
 
-    extenders: tuple[Extender, ...]
+    extenders: tuple[ExtenderEntry, ...]
 
 
-class Configuration(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+class SchedulerConfiguration(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The configuration of a second kube-scheduler."""
 
     api_version: str = "kubescheduler.config.k8s.io/v1"
     kind: str = "KubeSchedulerConfiguration"
     leader_election: LeaderElection
-    profiles: tuple[Profile, ...] = (Profile(),)
-    extenders: tuple[Extender, ...]
+    profiles: tuple[SchedulerProfile, ...] = (SchedulerProfile(),)
+    extenders: tuple[ExtenderEntry, ...]
 
 
 def url_of(service: Service) -> str | None:
@@ -163,23 +163,25 @@ def tls_of(service: Service, files: TlsFiles) -> Tls | None:
     return Tls(files.authority, server_name, files.certificate, files.key)
 
 
-def extender(url: str, resources: Sequence[ResourceName], tls: Tls | None = None) -> Extender:
+def extender(url: str, resources: Sequence[ResourceName], tls: Tls | None = None) -> ExtenderEntry:
     """Return the entry of the extender at a URL, for the pods that request any of these resources."""
     managed = tuple(map(ManagedResource, sorted(set(resources))))
-    return Extender(url, managed) if tls is None else Extender(url, managed, enable_https=True, tls_config=tls)
+    return (
+        ExtenderEntry(url, managed) if tls is None else ExtenderEntry(url, managed, enable_https=True, tls_config=tls)
+    )
 
 
-def for_second_scheduler(entry: Extender, namespace: str) -> str:
+def for_second_scheduler(entry: ExtenderEntry, namespace: str) -> str:
     """Return the whole configuration of a kube-scheduler beside the cluster's own."""
-    return _text(Configuration(leader_election=LeaderElection(namespace), extenders=(entry,)))
+    return _text(SchedulerConfiguration(leader_election=LeaderElection(namespace), extenders=(entry,)))
 
 
-def for_existing_scheduler(entry: Extender) -> str:
+def for_existing_scheduler(entry: ExtenderEntry) -> str:
     """Return the lines to add to the configuration of the cluster's own kube-scheduler."""
     return _text(Extenders((entry,)))
 
 
-def _text(configuration: Configuration | Extenders) -> str:
+def _text(configuration: SchedulerConfiguration | Extenders) -> str:
     return HEADER + plain.write(msgspec.to_builtins(configuration))
 
 
@@ -194,7 +196,7 @@ def decide(
     shared: SharedResource | None, services: Objects[Service], existing: Existing, namespace: str
 ) -> SchedulerDecisions:
     """Return the decisions; without a shared resource no scheduler needs a configuration."""
-    target = Target(config_maps(namespace), CONFIG_MAP)
+    target = WriteTarget(config_maps(namespace), CONFIG_MAP)
     stored = existing.stored.get(target.resource, {}).get(ObjectKey(namespace, CONFIG_MAP))
     if shared is None:
         return SchedulerDecisions(_deletions(target, stored))
@@ -220,7 +222,7 @@ def _config_map(url: str, shared: SharedResource, service: Service, namespace: s
     return ConfigMap(api_version=workloads.CORE, metadata=metadata, data=data)
 
 
-def _deletions(target: Target, stored: StoredObject | None) -> tuple[DeleteObject, ...]:
+def _deletions(target: WriteTarget, stored: StoredObject | None) -> tuple[DeleteObject, ...]:
     """Return the deletion of a ConfigMap that the controller has applied; one of an admin's own stays."""
     if stored is None or DIGEST_ANNOTATION not in stored.metadata.annotations or stored.metadata.deletion_timestamp:
         return ()

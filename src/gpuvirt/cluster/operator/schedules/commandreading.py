@@ -17,7 +17,7 @@ from gpuvirt.cluster.shares.budgets import DISRUPTION_BUDGETS
 from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import Namespace, NodeName, PodUid
 from gpuvirt.model.schedules.forecast import Budget
-from gpuvirt.model.schedules.spec import Override
+from gpuvirt.model.schedules.spec import PhaseOverride
 
 
 class _Overrides(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ async def read_budgets(client: Client, nodes: Iterable[NodeName]) -> Mapping[Pod
     return found
 
 
-async def add_override(client: Client, namespace: Namespace, schedule: VgpuSchedule, override: Override) -> None:
+async def add_override(client: Client, namespace: Namespace, schedule: VgpuSchedule, override: PhaseOverride) -> None:
     """Append an override to the spec of the version that was read; raises ConflictError if it has changed since."""
     resource, name = vgpu_schedules(namespace), schedule.metadata.name
     version = Version(schedule.metadata.resource_version)

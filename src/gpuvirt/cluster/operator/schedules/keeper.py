@@ -20,9 +20,9 @@ from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.schedules.abandonedmarks import AbandonedMarks
 from gpuvirt.cluster.operator.schedules.configcondition import is_outdated
 from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
-from gpuvirt.cluster.operator.schedules.membership import Membership
+from gpuvirt.cluster.operator.schedules.membership import ObservedNodes
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
-from gpuvirt.cluster.operator.schedules.refusals import Refusals, is_followed, is_refused
+from gpuvirt.cluster.operator.schedules.refusals import RefusedSchedules, is_followed, is_refused
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
 from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
@@ -33,7 +33,7 @@ from gpuvirt.cluster.plans.knownconfigs import configs_known
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.hypervisor import Hypervisor
 from gpuvirt.model.schedules.spec import Schedule
-from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.schedules.status import ScheduleStatus
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import due_at
 from gpuvirt.tasks import keep_going
@@ -78,13 +78,13 @@ class ScheduleKeeper:
         """Set when the schedules were listed, and when one was deleted."""
         self._store = Store(Collection(ALL_SCHEDULES, VgpuSchedule), self._changed, self._observe_removed)
         self.telemetry = ScheduleTelemetry()
-        self._refusals = Refusals(client, namespace, clock)
+        self._refusals = RefusedSchedules(client, namespace, clock)
         self._running: set[str] = set()
         self._checked: dict[str, int] = {}
         """The generations of schedules with faults that are in their status."""
-        self._membership = Membership()
+        self._membership = ObservedNodes()
         self._configured = ConfiguredNodes()
-        self._statuses: dict[str, tuple[VgpuSchedule, Status]] = {}
+        self._statuses: dict[str, tuple[VgpuSchedule, ScheduleStatus]] = {}
         """The status of each schedule as it was read last, with the object that it is from."""
         self._reported_s: dict[str, float] = {}
         """When a round was last begun for a schedule because the nodes of its status had changed."""
@@ -220,7 +220,7 @@ class ScheduleKeeper:
         self._reported_s[schedule.name] = now_s
         return now
 
-    def _status(self, stored: VgpuSchedule) -> Status:
+    def _status(self, stored: VgpuSchedule) -> ScheduleStatus:
         """Return the status as the model has it; that of a thousand nodes takes some milliseconds to read."""
         name = stored.metadata.name
         known = self._statuses.get(name)

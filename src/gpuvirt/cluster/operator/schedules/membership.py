@@ -19,7 +19,7 @@ class _Seen(msgspec.Struct, frozen=True):
     labels: Mapping[str, str]
 
 
-class Membership:
+class ObservedNodes:
     """The nodes as they were observed last, and those that a schedule has not followed yet."""
 
     def __init__(self) -> None:

@@ -14,8 +14,17 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason, joined
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.hypervisor import VmKey
-from gpuvirt.model.schedules.spec import Drain, Leave, Override, Phase, PhaseName, Profile, Schedule, VmPolicy
-from gpuvirt.model.schedules.status import ConfiguredNode, Status, Transition, Worker
+from gpuvirt.model.schedules.spec import (
+    Drain,
+    Leave,
+    Phase,
+    PhaseName,
+    PhaseOverride,
+    Schedule,
+    VmPolicy,
+    WorkerProfile,
+)
+from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus, Transition, Worker
 from gpuvirt.model.schedules.transition import Advance
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0}
@@ -49,14 +58,14 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
         faults += _hypervisor_faults(spec)
     for position, phase in enumerate(spec.phases):
         faults += _phase_faults(phase, f"spec.phases[{position}]")
-    overrides = list[Override]()
+    overrides = list[PhaseOverride]()
     for position, override in enumerate(spec.overrides):
         begin, end = _local(override.begin), _local(override.until)
         if begin is None or end is None:
             text = "has a time that is no local time such as 2026-12-24T12:00"
             faults.append(reasons.spec_invalid(f"spec.overrides[{position}]", text))
         else:
-            overrides.append(Override(PhaseName(override.phase), begin, end))
+            overrides.append(PhaseOverride(PhaseName(override.phase), begin, end))
     drain = Drain(
         Drain().timeout_s if timeout_s is None else timeout_s,
         spec.drain.on_timeout,
@@ -108,7 +117,9 @@ def _hypervisor_faults(spec: kind.Spec) -> Iterator[Reason]:
 
 
 def _phase_of(phase: kind.PhaseSpec) -> Phase:
-    profiles = tuple(Profile(profile.vgpu_type, tuple(sorted(profile.labels.items()))) for profile in phase.profiles)
+    profiles = tuple(
+        WorkerProfile(profile.vgpu_type, tuple(sorted(profile.labels.items()))) for profile in phase.profiles
+    )
     selectors = (phase.workers, phase.nodes, *(profile.workers for profile in phase.profiles))
     keys = {key for selector in selectors if selector is not None for key in _keys(selector)}
     return Phase(PhaseName(phase.name), phase.start, profiles, tuple(sorted(keys)), phase.vgpu_config, phase.vms)
@@ -120,12 +131,12 @@ def _keys(selector: LabelSelector) -> Iterator[str]:
     yield from (requirement.key for requirement in selector.match_expressions)
 
 
-def status_of(stored: kind.VgpuSchedule) -> Status:
+def status_of(stored: kind.VgpuSchedule) -> ScheduleStatus:
     """Return the status as the model has it."""
     status = stored.status
     transition = status.transition
     began = time_of(transition.began) if transition is not None else None
-    return Status(
+    return ScheduleStatus(
         _phase(status.phase),
         Transition(PhaseName(transition.phase), began, transition.generation)
         if transition is not None and began is not None
@@ -140,7 +151,7 @@ def status_of(stored: kind.VgpuSchedule) -> Status:
 
 def written(
     before: kind.VgpuSchedule,
-    status: Status,
+    status: ScheduleStatus,
     problems: tuple[Reason, ...],
     advance: Advance,
     now: datetime,
@@ -168,7 +179,7 @@ def written(
 
 def conditions_of(
     before: kind.VgpuSchedule,
-    status: Status,
+    status: ScheduleStatus,
     problems: tuple[Reason, ...],
     now: datetime,
     unknown: tuple[Reason, ...] | None = None,

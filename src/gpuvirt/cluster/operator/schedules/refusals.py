@@ -35,7 +35,7 @@ class _Patch(msgspec.Struct, frozen=True):
     status: _Conditions
 
 
-class Refusals:
+class RefusedSchedules:
     """The schedules of other namespaces, in one term as the leader."""
 
     def __init__(self, client: Client, namespace: str, clock: Clock) -> None:

@@ -20,9 +20,9 @@ from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNod
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.hypervisor import Accepted, Action, Answer, VmKey, VmsUnknown
 from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
-from gpuvirt.model.schedules.observed import LastCall, NodePod, Observed, WorkerNode
+from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.spec import PhaseName, Schedule, VmPolicy, phase_named
-from gpuvirt.model.schedules.status import ConfiguredNode, Status
+from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import Advance, advance
 from gpuvirt.model.schedules.vmstops import is_in_use, next_vms, round_s
@@ -38,11 +38,11 @@ AGAIN_S = 5.0
 """How long after a round that failed the next one begins."""
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredSchedule(msgspec.Struct, frozen=True):
     """A schedule as the API server has it."""
 
     schedule: Schedule
-    status: Status
+    status: ScheduleStatus
     version: str
     faults: tuple[Reason, ...] = ()
     """What is wrong with the texts of its spec."""
@@ -66,15 +66,17 @@ class ClusterReading(msgspec.Struct, frozen=True):
 class ScheduleApi(Protocol):
     """The API server, as the rounds of one schedule need it. Each method raises ApiError."""
 
-    async def schedule(self) -> Stored | None:
+    async def schedule(self) -> StoredSchedule | None:
         """Return the schedule; None if it does not exist any more."""
         ...
 
-    async def read(self, stored: Stored) -> ClusterReading:
+    async def read(self, stored: StoredSchedule) -> ClusterReading:
         """Return the workers: nodes that a phase selects, that the status names, or that the schedule has marked."""
         ...
 
-    async def record(self, stored: Stored, status: Status, problems: tuple[Reason, ...], advance: Advance) -> None:
+    async def record(
+        self, stored: StoredSchedule, status: ScheduleStatus, problems: tuple[Reason, ...], advance: Advance
+    ) -> None:
         """Write the status of the version that was read; raises ConflictError if the schedule has changed since."""
         ...
 
@@ -154,7 +156,7 @@ class Rounds:
             await self._api.record(stored, stored.status, reading.faults, Advance(stored.status))
             return FAULTY_ROUND_S
         vms = await self._vms.read() if stored.schedule.has_workers else NO_HYPERVISOR
-        observed = Observed(reading.nodes, reading.pods, reading.attachments, vms, self._vms.latest)
+        observed = ScheduleObservation(reading.nodes, reading.pods, reading.attachments, vms, self._vms.latest)
         timeline = timeline_of(stored.schedule)
         decided = advance(stored.schedule, timeline, stored.status, observed, now)
         if reading.configured is not None:
@@ -169,7 +171,7 @@ class Rounds:
         return decided.pause_s
 
     async def _with_vms(
-        self, stored: Stored, decided: Advance, now: datetime, *, is_known: bool
+        self, stored: StoredSchedule, decided: Advance, now: datetime, *, is_known: bool
     ) -> tuple[Advance, tuple[ChangeVm, ...]]:
         """Return the decision with the VMs on nodes with GPUs of their own, and what follows for these.
 

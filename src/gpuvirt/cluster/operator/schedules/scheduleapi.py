@@ -22,7 +22,7 @@ from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
 from gpuvirt.cluster.operator.schedules.coveragereading import CoverageReading
 from gpuvirt.cluster.operator.schedules.kubevirt.nodevms import NodeVms
 from gpuvirt.cluster.operator.schedules.nodemarks import marks_patch
-from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Stored
+from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, StoredSchedule
 from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
 from gpuvirt.cluster.operator.schedules.workerobjects import (
     ALL_PODS,
@@ -46,7 +46,7 @@ from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
 from gpuvirt.model.schedules.observed import NodePod
 from gpuvirt.model.schedules.profilefaults import missing_profiles
 from gpuvirt.model.schedules.spec import PhaseName
-from gpuvirt.model.schedules.status import ConfiguredNode, Status
+from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus
 from gpuvirt.model.schedules.transition import Advance
 
 EVICTION_S = 10.0
@@ -113,7 +113,7 @@ class ScheduleObjects:
         """The schedule as it was read or written last; None if it does not exist."""
         return self._object
 
-    async def schedule(self) -> Stored | None:
+    async def schedule(self) -> StoredSchedule | None:
         """Return the schedule; None if it does not exist any more."""
         try:
             found = await self._client.get(self._resource, self._name, VgpuSchedule)
@@ -122,9 +122,9 @@ class ScheduleObjects:
             return None
         self._object = found
         schedule, faults = objects.schedule_of(found)
-        return Stored(schedule, objects.status_of(found), found.metadata.resource_version, faults)
+        return StoredSchedule(schedule, objects.status_of(found), found.metadata.resource_version, faults)
 
-    async def read(self, stored: Stored) -> ClusterReading:
+    async def read(self, stored: StoredSchedule) -> ClusterReading:
         """Return the workers: nodes first, then their Leases, pods and volumes."""
         found, types = await self._read_nodes(stored.status)
         self._nodes = found
@@ -150,13 +150,15 @@ class ScheduleObjects:
         config_nodes = {phase: frozenset(found) for phase, found in configs.items()}
         return ClusterReading(nodes, placed, attached, problems, self._configured_nodes(stored), config_nodes)
 
-    def _configured_nodes(self, stored: Stored) -> tuple[ConfiguredNode, ...] | None:
+    def _configured_nodes(self, stored: StoredSchedule) -> tuple[ConfiguredNode, ...] | None:
         """Return the nodes that have a vGPU config by the phase of now; None if that is not observed."""
         if self._configured is None or self._object is None:
             return None
         return self._configured.of(self._object, stored.schedule, self._clock.now())
 
-    async def record(self, stored: Stored, status: Status, problems: tuple[Reason, ...], advance: Advance) -> None:
+    async def record(
+        self, stored: StoredSchedule, status: ScheduleStatus, problems: tuple[Reason, ...], advance: Advance
+    ) -> None:
         """Write the status for the version that was read, if it has changed; raises ConflictError."""
         before = self._object
         if before is None:
@@ -203,7 +205,7 @@ class ScheduleObjects:
         """Shut down or start a VM, if its state permits that; errors are answers."""
         return await self._vms.change(change)
 
-    async def _read_nodes(self, status: Status) -> tuple[dict[NodeName, Node], Mapping[NodeName, PhaseTypes]]:
+    async def _read_nodes(self, status: ScheduleStatus) -> tuple[dict[NodeName, Node], Mapping[NodeName, PhaseTypes]]:
         """Return the nodes that a phase selects, with their phases, those of the status, and those with a mark."""
         found, types = dict[NodeName, Node](), dict[NodeName, dict[PhaseName, str | None]]()
         selected = self._object.spec.phases if self._object is not None else ()

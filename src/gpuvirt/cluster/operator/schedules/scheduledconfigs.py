@@ -6,7 +6,7 @@ from datetime import datetime
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.vgpuschedule import PhaseSpec, VgpuSchedule, vgpu_schedules
-from gpuvirt.cluster.operator.nodes.scheduled import Layout, ScheduledConfig, ScheduledConfigs
+from gpuvirt.cluster.operator.nodes.scheduled import ConfiguredPhase, ScheduledConfig, ScheduledConfigs
 from gpuvirt.cluster.operator.schedules.objects import schedule_of
 from gpuvirt.cluster.operator.store import AnyStore, Store
 from gpuvirt.model.schedules.faults import faults
@@ -64,10 +64,10 @@ def phase_now(stored: VgpuSchedule, schedule: Schedule, now: datetime) -> PhaseS
     return phase_of(stored, current.phase) if current is not None else None
 
 
-def _layout(phase: PhaseSpec | None) -> Layout | None:
+def _layout(phase: PhaseSpec | None) -> ConfiguredPhase | None:
     if phase is None or phase.nodes is None or phase.vgpu_config is None:
         return None
-    return Layout(phase.name, phase.vgpu_config, phase.nodes)
+    return ConfiguredPhase(phase.name, phase.vgpu_config, phase.nodes)
 
 
 def _read(stored: VgpuSchedule) -> tuple[object, ...]:

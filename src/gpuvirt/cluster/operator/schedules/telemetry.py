@@ -7,7 +7,7 @@ import msgspec
 
 from gpuvirt.loops.histogram import Histogram
 from gpuvirt.model.schedules.hypervisor import Accepted, Answer, Call
-from gpuvirt.model.schedules.status import RESTING, Status, Step
+from gpuvirt.model.schedules.status import RESTING, ScheduleStatus, WorkerStep
 
 STEP_BUCKETS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 ACCEPTED = "accepted"
@@ -18,7 +18,7 @@ class ScheduleTelemetry(msgspec.Struct):
 
     calls: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
     """Calls to hypervisors by action and result: `accepted`, or the code."""
-    steps_s: dict[Step, Histogram] = msgspec.field(default_factory=dict)
+    steps_s: dict[WorkerStep, Histogram] = msgspec.field(default_factory=dict)
     """How long workers were in each step that has ended."""
 
     def observe_call(self, call: Call, answer: Answer) -> None:
@@ -26,11 +26,11 @@ class ScheduleTelemetry(msgspec.Struct):
         result = ACCEPTED if isinstance(answer, Accepted) else answer.code
         self.calls[str(call.action), str(result)] += 1
 
-    def observe_round(self, before: Status, after: Status, now: datetime) -> None:
+    def observe_round(self, before: ScheduleStatus, after: ScheduleStatus, now: datetime) -> None:
         """Count the steps that a round has ended."""
         steps = {worker.node: worker.step for worker in after.workers}
         for worker in before.workers:
-            if worker.step in RESTING or worker.step is Step.NONE or worker.since is None:
+            if worker.step in RESTING or worker.step is WorkerStep.NONE or worker.since is None:
                 continue
             if steps.get(worker.node, worker.step) is not worker.step:
                 histogram = self.steps_s.setdefault(worker.step, Histogram(STEP_BUCKETS_S))

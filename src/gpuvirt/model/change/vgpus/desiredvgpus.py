@@ -21,14 +21,14 @@ from gpuvirt.model.desired.invalid import InvalidDesired, Origin, Source
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.vgpudefaults import DEFAULT, builtin_configs
-from gpuvirt.model.desired.vgpuentries import Entry, Note, NoteCode
+from gpuvirt.model.desired.vgpuentries import ConfigEntry, Note, NoteCode
 from gpuvirt.model.desired.workload import VGPU_CONFIG_LABEL, mode_source, source_of_spec
 from gpuvirt.model.inventory.inventory import Inventory
 
 CLASSES = frozenset({0x030000, 0x030200})
 """The PCI classes of the GPUs that configs count, as vgpu-device-manager does."""
 
-Configs = Mapping[str, tuple[Entry, ...]]
+Configs = Mapping[str, tuple[ConfigEntry, ...]]
 
 
 class ConfigSet(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.findings import Finding, listed, of_reason, problem
 from gpuvirt.model.doctor.vms.vmevidence import ConditionSeen, DeviceSeen, VmEvidence, condition
-from gpuvirt.model.doctor.vms.vmnodes import NodeVerdict
+from gpuvirt.model.doctor.vms.vmnodes import NodeFit
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.codes import Level
@@ -50,7 +50,7 @@ def _condition_seen(found: ConditionSeen) -> Seen:
     return Seen(f"the VMI's condition {found.type}", found.text)
 
 
-def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeVerdict]) -> Finding | None:
+def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeFit]) -> Finding | None:
     """The scheduler has found no node; the finding is the obstacle of the node that could most easily run the pod."""
     pod = evidence.pod
     if pod is None or pod.node or pod.phase in {"Failed", "Succeeded"}:
@@ -84,7 +84,7 @@ def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeVerdict]) -> Find
     )
 
 
-def _workers_away(evidence: VmEvidence, verdicts: Sequence[NodeVerdict], seen: Seen) -> Finding | None:
+def _workers_away(evidence: VmEvidence, verdicts: Sequence[NodeFit], seen: Seen) -> Finding | None:
     """The nodes that could most easily run the pod do so in another phase: workers, or by their vGPU config."""
     first = verdicts[0].obstacle if verdicts else None
     if evidence.pod is None or first is None or first.code not in OF_PHASES:
@@ -121,7 +121,7 @@ def _waits_for(names: Sequence[str], message: str, noun: str = "worker") -> str:
     return f"waits for another phase: {nodes} ({listed(names)})"
 
 
-def _offered_nowhere(evidence: VmEvidence, verdicts: Sequence[NodeVerdict], seen: Seen) -> Finding | None:
+def _offered_nowhere(evidence: VmEvidence, verdicts: Sequence[NodeFit], seen: Seen) -> Finding | None:
     if evidence.nodes is None:
         return None
     obstacles = [verdict.obstacle for verdict in verdicts]

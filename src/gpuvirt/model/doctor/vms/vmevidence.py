@@ -83,7 +83,7 @@ class Taint(msgspec.Struct, frozen=True):
         return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
 
 
-class Placement(msgspec.Struct, frozen=True):
+class PodPlacement(msgspec.Struct, frozen=True):
     """The node selector and tolerations of a pod; affinity is not read."""
 
     node_selector: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -120,7 +120,7 @@ class VmSeen(msgspec.Struct, frozen=True):
     saved_strategy: str = ""
     """The strategy that a VgpuSchedule has replaced by Halted; empty if none has."""
     requests: DeviceRequests = DeviceRequests()
-    placement: Placement = Placement()
+    placement: PodPlacement = PodPlacement()
     conditions: tuple[ConditionSeen, ...] = ()
     uid: str = ""
 
@@ -131,7 +131,7 @@ class VmiSeen(msgspec.Struct, frozen=True):
     phase: str = ""
     node: str = ""
     requests: DeviceRequests = DeviceRequests()
-    placement: Placement = Placement()
+    placement: PodPlacement = PodPlacement()
     conditions: tuple[ConditionSeen, ...] = ()
 
 
@@ -151,7 +151,7 @@ class PodSeen(msgspec.Struct, frozen=True):
     """Its scheduling gates."""
     requests: Mapping[str, int] = msgspec.field(default_factory=dict)
     """How many devices it requests of each extended resource."""
-    placement: Placement = Placement()
+    placement: PodPlacement = PodPlacement()
     conditions: tuple[ConditionSeen, ...] = ()
     vm: str = ""
     """The VM, if the pod is a virt-launcher pod."""
@@ -256,10 +256,10 @@ class VmEvidence(msgspec.Struct, frozen=True, kw_only=True):
         return owner.requests.counts if owner is not None else {}
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> PodPlacement:
         """The node selector and tolerations of the pod, else of the VMI, else of the VM."""
         owner = self.pod or self.vmi or self.vm
-        return owner.placement if owner is not None else Placement()
+        return owner.placement if owner is not None else PodPlacement()
 
     def offers(self) -> Sequence[tuple[str, OfferSeen]]:
         """Return the offers of all nodes, each with the node's name."""

@@ -5,11 +5,11 @@ from enum import StrEnum
 
 import msgspec
 
-from gpuvirt.model.doctor.explanation import StageResult, Standing, blocked, until_blocked
+from gpuvirt.model.doctor.explanation import StageOutcome, StageResult, blocked, until_blocked
 from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.doctor.vms import podfindings, vmfindings, vmshares
 from gpuvirt.model.doctor.vms.vmevidence import DeviceSeen, ObjectKind, VmEvidence, condition
-from gpuvirt.model.doctor.vms.vmnodes import NodeVerdict, judge_nodes
+from gpuvirt.model.doctor.vms.vmnodes import NodeFit, judge_nodes
 
 VERSION = 1
 NOT_FOR_PODS = "does not apply to a pod"
@@ -32,7 +32,7 @@ class VmStage(msgspec.Struct, frozen=True):
     """One stage."""
 
     step: VmStep
-    standing: Standing
+    standing: StageOutcome
     message: str
 
 
@@ -59,7 +59,7 @@ class Explanation(msgspec.Struct, frozen=True):
     stages: tuple[VmStage, ...]
     scheduler: str
     """The pod's condition PodScheduled in words; empty where the pod is scheduled or has no such condition."""
-    nodes: tuple[NodeVerdict, ...]
+    nodes: tuple[NodeFit, ...]
     """The nodes with GPUs, in order of how few obstacles they have; none once the pod has a node."""
     devices: tuple[AllocatedDevice, ...]
     unread: tuple[str, ...]
@@ -91,7 +91,7 @@ def _is_placed(evidence: VmEvidence) -> bool:
     return evidence.pod is not None and evidence.pod.node != "" and evidence.pod.phase != "Failed"
 
 
-def _results(evidence: VmEvidence, verdicts: tuple[NodeVerdict, ...]) -> Iterator[StageResult[VmStep]]:
+def _results(evidence: VmEvidence, verdicts: tuple[NodeFit, ...]) -> Iterator[StageResult[VmStep]]:
     yield _result(VmStep.FOUND, vmfindings.not_found(evidence), f"{evidence.target.text} exists")
     yield _result(
         VmStep.REQUESTS,

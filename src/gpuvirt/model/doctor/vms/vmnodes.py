@@ -19,7 +19,7 @@ SCHEDULABLE = "kubevirt.io/schedulable"
 """The label that virt-handler keeps on nodes that can run VMs."""
 
 
-class NodeVerdict(msgspec.Struct, frozen=True):
+class NodeFit(msgspec.Struct, frozen=True):
     """A node's amounts of the requested resources, and its first obstacle."""
 
     node: str
@@ -30,7 +30,7 @@ class NodeVerdict(msgspec.Struct, frozen=True):
     """None where devices, labels and taints would let the node run it."""
 
 
-def judge_nodes(evidence: VmEvidence) -> tuple[NodeVerdict, ...]:
+def judge_nodes(evidence: VmEvidence) -> tuple[NodeFit, ...]:
     """Return a verdict for each node that has GPUs or a requested resource, in order of how easily it could run it."""
     pods = None if evidence.pods is None else pods_by_node(evidence.pods)
     judges = [
@@ -80,9 +80,9 @@ class _Judge:
             self._node.name,
         )
 
-    def verdict(self) -> NodeVerdict:
+    def verdict(self) -> NodeFit:
         names = self._evidence.requests
-        return NodeVerdict(
+        return NodeFit(
             self._node.name,
             {name: self._amounts.allocatable(name) for name in names},
             None if self._here is None else {name: self._amounts.free(name) for name in names},

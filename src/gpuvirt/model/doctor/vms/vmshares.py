@@ -11,7 +11,7 @@ from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, REQUIRED, REQUIRED_ANNOTATION, SHARED_GPUS_ANNOTATION
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
-from gpuvirt.model.shares.eviction import Candidate, victims
+from gpuvirt.model.shares.eviction import EvictionCandidate, victims
 from gpuvirt.model.shares.overview import PodShare
 from gpuvirt.model.shares.placement import GpuId, place
 from gpuvirt.model.shares.wording import requested_text
@@ -74,15 +74,15 @@ def no_limits(node: str, shares: SharesSeen) -> Finding | None:
     )
 
 
-def pods_to_end(node: str, shares: SharesSeen) -> tuple[Candidate, ...] | None:
+def pods_to_end(node: str, shares: SharesSeen) -> tuple[EvictionCandidate, ...] | None:
     """Return the pods of a node whose end makes room, none where the pod fits; None where no end makes room."""
     books, demand = shares.nodes.get(NodeName(node)), shares.demand
     if books is None or demand is None:
         return ()
-    return victims(books, demand, [Candidate(pod, books.priority(pod)) for pod in books.all_pods], shares.whole)
+    return victims(books, demand, [EvictionCandidate(pod, books.priority(pod)) for pod in books.all_pods], shares.whole)
 
 
-def no_piece(node: str, shares: SharesSeen, to_end: tuple[Candidate, ...] | None) -> Finding | None:
+def no_piece(node: str, shares: SharesSeen, to_end: tuple[EvictionCandidate, ...] | None) -> Finding | None:
     """Return the finding for a node on which no GPU has the requested units left, None where the pod fits.
 
     `to_end` has the pods whose end makes room.
@@ -111,7 +111,7 @@ def no_piece(node: str, shares: SharesSeen, to_end: tuple[Candidate, ...] | None
     )
 
 
-def _ways_out(shares: SharesSeen, demand: Demand, in_all: int, chosen: tuple[Candidate, ...]) -> Iterator[str]:
+def _ways_out(shares: SharesSeen, demand: Demand, in_all: int, chosen: tuple[EvictionCandidate, ...]) -> Iterator[str]:
     """Yield which pods must end, and, where kube-scheduler preempts none although it could, how to delete them.
 
     `in_all` is the number of free units of the node.

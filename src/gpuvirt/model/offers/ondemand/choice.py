@@ -12,7 +12,7 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.ondemand.offer import OnDemandGpu
 
 
-class Place(msgspec.Struct, frozen=True):
+class VgpuPlace(msgspec.Struct, frozen=True):
     """The place of a vGPU that does not exist yet."""
 
     host: VgpuHost
@@ -31,7 +31,7 @@ def choose(
     vgpu_type: VgpuType,
     spread: Spread,
     but: Collection[PciAddress] = (),
-) -> Place | None:
+) -> VgpuPlace | None:
     """Return the place of the next vGPU of a type, None while no GPU but these has room.
 
     A GPU that carries vGPUs comes before an idle one, which keeps its choice of types. Among GPUs that carry some,
@@ -44,7 +44,7 @@ def choose(
         host = inventory.gpus[gpu].vgpu_host
         parent = parent_of(host, vgpu_type) if host is not None else None
         if host is not None and parent is not None:
-            return Place(host, inventory.facts.functions[parent])
+            return VgpuPlace(host, inventory.facts.functions[parent])
     return None
 
 

@@ -11,7 +11,7 @@ import msgspec
 from gpuvirt.node.change.gate import gaterecord
 from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBlockedError, UnitBusyError
 from gpuvirt.node.change.gate.gatelock import opened, try_lock
-from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, Found, GateRecord, GateState, Owner
+from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, Found, GateOwner, GateRecord, GateState
 from gpuvirt.node.store.files import replace_file
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -119,7 +119,7 @@ def boot_id() -> str:
 
 
 @cache
-def this_process() -> Owner:
+def this_process() -> GateOwner:
     """Return this process as the owner of changes."""
     stat = Path("/proc/self/stat").read_bytes()
-    return Owner(os.getpid(), int(stat.rpartition(b")")[2].split()[19]))
+    return GateOwner(os.getpid(), int(stat.rpartition(b")")[2].split()[19]))

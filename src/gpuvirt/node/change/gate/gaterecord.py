@@ -52,7 +52,7 @@ class IllegalMoveError(GpuvirtError):
     """The state of a gate can't follow its present state."""
 
 
-class Owner(msgspec.Struct, frozen=True):
+class GateOwner(msgspec.Struct, frozen=True):
     """A process that makes a change or an allocation."""
 
     pid: int
@@ -67,7 +67,7 @@ class GateRecord(msgspec.Struct, frozen=True):
     generation: int = 0
     """How many changes have begun since boot."""
     state: GateState = GateState.OPEN
-    owner: Owner | None = None
+    owner: GateOwner | None = None
     intent: str | None = None
     """The purpose of the drain, or the last step that was begun."""
     reason: Reason | None = None
@@ -98,7 +98,7 @@ class GateRecord(msgspec.Struct, frozen=True):
         """Return the record of a change that has stopped and could not reach the desired state."""
         return replace(self.move(GateState.HELD), reason=reason, held_on=held_on)
 
-    def drain(self, owner: Owner, intent: str, desires: Mapping[str, tuple[str, ...]]) -> "GateRecord":
+    def drain(self, owner: GateOwner, intent: str, desires: Mapping[str, tuple[str, ...]]) -> "GateRecord":
         """Return the record of a slot that is drained for a change; raise IllegalMoveError unless the gate is open."""
         draining = self.move(GateState.DRAINING, intent=intent)
         return replace(draining, owner=owner, generation=self.generation + 1, desires=desires)
@@ -119,7 +119,7 @@ class GateRecord(msgspec.Struct, frozen=True):
             return replace(self, reason=refusal)
         return replace(self, acknowledged=self.generation)
 
-    def begin(self, owner: Owner) -> "GateRecord":
+    def begin(self, owner: GateOwner) -> "GateRecord":
         """Return the record of the change that begins now; raise IllegalMoveError unless the gate is open.
 
         A change that has drained the slot keeps the generation of the drain.
@@ -150,7 +150,7 @@ class GateRecord(msgspec.Struct, frozen=True):
         """Return the record after a step that may have been blocked."""
         return self.move(GateState.SETTLING) if self.state is GateState.BLOCKED else self
 
-    def is_drained_by(self, process: Owner) -> bool:
+    def is_drained_by(self, process: GateOwner) -> bool:
         """Return whether a process has drained the slot for its next change."""
         return self.state is GateState.DRAINING and self.owner == process
 
@@ -223,7 +223,7 @@ APART_S = 2.0
 """The time between two readings that both lack an allocation, before it counts as ended."""
 
 
-class Reading(msgspec.Struct, frozen=True):
+class AccountReading(msgspec.Struct, frozen=True):
     """The devices of pods in both of the kubelet's accounts, neither of which was unknown."""
 
     at_s: float
@@ -234,7 +234,7 @@ class Reading(msgspec.Struct, frozen=True):
 UNREADABLE = "an unreadable entry"
 
 
-def allocation(device: str, owner: Owner, now_s: float) -> str:
+def allocation(device: str, owner: GateOwner, now_s: float) -> str:
     """Return the line that records an allocation; `now_s` is in seconds since boot."""
     return f"{now_s:.3f} {owner.pid} {owner.started} {device}\n"
 
@@ -244,7 +244,9 @@ def newest(content: str) -> str:
     return "".join({line.split(" ", 3)[-1]: line for line in content.splitlines(keepends=True)}.values())
 
 
-def unsettled(content: str, owner: Owner | None, now_s: float, readings: Sequence[Reading]) -> Mapping[str, float]:
+def unsettled(
+    content: str, owner: GateOwner | None, now_s: float, readings: Sequence[AccountReading]
+) -> Mapping[str, float]:
     """Return the recent allocations by processes other than `owner`, which the kubelet's accounts may not show yet.
 
     The values are their ages in seconds. A line that can't be parsed counts as just written.
@@ -253,15 +255,15 @@ def unsettled(content: str, owner: Owner | None, now_s: float, readings: Sequenc
     for line in content.splitlines():
         try:
             at_s, pid, started, device = line.split(" ", 3)
-            age_s, other = now_s - float(at_s), Owner(int(pid), int(started))
+            age_s, other = now_s - float(at_s), GateOwner(int(pid), int(started))
         except ValueError:
-            age_s, other, device = 0.0, Owner(0, 0), UNREADABLE
+            age_s, other, device = 0.0, GateOwner(0, 0), UNREADABLE
         if other != owner and (age_s < SETTLED_S or not _is_settled(device, now_s - age_s, readings)):
             found[device] = age_s
     return found
 
 
-def _is_settled(device: str, at_s: float, readings: Sequence[Reading]) -> bool:
+def _is_settled(device: str, at_s: float, readings: Sequence[AccountReading]) -> bool:
     """Return whether the accounts show an allocation, or lack it in two readings that are late enough."""
     later = [reading for reading in readings if reading.at_s >= at_s + SETTLED_S]
     if later and device in later[-1].devices:
@@ -270,7 +272,7 @@ def _is_settled(device: str, at_s: float, readings: Sequence[Reading]) -> bool:
     return len(lacking) >= 2 and lacking[-1] - lacking[0] >= APART_S
 
 
-def with_reading(readings: Sequence[Reading], new: Reading) -> tuple[Reading, ...]:
+def with_reading(readings: Sequence[AccountReading], new: AccountReading) -> tuple[AccountReading, ...]:
     """Return the last `MOST_READINGS` readings with a new one. A reading that follows fast replaces the one before."""
     *before, last = readings or (new,)
     is_fast = bool(before) and new.at_s - before[-1].at_s < APART_S

@@ -8,13 +8,13 @@ from gpuvirt.node.change.gate import gaterecord
 from gpuvirt.node.change.gate.damageage import is_new
 from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitUnsettledError
 from gpuvirt.node.change.gate.gatefiles import GateFiles, this_process
-from gpuvirt.node.change.gate.gaterecord import SETTLED_S, Damaged, Reading
+from gpuvirt.node.change.gate.gaterecord import SETTLED_S, AccountReading, Damaged
 
-Read = Callable[[], Sequence[Reading]]
+Read = Callable[[], Sequence[AccountReading]]
 """Returns the newest readings of the kubelet's two accounts; empty while one of them is unknown."""
 
 
-def no_readings() -> Sequence[Reading]:
+def no_readings() -> Sequence[AccountReading]:
     """Return no readings, for a host whose kubelet is not asked."""
     return ()
 

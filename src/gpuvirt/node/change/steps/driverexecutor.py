@@ -35,7 +35,7 @@ from gpuvirt.model.change.steps import (
 from gpuvirt.model.reasons import Reason, Seen, nativerefusals, refusals
 from gpuvirt.node.change.steps import proving
 from gpuvirt.node.change.steps.changes import Change
-from gpuvirt.node.change.steps.leasing import Claim, Prove, RefusedError, leased, what_failed
+from gpuvirt.node.change.steps.leasing import GroupClaim, Prove, RefusedError, leased, what_failed
 from gpuvirt.node.change.steps.proving import unbind_lock
 
 NO_OVERRIDE = b"\n"
@@ -141,7 +141,7 @@ def execute(
         for group in plan.leases:
             members = [function for function in functions.values() if function.iommu_group == group]
             addresses = tuple(member.address for member in members)
-            claim = Claim(addresses[0], group, tuple(cdevs_of(members)), addresses)
+            claim = GroupClaim(addresses[0], group, tuple(cdevs_of(members)), addresses)
             leases |= dict.fromkeys(addresses, held.enter_context(leased(kernel, claim)))
         locks: dict[PciAddress, Proof] = {}
         for address in plan.locks:

@@ -38,7 +38,7 @@ def what_failed(error: Exception) -> Seen:
     return Seen(str(error.filename), str(error.strerror)) if isinstance(error, OSError) else Seen("", str(error))
 
 
-class Claim(msgspec.Struct, frozen=True):
+class GroupClaim(msgspec.Struct, frozen=True):
     """The IOMMU group to lease."""
 
     subject: str
@@ -51,7 +51,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def leased(kernel: Kernel, claim: Claim) -> Iterator[Prove]:
+def leased(kernel: Kernel, claim: GroupClaim) -> Iterator[Prove]:
     """Lease an IOMMU group while the context lasts, and verify that no process has one of its devices open.
 
     The context value makes the proof of the group's devices. Raises InUseError if a process uses the group. Raises
@@ -72,14 +72,14 @@ def leased(kernel: Kernel, claim: Claim) -> Iterator[Prove]:
         yield (lambda: lease) if problem is None else lambda: _walk(kernel, claim, problem)
 
 
-def _walk(kernel: Kernel, claim: Claim, problem: str) -> Proof:
+def _walk(kernel: Kernel, claim: GroupClaim, problem: str) -> Proof:
     """Prove by a walk that no process uses a group that can't be leased."""
     verify_unused(kernel, (claim,), problem)
     return Proof(ProofKind.WALK, (claim.subject, *claim.others))
 
 
 @contextlib.contextmanager
-def _hold(kernel: Kernel, claim: Claim) -> Iterator[None]:
+def _hold(kernel: Kernel, claim: GroupClaim) -> Iterator[None]:
     """Lease a group by its group node, or by the nodes of its devices where the kernel has no group nodes."""
     with contextlib.ExitStack() as held:
         try:
@@ -93,7 +93,7 @@ def _hold(kernel: Kernel, claim: Claim) -> Iterator[None]:
         yield
 
 
-def verify_unused(kernel: Kernel, claims: Sequence[Claim], lease_problem: str | None) -> None:
+def verify_unused(kernel: Kernel, claims: Sequence[GroupClaim], lease_problem: str | None) -> None:
     """Search all processes for users of groups; raise InUseError.
 
     `lease_problem` is why the groups are not leased, None if they are. Without a lease the search must be able to find

@@ -18,7 +18,7 @@ from gpuvirt.hardware.functions import modules
 from gpuvirt.hardware.usage.nativeusers import read_native_users
 from gpuvirt.hardware.usage.users import Users, cdevs_of, read_users
 from gpuvirt.model.reasons import Seen, refusals
-from gpuvirt.node.change.steps.leasing import Claim, RefusedError, verify_unused, what_failed
+from gpuvirt.node.change.steps.leasing import GroupClaim, RefusedError, verify_unused, what_failed
 from gpuvirt.paths import HostPath
 
 NVIDIA_DRIVER = "nvidia"
@@ -51,7 +51,7 @@ def walked(
     return Proof(ProofKind.WALK, functions)
 
 
-def vgpus_walked(kernel: Kernel, gpu: PciAddress, claims: Sequence[Claim]) -> Proof:
+def vgpus_walked(kernel: Kernel, gpu: PciAddress, claims: Sequence[GroupClaim]) -> Proof:
     """Prove that no process has one of a GPU's vGPUs open, for a step that changes all of them; raise RefusedError."""
     if claims:
         verify_unused(kernel, claims, "the step needs no lease")

@@ -37,7 +37,7 @@ from gpuvirt.node.change.changehost import ChangeHost, ReportStep
 from gpuvirt.node.change.steps import proving
 from gpuvirt.node.change.steps.changerecord import recorded_unbind
 from gpuvirt.node.change.steps.changes import Change
-from gpuvirt.node.change.steps.leasing import Claim, InUseError, RefusedError, leased, what_failed
+from gpuvirt.node.change.steps.leasing import GroupClaim, InUseError, RefusedError, leased, what_failed
 
 MOST_ROUNDS = 6
 """The most rounds of a phase: one for VFs, one for vGPUs, and one for each VF that refuses a type."""
@@ -190,7 +190,7 @@ def _unused(kernel: Kernel, gpu: PciAddress, step: str) -> Proof:
     return Proof.joined(proving.walked(kernel, [gpu], answered=True), answered)
 
 
-def _claims_of_live(kernel: Kernel, inventory: Inventory, gpu: PciAddress) -> list[Claim]:
+def _claims_of_live(kernel: Kernel, inventory: Inventory, gpu: PciAddress) -> list[GroupClaim]:
     """Return the groups of all vGPUs that a GPU carries now."""
     host = scan(kernel).vgpu_hosts.get(gpu)
     if host is None:
@@ -262,7 +262,7 @@ def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) 
         backend.remove(kernel, live, Proof.joined(*walk, *proofs))
 
 
-def claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu) -> Iterator[Claim]:
+def claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu) -> Iterator[GroupClaim]:
     """Yield what must be leased while a vGPU is removed."""
     if host.framework is Framework.MDEV:
         yield _claim(live.id, live.id, live.group, iommu.read_cdevs(kernel, mdev_path(live.id)))
@@ -277,12 +277,14 @@ def claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu)
             yield _claim(parent, live.id, function.iommu_group, function.cdevs)
 
 
-def _claim(subject: str, vgpu: VgpuId, group: IommuGroup | Unread | None, cdevs: tuple[str, ...] | Unread) -> Claim:
+def _claim(
+    subject: str, vgpu: VgpuId, group: IommuGroup | Unread | None, cdevs: tuple[str, ...] | Unread
+) -> GroupClaim:
     if not isinstance(group, int):
         raise RefusedError(shortfalls.not_holdable(subject))
     if isinstance(cdevs, Unread):  # a VM may have the device open by a node of unknown name
         raise RefusedError(refusals.unread(subject, cdevs))
-    return Claim(subject, group, cdevs, (vgpu,))
+    return GroupClaim(subject, group, cdevs, (vgpu,))
 
 
 def _create(kernel: Kernel, host: VgpuHost, parent: PciAddress, vgpu_type: VgpuType, vgpu: VgpuId) -> None:
