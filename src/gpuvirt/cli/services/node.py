@@ -1,10 +1,4 @@
-"""`gpuvirt node`: the agent.
-
-The agent of `gpuvirt node --labels-only` observes the host and labels the node, and can do nothing else. NVIDIA's
-device plugin offers the GPUs of such a node, and NVIDIA's driver has them. This agent has no access to the kubelet,
-changes no driver and no vGPU, takes no lease and writes no file of the host. It needs neither privileges nor
-capabilities: `/sys` and `/proc/driver/nvidia` can be read by every user.
-"""
+"""`gpuvirt node`: the agent."""
 
 import asyncio
 import logging
@@ -12,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from msgspec.structs import replace
 
@@ -20,17 +13,9 @@ from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.apps.node import run_until_stopped
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
-from gpuvirt.errors import ConfigError
+from gpuvirt.cli.services.agentoptions import labelling_agent, plugin_only_agent, plugin_only_settings, whole_agent
 from gpuvirt.facts.ids import NodeName, parse_config_map_name
-from gpuvirt.facts.runtimes import enables_cdi
-from gpuvirt.hardware.access.kernel import RealKernel
-from gpuvirt.hardware.host.runtimes import read_runtimes
-from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.settings import CdiUse, Settings
-from gpuvirt.node.change.changehost import change_host_of
-from gpuvirt.node.change.gate.gates import plugin_gates
-from gpuvirt.node.options import NodeOptions
-from gpuvirt.node.published import cdifiles, statefile
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.published.markers import Markers
 from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import HostRoots, KubeletPaths
@@ -70,22 +55,6 @@ AwaitController = Annotated[
 ]
 
 
-def labelling_agent(roots: HostRoots, settings: Settings) -> NodeOptions:
-    """Return the options of the agent; all GPUs count as GPUs for containers, whatever `settings` say."""
-    return NodeOptions(
-        kernel=RealKernel(roots),
-        kubelet=KubeletPaths(options.KUBELET_DIR),
-        ledger=Path(options.LEDGER),  # of the agent's own container
-        gates=Path("/run/gpuvirt/gate"),  # of the same container, and never used: the agent allocates nothing
-        state_file=None,
-        settings=msgspec.structs.replace(settings, mode=DesiredMode.CONTAINER, modes={}, workload_label=False),
-        ids=options.read_pci_ids(None, roots),
-        plugin_only=True,
-        vgpus_only=True,
-        labels_only=True,
-    )
-
-
 def node(  # noqa: PLR0913  one parameter an option
     *,
     host_root: options.HostRoot = options.ROOT,
@@ -117,36 +86,21 @@ def node(  # noqa: PLR0913  one parameter an option
         return
     roots = HostRoots.under(host_root, system_root)
     kubelet = KubeletPaths.seen_through(kubelet_dir, roots.system)
-    settings = _plugin_only_settings(config) if plugin_only else options.read_settings(config)
-    kernel = RealKernel(roots)
-    change_host = change_host_of(kernel, roots, kubelet)
+    settings = plugin_only_settings(config) if plugin_only else options.read_settings(config)
+    ids = options.read_pci_ids(pci_ids, roots)
+    agent = (plugin_only_agent if plugin_only else whole_agent)(roots, kubelet, settings, ids)
     node = None if plugin_only else apiserver.node_name_of(node_name)
     config_map = parse_config_map_name(settings.vgpu_config_map)
     cluster = apiserver.cluster_side(node, kubeconfig, config_map, context=context)
     if node is not None and cluster is None:
         _report_unapplied(settings, node)
-    ledger = options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER)
-    run = NodeOptions(
-        kernel=kernel,
+    run = replace(
+        agent,
+        change_host=agent.change_host if settings.manages or cluster is not None else None,
         markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
-        change_host=change_host if settings.manages or cluster is not None else None,
-        kubelet=kubelet,
-        pods=None if plugin_only else _pods(roots, kubelet),
-        ledger=ledger,
-        gates=plugin_gates(kubelet.device_plugins) if plugin_only else change_host.locks,
-        state_file=None if plugin_only else roots.run / statefile.FILE,
-        cdi_folder=None if plugin_only else roots.run / cdifiles.FOLDER,
-        cdi_folders=(roots.system / "etc/cdi",),
-        cdi_enabled=lambda: enables_cdi(read_runtimes(RealKernel(HostRoots.under(roots.system)))),
-        system_root=roots.system,
-        driver_root=roots.run / "nvidia/driver",
-        proc=None if plugin_only else roots.proc,
-        settings=settings,
-        ids=options.read_pci_ids(pci_ids, roots),
-        plugin_only=plugin_only,
         node_name=node,
         vgpu_configs=options.read_vgpu_configs(settings),
-        desired_state=ledger.with_name(desiredstatestore.FILE) if node is not None else None,
+        desired_state=agent.ledger.with_name(desiredstatestore.FILE) if node is not None else None,
         watches_gpu_node=cluster is not None,
         awaits_controller=await_controller and cluster is not None,
         writes_node_counts=cluster is not None,
@@ -165,27 +119,3 @@ def _report_unapplied(settings: Settings, node: NodeName) -> None:
             settings.vgpu_config,
             node,
         )
-
-
-def _pods(roots: HostRoots, kubelet: KubeletPaths) -> Path | None:
-    """Return the folder of the kubelet's pods, which the agent sees below the host's `/`."""
-    usual = KubeletPaths(Path("/var/lib/kubelet"))
-    return roots.system / usual.pods.relative_to("/") if kubelet == usual else None
-
-
-def _plugin_only_settings(config: Path | None) -> Settings:
-    """Return the settings; raise ConfigError for one that an unprivileged agent can't follow."""
-    settings = options.read_settings(config)
-    if settings.cdi is CdiUse.ANSWERS:
-        raise ConfigError(
-            "answers can't name CDI devices with --plugin-only, which writes no CDI specs; expected none or files",
-            where=str(config),
-            path="$.cdi",
-        )
-    if settings.manages:
-        raise ConfigError(
-            "drivers of GPUs can't be changed with --plugin-only, which may not write to the host; expected unmanaged",
-            where=str(config),
-            path="$.mode" if settings.mode is not DesiredMode.UNMANAGED else "$.modes",
-        )
-    return settings
