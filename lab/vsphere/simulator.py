@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,18 +43,20 @@ class Serving:
 
 
 class VSphere:
-    """One running simulator."""
+    """One running simulator; any thread may command it."""
 
     def __init__(self, commands: IO[str], answers: IO[str]) -> None:
         """Read the port from a simulator that has just started."""
         self._commands, self._answers = commands, answers
+        self._lock = threading.Lock()
         self.port = msgspec.json.decode(self._line(), type=_Started).port
 
     def command(self, **fields: object) -> State:
         """Send a command (`main.go` and `lab.go` say which), and return the state after it."""
-        self._commands.write(json.dumps(fields) + "\n")
-        self._commands.flush()
-        return msgspec.json.decode(self._line(), type=State)
+        with self._lock:  # the answers have no numbers
+            self._commands.write(json.dumps(fields) + "\n")
+            self._commands.flush()
+            return msgspec.json.decode(self._line(), type=State)
 
     def change(self, name: str, **values: str) -> State:
         """Change a VM's `power`, `connection` or `tools` as an admin, a host or the guest does."""

@@ -1,6 +1,7 @@
 """A simulated vCenter is read, and its VMs are suspended, started, shut down and given other vGPUs."""
 
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,13 @@ async def test_all_vms_are_read(hypervisor: ChildHypervisor) -> None:
         key(0), "worker0", "4217aaaa-0000-0000-0000-000000000000", Power.ON, ("grid_v100-4q",), False
     )
     assert (found["worker4"].power, found["worker4"].vgpu_types) == (Power.SUSPENDED, ("grid_v100-16q",))
+
+
+def test_threads_command_one_simulator(center: Center) -> None:
+    """A test asks for the power of VMs beside the thread that plays their kubelets."""
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(lambda: [center.vsphere.state for _ in range(300)]) for _ in range(4)]
+        assert all(len(answers.result(timeout=60)) == 300 for answers in asked)
 
 
 async def test_an_answer_of_several_pages_is_read_whole(tmp_path: Path, authority: Authority) -> None:
