@@ -8,7 +8,7 @@ the watch of a standby may lag behind the bindings of its predecessor. It then c
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from random import Random
 from typing import TypeVar
 
@@ -32,14 +32,16 @@ from gpuvirt.cluster.extender.protocol import (
     node_arguments,
     preemption_arguments,
 )
+from gpuvirt.cluster.extender.refusedpods import RefusedPods
 from gpuvirt.cluster.extender.turns import Turns
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import KubernetesObject
 from gpuvirt.cluster.shares.budgets import DISRUPTION_BUDGETS, DisruptionBudgets
 from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingPod
+from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
 from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.loops.histogram import Histogram
 from gpuvirt.tasks import keep_going
 
@@ -89,6 +91,9 @@ class Extender:
         self._intervals = intervals
         self.binder = Binder(client, self.index, sharing, clock, may_write, intervals)
         self._turns = Turns(clock, intervals.turn_s)
+        self._refused = RefusedPods(self.index, sharing, clock, intervals.late_s)
+        self._woken = asyncio.Queue[SharingPod]()
+        """The pods that were refused before an event that kube-scheduler had seen, and that fit now."""
         self._sharing = sharing
         self._clock = clock
         self._may_write = may_write
@@ -104,8 +109,9 @@ class Extender:
     async def run(self) -> None:
         """Keep the index, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow("nodes", self._nodes, self.index.observe_nodes))
+            group.create_task(self._follow("nodes", self._nodes, self._observe_nodes))
             group.create_task(keep_going("bindings", self.binder.writes.run, self._clock))
+            group.create_task(keep_going("wakes", self._wake_pods, self._clock))
             group.create_task(self._follow("budgets", self._disruptions, self.budgets.observe))
             while True:
                 self._new_term.clear()
@@ -189,7 +195,9 @@ class Extender:
             if fits_without_held(asked, index.rows_without(self.binder.writes.held), self._sharing, index.limiting):
                 # A pod that is refused waits for an event or five minutes, one with an error is tried again soon.
                 return failed(f"filter: pod {pod.where}: {HELD}", REFUSED)
+            self._refused.add(asked)
             return SchedulerAnswer(msgspec.json.encode(found), REFUSED)
+        self._refused.drop(asked.pod.uid)
         self._turns.place(asked.pod.uid)
         return SchedulerAnswer(msgspec.json.encode(found), OK)
 
@@ -229,10 +237,26 @@ class Extender:
         """Return the consumer of a list that begins in a term, and of the changes after it."""
 
         def observe(delta: Delta[SharingPod]) -> None:
+            changed = self._refused.nodes_of(delta)
             self.index.observe_pods(delta)
             self._term_of_list = term
+            self._wake(changed)
 
         return observe
+
+    def _observe_nodes(self, delta: Delta[SharingNode]) -> None:
+        self.index.observe_nodes(delta)
+        self._wake([NodeName(key.name) for key in delta.changed])
+
+    def _wake(self, changed: Collection[NodeName]) -> None:
+        for pod in self._refused.fitting(changed):
+            self._woken.put_nowait(pod)
+
+    async def _wake_pods(self) -> None:
+        while True:
+            pod = await self._woken.get()
+            if self.missing is None:
+                await self.binder.fence.wake(pod)
 
     async def _follow(self, name: str, reflector: Reflector[T], observe: Callable[[Delta[T]], None]) -> None:
         def report(error: ApiError | None) -> None:

@@ -43,7 +43,7 @@ NAMED = 3
 
 class _FenceMetadata(msgspec.Struct, frozen=True, rename="camel"):
     uid: str
-    resource_version: str
+    resource_version: str | msgspec.UnsetType
     annotations: dict[str, str]
 
 
@@ -100,6 +100,20 @@ class Fence:
                 f"pod {pod.where} still has the version {metadata.resource_version} after a change"
             )
         return found
+
+    async def wake(self, pod: SharingPod) -> None:
+        """Have kube-scheduler try a pod again, in whatever version it is; one that can't be changed waits."""
+        patch = _FencePatch(_FenceMetadata(pod.uid, msgspec.UNSET, {FENCE_ANNOTATION: secrets.token_hex(8)}))
+        resource, name = pods(pod.metadata.namespace), pod.metadata.name
+        try:
+            async with asyncio.timeout(self._intervals.change_s):
+                await self._client.patch(resource, name, patch, PatchType.MERGE, SharingPod, part="status")
+        except (NotFoundError, ConflictError):
+            return  # it is gone, or replaced
+        except (ApiError, TimeoutError) as error:
+            log.warning("pod %s fits now and can't be changed, so it waits up to 5 minutes: %s", pod.where, error)
+        else:
+            log.info("woke a pod whose units became free after it was refused", extra={"pod": pod.where})
 
     async def read(self, pod: SharingPod) -> SharingPod | None:
         """Return a pod as the API server has it; None where it is gone or was replaced. Raises ApiError."""

@@ -13,6 +13,9 @@ class Intervals(msgspec.Struct, frozen=True):
     turn_s: float = 0.05
     """The longest wait for a binding after the last answer about its pod; it usually follows after 2 to 10 ms. A filter
     that does not know it may choose the same units for the next pod (decision 179)."""
+    late_s: float = 10.0
+    """How much later than kube-scheduler this process may observe an event, at most: then a pod that was refused before
+    it waits for its next event (decision 508)."""
     write_s: float = 2.5
     """The longest wait for a binding that was sent, also by the API server (`?timeout=`), which gives it up
     before another replica may lead (decision 182)."""

@@ -1,0 +1,75 @@
+"""The pods that filter refused a moment ago, and which of them an event makes fit that came here too late.
+
+kube-scheduler tries a refused pod again at the next event of the cluster, and without one after five minutes. Its watch
+and the extender's are not in step: it may have seen the end of a pod, asked, and been refused by books that did not
+know of that end. The event is past for it then, so the extender wakes the pod (decision 508).
+
+Source: handleSchedulingFailure and moveAllToActiveOrBackoffQueue of Kubernetes 1.36, pkg/scheduler.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.extender.filtering import filtered
+from gpuvirt.cluster.extender.protocol import NodeArguments
+from gpuvirt.cluster.shares.index import Index
+from gpuvirt.cluster.shares.objects import SharingPod
+from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.facts.ids import NodeName, PodUid
+
+MOST = 64
+"""How many refused pods are known; the oldest are forgotten. The binding of one that is woken is an event for all."""
+
+
+class _Refused(NamedTuple):
+    asked: NodeArguments
+    at_s: float
+
+
+class RefusedPods:
+    """Remembers refusals for as long as an event may be late."""
+
+    def __init__(self, index: Index, sharing: Sharing, clock: Clock, late_s: float) -> None:
+        """`late_s`: how much later than kube-scheduler's watch this one may be."""
+        self._index = index
+        self._sharing = sharing
+        self._clock = clock
+        self._late_s = late_s
+        self._refused: dict[PodUid, _Refused] = {}
+        """In the order of the refusals."""
+
+    def add(self, asked: NodeArguments) -> None:
+        """Remember a refusal."""
+        self._refused.pop(asked.pod.uid, None)
+        self._refused[asked.pod.uid] = _Refused(NodeArguments(asked.pod, asked.names), self._clock.monotonic_s())
+        if len(self._refused) > MOST:
+            del self._refused[next(iter(self._refused))]
+
+    def drop(self, pod: PodUid) -> None:
+        """Forget a pod, since it was placed."""
+        self._refused.pop(pod, None)
+
+    def nodes_of(self, delta: Delta[SharingPod]) -> frozenset[NodeName]:
+        """Return the nodes of pods that are about to change in the index, or to leave it."""
+        if not self._refused:
+            return frozenset()
+        known = (self._index.pod(key.namespace, key.name) for key in (*delta.changed, *delta.removed))
+        return frozenset(NodeName(pod.spec.node_name) for pod in known if pod is not None and pod.spec.node_name)
+
+    def fitting(self, changed: Collection[NodeName]) -> tuple[SharingPod, ...]:
+        """Return the pods that were refused a moment ago and fit on a changed node now, and forget them."""
+        since_s = self._clock.monotonic_s() - self._late_s
+        self._refused = {uid: refused for uid, refused in self._refused.items() if refused.at_s >= since_s}
+        found = tuple(refused.asked.pod for refused in self._refused.values() if self._fits(refused.asked, changed))
+        for pod in found:
+            self.drop(pod.uid)
+        return found
+
+    def _fits(self, asked: NodeArguments, changed: Collection[NodeName]) -> bool:
+        names = [name for name in asked.names if name in changed]
+        if not names:
+            return False
+        index, pod = self._index, asked.pod
+        return bool(filtered(NodeArguments(pod, names), index.rows_for(pod), self._sharing, index.limiting).node_names)
