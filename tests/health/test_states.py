@@ -1,11 +1,14 @@
 """Each fault that makes a device unhealthy: detected in time, with its reason, and cleared after the fault ends."""
 
+from pathlib import Path
+
 import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.files.blocking import WouldBlock
-from tests.node.simnode import SimNode
+from tests.node.simnode import SimNode, running_node
+from tests.sim.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
@@ -33,6 +36,22 @@ async def test_a_gpu_on_its_native_driver_is_withdrawn_within_two_seconds(two_a1
     two_a10.kernel.rebind(FIRST, "vfio-pci")
     await two_a10.advance(2)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
+
+
+@pytest.mark.parametrize(
+    ("host", "gpu", "first"),
+    [("2xA10", FIRST, "to offer it to VMs"), ("vm-2xV100", PciAddress("0000:02:00.0"), "gpuvirt doctor")],
+)
+async def test_a_gpu_is_bound_for_vms_once_a_vm_could_have_it(
+    simulated: Simulated, tmp_path: Path, host: str, gpu: PciAddress, first: str
+) -> None:
+    """A GPU of the host is in no IOMMU group where the host is a VM without an IOMMU: no VFIO driver takes it."""
+    kernel = simulated(host)
+    kernel.rebind(gpu, "nvidia")
+    async with running_node(kernel, tmp_path) as node:
+        (fix,) = (reason.fix for found in node.view.gpus if found.address == gpu for reason in found.reasons)
+        assert f"gpuvirt vfio bind {gpu}" in str(fix)
+        assert first in str(fix)
 
 
 async def test_an_unbound_gpu_is_withdrawn_with_its_reason(two_a10: SimNode) -> None:

@@ -192,6 +192,8 @@ def _not_on_vfio(inventory: Inventory, function: PciFunction) -> Reason:
         )
     if function.driver is None:
         return _without_driver(inventory, function)
+    if function.iommu_group is None:
+        return notoffered.native_driver(address, str(function.driver), notoffered.IN_A_GROUP_FIRST)
     return notoffered.native_driver(address, str(function.driver))
 
 

@@ -7,6 +7,8 @@ from gpuvirt.facts.pci import PciFunction
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
+IN_A_GROUP_FIRST = "once it is in an IOMMU group; gpuvirt doctor shows what keeps it out"
+
 
 def native_driver(address: str, driver: str, fix: str = "to offer it to VMs") -> Reason:
     """The function serves the host and containers."""
