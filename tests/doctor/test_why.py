@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.apps.doctor import gather
+from gpuvirt.apps.doctor import address_of, gather
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.doctor.explaining import explain_device
@@ -16,6 +16,7 @@ from gpuvirt.model.doctor.kubevirt import parse
 from gpuvirt.model.doctor.target import is_target
 from gpuvirt.model.offers.view import NodeView, ResourceView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, withheldshares
+from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.hostspec import host_names
 from gpuvirt_sim.kernel import SimKernel
@@ -247,3 +248,26 @@ def test_a_shared_gpu_is_blocked_by_why_its_units_are_withheld_and_by_nothing_th
     else:
         offered = next(stage for stage in explanation.stages if stage.step is StageName.OFFERED)
         assert offered.message == "500 units of nvidia.com/vgpu are offered to pods"
+
+
+def test_a_gpu_is_found_by_the_uuid_that_its_driver_shows() -> None:
+    """A UUID is what nvidia-smi, CUDA_VISIBLE_DEVICES and DCGM call a GPU."""
+    kernel = host()
+    kernel.rebind(PciAddress(OTHER), "nvidia")
+    uuid = gpu_uuid(PciAddress(OTHER))
+    assert address_of(kernel, uuid) == address_of(kernel, uuid.lower()) == OTHER
+    assert address_of(kernel, gpu_uuid(PciAddress(GPU))) is None, "vfio-pci shows none"
+    assert address_of(kernel, OTHER) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("GPU-00000000-1111-2222-3333-444444444444", "is the UUID of no GPU that NVIDIA's driver has"),
+        ("MIG-00000000-1111-2222-3333-444444444444", "is the id of a MIG device; expected the UUID or the address"),
+    ],
+)
+def test_an_id_of_nvidias_driver_without_a_gpu_is_no_resource(target: str, words: str) -> None:
+    found = explain_device(evidence(host()), target).blocker
+    assert found is not None
+    assert (found.code, words in found.message) == (FindingCode.NO_SUCH_DEVICE, True)

@@ -6,11 +6,14 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt.clock import Clock
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.functions.deviceids import read_device_ids
 from gpuvirt.hardware.host.platform import read_setup
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.kubelet.survey import read_kubelet
 from gpuvirt.model.allocation.ledger import Ledger
+from gpuvirt.model.allocation.pluginanswers import gpus_by_uuid, is_nvidias_id
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.doctor import diagnosis
 from gpuvirt.model.doctor.clusternodes import ClusterNode
@@ -59,6 +62,16 @@ def gather(kernel: Kernel, around: EvidenceSources) -> Evidence:
         kubevirts=around.kubevirts,
         cluster_nodes=around.cluster_nodes,
     )
+
+
+def address_of(kernel: Kernel, uuid: str) -> PciAddress | None:
+    """Return the GPU that NVIDIA's driver calls `GPU-...`; None for another text, and where no GPU has the UUID.
+
+    It reads the driver's files in /proc, which no check of a host does: such a read waits for a driver that hangs.
+    """
+    facts = scan(kernel)
+    found = gpus_by_uuid(read_device_ids(kernel, facts.functions.values()), uuid) if is_nvidias_id(uuid) else None
+    return next(iter(found)) if found is not None and len(found) == 1 else None
 
 
 def diagnose(kernel: Kernel, around: EvidenceSources) -> Report:

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gpuvirt.apps.doctor import gather
+from gpuvirt.apps.doctor import address_of, gather
 from gpuvirt.cli.diagnosis import whynode, whyvm
 from gpuvirt.cli.diagnosis.evidencehost import HostFolders, KubeVirtAt, surroundings
 from gpuvirt.cli.formats import Output
@@ -28,7 +28,7 @@ ClusterFile = Annotated[
         "Kubeconfig of the cluster: of the VM or pod, or of the KubeVirt that is checked for a device."
     ),
 ]
-TARGETS = "ADDRESS|RESOURCE|vm/NAME|vmi/NAME|pod/NAME|node/NAME"
+TARGETS = "ADDRESS|UUID|RESOURCE|vm/NAME|vmi/NAME|pod/NAME|node/NAME"
 
 
 def why(  # noqa: PLR0913  one parameter an option
@@ -37,7 +37,7 @@ def why(  # noqa: PLR0913  one parameter an option
         typer.Argument(
             metavar=TARGETS,
             autocompletion=completion.node_targets,
-            help="A PCI address, a vGPU's UUID or a resource on this host, or a VM, VMI, pod or node of the cluster.",
+            help="A PCI address, a UUID or a resource on this host, or a VM, VMI, pod or node of the cluster.",
         ),
     ],
     name: Annotated[
@@ -68,11 +68,12 @@ def why(  # noqa: PLR0913  one parameter an option
 ) -> None:
     """Explain what keeps a GPU from VMs, or a VM from its GPUs.
 
-    For a PCI address, a UUID or a resource, the command checks this host, and prints the stages between the GPU and a
-    VM. Of a resource, it takes the device that passes most stages. For vm/NAME (or vm NAME), vmi/NAME or pod/NAME, it
-    reads the cluster of --kubeconfig, KUBECONFIG or ~/.kube/config, and prints the requested devices, the scheduler's
-    message, and what blocks the pod on each node. For node/NAME, it prints the node's resources, the reasons of its
-    GPUs, and the pending pods that request what the node has, with what blocks each.
+    For a PCI address, a UUID (of an mdev, or `GPU-...`) or a resource, the command checks this host, and prints the
+    stages between the GPU and a VM. Of a resource, it takes the device that passes most stages. For vm/NAME (or vm
+    NAME), vmi/NAME or pod/NAME, it reads the cluster of --kubeconfig, KUBECONFIG or ~/.kube/config, and prints the
+    requested devices, the scheduler's message, and what blocks the pod on each node. For node/NAME, it prints the
+    node's resources, the reasons of its GPUs, and the pending pods that request what the node has, with what blocks
+    each.
 
     It exits with 0 if nothing blocks the device, VM or pod, with 1 otherwise.
     """
@@ -87,7 +88,7 @@ def why(  # noqa: PLR0913  one parameter an option
         return
     where = HostFolders(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
-    explanation = explain_device(gather(kernel, around), chosen.text)
+    explanation = explain_device(gather(kernel, around), address_of(kernel, chosen.text) or chosen.text)
     if not print_document(explanation, output):
         diagnosisrender.explanation(explanation)
     raise typer.Exit(1 if explanation.blocker is not None else 0)
@@ -110,7 +111,7 @@ def _target_of(text: str, name: str | None) -> _Target:
         raise typer.BadParameter(str(error), param_hint=TARGETS) from error
     if target.node is None and target.found is None and not is_target(whole):
         raise typer.BadParameter(
-            f"{whole!r} is not valid; expected 0000:65:00.0, an mdev's UUID, nvidia.com/GA102GL_A10, or vm/vm-a",
+            f"{whole!r} is not valid; expected 0000:65:00.0, a UUID, nvidia.com/GA102GL_A10, or vm/vm-a",
             param_hint=TARGETS,
         )
     return target

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import Unread
+from gpuvirt.model.allocation.pluginanswers import is_nvidias_id
 from gpuvirt.model.doctor.checks import drivers, iommu, kubelet, kubevirt
 from gpuvirt.model.doctor.checks.vgpu import vgpus
 from gpuvirt.model.doctor.evidence import Evidence
@@ -22,7 +23,7 @@ from gpuvirt.model.doctor.explanation import (
     progress,
 )
 from gpuvirt.model.doctor.findings import Finding, of_reason, problem
-from gpuvirt.model.doctor.target import no_device, no_gpu, no_resource, pci_address
+from gpuvirt.model.doctor.target import no_device, no_gpu, no_resource, no_such_uuid, pci_address
 from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.offers.view import DeviceView, GpuView, ResourceView, VgpuView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, nodeproblems, refusals
@@ -62,6 +63,8 @@ def _explain(evidence: Evidence, target: str) -> DeviceExplanation:
         for vgpu in gpu.vgpus:
             if vgpu.id == target.lower():
                 return _Explainer(evidence, gpu, vgpu).explain(target)
+    if is_nvidias_id(target):
+        return _not_found(target, None, None, no_such_uuid(target))
     return _of_resource(evidence, target)
 
 

@@ -102,6 +102,15 @@ def no_device(evidence: Evidence, address: PciAddress) -> Finding:
     )
 
 
+def no_such_uuid(uuid: str) -> Finding:
+    """Return the finding for an id of NVIDIA's driver that is that of no GPU on this host, or of a MIG device."""
+    message = "is the UUID of no GPU that NVIDIA's driver has on this host; a GPU on vfio-pci has none"
+    if uuid.upper().startswith("MIG"):
+        message = "is the id of a MIG device; expected the UUID or the address of its GPU"
+    fix = "gpuvirt devices lists the addresses of all GPUs, nvidia-smi -L the UUIDs of those that the driver has"
+    return problem(FindingCode.NO_SUCH_DEVICE, uuid, message, fix=(fix,))
+
+
 def no_gpu(function: PciFunction) -> Finding:
     """Return the finding for a function that gpuvirt never offers to VMs."""
     kind = "a bridge" if function.kind is FunctionKind.BRIDGE else "neither a GPU nor a part of a GPU's card"
