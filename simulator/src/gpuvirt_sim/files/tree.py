@@ -72,6 +72,10 @@ class Tree:
         self.root = Folder()
         self._numbered: dict[str, HostPath] = {}
         """The folder of each device whose number an attribute `dev` shows."""
+        self._found: dict[tuple[HostPath, bool], tuple[HostPath, Node]] = {}
+        """What paths lead to, until a node is replaced or removed: a scan resolves the same thousands each time."""
+        self._missing: dict[tuple[HostPath, bool], int] = {}
+        """The errnos of paths that lead nowhere, until a node is placed."""
 
     def find(self, path: HostPath, *, follow: bool = True) -> Node:
         """Return the node at `path`; `follow`: whether to follow a link that is the last component."""
@@ -88,7 +92,10 @@ class Tree:
         """Return the folder at `path`; create it and the folders above it where they are missing."""
         folder = self.root
         for name in _parts(path):
-            child = folder.entries.setdefault(name, Folder())
+            child = folder.entries.get(name)
+            if child is None:
+                child = folder.entries[name] = Folder()
+                self._missing = {}
             if not isinstance(child, Folder):
                 raise fails(errno.ENOTDIR, path)
             folder = child
@@ -97,7 +104,12 @@ class Tree:
     def place(self, path: HostPath, node: Node) -> None:
         """Put `node` at `path`, in place of an existing node."""
         above, _, name = path.rpartition("/")
-        self.make(HostPath(above)).entries[name] = node
+        entries = self.make(HostPath(above)).entries
+        replaces = name in entries
+        entries[name] = node
+        self._missing = {}
+        if replaces:
+            self._found = {}
         if name == "dev" and path.startswith("/sys/") and isinstance(node, File) and node.read is not None:
             self._number(HostPath(above), str(node.read()).strip())
 
@@ -118,11 +130,13 @@ class Tree:
             self.folder(HostPath(above)).entries.pop(name, None)
         except OSError:
             return
+        self._found, self._missing = {}, {}
         if path.startswith("/sys/"):
             gone = f"{self.real_path(HostPath(above))}/{name}"
             for number in [number for number, device in self._numbered.items() if f"{device}/".startswith(f"{gone}/")]:
                 del self._numbered[number]
                 self.folder(DEVICE_NUMBERS).entries.pop(number, None)
+            self._found, self._missing = {}, {}
 
     def exists(self, path: HostPath) -> bool:
         """Return whether there is a node at `path`; a dangling link counts."""
@@ -148,6 +162,19 @@ class Tree:
         return self._resolve(path, follow=True)[0]
 
     def _resolve(self, path: HostPath, *, follow: bool) -> tuple[HostPath, Node]:
+        # Another thread may change the tree meanwhile: then this answer is kept in a mapping that is used no more.
+        key, found, missing = (path, follow), self._found, self._missing
+        if (known := found.get(key)) is not None:
+            return known
+        if (number := missing.get(key)) is not None:
+            raise fails(number, path)
+        try:
+            return found.setdefault(key, self._walk_to(path, follow=follow))
+        except OSError as error:
+            missing[key] = error.errno or errno.ENOENT
+            raise
+
+    def _walk_to(self, path: HostPath, *, follow: bool) -> tuple[HostPath, Node]:
         ahead, names, above = [part for part in reversed(path.split("/")) if part], list[str](), [self.root]
         links = 0
         while ahead:
