@@ -2,7 +2,6 @@
 
 import logging
 import os
-from asyncio import constants
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
 from tests.chart.helmchart import Helm
+from tests.checkedloop import CheckedLoop
 from tests.cluster.chartlab import Install, chart_user
 from tests.cluster.clusterlab import LabNode, lab_node
 from tests.cluster.labnamespace import namespace_of
@@ -41,10 +41,6 @@ from tests.web.certificates import Authority, Pair
 settings.register_profile("any-load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-load")
 
-# In debug mode asyncio records ten frames for each callback: half of the time of asynchronous tests. Its checks need
-# none, and a single frame says where a coroutine was created that nobody awaits.
-constants.DEBUG_STACK_DEPTH = 1  # type: ignore[misc]
-
 ROOT = Path(__file__).parent.parent
 RING_TIMEOUT_S = sized(3600, 600)
 ImageBuild = Callable[[], Future[Mapping[str, Path]]]
@@ -54,6 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Remove the mounts that a killed test run has left."""
     if not hasattr(config, "workerinput"):
         detach_dead_mounts()
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, type[CheckedLoop]]:
+    """Run each asynchronous test on a loop of its own."""
+    return {"checked": CheckedLoop}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

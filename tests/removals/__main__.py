@@ -41,7 +41,6 @@ FOLDERS = (
 )
 """The tests that may notice a removal."""
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not ring")
-QUICK = ("-o", "asyncio_debug=false")
 MOST_TESTS = 40
 """How many tests are tried for one removal."""
 
@@ -67,7 +66,7 @@ def record_reach(jobs: int) -> None:
     """Run all tests, and record which execute each guard."""
     tests = [f"tests/{folder}" for folder in FOLDERS]
     parallel = ("-n", str(jobs)) if jobs > 1 else ()
-    command = (*PYTEST, *QUICK, *parallel, "-p", "tests.removals.reach", OPTION, str(CACHE), *tests)
+    command = (*PYTEST, *parallel, "-p", "tests.removals.reach", OPTION, str(CACHE), *tests)
     subprocess.run(command, cwd=ROOT, check=False)
 
 
@@ -118,7 +117,7 @@ def make(trials: Sequence[Trial], *, most_cpu_s: int = MOST_CPU_S) -> dict[str, 
         asked, results = Path(folder) / "trials.json", Path(folder) / "results.json"
         write_trials(asked, trials)
         limits = (TRIALS, str(asked), RESULTS, str(results), CPU, str(most_cpu_s))
-        command = (*PYTEST, *QUICK, "-p", "tests.removals.trial", *limits, *files)
+        command = (*PYTEST, "-p", "tests.removals.trial", *limits, *files)
         done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
         found = read_results(results) if results.exists() else {}
         if found.keys() != {trial.key for trial in trials}:
