@@ -14,6 +14,7 @@ import msgspec
 import yaml
 from lab.cluster.controlplane import ControlPlane
 
+from gpuvirt.apps.extender import EXTENDER_LEASE
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.operator.scheduler.decisions import Tls, extender
 from gpuvirt.cluster.shares.objects import SharingPod
@@ -145,6 +146,10 @@ class ExtenderLab(ShareNodes):
         request = urllib.request.Request(f"http://{address}:8888/filter", QUESTION, headers)
         with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310  of this computer
             return is_of_leader(answer.read())
+
+    def lease_holder(self) -> str:
+        """Return the identity of the process that has the lease; "" where it was given back."""
+        return self.kubectl("get", "lease", EXTENDER_LEASE, "-o", "jsonpath={.spec.holderIdentity}")
 
     def leader(self) -> Replica:
         """Wait until a replica serves and the Service leads to it, and return the replica."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.apps.extender import TERMS
 from tests.cluster.chartlab import NAMESPACE, Install
 from tests.cluster.extenderlab import CLOCK, until
 from tests.cluster.extenderservice import EXTENDER, QUESTION, is_of_leader
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 SERVER = f"{EXTENDER}.{NAMESPACE}.svc"
 SECRET = "extender-cert"  # noqa: S105  the name of a Secret
+LONGEST_QUESTION_S = 1.2
 SELECTOR = "app.kubernetes.io/component=extender"
 
 
@@ -91,12 +93,17 @@ class Release:
 
 
 def longest_gap_s(release: Release, command: "subprocess.Popen[bytes]") -> float:
-    """Return the longest time without a replica that serves, until a command has ended and one serves."""
-    longest_s, served_at_s = 0.0, CLOCK.monotonic_s()
-    while command.poll() is None or longest_s < CLOCK.monotonic_s() - served_at_s:
-        if release.serves():
-            longest_s, served_at_s = max(longest_s, CLOCK.monotonic_s() - served_at_s), CLOCK.monotonic_s()
-        assert CLOCK.monotonic_s() - served_at_s < 60, release.user.pods()
+    """Return the longest time without a replica that serves, until a command has ended and one serves.
+
+    A question takes a second at most; more is time in which a busy computer did not run this process.
+    """
+    longest_s, gap_s, asked_at_s, serves = 0.0, 0.0, CLOCK.monotonic_s(), True
+    while command.poll() is None or not serves:
+        serves, now_s = release.serves(), CLOCK.monotonic_s()
+        gap_s += min(now_s - asked_at_s, LONGEST_QUESTION_S)
+        longest_s, asked_at_s = max(longest_s, gap_s), now_s
+        gap_s = 0.0 if serves else gap_s
+        assert gap_s < 60, release.user.pods()
         time.sleep(0.05)  # noqa: TID251  for programs outside
     return longest_s
 
@@ -118,7 +125,7 @@ def test_helm_waits_for_both_replicas_and_upgrades_and_drains_keep_one_that_serv
         gap_s = longest_gap_s(release, command)
     log.info("during the rollout, no replica served for %.1f s at most", gap_s)
     assert command.returncode == 0
-    assert gap_s < 6
+    assert gap_s < TERMS.duration_s, "each leader gave its lease back"
 
     until(lambda: release.ready() == "2", user.pods)
     until(lambda: len(release.pods()) == 2, user.pods)  # those of the former rollout are gone

@@ -24,6 +24,8 @@ START, SUSPEND = Call(key(0), Action.START), Call(key(0), Action.SUSPEND)
 HANGS_S = 4.0
 FAILS_WITHIN_S = 2.0
 """How long a child watches a call (`calling.FAILS_WITHIN_S`; that module needs libvirt's library)."""
+BUSY_S = 15.0
+"""How much later than a child dies a test may notice it, on a busy computer."""
 MORE_ATTEMPTS = 4
 
 
@@ -209,7 +211,7 @@ async def test_a_child_that_waits_for_libvirtd_dies_when_the_lease_ends(server: 
             unknown = await hypervisor.read()
             assert isinstance(unknown, VmsUnknown)
             assert unknown.code in {"HypervisorConnectionEnded", "LeaseLost"}
-            assert CLOCK.monotonic_s() - until_s < DEAD_AFTER_S
+            assert CLOCK.monotonic_s() - until_s < DEAD_AFTER_S + BUSY_S
             assert hypervisor.pid is None
 
 
