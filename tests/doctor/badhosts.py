@@ -13,6 +13,7 @@ from gpuvirt_sim.kernel import SimKernel
 from tests.doctor.sickhost import host, simulated
 
 GPU = "0000:65:00.0"
+MODULES = "/lib/modules/6.8.0-31-generic"
 FOLDER = f"/sys/bus/pci/devices/{GPU}"
 
 TYPELESS = """
@@ -123,6 +124,11 @@ BAD = {
     "no vfio-pci": Bad(
         lambda: host(PlatformSpec(modules=("nvidia",), available=()), driver="native"),
         FindingCode.VFIO_MISSING, Level.ERROR, "modules.dep: empty", "linux-modules-extra-6.8.0-31-generic",
+    ),
+    "no list of the kernel's modules": Bad(
+        lambda: host(PlatformSpec(modules=("nvidia",), missing=(f"{MODULES}/modules.dep",)), driver="native"),
+        FindingCode.NOT_READ, Level.UNKNOWN, f"{MODULES}/modules.dep: not there",
+        "install the modules of kernel 6.8.0-31-generic",
     ),
     "vfio-pci is kept out by modprobe": Bad(
         lambda: host(with_file("/etc/modprobe.d/no.conf", "# no\ninstall vfio-pci \\\n /bin/false\n")),

@@ -23,6 +23,7 @@ SYSFB_INIT = (5, 15)
 
 FIRMWARE_SCREENS = ("EFI VGA", "VESA VGA", "simple", "simpledrm")
 """Prefixes of framebuffer names that use the memory of the GPU that the firmware has chosen for its screen."""
+OR_MOUNT = "or in a container mount the host's /lib/modules below --host-root"
 
 
 def vfio_modules(evidence: Evidence) -> Iterator[Finding]:
@@ -43,8 +44,12 @@ def vfio_modules(evidence: Evidence) -> Iterator[Finding]:
     elif loadable == missing:
         shown = Listing(setup.available_modules.path, tuple(loadable))
         yield fine("VFIO's modules", "are not loaded, but available: modprobe vfio-pci", shown)
-    elif any(isinstance(modules.names, Unread) for modules in lists) or setup.available_modules.names is None:
+    elif any(isinstance(modules.names, Unread) for modules in lists):
         yield unread("VFIO's modules", "are not loaded; the list of available modules could not be read", *lists)
+    elif setup.available_modules.names is None:
+        without = "are not loaded; the host has no list of its kernel's modules"
+        fix = f"install the modules of {f'kernel {of}' if (of := setup.release.text) else 'its kernel'}, {OR_MOUNT}"
+        yield unread("VFIO's modules", without, *lists, fix=fix)
     else:
         yield problem(
             FindingCode.VFIO_MISSING,
