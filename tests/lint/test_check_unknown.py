@@ -161,8 +161,3 @@ def test_a_decision_that_names_all_three_values_is_no_fault(checked: Checked, fo
 def test_unknown_has_no_truth_value(unknown: NotKnown) -> None:
     with pytest.raises(TypeError, match="neither true nor false"):
         bool(unknown)
-
-
-def test_the_package_passes() -> None:
-    done = run("check_types")
-    assert (done.returncode, done.stdout) == (0, "")
