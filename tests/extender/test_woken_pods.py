@@ -1,5 +1,7 @@
 """A pod that was refused by books older than what kube-scheduler had seen is woken by the event that comes late."""
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -97,8 +99,14 @@ class Refusals:
     def end_first(self) -> None:
         self.known.gone(pod("first", 900, on="n"))
 
-    def fitting(self, changed: str = "n") -> list[str]:
-        return [found.metadata.name for found in self.pods.fitting([NodeName(changed)])]
+    async def fitting(self, changed: str = "n") -> list[str]:
+        self.pods.observe([NodeName(changed)])
+        found = list[str]()
+        with suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(0):
+                    found.append((await self.pods.next_fitting()).metadata.name)
+        return found
 
 
 async def test_a_refusal_that_is_older_than_an_event_can_be_late_is_forgotten() -> None:
@@ -108,32 +116,42 @@ async def test_a_refusal_that_is_older_than_an_event_can_be_late_is_forgotten() 
     refusals.refuse("new")
     await refusals.clock.advance(LATE_S / 2 + 1)
     refusals.end_first()
-    assert refusals.fitting() == ["new"]
-    assert refusals.fitting() == [], "it was woken"
+    assert await refusals.fitting() == ["new"]
+    assert await refusals.fitting() == [], "it was woken"
 
 
-def test_only_nodes_that_kube_scheduler_asked_for_count() -> None:
+async def test_only_nodes_that_kube_scheduler_asked_for_count() -> None:
     refusals = Refusals()
     refusals.refuse("p", 600, "n")
-    assert refusals.fitting("m") == []
+    assert await refusals.fitting("m") == []
     refusals.end_first()
-    assert refusals.fitting("m") == []
-    assert refusals.fitting() == ["p"]
+    assert await refusals.fitting("m") == []
+    assert await refusals.fitting() == ["p"]
 
 
-def test_a_pod_that_was_placed_meanwhile_is_not_woken() -> None:
+async def test_a_pod_that_was_placed_meanwhile_is_not_woken() -> None:
     refusals = Refusals()
     refusals.refuse("p")
     refusals.pods.drop(decoded_pod(pod("p", 600)).uid)
     refusals.end_first()
-    assert refusals.fitting() == []
+    assert await refusals.fitting() == []
 
 
-def test_the_oldest_of_many_refusals_are_forgotten() -> None:
+async def test_a_pod_that_is_placed_before_it_is_woken_keeps_the_version_of_its_binding() -> None:
+    refusals = Refusals()
+    for name in ("placed", "waits"):
+        refusals.refuse(name)
+    refusals.end_first()
+    refusals.pods.observe([N])
+    refusals.pods.drop(decoded_pod(pod("placed", 600)).uid)
+    assert (await refusals.pods.next_fitting()).metadata.name == "waits"
+
+
+async def test_the_oldest_of_many_refusals_are_forgotten() -> None:
     refusals = Refusals()
     for number in range(MOST):
         refusals.refuse(f"p{number}")
     refusals.refuse("p0")
     refusals.refuse("last")
     refusals.end_first()
-    assert refusals.fitting() == [*(f"p{number}" for number in range(2, MOST)), "p0", "last"]
+    assert await refusals.fitting() == [*(f"p{number}" for number in range(2, MOST)), "p0", "last"]

@@ -8,7 +8,7 @@ the watch of a standby may lag behind the bindings of its predecessor. It then c
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import TypeVar
 
@@ -92,8 +92,6 @@ class Extender:
         self.binder = Binder(client, self.index, sharing, clock, may_write, intervals)
         self._turns = Turns(clock, intervals.turn_s)
         self._refused = RefusedPods(self.index, sharing, clock, intervals.late_s)
-        self._woken = asyncio.Queue[SharingPod]()
-        """The pods that were refused before an event that kube-scheduler had seen, and that fit now."""
         self._sharing = sharing
         self._clock = clock
         self._may_write = may_write
@@ -240,21 +238,17 @@ class Extender:
             changed = self._refused.nodes_of(delta)
             self.index.observe_pods(delta)
             self._term_of_list = term
-            self._wake(changed)
+            self._refused.observe(changed)
 
         return observe
 
     def _observe_nodes(self, delta: Delta[SharingNode]) -> None:
         self.index.observe_nodes(delta)
-        self._wake([NodeName(key.name) for key in delta.changed])
-
-    def _wake(self, changed: Collection[NodeName]) -> None:
-        for pod in self._refused.fitting(changed):
-            self._woken.put_nowait(pod)
+        self._refused.observe([NodeName(key.name) for key in delta.changed])
 
     async def _wake_pods(self) -> None:
         while True:
-            pod = await self._woken.get()
+            pod = await self._refused.next_fitting()
             if self.missing is None:
                 await self.binder.fence.wake(pod)
 

@@ -1,4 +1,4 @@
-"""The pods that filter refused a moment ago, and which of them an event makes fit that came here too late.
+"""The pods that filter refused a moment ago, and those of them that an event makes fit which came here too late.
 
 kube-scheduler tries a refused pod again at the next event of the cluster, and without one after five minutes. Its watch
 and the extender's are not in step: it may have seen the end of a pod, asked, and been refused by books that did not
@@ -7,6 +7,7 @@ know of that end. The event is past for it then, so the extender wakes the pod (
 Source: handleSchedulingFailure and moveAllToActiveOrBackoffQueue of Kubernetes 1.36, pkg/scheduler.
 """
 
+import asyncio
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -39,6 +40,8 @@ class RefusedPods:
         self._late_s = late_s
         self._refused: dict[PodUid, _Refused] = {}
         """In the order of the refusals."""
+        self._fitting: dict[PodUid, SharingPod] = {}
+        self._news = asyncio.Event()
 
     def add(self, asked: NodeArguments) -> None:
         """Remember a refusal."""
@@ -48,8 +51,9 @@ class RefusedPods:
             del self._refused[next(iter(self._refused))]
 
     def drop(self, pod: PodUid) -> None:
-        """Forget a pod, since it was placed."""
+        """Forget a pod, since it was placed: a change of it would refuse its Binding."""
         self._refused.pop(pod, None)
+        self._fitting.pop(pod, None)
 
     def nodes_of(self, delta: Delta[SharingPod]) -> frozenset[NodeName]:
         """Return the nodes of pods that are about to change in the index, or to leave it."""
@@ -58,14 +62,22 @@ class RefusedPods:
         known = (self._index.pod(key.namespace, key.name) for key in (*delta.changed, *delta.removed))
         return frozenset(NodeName(pod.spec.node_name) for pod in known if pod is not None and pod.spec.node_name)
 
-    def fitting(self, changed: Collection[NodeName]) -> tuple[SharingPod, ...]:
-        """Return the pods that were refused a moment ago and fit on a changed node now, and forget them."""
+    def observe(self, changed: Collection[NodeName]) -> None:
+        """Find the pods that were refused a moment ago and fit on a node that has changed."""
         since_s = self._clock.monotonic_s() - self._late_s
         self._refused = {uid: refused for uid, refused in self._refused.items() if refused.at_s >= since_s}
-        found = tuple(refused.asked.pod for refused in self._refused.values() if self._fits(refused.asked, changed))
-        for pod in found:
-            self.drop(pod.uid)
-        return found
+        found = {uid: each.asked.pod for uid, each in self._refused.items() if self._fits(each.asked, changed)}
+        self._refused = {uid: refused for uid, refused in self._refused.items() if uid not in found}
+        self._fitting |= found
+        if found:
+            self._news.set()
+
+    async def next_fitting(self) -> SharingPod:
+        """Wait for a pod that was refused and fits now, and forget it."""
+        while not self._fitting:
+            self._news.clear()
+            await self._news.wait()
+        return self._fitting.pop(next(iter(self._fitting)))
 
     def _fits(self, asked: NodeArguments, changed: Collection[NodeName]) -> bool:
         names = [name for name in asked.names if name in changed]
