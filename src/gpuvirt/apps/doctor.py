@@ -69,9 +69,10 @@ def address_of(kernel: Kernel, uuid: str) -> PciAddress | None:
 
     It reads the driver's files in /proc, which no check of a host does: such a read waits for a driver that hangs.
     """
-    facts = scan(kernel)
-    found = gpus_by_uuid(read_device_ids(kernel, facts.functions.values()), uuid) if is_nvidias_id(uuid) else None
-    return next(iter(found)) if found is not None and len(found) == 1 else None
+    if not is_nvidias_id(uuid):
+        return None
+    found = gpus_by_uuid(read_device_ids(kernel, scan(kernel).functions.values()), uuid) or frozenset()
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def diagnose(kernel: Kernel, around: EvidenceSources) -> Report:
