@@ -82,38 +82,36 @@ class Fence:
 
         Raises ApiError and TimeoutError.
         """
-        metadata = pod.metadata
-        patch = _FencePatch(
-            _FenceMetadata(pod.uid, metadata.resource_version, {FENCE_ANNOTATION: secrets.token_hex(8)})
-        )
-        resource, name = pods(metadata.namespace), metadata.name
+        version = pod.metadata.resource_version
         found: SharingPod | None
         async with asyncio.timeout(self._intervals.change_s):
             try:
-                found = await self._client.patch(resource, name, patch, PatchType.MERGE, SharingPod, part="status")
+                found = await self._write(pod, version)
             except NotFoundError:
                 return None
             except ConflictError:
                 found = await self.read(pod)
-        if found is not None and found.metadata.resource_version == metadata.resource_version:
-            raise NotUnderstoodError(
-                f"pod {pod.where} still has the version {metadata.resource_version} after a change"
-            )
+        if found is not None and found.metadata.resource_version == version:
+            raise NotUnderstoodError(f"pod {pod.where} still has the version {version} after a change")
         return found
 
     async def wake(self, pod: SharingPod) -> None:
         """Have kube-scheduler try a pod again, in whatever version it is; one that can't be changed waits."""
-        patch = _FencePatch(_FenceMetadata(pod.uid, msgspec.UNSET, {FENCE_ANNOTATION: secrets.token_hex(8)}))
-        resource, name = pods(pod.metadata.namespace), pod.metadata.name
         try:
             async with asyncio.timeout(self._intervals.change_s):
-                await self._client.patch(resource, name, patch, PatchType.MERGE, SharingPod, part="status")
+                await self._write(pod, msgspec.UNSET)
         except (NotFoundError, ConflictError):
             return  # it is gone, or replaced
         except (ApiError, TimeoutError) as error:
             log.warning("pod %s fits now and can't be changed, so it waits up to 5 minutes: %s", pod.where, error)
         else:
             log.info("woke a pod whose units became free after it was refused", extra={"pod": pod.where})
+
+    async def _write(self, pod: SharingPod, version: str | msgspec.UnsetType) -> SharingPod:
+        """Write another value into the annotation of a pod, and return the pod; unset: in whatever version it is."""
+        patch = _FencePatch(_FenceMetadata(pod.uid, version, {FENCE_ANNOTATION: secrets.token_hex(8)}))
+        resource, name = pods(pod.metadata.namespace), pod.metadata.name
+        return await self._client.patch(resource, name, patch, PatchType.MERGE, SharingPod, part="status")
 
     async def read(self, pod: SharingPod) -> SharingPod | None:
         """Return a pod as the API server has it; None where it is gone or was replaced. Raises ApiError."""
