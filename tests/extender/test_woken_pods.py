@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.apps.extender import ExtenderProcess
 from gpuvirt.cluster.extender.protocol import NodeArguments
 from gpuvirt.cluster.extender.refusedpods import MOST, RefusedPods
 from gpuvirt.cluster.shares.sharing import Sharing
@@ -14,7 +15,7 @@ from gpuvirt_sim.clock import SimClock
 from tests.extender.namedobjects import Object
 from tests.extender.podapi import PodApi
 from tests.extender.pods import IndexUnderTest, decoded_pod, node, pod
-from tests.extender.test_process import bind, is_ready, post, running, until
+from tests.extender.test_process import Running, bind, is_ready, post, running, until
 
 LATE_S = 10.0
 N = NodeName("n")
@@ -34,15 +35,32 @@ def api() -> PodApi:
     return api
 
 
+async def started(processes: Running, api: PodApi) -> ExtenderProcess:
+    """Return a process that answers and has changed no pod since."""
+    process = await processes.start(elects=False)
+    await until(lambda: is_ready(process))
+    api.changed.clear()
+    return process
+
+
+async def filled(processes: Running, api: PodApi) -> ExtenderProcess:
+    """Return such a process that has bound `first`, so that 100 of the node's units are free."""
+    process = await started(processes, api)
+    assert await bind(process, "first") == ""
+    await until(lambda: process.extender.index.totals().free == 100)
+    return process
+
+
+async def ask(process: ExtenderProcess, api: PodApi, *names: str) -> None:
+    """Ask for the node for each pod, as kube-scheduler does."""
+    for name in names:
+        await post(process, "filter", Pod=api.pods[f"default/{name}"], NodeNames=["n"])
+
+
 async def test_a_refused_pod_is_changed_once_a_late_event_frees_its_units(api: PodApi, tmp_path: Path) -> None:
     async with running(api, tmp_path) as processes:
-        process = await processes.start(elects=False)
-        await until(lambda: is_ready(process))
-        api.changed.clear()
-        assert await bind(process, "first") == ""
-        await until(lambda: process.extender.index.totals().free == 100)
-        for name in ("waits", "wide", "small"):
-            await post(process, "filter", Pod=api.pods[f"default/{name}"], NodeNames=["n"])
+        process = await filled(processes, api)
+        await ask(process, api, "waits", "wide", "small")
         api.put("pods", pod("other", 300))
         api.put("pods", ended(api, "first"))
         await until(lambda: len(api.changed) == 2)
@@ -56,11 +74,9 @@ async def test_a_refused_pod_is_changed_once_a_late_event_frees_its_units(api: P
 
 async def test_a_refused_pod_is_changed_once_a_node_shares_more(api: PodApi, tmp_path: Path) -> None:
     async with running(api, tmp_path) as processes:
-        process = await processes.start(elects=False)
-        await until(lambda: is_ready(process))
-        api.changed.clear()
+        process = await started(processes, api)
         api.put("pods", pod("large", 1000, 1000))
-        await post(process, "filter", Pod=api.pods["default/large"], NodeNames=["n"])
+        await ask(process, api, "large")
         api.put("nodes", node("n", a=1000, b=1000))
         await until(lambda: api.changed == ["default/large"])
 
@@ -69,13 +85,8 @@ async def test_a_pod_that_nobody_can_change_keeps_no_other_from_being_woken(
     api: PodApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(api, tmp_path) as processes:
-        process = await processes.start(elects=False)
-        await until(lambda: is_ready(process))
-        api.changed.clear()
-        assert await bind(process, "first") == ""
-        await until(lambda: process.extender.index.totals().free == 100)
-        for name in ("wide", "waits"):
-            await post(process, "filter", Pod=api.pods[f"default/{name}"], NodeNames=["n"])
+        process = await filled(processes, api)
+        await ask(process, api, "wide", "waits")
         api.faults.unchangeable = {"default/wide"}
         api.put("pods", ended(api, "first"))
         await until(lambda: api.changed == ["default/waits"])
@@ -100,7 +111,7 @@ class Refusals:
         self.known.gone(pod("first", 900, on="n"))
 
     async def fitting(self, changed: str = "n") -> list[str]:
-        self.pods.observe([NodeName(changed)])
+        self.pods.observe({NodeName(changed)})
         found = list[str]()
         with suppress(TimeoutError):
             while True:
@@ -142,7 +153,7 @@ async def test_a_pod_that_is_placed_before_it_is_woken_keeps_the_version_of_its_
     for name in ("placed", "waits"):
         refusals.refuse(name)
     refusals.end_first()
-    refusals.pods.observe([N])
+    refusals.pods.observe({N})
     refusals.pods.drop(decoded_pod(pod("placed", 600)).uid)
     assert (await refusals.pods.next_fitting()).metadata.name == "waits"
 

@@ -244,7 +244,7 @@ class Extender:
 
     def _observe_nodes(self, delta: Delta[SharingNode]) -> None:
         self.index.observe_nodes(delta)
-        self._refused.observe([NodeName(key.name) for key in delta.changed])
+        self._refused.observe({NodeName(key.name) for key in delta.changed})
 
     async def _wake_pods(self) -> None:
         while True:

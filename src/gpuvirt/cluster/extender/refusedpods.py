@@ -8,7 +8,8 @@ Source: handleSchedulingFailure and moveAllToActiveOrBackoffQueue of Kubernetes 
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from gpuvirt.clock import Clock
@@ -25,7 +26,9 @@ MOST = 64
 
 
 class _Refused(NamedTuple):
-    asked: NodeArguments
+    pod: SharingPod
+    names: Sequence[NodeName]
+    """The nodes that kube-scheduler asked for."""
     at_s: float
 
 
@@ -46,7 +49,7 @@ class RefusedPods:
     def add(self, asked: NodeArguments) -> None:
         """Remember a refusal."""
         self._refused.pop(asked.pod.uid, None)
-        self._refused[asked.pod.uid] = _Refused(NodeArguments(asked.pod, asked.names), self._clock.monotonic_s())
+        self._refused[asked.pod.uid] = _Refused(asked.pod, asked.names, self._clock.monotonic_s())
         if len(self._refused) > MOST:
             del self._refused[next(iter(self._refused))]
 
@@ -62,12 +65,12 @@ class RefusedPods:
         known = (self._index.pod(key.namespace, key.name) for key in (*delta.changed, *delta.removed))
         return frozenset(NodeName(pod.spec.node_name) for pod in known if pod is not None and pod.spec.node_name)
 
-    def observe(self, changed: Collection[NodeName]) -> None:
+    def observe(self, changed: AbstractSet[NodeName]) -> None:
         """Find the pods that were refused a moment ago and fit on a node that has changed."""
         since_s = self._clock.monotonic_s() - self._late_s
-        self._refused = {uid: refused for uid, refused in self._refused.items() if refused.at_s >= since_s}
-        found = {uid: each.asked.pod for uid, each in self._refused.items() if self._fits(each.asked, changed)}
-        self._refused = {uid: refused for uid, refused in self._refused.items() if uid not in found}
+        recent = {uid: refused for uid, refused in self._refused.items() if refused.at_s >= since_s}
+        found = {uid: refused.pod for uid, refused in recent.items() if self._fits(refused, changed)}
+        self._refused = {uid: refused for uid, refused in recent.items() if uid not in found}
         self._fitting |= found
         if found:
             self._news.set()
@@ -79,9 +82,9 @@ class RefusedPods:
             await self._news.wait()
         return self._fitting.pop(next(iter(self._fitting)))
 
-    def _fits(self, asked: NodeArguments, changed: Collection[NodeName]) -> bool:
-        names = [name for name in asked.names if name in changed]
+    def _fits(self, refused: _Refused, changed: AbstractSet[NodeName]) -> bool:
+        names = [name for name in refused.names if name in changed]
         if not names:
             return False
-        index, pod = self._index, asked.pod
+        index, pod = self._index, refused.pod
         return bool(filtered(NodeArguments(pod, names), index.rows_for(pod), self._sharing, index.limiting).node_names)
