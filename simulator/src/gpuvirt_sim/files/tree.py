@@ -130,13 +130,12 @@ class Tree:
             self.folder(HostPath(above)).entries.pop(name, None)
         except OSError:
             return
-        self._found, self._missing = {}, {}
         if path.startswith("/sys/"):
             gone = f"{self.real_path(HostPath(above))}/{name}"
             for number in [number for number, device in self._numbered.items() if f"{device}/".startswith(f"{gone}/")]:
                 del self._numbered[number]
                 self.folder(DEVICE_NUMBERS).entries.pop(number, None)
-            self._found, self._missing = {}, {}
+        self._found, self._missing = {}, {}
 
     def exists(self, path: HostPath) -> bool:
         """Return whether there is a node at `path`; a dangling link counts."""
