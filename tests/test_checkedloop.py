@@ -32,4 +32,4 @@ async def test_another_thread_wakes_a_loop_as_asyncio_says() -> None:
     loop, woken = asyncio.get_running_loop(), asyncio.Event()
     with ThreadPoolExecutor(1) as threads:
         threads.submit(loop.call_soon_threadsafe, woken.set)
-        await woken.wait()
+        assert await woken.wait()
