@@ -75,6 +75,8 @@ class SimKubelet:
         """Whether the kubelet has its pods from the API server; until then it lists no pod, and frees no device."""
         self.allocatable_fails: grpc.StatusCode | None = None
         """The error with which GetAllocatableResources fails; None if it answers."""
+        self.listed = 0
+        """How many calls of List were answered with pods."""
         self.rejects_lists = 0
         """So many of the next calls of List are rejected, as beside a client that calls all the time."""
         self.overtakes_writes = False
@@ -236,6 +238,7 @@ class SimKubelet:
         if not self.has_pods:
             return pods_pb.ListPodResourcesResponse()
         self.manager.free_all_but(self._uids_of_pods())
+        self.listed += 1
         return pods_pb.ListPodResourcesResponse(pod_resources=[_resources_of(pod) for pod in self.pods.values()])
 
     async def _get_pod(
