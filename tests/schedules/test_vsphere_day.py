@@ -11,7 +11,7 @@ import pytest
 from tests.kubelet.kubeletnode import until
 from tests.schedules.controlled import WORKERS, controlled, vm_cluster
 from tests.schedules.fastclock import FastClock
-from tests.schedules.vmcluster import SPEC
+from tests.schedules.vmcluster import PATIENT
 from tests.web.certificates import Authority, Pair
 
 pytestmark = pytest.mark.ring("vsphere")
@@ -24,7 +24,7 @@ RATE = 60.0
 async def test_the_day_of_the_document(tmp_path: Path, authority: Authority, server: Pair) -> None:
     clock = FastClock(RATE, EVENING)
     with vm_cluster(tmp_path, authority, clock) as (cluster, vcenter):
-        cluster.put_spec({**SPEC, "announce": "2m"})
+        cluster.put_spec({**PATIENT, "announce": "2m"})
         async with controlled(cluster, server, authority.certificate):
             await until(lambda: cluster.has_reached("day"))
             assert all(cluster.running(name) for name in WORKERS)

@@ -45,6 +45,8 @@ SPEC: Object = {
     ],
     "drain": {"timeout": "2m"},
 }
+PATIENT: Object = {**SPEC, "drain": {"timeout": "2h"}}
+"""Where a drain must not be held: on a busy computer, a fast clock's two minutes are over before pods have ended."""
 
 
 class Kubelet(msgspec.Struct, frozen=True):
