@@ -65,6 +65,29 @@ async def test_markers_follow_the_host_and_leave_files_of_other_programs_alone(
         assert (folder / "vfio-pci-ready").exists()
 
 
+@pytest.mark.parametrize(
+    ("host", "gpu", "driver", "code", "first"),
+    [
+        ("2xA10", FIRST, "nvidia", ReasonCode.NATIVE_DRIVER, "mode: passthrough"),
+        ("2xA10", FIRST, None, ReasonCode.NO_DRIVER, "mode: passthrough"),
+        ("vm-2xV100", PciAddress("0000:02:00.0"), "nvidia", ReasonCode.NATIVE_DRIVER, "gpuvirt doctor"),
+        ("vm-2xV100", PciAddress("0000:02:00.0"), None, ReasonCode.NO_IOMMU_GROUP, "switch"),
+    ],
+)
+async def test_a_node_in_a_vm_without_an_iommu_gets_no_advice_to_bind_gpus(
+    simulated: Simulated, tmp_path: Path, host: str, gpu: PciAddress, driver: str | None, code: ReasonCode, first: str
+) -> None:
+    kernel = simulated(host)
+    kernel.rebind(gpu, driver)
+    async with running_node(kernel, tmp_path, Settings(mode=DesiredMode.PASSTHROUGH)) as node:
+        reason = next(
+            condition.reason for condition in node.view.conditions if condition.check is ValidatorCheck.VFIO_PCI
+        )
+        assert reason is not None
+        assert (reason.subject, reason.code) == (gpu, code)
+        assert first in str(reason.fix)
+
+
 async def test_gpus_for_containers_do_not_make_a_node_unready(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     kernel.rebind(FIRST, "nvidia")

@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import Workload
@@ -76,14 +76,17 @@ def _condition(check: ValidatorCheck, *, needed: bool, against: Iterator[Reason]
 def _not_on_vfio(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> Iterator[Reason]:
     for address, gpu in inventory.gpus.items():
         if not gpu.function.on_vfio and desired_by_gpu.get(address) is not DesiredDriver.NATIVE:
-            yield _why_not_on_vfio(address, gpu.function.driver)
+            yield _why_not_on_vfio(gpu.function)
 
 
-def _why_not_on_vfio(address: PciAddress, driver: str | Unread | None) -> Reason:
-    fix = "or mode: passthrough in the agent's settings"
+def _why_not_on_vfio(function: PciFunction) -> Reason:
+    address, driver, is_in_group = function.address, function.driver, function.iommu_group is not None
+    fix = "or mode: passthrough in the agent's settings" if is_in_group else notoffered.IN_A_GROUP_FIRST
     if isinstance(driver, Unread):
         return refusals.unread(address, driver)
-    return notoffered.no_driver(address, fix) if driver is None else notoffered.native_driver(address, driver, fix)
+    if driver is not None:
+        return notoffered.native_driver(address, driver, fix)
+    return notoffered.no_driver(address, fix) if is_in_group else refusals.no_group(address)
 
 
 def _without_manager(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> Iterator[Reason]:
