@@ -116,8 +116,8 @@ async def test_a_process_that_may_no_longer_write_sends_nothing(tmp_path: Path) 
     async with serving(tmp_path) as (server, client):
         await get(client)
         with pytest.raises(NotSentError, match="may no longer write"):
-            await client.create_part(pods("default"), "p", "binding", {}, within_s=1.5, may_send=lambda: False)
-        await client.create_part(pods("default"), "p", "binding", {}, within_s=1.5, may_send=lambda: True)
+            await client.create_part(pods("default"), "p", "binding", {}, within_s=30.0, may_send=lambda: False)
+        await client.create_part(pods("default"), "p", "binding", {}, within_s=30.0, may_send=lambda: True)
         assert server.requests == 2
 
 

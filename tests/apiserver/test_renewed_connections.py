@@ -216,7 +216,7 @@ async def test_a_client_of_a_leader_writes_nothing_without_the_lease(
 ) -> None:
     async with serving(tmp_path, authority, server) as (found, client):
         leads = True
-        leader = client.leading(lambda: leads, within_s=5.0)
+        leader = client.leading(lambda: leads, within_s=30.0)
         await patch(leader)
         leads = False
         with pytest.raises(NotSentError, match="may no longer write"):

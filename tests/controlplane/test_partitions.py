@@ -140,7 +140,7 @@ async def test_the_api_server_refuses_a_binding_of_an_older_version(extenders: E
 
     async def bind(pod: SharingPod) -> None:
         content = Write(pod, NodeName("share00"), Placement({}, {})).content
-        await client.create_part(pods("default"), name, "binding", content, within_s=2.0, may_send=lambda: True)
+        await client.create_part(pods("default"), name, "binding", content, within_s=30.0, may_send=lambda: True)
 
     with extenders.paused_scheduler():
         extenders.deploy("app", 1, 300)
