@@ -72,14 +72,14 @@ class Toleration(msgspec.Struct, frozen=True):
 
 
 class ReadNodeInfo(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """What the kubelet reports about its host, as far as the controller decides from it."""
+    """The kubelet's report on its host, with the fields that the controller decides from."""
 
     container_runtime_version: str = ""
     """`containerd://2.1.3`."""
 
 
 class NodeInfo(ReadNodeInfo, frozen=True, rename="camel"):
-    """What the kubelet reports about its host."""
+    """The kubelet's report on its host."""
 
     kernel_version: str = ""
     """`6.8.0-31-generic`."""

@@ -74,7 +74,7 @@ class DesiredShares(Part, frozen=True, kw_only=True):
     enforcement: Annotated[
         Enforcement | None,
         Meta(
-            description="What limits the containers of new pods to their shares. none: shares are accounting."
+            description="The enforcement of shares in the containers of new pods. none: shares are accounting."
             " hami-core: the library limits memory and compute time of a container. mps: NVIDIA's daemon limits memory"
             " and threads of each process. hami-core-mps: the library limits memory, and the daemon threads."
             " If unset: the node's label"
@@ -149,7 +149,7 @@ class CreatableType(Part, frozen=True, kw_only=True):
 
 
 class Planning(Part, frozen=True, kw_only=True):
-    """What a plan of the GPU's vGPUs follows from, besides its vGPUs (gpuvirt plan)."""
+    """The inputs of a plan of the GPU's vGPUs, besides its vGPUs (gpuvirt plan)."""
 
     pci_id: Annotated[str, Meta(description="The PCI id of the GPU: 10DE:2236.")]
     subsystem_id: Annotated[str | None, Meta(description="The subsystem id; null: none, or it could not be read.")] = (
@@ -187,7 +187,7 @@ class Gpu(ReadGpu, frozen=True, kw_only=True):
         Meta(description="The units of the GPU that pods can get, in mode shared; null: the GPU is in another mode."),
     ] = None
     planning: Annotated[
-        Planning | None, Meta(description="What plans follow from; null: a VF, another function, or an older agent.")
+        Planning | None, Meta(description="The inputs of plans; null: a VF, another function, or an older agent.")
     ] = None
     reasons: Reasons = ()
 
@@ -219,7 +219,7 @@ class PodMemory(Part, frozen=True, kw_only=True):
     used_mib: Annotated[
         int | None,
         Meta(
-            description="What they use together, in MiB, as their own processes count it. null: it is unknown, or no"
+            description="Their use together, in MiB, as their own processes count it. null: it is unknown, or no"
             " process has used the GPU."
         ),
     ] = None
@@ -229,7 +229,7 @@ class SharesStatus(Part, frozen=True, kw_only=True):
     """How the GPUs in mode shared are shared."""
 
     enforcement: Annotated[
-        Enforcement, Meta(description="What limits new pods to their shares. Pods keep what they began with.")
+        Enforcement, Meta(description="The enforcement of new pods' shares. Pods keep the one that they began with.")
     ]
     origin: Annotated[
         str, Meta(description="The source of enforcement: a label, a field of this spec, or the agent's settings.")
@@ -250,7 +250,7 @@ class Totals(Part, frozen=True, kw_only=True):
 
 
 class Status(ReadStatus, frozen=True, kw_only=True):
-    """What the agent has observed."""
+    """The state of the node, as the agent has observed it."""
 
     agent: Annotated[str | None, Meta(description="The agent's version.")] = None
     totals: Totals = Totals()

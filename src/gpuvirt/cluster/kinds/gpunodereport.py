@@ -20,7 +20,7 @@ Address = Annotated[
     ),
 ]
 Code = Annotated[str, Meta(description="The code of the reason, one word, always the same: VgpuInUse.")]
-Message = Annotated[str, Meta(description="What is wrong, where it was found, and how to fix it.")]
+Message = Annotated[str, Meta(description="The problem, its place, and how to fix it.")]
 Users = Annotated[
     tuple[str, ...],
     Meta(description="Pods that it is allocated to, and processes that have it open and belong to no known pod."),
@@ -73,7 +73,7 @@ class ReadInvalid(Part, frozen=True, kw_only=True, gc=False):
 
 
 class ReadStatus(Part, frozen=True, kw_only=True, gc=False):
-    """What the agent has observed, as far as the controller decides from it."""
+    """The state of the node as the agent has observed it, with the fields that the controller decides from."""
 
     observed_generation: Annotated[int, Meta(description="The generation of the spec that the agent has observed.")] = 0
     gpus: Annotated[tuple[ReadGpu, ...], Meta(description="The GPUs of the node.")] = ()

@@ -101,7 +101,7 @@ class PhaseSpec(Part, frozen=True, kw_only=True):
     vms: Annotated[
         VmPolicy,
         Meta(
-            description="What happens to KubeVirt's VMs of these nodes whose vGPUs vgpuConfig removes. Wait: the node"
+            description="The policy for KubeVirt's VMs of these nodes whose vGPUs vgpuConfig removes. Wait: the node"
             " waits for them. Stop: they are shut down, and started again when the phase ends."
         ),
     ] = VmPolicy.WAIT

@@ -139,7 +139,7 @@ class MpsDaemon(Part, frozen=True, kw_only=True):
 
 
 class ShareLimits(Part, frozen=True, kw_only=True):
-    """What limits the containers of pods to their shares of GPUs. gpuvirt alone has this part."""
+    """The enforcement of shares of GPUs in the containers of pods. gpuvirt alone has this part."""
 
     enforcement: Annotated[
         Enforcement | None,
@@ -175,7 +175,7 @@ class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
         ),
     ] = None
     on_demand: Annotated[OnDemandVgpus | None, Meta(description="How GPUs in mode on-demand are offered.")] = None
-    shares: Annotated[ShareLimits | None, Meta(description="What limits containers to their shares of GPUs.")] = None
+    shares: Annotated[ShareLimits | None, Meta(description="The enforcement of shares of GPUs in containers.")] = None
 
 
 class KataSandboxDevicePlugin(Operand, frozen=True, kw_only=True):
