@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Metadata(msgspec.Struct):
-    """What a watch event is read for."""
+    """The metadata that is read of a watch event's object."""
 
     name: str
     labels: dict[str, str] = {}

@@ -30,7 +30,7 @@ Json = Mapping[str, object]
 
 
 class Peculiarity(StrEnum):
-    """What is odd about a node."""
+    """The peculiarities of some nodes."""
 
     NO_SYSTEM = "without labels of its operating system"
     TWO_MODES = "with GPUs in two modes"

@@ -124,7 +124,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a program has cost until a moment, or between two."""
+    """The cost of a program until a moment, or between two moments."""
 
     cpu_s: float
     requests: Kinds

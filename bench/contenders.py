@@ -23,7 +23,7 @@ ENDS_WITHIN_S = 3.0
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What an answer of filter or bind says."""
+    """The node names and the error in an answer of filter or bind."""
 
     names: list[str] | None = msgspec.field(name="NodeNames", default=None)
     error: str = msgspec.field(name="Error", default="")

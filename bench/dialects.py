@@ -14,13 +14,16 @@ UNITS = 1000
 """Units of a whole GPU."""
 REGISTERED = "hami.io/node-nvidia-register"
 HANDSHAKES = tuple(f"hami.io/node-handshake{vendor}" for vendor in ("", "-dcu", "-biren", "-va"))
-"""What HAMi's scheduler and device plugins write in turn: NVIDIA's, and those of vendors that it always looks for."""
+"""The annotations that HAMi's scheduler and device plugins write in turn.
+
+They are NVIDIA's, and those of vendors that the scheduler always looks for.
+"""
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """What a node or a pod has in a dialect."""
+    """The resources and the annotations of a node or a pod in a dialect."""
 
     amounts: Mapping[str, str]
     """The capacity of a node; the limits of a pod's container."""

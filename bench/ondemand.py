@@ -32,7 +32,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class OnDemandFigures:
-    """What was measured, in seconds."""
+    """The measured times in seconds, and the number of refused jobs."""
 
     allocations: list[float]
     """From the kubelet's decision to admit a pod until it has the answer, the creation included."""

@@ -208,7 +208,7 @@ class _Pods(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the pods of the API server have."""
+    """The counts of wrong allocations, by the pods of the API server."""
 
     overcommitted: int
     """GPUs with more than their units."""

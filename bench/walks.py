@@ -22,7 +22,7 @@ from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.paths import HostRoots
 
 SOCKET_PAIRS, PIPES, NODES = 5, 2, 3
-"""What each process has open besides files; the nodes are `/dev/null`, as a daemon has it three times."""
+"""The descriptors of each process besides files; the nodes are `/dev/null`, as a daemon has it three times."""
 COLUMNS = GPUVIRT, FLOOR = ("gpuvirt", "floor")
 """The floor is a bare list and readlink of each descriptor."""
 

@@ -15,7 +15,7 @@ ONE_WORKER = {
     "cluster": ("tests/cluster/", "/test_image.py"),
     "helm": ("/test_templates.py", "/test_sharing.py"),
 }
-"""What exists once on a computer, with parts of the ids of the tests that use it."""
+"""The resources that exist once on a computer, with parts of the ids of the tests that use them."""
 
 LONGEST = ("cluster", "controlplane")
 """The groups that take the longest; a run ends as early as they do."""

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 NAMED = ("*.py",)
 TEXTS = ("*.md", "*.py", "*.yaml", "*.tpl", "*.txt", "*.toml", "Makefile")
 LOOPS = (ast.For, ast.AsyncFor, ast.comprehension)
+FIRST = re.compile(r"\s*([A-Za-z]+)\b")
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -35,6 +36,8 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The words by where they are looked for, each with its replacement."""
 
     names: dict[str, str]
+    begins: dict[str, str]
+    """Words that begin no docstring: a relative clause without its noun."""
     loops: dict[str, str]
     """Words that name no variable of a loop, of a comprehension or of a lambda."""
     public: dict[str, str]
@@ -52,7 +55,9 @@ def found(words: Words, path: str) -> Iterator[tuple[int, str, str]]:
             if part.lower() in words.names:
                 yield 1, part, words.names[part.lower()]
         yield from _in_names(words, path)
-        yield from _in_loops(words, text)
+        tree = ast.parse(text)
+        yield from _in_loops(words, tree)
+        yield from _in_docstrings(words, tree)
     texts = {**words.public, **words.text}
     phrases, listed = ("|".join(map(re.escape, strings)) for strings in (words.phrases, texts))
     pattern = re.compile(rf"\b(?:(?i:{phrases})|({listed}))\b")
@@ -69,8 +74,17 @@ def _in_names(words: Words, path: str) -> Iterator[tuple[int, str, str]]:
                         yield token.start[0], token.string, better
 
 
-def _in_loops(words: Words, text: str) -> Iterator[tuple[int, str, str]]:
-    for node in ast.walk(ast.parse(text)):
+def _in_docstrings(words: Words, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """Yield the words that begin docstrings, those of fields included, which Python does not keep."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            first = FIRST.match(node.value.value)
+            if first is not None and first[1] in words.begins:
+                yield node.lineno, first[1], words.begins[first[1]]
+
+
+def _in_loops(words: Words, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    for node in ast.walk(tree):
         if isinstance(node, LOOPS):
             named = ((name.lineno, name.id) for name in ast.walk(node.target) if isinstance(name, ast.Name))
         elif isinstance(node, ast.Lambda):

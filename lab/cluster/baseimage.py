@@ -12,7 +12,7 @@ from lab.cluster.images import write_archive
 REFERENCE = "docker.io/library/python:3.13-slim-trixie"
 SUITE = "trixie"
 PYTHON = "Python 3.13."
-"""What `python --version` must begin with, so that the image is what its name says."""
+"""The prefix that the output of `python --version` must have, so that the image has the version of its name."""
 PACKAGES = ("python3", "python3-dev", "python3-pip", "ca-certificates")
 SEARCH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 EMPTIED = ("dev", "var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/man", "usr/share/locale")

@@ -34,7 +34,7 @@ class ControlPlane(ABC):
     clients: ClassVar[Sequence[str]]
     """The node's programs that are clients of the API server."""
     api_server_options: ClassVar[Sequence[str]] = ()
-    """What the API server has in addition."""
+    """The additional options of the API server."""
 
     folder: Path
     binaries: Path

@@ -22,7 +22,7 @@ REQUIRED = {
     "helm.sh/helm/v4": HELM,
 }
 RECIPE = Path(__file__).read_text()
-"""What programs are built by: another text, other programs."""
+"""The recipe of the built programs: another text, other programs."""
 
 
 def build(folder: Path, *packages: str) -> None:

@@ -112,7 +112,7 @@ BESIDE_VMS = {
         scope="Cluster",
     ),
 }
-"""What else names devices of VMs."""
+"""The other kinds that name devices of VMs."""
 SOURCES = ["facts", *(["manifests"] if (FOLDER / "kubevirt.crd.yaml").exists() else [])]
 """Where KubeVirt's own kind may come from; never none."""
 

@@ -1,4 +1,4 @@
-"""What a node leaves on the computer when its programs have ended: containers, mounts, network, cgroups."""
+"""The leftovers of a node on the computer when its programs have ended: containers, mounts, network, cgroups."""
 
 import os
 import re
@@ -21,7 +21,7 @@ KUBELETS_OWN = (
     *("actuated_pods_state", "allocated_pods_state", "cpu_manager_state", "memory_manager_state", "dra_manager_state"),
     "image_manager",
 )
-"""What the kubelet creates below its folder."""
+"""The entries that the kubelet creates below its folder."""
 OF_A_STOPPED_KUBELET = ("pki", "cpu_manager_state")
 """Files by which a kubelet that does not run now is recognized."""
 MADE = "made-kubelet-folder"

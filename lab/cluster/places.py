@@ -6,7 +6,7 @@ from ipaddress import ip_interface
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a cluster has for itself."""
+    """The folder, the networks and the ports that one cluster has for itself."""
 
     folder: str
     """The name of its folder below the labs' folder."""

@@ -1,4 +1,4 @@
-"""What NVIDIA's container toolkit does on a node: the CDI spec of its GPUs."""
+"""The CDI spec of a node's GPUs, as NVIDIA's container toolkit writes it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a user of the demo's cluster types, in order, and the manifests that these commands name."""
+"""The commands that a user of the demo's cluster types, in order, and the manifests that these commands name."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What Kata does with a pod's devices before its VM starts, by the CDI library that Kata uses."""
+"""Kata's handling of a pod's devices before its VM starts, by the CDI library that Kata uses."""

@@ -21,7 +21,7 @@ FILES = {
     "/usr/sbin/dmidecode": "dmidecode",
     "/usr/bin/virsh": "libvirt-clients",
 }
-"""What a host needs, with Debian's packages."""
+"""The files that a host needs, with the Debian packages that have them."""
 START_S = 10
 ROOT = Path(__file__).parents[2]
 PACKAGES = tuple(FILES.values())

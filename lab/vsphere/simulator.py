@@ -22,7 +22,7 @@ USER = "gpuvirt@vsphere.local"
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the simulator answers: the power of each VM by name, and the calls with VMs that it has begun."""
+    """The simulator's state: the power of each VM by name, and the calls with VMs that it has begun."""
 
     power: dict[str, str]
     calls: list[str]

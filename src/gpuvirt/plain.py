@@ -24,7 +24,7 @@ STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 """A step of a path as msgspec writes it: `.name`, `[0]`, or `[...]` for any key or value of a mapping."""
 
 ANY = "[...]"
-"""What msgspec writes for a key or value of a mapping."""
+"""The step that msgspec writes for a key or value of a mapping."""
 
 Step = str | int
 """A step into a document: the key of a mapping, whatever characters it has, or the index of a list."""

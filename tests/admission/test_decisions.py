@@ -1,4 +1,4 @@
-"""What becomes of pods: the golden files, and what holds for pods of any shape."""
+"""The admission of pods: the golden files, and laws for pods of any shape."""
 
 import pytest
 from hypothesis import given

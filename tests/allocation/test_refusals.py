@@ -350,7 +350,7 @@ class LateWorker:
 
     def __init__(self) -> None:
         self.meanwhile: list[Callable[[], Awaitable[object]]] = []
-        """What happens after the reading, and before its result arrives; each once."""
+        """The functions that are called after the reading, and before its result arrives; each once."""
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
         del name, timeout_s

@@ -34,7 +34,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 VGPU = PciAddress("0000:02:00.0")
 GPU = SharedGpu(VGPU, GpuId("GPU-1"), Units(500), "V100-8Q")
 NODE_SELECTOR = {"vgpu.type": "v100-8q-8GB"}
-"""That of the pod with `nvidia.com/gpu: 1` which chooses worker VMs by their profile."""
+"""The node selector of the pod with `nvidia.com/gpu: 1` which chooses worker VMs by their profile."""
 
 
 def after(node: Metadata, view: NodeView) -> Metadata:

@@ -66,7 +66,7 @@ class Script:
 
 
 class Followed:
-    """What a reflector has reported."""
+    """The reports of a reflector."""
 
     def __init__(self) -> None:
         self.deltas: list[Sequence[str]] = []

@@ -1,4 +1,4 @@
-"""Which VFIO driver has the best alias for a function."""
+"""The choice of the VFIO driver with the best alias for a function."""
 
 import pytest
 from hypothesis import given

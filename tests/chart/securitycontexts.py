@@ -1,4 +1,4 @@
-"""What a SecurityContextConstraints of OpenShift refuses in a pod, by the rules of OpenShift's admission."""
+"""The fields of a SecurityContextConstraints of OpenShift that refuse a pod, by the rules of OpenShift's admission."""
 
 from collections.abc import Iterator
 

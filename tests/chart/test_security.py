@@ -28,7 +28,7 @@ HAND_APPLIED = {
 
 
 def rows() -> Mapping[str, str]:
-    """What each program runs as, by the first words of its row."""
+    """Return the user and the rights of each program, by the first words of its row."""
     table = re.findall(r"^\| (.+?) \| (.+?) \|", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
     return {name.replace("`", "").partition(" (")[0]: runs_as for name, runs_as in table}
 

@@ -38,7 +38,7 @@ ELSEWHERE = {
     ),
     "driver.nvidiaDriverCRD",
 }
-"""What of the values does not go into the ClusterPolicy as it is."""
+"""The values that do not go into the ClusterPolicy as they are."""
 
 
 def resolved(schema: Plain) -> Plain:

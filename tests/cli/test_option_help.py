@@ -1,4 +1,4 @@
-"""What the help of an option says of other options."""
+"""The references to other options in the help of an option."""
 
 import re
 from collections.abc import Iterator

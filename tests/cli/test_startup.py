@@ -1,4 +1,4 @@
-"""Which modules the command line loads before it calls a command, and how shells complete it."""
+"""The modules that the command line loads before it calls a command, and its completion in shells."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ NOT_OF_EVERY_AGENT = (
     "rich",
     "yaml",
 )
-"""What an agent needs that has an API server, changes GPUs, or reads YAML; and what no agent needs."""
+"""The modules of agents that have an API server, change GPUs, or read YAML; and those that no agent needs."""
 
 
 def test_an_agent_loads_no_part_that_its_mode_does_not_need() -> None:

@@ -28,7 +28,7 @@ class PodRequest:
     limits: Mapping[str, int]
     script: str = SHOW
     init: Mapping[str, int] = field(default_factory=dict)
-    """What its init container asks for."""
+    """The devices that its init container requests."""
     restarts: bool = False
     """Whether the kubelet starts its container again when it ends."""
 

@@ -26,7 +26,7 @@ ALL_ON: Mapping[str, object] = {
     "vgpuDeviceManager": {"enabled": True},
     "sandboxDevicePlugin": {"enabled": True},
 }
-"""What the kind demands, and everything for VMs."""
+"""The fields that the kind requires, and all fields for VMs."""
 
 
 def install_gpunodes(node: LabNamespace) -> None:

@@ -39,7 +39,7 @@ class _Slice(msgspec.Struct):
 
 
 class Service:
-    """What a node's proxy does for a Service: each new connection goes to the address in its EndpointSlice."""
+    """A Service as a node's proxy serves it: each new connection goes to the address in its EndpointSlice."""
 
     def __init__(self, cluster: ControlPlane) -> None:
         self._cluster = cluster

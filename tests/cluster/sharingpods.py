@@ -81,7 +81,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """What a container has printed of its GPUs."""
+    """The GPUs, units and device nodes that a container has printed."""
 
     gpus: frozenset[str]
     units: int

@@ -94,7 +94,7 @@ EXPECTED: Mapping[str, Callable[[str], bool]] = {
     "gpuvirt why node/node01": has("default/five-vgpus", "TooFewDevices"),
     "gpuvirt shares": has("900/1000", "default/share-1 300, default/share-2 600", "1100 of 2000 units are free"),
 }
-"""What commands of the walk show; the others show that they have done what they say by their exit code."""
+"""The expected outputs of commands of the walk; the other commands report success by their exit code."""
 
 
 def test_a_user_types_what_the_demo_prints_and_ends_it(stopped: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""What Kata's cold plug finds of a pod's devices on a real kubelet, by its answer to Get and Kata's CDI library."""
+"""The devices of a pod that Kata's cold plug finds on a real kubelet, by its answer to Get and Kata's CDI library."""
 
 import json
 import subprocess

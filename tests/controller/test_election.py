@@ -1,4 +1,4 @@
-"""Which controller may lead, by the lease and by how long the lease was unchanged."""
+"""The election of the leading controller, by the lease and by how long the lease was unchanged."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Which kinds belong to gpuvirt, and what an install refuses before it calls the API server."""
+"""The kinds that belong to gpuvirt, and the files that an install refuses before it calls the API server."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the controller keeps of nodes, GpuNodes and pods, and which of their changes lead to a decision."""
+"""The fields of nodes, GpuNodes and pods that the controller keeps, and their changes that lead to a decision."""
 
 import tracemalloc
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What a leading controller asks of the API server, and how often it writes."""
+"""The requests of a leading controller to the API server, and how often it writes."""
 
 import asyncio
 from collections.abc import Callable

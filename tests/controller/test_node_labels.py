@@ -1,4 +1,4 @@
-"""Which labels nodes get: the exact sets, labels that are kept, restored, or wait for VMs."""
+"""The labels that nodes get: the exact sets, labels that are kept, restored, or wait for VMs."""
 
 import pytest
 from hypothesis import example, given

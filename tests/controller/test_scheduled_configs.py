@@ -1,4 +1,4 @@
-"""Which vGPU config a node gets: the admin's, that of a schedule, the label's, or the policy's."""
+"""The vGPU config that a node gets: the admin's, that of a schedule, the label's, or the policy's."""
 
 from collections.abc import Mapping
 from itertools import product

@@ -1,4 +1,4 @@
-"""What agents that share GPUs may change at a real API server: one annotation of the pods of their own node."""
+"""The changes that a real API server permits agents that share GPUs: one annotation of the pods of their own node."""
 
 import itertools
 import json

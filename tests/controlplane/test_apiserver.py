@@ -226,7 +226,7 @@ async def test_requests_without_rights_are_refused(
 
 
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "other", "uid": "00000000-0000-4000-8000-000000000001"}
-"""What the garbage collector deletes a node with."""
+"""An owner reference by which the garbage collector deletes a node."""
 
 
 async def test_an_agent_may_change_only_its_own_keys_on_its_own_node(api: ApiLab) -> None:

@@ -1,6 +1,6 @@
-"""What a schedule writes to KubeVirt's VMs on a real API server, by KubeVirt's own kinds where they are present.
+"""The writes of a schedule to KubeVirt's VMs on a real API server, by KubeVirt's own kinds where they are present.
 
-No virt-controller runs: the test writes what it would.
+No virt-controller runs: the test makes its writes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What gpuvirt tells people to do goes through its own gate: no fix writes to a device's files by hand."""
+"""The fixes that gpuvirt advises go through its own gate: none writes to a device's files by hand."""
 
 import ast
 import re

@@ -79,7 +79,7 @@ def test_every_metric_is_explained() -> None:
 
 
 FOR_CONTAINERS = {"nvidia.com/gpu", "nvidia.com/vgpu"}
-"""What NVIDIA's device plugin offers, and the units of shared GPUs."""
+"""The resources that NVIDIA's device plugin offers, and the units of shared GPUs."""
 
 
 def offered_somewhere() -> set[str]:

@@ -1,4 +1,4 @@
-"""What keeps Kata's VMs from their devices: CDI specs of other programs, settings, mediated devices."""
+"""The reasons why Kata's VMs do not get their devices: CDI specs of other programs, settings, mediated devices."""
 
 import json
 from pathlib import Path

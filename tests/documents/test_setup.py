@@ -1,4 +1,4 @@
-"""What `make` says when it can't fetch the packages of Python that gpuvirt needs."""
+"""The message of `make` when it can't fetch the packages of Python that gpuvirt needs."""
 
 import os
 import shutil

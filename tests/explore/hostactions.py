@@ -56,7 +56,7 @@ class Open(Action):
     name: str
     gpu: PciAddress
     node: int = 0
-    """Which of the function's nodes."""
+    """The index of the node among the function's nodes."""
     command: str = "python3"
     """The name of the process."""
 

@@ -124,7 +124,7 @@ class Kubelet(msgspec.Struct):
     lists: dict[ResourceName, Mapping[DeviceId, bool]] = msgspec.field(default_factory=dict)
     """The devices of each resource and their health, as plugins have listed them."""
     before_start: Callable[[], object] = lambda: None
-    """What the agent does at PreStartContainer, before a container with its devices starts: it reads the record."""
+    """The agent's action at PreStartContainer, before a container with its devices starts: it reads the record."""
     _writes: int = 0
 
     def __post_init__(self) -> None:

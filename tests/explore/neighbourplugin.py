@@ -33,7 +33,7 @@ class NeighbourPlugin:
         """Whether the node's label selects the node for the plugin."""
         self.runs = False
         self._observed: dict[str, OperandsObserved] = {}
-        """What each agent has observed last."""
+        """The last observation of each agent."""
 
     @property
     def _state(self) -> OperandsObserved:

@@ -1,4 +1,4 @@
-"""Which departures need not be run, since the same actor acting one step later gives the same execution.
+"""The departures that need not be run, since the same actor acting one step later gives the same execution.
 
 An action between two segments that touches no state of the second segment has the same effect after that segment: in
 both orders each operation reads the same state. Of the schedules that differ only by such a step, the explorer runs

@@ -22,7 +22,7 @@ from gpuvirt_sim import builder, hostspec
 
 
 class Surroundings(Protocol):
-    """What a schedule replaces of the host on which it runs."""
+    """The replacements of a schedule for functions of the host on which it runs."""
 
     @property
     def random(self) -> Random:

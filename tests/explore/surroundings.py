@@ -1,4 +1,4 @@
-"""What a world replaces of the host on which its schedule runs."""
+"""The replacements of a world for functions of the host on which its schedule runs."""
 
 from datetime import datetime
 from random import Random

@@ -34,7 +34,7 @@ class Lease:
 
 @dataclass
 class Faults:
-    """What goes wrong at the next bindings, in turn."""
+    """The faults of the API server at the next bindings, in turn."""
 
     after_write: list[Reply] = field(default_factory=list)
     """Answers in place of the true one; the write is made."""
@@ -43,7 +43,7 @@ class Faults:
     delayed: int = 0
     """How many of the next bindings arrive only when the test lets them (`PodApi.late`); they are answered at once."""
     meanwhile: list[Callable[[], None]] = field(default_factory=list)
-    """What happens when the next bindings arrive."""
+    """The functions that are called when the next bindings arrive, one for each binding."""
     silent: bool = False
     """Whether bindings are made and never answered."""
     changes_fail: bool = False

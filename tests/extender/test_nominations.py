@@ -1,4 +1,4 @@
-"""What evictions have freed for a pod is kept for it until it is bound, from pods of no higher priority."""
+"""The room that evictions have freed for a pod is kept for it until it is bound, from pods of no higher priority."""
 
 from collections.abc import Sequence
 from pathlib import Path

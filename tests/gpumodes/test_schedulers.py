@@ -1,4 +1,4 @@
-"""Which schedulers are refused, and the modprobe file that keeps them when the driver is loaded again."""
+"""The refusal of schedulers, and the modprobe file that keeps schedulers when the driver is loaded again."""
 
 from collections.abc import Mapping
 from pathlib import Path

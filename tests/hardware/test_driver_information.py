@@ -1,4 +1,4 @@
-"""What NVIDIA's driver shows of GPUs in /proc: UUIDs, product names, and values that it does not show."""
+"""The information of NVIDIA's driver about GPUs in /proc: UUIDs, product names, and values that it does not show."""
 
 import errno
 

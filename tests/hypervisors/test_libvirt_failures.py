@@ -217,7 +217,7 @@ async def test_a_child_that_waits_for_libvirtd_dies_when_the_lease_ends(server: 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
 async def test_the_connections_of_a_child_are_reset(server: Server, end: str) -> None:
-    """What the host's kernel has not taken yet is then never delivered."""
+    """A request that the host's kernel has not taken yet is then never delivered."""
     with proxy(server.host.port) as way:
         async with libvirt_connected(replace(server.credentials, server=f"127.0.0.1:{way.port}")) as hypervisor:
             await vms(hypervisor)

@@ -1,4 +1,4 @@
-"""What is read of XML as libvirt documents it, and what each error means for a call."""
+"""The values that are read of XML as libvirt documents it, and the meaning of each error for a call."""
 
 from importlib.util import find_spec
 

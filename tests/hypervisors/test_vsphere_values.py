@@ -1,4 +1,4 @@
-"""What a vCenter shows of a VM, and what it leaves out: nothing that is missing counts as off, or as possible."""
+"""The properties of a VM that a vCenter shows or leaves out: none that is missing counts as off, or as possible."""
 
 import pytest
 from hypothesis import given

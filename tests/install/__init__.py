@@ -1,1 +1,1 @@
-"""What an installation writes and pulls."""
+"""The objects that an installation writes, and the images that it pulls."""

@@ -1,4 +1,4 @@
-"""What an uninstall does with the marks of schedules on worker nodes."""
+"""The marks of schedules on worker nodes, as an uninstall removes or keeps them."""
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client

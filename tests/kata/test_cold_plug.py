@@ -145,7 +145,7 @@ NEIGHBOURS = {
 }
 """Files of other programs, which decide whether any pod with devices starts."""
 STRICTER = {"no devices"}
-"""What doctor reports for the sake of later versions of the library."""
+"""The cases that doctor reports for the sake of later versions of the library."""
 
 
 @pytest.mark.parametrize("name", list(NEIGHBOURS))

@@ -21,7 +21,7 @@ SPEC_FOLDERS = ("etc/cdi", "var/run/cdi")
 
 @dataclass(frozen=True, slots=True)
 class Witnessed:
-    """What Kata would find for a pod."""
+    """The devices and nodes that Kata would find for a pod."""
 
     devices: tuple[str, ...]
     nodes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What device plugins list now, read from their sockets, and a command beside a plugin that can't be asked."""
+"""The present lists of device plugins, read from their sockets, and a command beside a plugin that can't be asked."""
 
 import socket
 from collections.abc import Callable

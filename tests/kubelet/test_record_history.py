@@ -1,4 +1,4 @@
-"""What a reading of the kubelet's record says after a reboot, and while the boot is unknown."""
+"""The conclusions from a reading of the kubelet's record after a reboot, and while the boot is unknown."""
 
 from msgspec.structs import replace
 

@@ -1,1 +1,1 @@
-"""What the labs and the benchmarks leave behind on a computer."""
+"""The leftovers of the labs and the benchmarks on a computer."""

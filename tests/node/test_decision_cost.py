@@ -1,4 +1,4 @@
-"""What a turn of decisions reads of the allocations: each of them a few times, however many devices the node has."""
+"""The allocations that a turn of decisions reads: each of them a few times, however many devices the node has."""
 
 from collections.abc import Iterator
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Which units are changed now: a table of situations, and laws over sequences of what happens."""
+"""The units that are changed now: a table of situations, and laws over sequences of events."""
 
 from collections.abc import Callable, Mapping
 
@@ -61,7 +61,7 @@ NO_PODS: Allocations = {}
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """What was observed and decided of a node, and the attempts so far."""
+    """The observations of a node, the decisions for it, and the attempts so far."""
 
     picture: NodePicture
     decided: NodeDecisions

@@ -425,7 +425,7 @@ def test_an_observation_keeps_what_has_not_changed() -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What others see of decisions: the lists, the withdrawn devices, the names that wait."""
+    """The effects of decisions that others see: the lists, the withdrawn devices, the names that wait."""
 
     listed: Listed
     withdrawn: frozenset[str]

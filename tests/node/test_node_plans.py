@@ -1,4 +1,4 @@
-"""What `gpuvirt plan` says of a node, from its GpuNode alone, is what the node's agent then does."""
+"""The plan of a node by `gpuvirt plan`, from its GpuNode alone, is the one that the node's agent carries out."""
 
 import itertools
 from collections import Counter
@@ -73,7 +73,7 @@ NOT_KNOWN = {
     ("2xA10-vgpu", "A10-4Q"): MIXED_MODE,
     ("2xA10", "A10-4Q"): BY_CATALOG,
 }
-"""What the node alone shows makes the agent do less: a GPU in mixed-size mode, a driver without the vGPU manager."""
+"""Facts that only the node shows make the agent do less: a GPU in mixed-size mode, a driver without a vGPU manager."""
 
 
 @pytest.mark.parametrize(("host", "before", "mode", "config"), CASES)

@@ -1,4 +1,4 @@
-"""What another device plugin answered shows which GPU its pod has: by device numbers, never by names alone."""
+"""The answer of another device plugin shows which GPU its pod has: by device numbers, never by names alone."""
 
 import errno
 import os

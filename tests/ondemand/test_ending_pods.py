@@ -38,7 +38,7 @@ def all_of(*pods: NodePod) -> Delta[NodePod]:
 
 
 class Ending:
-    """What is reported to an agent of pods that end."""
+    """The reports to an agent about pods that end."""
 
     def __init__(self, *on_demand: str) -> None:
         self.on_demand = frozenset(PodUid(uid) for uid in on_demand)

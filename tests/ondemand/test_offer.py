@@ -1,4 +1,4 @@
-"""What a GPU in mode `on-demand` can still carry, and which ids are listed: pure functions of facts and allocations."""
+"""The free room of a GPU in mode `on-demand`, and the listed ids: pure functions of facts and allocations."""
 
 from collections import Counter
 from datetime import UTC, datetime

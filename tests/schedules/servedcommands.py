@@ -1,4 +1,4 @@
-"""What commands read of a served schedule beside the controller: budgets, and the schedules of all namespaces."""
+"""The objects that commands read of a served schedule beside the controller: budgets, schedules of all namespaces."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What `gpuvirt schedule check` says of nodes before a phase begins: from what their agents report."""
+"""The checks of nodes by `gpuvirt schedule check` before a phase begins: from the reports of their agents."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What `gpuvirt schedule` says of a schedule with vGPU configs, which has no hypervisor."""
+"""The output of `gpuvirt schedule` for a schedule with vGPU configs, which has no hypervisor."""
 
 from pathlib import Path
 

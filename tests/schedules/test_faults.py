@@ -1,4 +1,4 @@
-"""What is wrong with a spec is found before anything is done."""
+"""The faults of a spec are found before anything is done."""
 
 from datetime import UTC, datetime
 

@@ -44,7 +44,7 @@ OF_SCHEDULES = ("/vgpuschedules", "/nodes", "/pods", "/leases/worker", "/volumea
 
 
 class Chaos:
-    """What goes wrong at the API server, and when the controller dies, by a seed."""
+    """The faults of the API server, and the deaths of the controller, by a seed."""
 
     def __init__(self, cluster: VmCluster, seed: int) -> None:
         self.cluster = cluster

@@ -40,7 +40,7 @@ DERIVED = "ea808a30-c945-5eb9-867b-30e4631c0ba0"
 
 
 class Event(StrEnum):
-    """What happens to one write."""
+    """The fault of one write, or none."""
 
     NONE = "none"
     LOST_REQUEST = "lost request"

@@ -1,4 +1,4 @@
-"""Which changes of a schedule's status are events."""
+"""The changes of a schedule's status that are events."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""What `gpuvirt schedule` says of a served schedule and a model hypervisor, and the override that it writes."""
+"""The output of `gpuvirt schedule` for a served schedule and a model hypervisor, and the override that it writes."""
 
 import base64
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""What is said of VMs that a phase stops (`vms: Stop`): by `gpuvirt schedule` at 80 columns, `why vm/` and a metric."""
+"""The texts about VMs that a phase stops (`vms: Stop`): of `gpuvirt schedule` at 80 columns, `why vm/` and a metric."""
 
 from collections.abc import Callable
 from pathlib import Path

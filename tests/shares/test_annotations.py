@@ -1,4 +1,4 @@
-"""What the agent and the extender write into annotations is what the other reads; an edited one is refused."""
+"""The annotations of the agent and the extender are read as they were written; an edited one is refused."""
 
 import pytest
 from hypothesis import given

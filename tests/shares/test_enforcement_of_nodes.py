@@ -1,4 +1,4 @@
-"""What limits the shares of a node's new pods: by its GpuNode, its label, the settings, and while that is not known."""
+"""The enforcement of new pods' shares on a node: by its GpuNode, its label, the settings, and while it is unknown."""
 
 from pathlib import Path
 

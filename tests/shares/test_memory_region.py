@@ -1,4 +1,4 @@
-"""What HAMi-core's region says of a container's memory: any bytes are an answer, since the container writes them."""
+"""The memory of a container by HAMi-core's region: any bytes are an answer, since the container writes them."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""What ends the process that runs the MPS daemon ends no client of the daemon, however often and early it comes."""
+"""A signal to the process that runs the MPS daemon ends no client of the daemon, however often and early it comes."""
 
 import asyncio
 import os

@@ -152,7 +152,7 @@ async def test_an_edited_annotation_does_not_count(
 async def test_a_pod_requires_limits_by_its_annotation(
     authority: Authority, server: Pair, tmp_path: Path, text: str, *, requires: bool
 ) -> None:
-    """What is not understood counts as required: never less than the pod may have asked for."""
+    """A value that is not understood counts as required: never less than the pod may have requested."""
     async with follow(PodApi(pod({"gpuvirt.io/enforcement": text})), server, authority, tmp_path) as followed:
         assert known(followed).requires_limits is requires
 

@@ -1,4 +1,4 @@
-"""What only the simulated kernel has, so that no other kernel is compared with it: vendor VFIO, and no IOMMU."""
+"""Features of the simulated kernel alone, so that no other kernel is compared with it: vendor VFIO, and no IOMMU."""
 
 import errno
 

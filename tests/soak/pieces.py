@@ -1,4 +1,4 @@
-"""What a soak runs: property tests, schedules of agents, transitions; each command names its new seed."""
+"""The pieces of a soak: property tests, schedules of agents, transitions; each command names its new seed."""
 
 import subprocess
 import sys

@@ -43,7 +43,7 @@ A10 = ResourceName("nvidia.com/GA102GL_A10")
 UID, OTHER_UID = "5b0c9d7e-8f0e-4a57-9d0f-0d2c52a1b111", "5b0c9d7e-8f0e-4a57-9d0f-0d2c52a1b222"
 NODE = "gpu-node-07.secret.example.com"
 NAMES = ("payroll", "virt-launcher-ceo-x7k2p", "hunter2", "ceo-desktop", UID, OTHER_UID, "gpu-node-07", "secret")
-"""What must not be in an archive whose names are hidden."""
+"""The names and UIDs that must not be in an archive whose names are hidden."""
 KUBELET_CONFIG = """\
 kind: KubeletConfiguration
 apiVersion: kubelet.config.k8s.io/v1beta1

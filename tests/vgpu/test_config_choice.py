@@ -1,4 +1,4 @@
-"""Which vGPUs a config requests of a node's GPUs."""
+"""The vGPUs that a config requests of a node's GPUs."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which connections of an HTTP server are closed for others, and which never are."""
+"""The connections of an HTTP server that are closed for others, and those that never are."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""What the vGPU configs of a schedule's phases would change on nodes: by their GpuNodes, as `gpuvirt plan` plans."""
+"""The planned changes of nodes by the vGPU configs of a schedule's phases: from GpuNodes, as in `gpuvirt plan`."""
 
 from collections.abc import Iterator, Mapping
 

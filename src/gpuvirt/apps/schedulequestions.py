@@ -1,4 +1,4 @@
-"""What `gpuvirt schedule` asks the API server and the hypervisor, and the override that it writes."""
+"""The questions of `gpuvirt schedule` to the API server and the hypervisor, and the override that it writes."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What Ctrl-C does to a process: it ends a command in order, and in silence while none runs."""
+"""The effect of Ctrl-C on a process: a command cleans up and ends; while none runs, the process ends silently."""
 
 import signal
 import sys

@@ -35,7 +35,7 @@ PAGE = 500
 FIELD_MANAGER = "gpuvirt"
 """The owner of applied fields, as `kubectl get --show-managed-fields` prints it."""
 _NOT_STREAMED = {400, 422}
-"""What servers answer that have no streaming lists, or have them switched off (ValidateListOptions)."""
+"""The statuses of answers from servers without streaming lists, or with these switched off (ValidateListOptions)."""
 QUIET_S = 10.0
 """The time after the requested end of a watch after which a silent watch counts as broken."""
 

@@ -17,7 +17,7 @@ WORKLOAD_LABEL = LABEL
 CONFIG_LABEL = VGPU_CONFIG_LABEL
 """The desired vGPU config of the node."""
 ENFORCEMENT_LABEL = enforcement.LABEL
-"""What limits the shares of the node's new pods."""
+"""The enforcement of new pods' shares on the node."""
 STATE_LABEL = "nvidia.com/vgpu.config.state"
 """The progress of the vGPU config: pending, success, failed."""
 REASON_ANNOTATION = "gpuvirt.io/vgpu.config.reason"

@@ -33,7 +33,7 @@ EARLY_S = 5.0
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """What a reflector's observations may wait for."""
+    """The delays of a reflector's observations."""
 
     spread_s: float = 0.0
     """The time over which many reflectors come back after the server has cut their watches."""

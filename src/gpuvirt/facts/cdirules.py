@@ -1,4 +1,4 @@
-"""What the CDI library of Kata's runtime in Go refuses in a spec, beyond what makes it no spec at all.
+"""The rules by which the CDI library of Kata's runtime in Go refuses a spec, beyond those that every spec follows.
 
 Source: github.com/container-orchestrated-devices/container-device-interface v0.6.0, pkg/cdi. The test ring `kata`
 compares these rules with the library. Annotations are not checked.

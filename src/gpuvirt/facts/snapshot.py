@@ -16,7 +16,7 @@ from gpuvirt.paths import HostPath
 
 
 class DriverInformation(msgspec.Struct, frozen=True):
-    """What NVIDIA's driver shows of a GPU in `/proc/driver/nvidia/gpus/ADDRESS/information`.
+    """The information that NVIDIA's driver shows of a GPU in `/proc/driver/nvidia/gpus/ADDRESS/information`.
 
     A value is None where the driver does not show it, as before it has initialised the GPU.
     """
@@ -181,7 +181,7 @@ class UsersUnknown(NotKnown):
     """It is unknown which processes have a group open. It never counts as nobody."""
 
     unread: Unread
-    """What the walk through all processes could not read."""
+    """The path that the walk through all processes could not read."""
     not_opened: str = ""
     """The error of opening the group, which would have been proof; empty if the group was not opened."""
 

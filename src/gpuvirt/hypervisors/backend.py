@@ -1,4 +1,4 @@
-"""What a back end does in the child: the same for each hypervisor, synchronous, from several threads at once."""
+"""The interface of a back end in the child: the same for each hypervisor, synchronous, for several threads at once."""
 
 from collections.abc import Sequence
 from typing import Protocol

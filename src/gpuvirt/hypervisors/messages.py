@@ -1,4 +1,4 @@
-"""What a connection and its child say to each other: one message in JSON a line, over the child's standard streams."""
+"""The messages between a connection and its child: one JSON object a line, over the child's standard streams."""
 
 from enum import StrEnum
 
@@ -95,7 +95,7 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
 
 
 class Checked(msgspec.Struct, frozen=True, tag="checked"):
-    """What can be done with VMs. The code of an `Ability` is a `Problem`."""
+    """The abilities of VMs. The code of an `Ability` is a `Problem`."""
 
     id: int
     abilities: tuple[Abilities, ...]

@@ -73,7 +73,7 @@ class _ConfigMap(msgspec.Struct, frozen=True):
 
 
 class ImageInputs(msgspec.Struct, frozen=True):
-    """What images depend on besides the manifests."""
+    """The inputs on which images depend besides the manifests."""
 
     systems: frozenset[str] = frozenset()
     """The operating systems of the nodes with GPUs, as drivers' images have them in their tags: `ubuntu22.04`."""

@@ -1,4 +1,4 @@
-"""What the device plugins of a host list now, by the sockets on which they listen.
+"""The present lists of a host's device plugins, by the sockets on which the plugins listen.
 
 A command reads these lists beside a device plugin of gpuvirt that it can't ask to drain devices.
 """

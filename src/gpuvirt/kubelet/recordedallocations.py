@@ -74,7 +74,7 @@ class Look(msgspec.Struct, frozen=True):
 
 
 Answer = tuple[tuple[object, ...], Recorded | Unknown]
-"""What an answer was made of, and the answer; an answer that has not changed is the same object."""
+"""The inputs of an answer, and the answer; an answer that has not changed is the same object."""
 
 
 class RecordedAllocations:

@@ -1,1 +1,1 @@
-"""What loops of every process are made of: values that are followed, and threads that can be abandoned."""
+"""The parts of the loops of every process: values that are followed, and threads that can be abandoned."""

@@ -64,7 +64,7 @@ class Agent:
         self._state = self._known(agent)
         self._watcher = self._watching()
         self.reports = Reports(self._state, self._wakes, self._log, self.telemetry, self._watcher.observe_soon)
-        """What the agent's parts report: problems, and the progress toward the desired state."""
+        """The reports of the agent's parts: problems, and the progress toward the desired state."""
         self.views: Cell[NodeView] = Cell(self._decided())
         self._outlets = Outlets(options, self.views, self.reports.problem)
         membership = Membership(gate_at(options.gates), may_lack=options.plugin_only)
@@ -72,13 +72,13 @@ class Agent:
         gate = AllocationGate(self._state.changes, lambda: membership.gate)
         self.gpu_claims = GatedGpus(self._state, gate, options.kernel)
         self.allocators = allocators_of(self._allocating(gate))
-        """What the kubelet asks of the agent."""
+        """The allocators, which answer the kubelet's requests."""
         self._operands = (
             Operands(options.clock, options.intervals, self._wakes.operands) if options.vgpus_only else None
         )
         self._account = PodAccount(self._state, kubelet.recorded, self._with_gpus)
         self.observations = self._observing()
-        """What front ends and the watcher observe."""
+        """The observations of the front ends and the watcher."""
 
     def _known(self, agent: AgentView) -> NodeState:
         ledger, desired = self._files.ledger.value, self._files.desired

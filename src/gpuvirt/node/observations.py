@@ -1,4 +1,4 @@
-"""What the front ends and the watcher have observed: it goes into the agent's state, and wakes what follows from it.
+"""The observations of the front ends and the watcher: they go into the agent's state, and wake the agent's loops.
 
 The device plugins, the account watch and the client of the API server call this. They don't know each other, and none
 of them touches the host.

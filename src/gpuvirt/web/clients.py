@@ -1,4 +1,4 @@
-"""Which clients an HTTPS server knows: those with a certificate of its CA, and with a permitted name.
+"""The clients that an HTTPS server knows: those with a certificate of its CA, and with a permitted name.
 
 The names of a certificate are its common name, and its DNS names and URIs.
 """
@@ -11,7 +11,7 @@ import msgspec
 
 
 class ClientStanding(StrEnum):
-    """What is known of a client."""
+    """The standing of a client, by its certificate."""
 
     PERMITTED = "permitted"
     """It has a certificate of the CA, and a permitted name."""

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver shows of a GPU that it is bound to: `/dev/nvidia0`, its folder in /proc, and `unbindLock`.
+"""The files of NVIDIA's driver for a GPU that it is bound to: `/dev/nvidia0`, its folder in /proc, and `unbindLock`.
 
 `information` is that of driver 580.159.04 on an H200. `unbindLock` follows NVIDIA's source (nv-procfs.c, 595.45.04): it
 reads 1 after a 1 was written while no process had the GPU open. Only the vGPU manager's driver has it there; here each

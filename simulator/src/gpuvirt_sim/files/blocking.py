@@ -1,4 +1,4 @@
-"""What happens to a caller that the kernel would block: it waits, or it gets WouldBlock at once.
+"""The handling of a caller that the kernel would block: it waits, or it gets WouldBlock at once.
 
 A test or a demo that runs in one thread can't wait for an event that the same thread must cause. It gets WouldBlock,
 and the operation continues without it, as it does in the kernel, where no signal reaches the sleeping writer. A mounted

@@ -73,7 +73,7 @@ class Tree:
         self._numbered: dict[str, HostPath] = {}
         """The folder of each device whose number an attribute `dev` shows."""
         self._found: dict[tuple[HostPath, bool], tuple[HostPath, Node]] = {}
-        """What paths lead to, until a node is replaced or removed: a scan resolves the same thousands each time."""
+        """The nodes of paths, until a node is replaced or removed: a scan resolves the same thousands each time."""
         self._missing: dict[tuple[HostPath, bool], int] = {}
         """The errnos of paths that lead nowhere, until a node is placed."""
 

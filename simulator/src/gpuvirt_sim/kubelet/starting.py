@@ -21,7 +21,7 @@ class StartError(GpuvirtError):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What a container sees."""
+    """The environment, the device nodes and the mounts that a container sees."""
 
     env: Mapping[str, str]
     device_nodes: Sequence[str]

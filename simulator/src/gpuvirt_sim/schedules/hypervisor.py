@@ -32,7 +32,7 @@ DYING_S = 4.0
 
 
 class Fault(StrEnum):
-    """What goes wrong with one request."""
+    """The fault of one request, or none."""
 
     NONE = "none"
     REFUSED = "refused"

@@ -95,7 +95,7 @@ def why(  # noqa: PLR0913  one parameter an option
 
 
 class _Target(msgspec.Struct, frozen=True):
-    """What a command line names: a device or a resource as text, else a node or another object."""
+    """The target that a command line names: a device or a resource as text, else a node or another object."""
 
     text: str
     node: NodeName | None = None

@@ -1,4 +1,4 @@
-"""Which reasons an output has had already, so that each is printed once."""
+"""The reasons that an output has had already, so that each is printed once."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What shells complete: vGPU configs and types, and the nodes of the kubeconfig's cluster.
+"""Completion in shells: vGPU configs and types, and the nodes of the kubeconfig's cluster.
 
 A completion that fails prints nothing: the shell would show an error in the middle of the typed line.
 """

@@ -1,4 +1,4 @@
-"""What each kind of agent may do on its host: the whole one, the unprivileged one, and the one that only labels.
+"""The rights of each kind of agent on its host: the whole one, the unprivileged one, and the one that only labels.
 
 The agent of `gpuvirt node --labels-only` observes the host and labels the node, and can do nothing else. NVIDIA's
 device plugin offers the GPUs of such a node, and NVIDIA's driver has them. This agent has no access to the kubelet,

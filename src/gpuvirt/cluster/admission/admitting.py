@@ -105,7 +105,7 @@ def effective(requests: tuple[Requested, ...]) -> Mapping[str, int]:
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What becomes of a pod."""
+    """The decision about a pod: a refusal, or the operations on it and the warnings."""
 
     refusal: Reason | None = None
     operations: tuple[Operation, ...] = ()
@@ -113,7 +113,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class _Draft(msgspec.Struct):
-    """What is added so far."""
+    """The operations and warnings so far, and the volumes that the containers need."""
 
     operations: list[Operation] = msgspec.field(default_factory=list)
     warnings: list[str] = msgspec.field(default_factory=list)

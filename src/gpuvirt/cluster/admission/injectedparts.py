@@ -1,4 +1,4 @@
-"""What the webhook adds to a pod, from the settings of its RuntimeClass: containers, volumes, mounts and variables.
+"""The webhook's additions to a pod, by the settings of its RuntimeClass: containers, volumes, mounts and variables.
 
 The node's `/dev` as a volume is the guest's: Kata's runtime does not share `/dev` of the host, and its agent mounts the
 path of the guest instead.
@@ -40,7 +40,7 @@ TREE_MOUNT = VolumeMount(name=DRIVER, mount_path=TREE, read_only=True)
 
 
 class ContainerChange(msgspec.Struct, frozen=True):
-    """What is changed at a container."""
+    """The changes to a container, and the warnings for its user."""
 
     operations: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()

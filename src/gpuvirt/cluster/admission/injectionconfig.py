@@ -46,7 +46,7 @@ class InjectionProfile(StrEnum):
 
 
 class MdevRule(StrEnum):
-    """What happens to a pod that requests a mediated device."""
+    """The rule for pods that request a mediated device."""
 
     ALLOW = "allow"
     WARN = "warn"
@@ -108,7 +108,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class UserContainers(msgspec.Struct, frozen=True):
-    """What is added to the containers of a pod that request vGPUs."""
+    """The additions to the containers of a pod that request vGPUs."""
 
     dev: bool
     """Whether they have the guest's `/dev`."""
@@ -121,7 +121,7 @@ class UserContainers(msgspec.Struct, frozen=True):
 
 
 class ClassSettings(msgspec.Struct, frozen=True):
-    """What is added to the pods of one RuntimeClass."""
+    """The settings of one RuntimeClass: the additions to its pods, and the rule for mediated devices."""
 
     profile: InjectionProfile
     driver: str | None

@@ -66,7 +66,7 @@ ReportOutcome = Callable[[ApiError | None], None]
 
 
 class KeeperDependencies(msgspec.Struct, frozen=True):
-    """What the writers of one node's objects need."""
+    """The dependencies of the writers of one node's objects."""
 
     client: Client
     node: str

@@ -1,4 +1,4 @@
-"""What the agent's tasks at the API server use of the agent: where observations go, what is reported, what is read."""
+"""The agent's interface for its tasks at the API server: observations to store, reports to make, and state to read."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -54,7 +54,7 @@ class Observations(Protocol):
 
 
 class Reports(Protocol):
-    """What the agent's parts report, the cluster side included."""
+    """The reports of the agent's parts, the cluster side included."""
 
     @property
     def vgpus(self) -> Cell[Progress | None]:

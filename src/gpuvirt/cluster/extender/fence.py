@@ -67,7 +67,7 @@ class Fence:
 
     @property
     def missing(self) -> str:
-        """What `change_all` still waits for."""
+        """A message about the pods that `change_all` has not changed yet, with its latest problem."""
         why = f": {self._problem}" if self._problem else ""
         names = ", ".join(pod.where for pod in list(self._open.values())[:NAMED])
         named = f"{names}, ..." if len(self._open) > NAMED else names

@@ -58,7 +58,7 @@ class Decisions(msgspec.Struct, frozen=True):
 
 
 class PolicyBasis(msgspec.Struct, frozen=True):
-    """What follows from a valid policy before any node is decided."""
+    """A valid policy, the decisions for KubeVirt, and the inputs that the decisions for all nodes share."""
 
     policy: ClusterPolicy
     kubevirt: KubeVirtDecisions

@@ -29,14 +29,14 @@ AGENTS = frozenset[str]({OperandName.AGENT, OperandName.LABELLER})
 
 
 class ClusterInputs(msgspec.Struct, frozen=True):
-    """What the decisions for every node depend on, beside the node itself."""
+    """The inputs of the decisions for every node, besides the node itself."""
 
     defaults: Defaults
     around: Around
     vgpu_switch: VgpuSwitch
     deployer: Deployer
     scheduled: tuple[ScheduledConfig, ...] = ()
-    """What VgpuSchedules say of nodes' vGPU configs."""
+    """The vGPU configs that VgpuSchedules have for nodes."""
 
 
 class NodeInputs(msgspec.Struct, frozen=True):

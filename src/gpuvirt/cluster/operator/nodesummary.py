@@ -1,4 +1,4 @@
-"""What the decisions for nodes amount to: for one node, for some, and for all of them."""
+"""The summary of the decisions for nodes: for one node, for some, and for all of them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain

@@ -37,7 +37,7 @@ class Picture(msgspec.Struct, frozen=True):
     services: Objects[Service] = msgspec.field(default_factory=dict)
     """The extender's Service, if it exists and the controller writes the scheduler's configuration."""
     scheduled: ScheduledConfigs = msgspec.field(default_factory=ScheduledConfigs)
-    """What VgpuSchedules say of nodes' vGPU configs at this moment."""
+    """The vGPU configs that VgpuSchedules have for nodes at this moment."""
 
     def entries_of(self, config_map: str) -> tuple[str, ...] | None:
         """Return the keys of a ConfigMap; None if no ConfigMap has this name."""
@@ -89,7 +89,7 @@ def _keys_of(config_map: StoredObject) -> tuple[str, ...]:
 
 
 class NodePods(msgspec.Struct, frozen=True):
-    """What the pods of operands on one node mean for its decisions."""
+    """The facts about the pods of operands on one node that its decisions depend on."""
 
     apps: frozenset[str] = frozenset()
     """The operands that have a pod on the node, by their label `app`."""

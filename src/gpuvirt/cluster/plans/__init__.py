@@ -1,1 +1,1 @@
-"""What `gpuvirt plan node/NAME` decides from a GpuNode; nothing here reads or writes a host."""
+"""The decisions of `gpuvirt plan node/NAME` from a GpuNode; nothing here reads or writes a host."""

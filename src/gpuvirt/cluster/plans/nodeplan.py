@@ -44,7 +44,7 @@ NO_CARD = "the catalog does not decide which card it is, and its driver lists vG
 
 
 class GpuPlan(msgspec.Struct, frozen=True):
-    """What would change on one GPU."""
+    """The plan for one GPU: its state now, and the changes that would follow."""
 
     address: str
     name: str | None
@@ -61,7 +61,7 @@ class GpuPlan(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...]
     """Why the agent would refuse the change, or wait."""
     unknown: tuple[str, ...]
-    """What only the node can show."""
+    """The facts that only the node can show."""
     changes: bool
     fits: Mapping[str, int] | None
     """How many more VMs would fit, by vGPU type, `GPU` for the whole GPU; None where that is not known."""
@@ -70,7 +70,7 @@ class GpuPlan(msgspec.Struct, frozen=True):
 
 
 class NodePlan(msgspec.Struct, frozen=True):
-    """What would change on a node; its JSON is a contract (docs/reference/json.md)."""
+    """The plan for one node: the changes that would follow. Its JSON is a contract (docs/reference/json.md)."""
 
     node: str
     mode: str
@@ -79,7 +79,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     problem: str | None
     """Why the vGPU config would be invalid there, and change nothing."""
     unknown: tuple[str, ...]
-    """What is not known of the node as a whole."""
+    """The facts about the node as a whole that are not known."""
 
     @property
     def is_refused(self) -> bool:

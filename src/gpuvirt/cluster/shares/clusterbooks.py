@@ -1,4 +1,4 @@
-"""What GPUs of each node have left: kept by events, so that a question costs what its own nodes cost."""
+"""The free units of each node's GPUs: kept by events, so that the cost of a question depends on its own nodes alone."""
 
 from collections.abc import Mapping
 

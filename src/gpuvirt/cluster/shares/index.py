@@ -84,7 +84,7 @@ class Index:
 
     @property
     def limiting(self) -> Mapping[NodeName, Enforcement]:
-        """What limits the shares of new pods, by node; the nodes whose shares are no limits are not in it."""
+        """The enforcement of new pods' shares, by node, without the nodes whose shares are no limits."""
         return self._limiting
 
     def pod(self, namespace: str, name: str) -> SharingPod | None:

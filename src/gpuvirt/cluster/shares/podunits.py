@@ -1,4 +1,4 @@
-"""What a pod counts for on its node: its units, and the GPUs that they are on where its annotation tells."""
+"""The units that a pod counts for on its node, and the GPUs that they are on where its annotation tells."""
 
 import logging
 from collections.abc import Set as AbstractSet
@@ -14,7 +14,7 @@ from gpuvirt.model.shares.quantities import InvalidQuantityError
 log = logging.getLogger(__name__)
 
 MOST_UNITS = Units(2**31)
-"""What a pod counts for whose request cannot be read: its node's GPUs are full."""
+"""The units that a pod counts for if its request cannot be read: its node's GPUs are full."""
 
 
 def units_of_pod(pod: SharingPod, sharing: Sharing) -> Units:

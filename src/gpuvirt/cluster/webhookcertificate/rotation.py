@@ -22,14 +22,14 @@ OVERLAP = timedelta(days=1)
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What the Secret has; the empty one stands for a Secret that does not exist."""
+    """The certificates in the Secret; the empty value stands for a Secret that does not exist."""
 
     current: Pair | None = None
-    """What the webhook serves; None if it is missing, or no pair."""
+    """The pair that the webhook serves; None if it is missing, or if its key belongs to another certificate."""
     following: Pair | None = None
-    """What it will serve."""
+    """The pair that the webhook will serve."""
     previous: tuple[Certificate, ...] = ()
-    """What a replica may still serve."""
+    """The certificates that a replica may still serve."""
 
 
 class Issue(msgspec.Struct, frozen=True):

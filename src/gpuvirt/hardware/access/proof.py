@@ -17,7 +17,7 @@ class UnprovenError(GpuvirtError):
 
 
 class ProofKind(StrEnum):
-    """What proves that nobody uses a device."""
+    """The kinds of proof that nobody uses a device."""
 
     LEASE = "lease"
     """gpuvirt has the VFIO group, or the VFIO devices, open: no other process can open them."""

@@ -61,7 +61,7 @@ LEFT_OUT: Mapping[str, str] = {
     "processes": "only node.json and doctor.json list the processes that have a device open",
     **redaction.LEFT_OUT,
 }
-"""What a copy leaves out on purpose, with the reason."""
+"""The data that a copy leaves out on purpose, with the reason."""
 _NODE = re.compile(r"iommu|kvm|egm[0-9]+")
 _VIRTFN = re.compile(r"virtfn[0-9]+")
 

@@ -29,7 +29,7 @@ CALLS: Mapping[Action, Callable[[libvirt.virDomain], object]] = {
     Action.POWER_OFF: libvirt.virDomain.destroy,
     Action.START: libvirt.virDomain.create,
 }
-"""What makes each call; only a guest's shutdown is answered at once."""
+"""The function of libvirt for each call; only a VM's shutdown is answered at once."""
 QEMU_DECIDES = 8_006_000
 """The version of libvirt from which QEMU's blockers decide on a save. Older ones refuse every PCI device and mdev."""
 QUERY = '{"execute": "query-migrate"}'

@@ -13,7 +13,7 @@ AGENT = "org.qemu.guest_agent.0"
 
 
 class VmDevices(msgspec.Struct, frozen=True):
-    """What is read of a VM's XML."""
+    """The devices in a VM's XML, and the state of its guest agent."""
 
     mdevs: tuple[str, ...]
     """The UUIDs of its mediated devices, in lower case."""

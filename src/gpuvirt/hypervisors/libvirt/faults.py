@@ -1,4 +1,4 @@
-"""What an error of libvirt, or of the way to it, means for a call."""
+"""The meaning for a call of an error of libvirt, or of an error on the way to it."""
 
 import libvirt
 
@@ -31,7 +31,7 @@ OPENING = (
     ("authentication failed: No authentication", Problem.WRONG_CREDENTIALS),
     ("no authentication callback", Problem.WRONG_CREDENTIALS),
 )
-"""What TLS says in English, which a process that sets no locale always gets; the codes tell nothing apart."""
+"""The English messages of TLS, which a process that sets no locale always gets; the codes tell nothing apart."""
 
 
 def opening_problem(error: libvirt.libvirtError, folder: str) -> BackEndError:

@@ -101,7 +101,7 @@ CAPABILITIES, TYPES = "config.sharedGpuCapabilities", "config.sharedPassthruGpuT
 
 
 class HostGpus(msgspec.Struct, frozen=True):
-    """What a host says of vGPU types."""
+    """The vGPU types that a host reports, with their capabilities."""
 
     types: frozenset[str]
     capabilities: Mapping[str, vim.host.SharedGpuCapabilities]

@@ -1,4 +1,4 @@
-"""What a fault of a vCenter, or of the way to it, means for a call."""
+"""The meaning for a call of a fault of a vCenter, or of a fault on the way to it."""
 
 import ssl
 from http.client import HTTPException

@@ -44,8 +44,8 @@ class Consumer:
     pod: str | None = None
     container: str | None = None
     answer: PluginAnswer | UnsetType = field(default=UNSET, compare=False, repr=False)
-    """What the device plugin answered for the container's devices; unset where that was not read, and in the ledger. It
-    does not count in comparisons."""
+    """The device plugin's answer for the container's devices; unset where it was not read, and in the ledger. It does
+    not count in comparisons."""
 
     @property
     def in_ledger(self) -> "Consumer":
@@ -202,7 +202,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
     @property
     def rules(self) -> ResourceRules:
-        """What ids of resources mean on the node."""
+        """The rules for the ids of resources on the node."""
         known = self.resources_without_gpus
         return ResourceRules(frozenset(self.resources), known if isinstance(known, tuple) else ())
 

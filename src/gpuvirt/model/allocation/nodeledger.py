@@ -39,7 +39,7 @@ class NodeLedger(msgspec.Struct, frozen=True):
     first_names: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The first names of resources."""
     rules: ResourceRules = msgspec.field(default_factory=ResourceRules)
-    """What ids of resources mean: gpuvirt's resources, and by the settings those that are no GPUs."""
+    """The rules for the ids of resources: gpuvirt's resources, and by the settings those that are no GPUs."""
     type_names: Mapping[str, VgpuType] = msgspec.field(default_factory=dict)
     """The names of vGPU types by the host's ids."""
     boot_id: BootId | None = None

@@ -1,7 +1,8 @@
-"""What a device plugin answered to Allocate, and the devices of this host that the answer names.
+"""A device plugin's answer to Allocate, and the devices of this host that the answer names.
 
-Of a plugin whose ids name no device, the answer shows what a container has: device nodes, which belong to a device by
-their numbers, and ids of GPUs in the environment, in mounts (NVIDIA's strategy `volume-mounts`) and in names of CDI.
+Of a plugin whose ids name no device, the answer shows the container's devices: by device nodes, which belong to a
+device by their numbers, and by ids of GPUs in the environment, in mounts (NVIDIA's strategy `volume-mounts`) and in
+names of CDI.
 """
 
 import re
@@ -74,7 +75,7 @@ class NamedDevices(msgspec.Struct, frozen=True):
 
 
 class _Other(Enum):
-    """What an answer names besides GPUs, vGPUs and groups."""
+    """Kinds of names in an answer, besides those of GPUs, vGPUs and groups."""
 
     NO_GPU = auto()
     SHARED = auto()

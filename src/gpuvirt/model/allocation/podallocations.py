@@ -42,7 +42,7 @@ class Allocation(msgspec.Struct, frozen=True):
     pod: str
     """The pod as text."""
     answer: PluginAnswer | None = None
-    """What the plugin answered; None where that is unknown."""
+    """The plugin's answer; None where it is unknown."""
 
 
 class PodAllocations(msgspec.Struct, frozen=True):

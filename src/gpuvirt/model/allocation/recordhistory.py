@@ -55,7 +55,7 @@ class Doubt(msgspec.Struct, frozen=True):
     """Why the record may be incomplete."""
 
     seen: str
-    """What was observed."""
+    """The observation, as text."""
     pods: tuple[PodUid, ...] | None
     """The pods that may have devices without an entry; None if the pods of the node are not visible."""
     kubelet: str = ""
@@ -63,7 +63,7 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 class RecordHistory(msgspec.Struct, frozen=True):
-    """What this host's processes know of the record's past, as it is kept on disk."""
+    """The record's past as this host's processes know it, in the form that is kept on disk."""
 
     boot_id: BootId | None = None
     """The boot in which it was observed. After a reboot no container of the boot before runs."""
@@ -104,7 +104,7 @@ class RecordReading(msgspec.Struct, frozen=True):
 
 
 class PodRequests(msgspec.Struct, frozen=True):
-    """What a pod of this node requests, by the API server."""
+    """The requests of a pod of this node, by the API server."""
 
     uid: PodUid
     """The name of its folder: for a mirror pod that of the static pod."""

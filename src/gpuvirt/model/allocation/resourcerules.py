@@ -37,7 +37,7 @@ network functions, accelerators of Intel that are no GPUs, memory channels betwe
 
 
 class ResourceRules(msgspec.Struct, frozen=True):
-    """What is known of resources besides the ids and answers of their plugins."""
+    """Properties of resources that the ids and answers of their plugins do not show."""
 
     ours: frozenset[ResourceName] = frozenset()
     """The resources that gpuvirt has ever offered on the node."""

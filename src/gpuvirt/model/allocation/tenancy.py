@@ -1,4 +1,4 @@
-"""Who had each GPU last in this boot of the host, and whether the next tenant needs a reset of the GPU.
+"""The last tenant of each GPU in this boot of the host, and whether the next tenant needs a reset of the GPU.
 
 A GPU keeps its memory from one tenant to the next unless it is reset. vfio-pci resets a GPU when a VM opens it and when
 the VM closes it, if the kernel can reset it. A native driver serves several tenants at once, and clears memory between
@@ -32,7 +32,7 @@ class TenantKind(StrEnum):
 
 
 class TenancyState(StrEnum):
-    """What is known of a GPU's last tenant."""
+    """The state of a GPU after its last tenant, as far as it is known."""
 
     CLEAN = "clean"
     """No tenant since the host booted, or vfio-pci has reset the GPU since."""
@@ -84,7 +84,7 @@ UNWATCHED = unknown("the agent was not running while the GPU was on its native d
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What is recorded of one GPU."""
+    """The record of one GPU: its last tenant, how it was last observed, and its UUID."""
 
     tenancy: Tenancy | None = None
     """None for a GPU from before the first record in this boot, whose earlier tenants are not judged."""

@@ -21,7 +21,7 @@ MOST_PAUSE_AFTER_ROLLBACK_S = 3600.0
 
 
 class Circumstances(msgspec.Struct, frozen=True):
-    """What the result of an attempt depends on."""
+    """The inputs that decide the result of an attempt."""
 
     desired: object
     users: object = None

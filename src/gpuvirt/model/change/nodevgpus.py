@@ -42,7 +42,7 @@ WHOLE = frozenset({DesiredMode.PASSTHROUGH, *FOR_CONTAINERS})
 
 
 class PlannedFrom(msgspec.Struct, frozen=True):
-    """What the plans of a node have followed from, and the states of its GPUs, for the next plans."""
+    """The inputs of a node's last plans, and the states of its GPUs, for the next plans."""
 
     inventory: Inventory
     smi: SmiMemory
@@ -115,7 +115,7 @@ class DesiredConfig(msgspec.Struct, frozen=True):
 
 
 class VgpuDemand(msgspec.Struct, frozen=True):
-    """What the vGPUs of a node follow from, besides the host and nvidia-smi."""
+    """The inputs of a node's desired vGPUs and their plans, besides the host and nvidia-smi."""
 
     config: DesiredConfig
     modes: Modes
@@ -147,7 +147,7 @@ class NodeVgpus:
     on_demand: Mapping[PciAddress, GpuState | None] = field(default_factory=dict)
     """The GPUs in mode on-demand with their states, None for one whose driver can't create vGPUs now."""
     planned_from: PlannedFrom | None = field(default=None, compare=False, repr=False)
-    """What the next plans take over for GPUs that have not changed; without it they are the same."""
+    """The inputs and states that the next plans reuse for unchanged GPUs; without them, the plans are the same."""
 
     @property
     def undesired(self) -> frozenset[VgpuId]:

@@ -144,7 +144,7 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 class StepScope(msgspec.Struct, frozen=True):
-    """What a step touches: the devices that it takes, and the functions that it asks the accounts about.
+    """The scope of a step: the devices that it takes, and the functions that it asks the accounts about.
 
     A step takes devices from everybody: they are closed to Allocate, and must be free. It asks whether a pod has a
     function whole, or a part of it that is not a vGPU: a MIG device, a share, an id that can't be mapped. vGPUs beside

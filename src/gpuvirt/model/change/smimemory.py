@@ -1,4 +1,4 @@
-"""What nvidia-smi has reported on the GPUs of one node, kept until the driver may have changed what it reported."""
+"""The reports of nvidia-smi on the GPUs of one node, kept until the driver may have changed the reported values."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerRep
 
 
 class SmiMemory(msgspec.Struct, frozen=True):
-    """What nvidia-smi has reported on the GPUs of one node."""
+    """The reports of nvidia-smi on the GPUs of one node."""
 
     reports: Mapping[PciAddress, tuple[DesiredVgpus, SmiReport]] = msgspec.field(default_factory=dict)
     """Each report with the desired vGPUs for which it was asked."""

@@ -1,4 +1,4 @@
-"""What limits the shares of a node's new pods: by its GpuNode, its label, or the agent's settings, in this precedence.
+"""The enforcement of new pods' shares on a node, by its GpuNode, label, or the agent's settings, in this precedence.
 
 The agent reads the label itself, also under a controller: a GpuNode's spec without a value has no opinion.
 """
@@ -17,7 +17,7 @@ OF_SETTINGS = Source(Origin.SETTINGS, "settings $.shares.enforcement")
 
 
 class DesiredEnforcement(msgspec.Struct, frozen=True):
-    """What limits the shares of new pods, and the place that sets it."""
+    """The enforcement of new pods' shares, and the source that sets it."""
 
     value: Enforcement
     source: Source

@@ -58,7 +58,7 @@ class NodeSpec(msgspec.Struct, frozen=True):
     reviewed: tuple[str, ...] | None = None
     """The resources for which the controller has decided about `withheld`; None: no controller decides."""
     enforcement: str | None = None
-    """What limits the shares of new pods, an Enforcement; None: the label or the settings say so."""
+    """The enforcement of new pods' shares, an Enforcement; None: the label or the settings set it."""
 
 
 class NodeRequest(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class NodeRequest(msgspec.Struct, frozen=True):
     spec: Observed[NodeSpec] | None = None
     """The spec of its GpuNode. The value None: it has no GpuNode."""
     enforcement: Observed[str] | None = None
-    """What limits the shares of new pods: the node's label `gpuvirt.io/shares.enforcement`."""
+    """The enforcement of new pods' shares: the node's label `gpuvirt.io/shares.enforcement`."""
 
     @property
     def has_spec(self) -> bool:

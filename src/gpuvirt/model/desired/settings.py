@@ -26,7 +26,7 @@ CONTAINER_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
 
 
 class Spread(StrEnum):
-    """Which of several equal vGPUs a VM gets."""
+    """The choice among equal vGPUs for a VM."""
 
     SPREAD = "spread"
     """A vGPU of the GPU with the most free capacity: VMs disturb each other least."""
@@ -58,7 +58,7 @@ class Compat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Enforcement(StrEnum):
-    """What keeps a container from using more of a GPU than its share."""
+    """The mechanism that keeps a container from using more of a GPU than its share."""
 
     NONE = "none"
     """Nothing: shares are accounting. A container can use the GPU's whole memory and compute time."""
@@ -102,7 +102,7 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     vgpu_type_labels: tuple[str, ...] = ("vgpu.type",)
     """The node labels with the vGPU type: `vgpu.type=v100-8q-8GB`. An empty list: no labels."""
     enforcement: Enforcement = Enforcement.NONE
-    """What limits the containers of new pods to their shares: `none`, `hami-core`, `mps` or `hami-core-mps`."""
+    """The enforcement of shares in the containers of new pods: `none`, `hami-core`, `mps` or `hami-core-mps`."""
     hami_core: HamiCore = HamiCore()
     """The library of HAMi-core, for `hami-core`."""
     gpu_memory_mib: dict[str, Annotated[int, Meta(ge=1)]] = {}
@@ -157,7 +157,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     domain. It may be the resource's first name or the one of today's PCI ID database.
     """
     vgpu_placement: Spread = Spread.SPREAD
-    """Which of several equal vGPUs a VM gets: `spread` or `pack`."""
+    """The choice among equal vGPUs for a VM: `spread` or `pack`."""
     require_reset: bool = True
     """Whether a whole GPU that can't be reset is withheld after its first pod, until the host is rebooted.
 

@@ -1,1 +1,1 @@
-"""What one node looks like, and what is decided for it."""
+"""The observed and the desired state of one node, and the decisions for it."""

@@ -1,4 +1,4 @@
-"""What is announced to the scheduler before it is withdrawn, and what the kubelet may still count of what was."""
+"""The announcement of withdrawals to the scheduler, and the withdrawn devices that the kubelet may still count."""
 
 from msgspec.structs import replace
 

@@ -26,13 +26,13 @@ class EarlierFailure(msgspec.Struct, frozen=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """What changes of units meet, as observed and decided last."""
+    """The inputs of the decisions about changes of units, as observed and decided last."""
 
     inventory: Inventory
     account: Account
     """The devices of pods."""
     counted: Departures
-    """What the kubelet may still count of the devices that leave."""
+    """The withdrawn devices that the kubelet may still count."""
     vgpus: NodeVgpus
     """The plans for the vGPUs of GPUs."""
     failed: Mapping[UnitId, EarlierFailure] = msgspec.field(default_factory=dict)

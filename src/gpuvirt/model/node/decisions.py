@@ -1,7 +1,7 @@
-"""What is decided for one node: what is offered, what is withdrawn, and what each GPU should become.
+"""The decisions for one node: the offered and the withdrawn devices, and the desired state of each GPU.
 
-`decide` is the order of the conclusions: each takes what it follows from. Nothing here waits, reads the host or changes
-it, and the same picture and memory at the same time decide the same.
+`decide` is the order of the conclusions: each takes the values that it follows from. Nothing here waits, reads the host
+or changes it, and the same picture and memory at the same time decide the same.
 """
 
 import dataclasses

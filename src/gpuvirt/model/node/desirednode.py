@@ -40,7 +40,7 @@ class DesiredNode(msgspec.Struct, frozen=True):
     invalid_modes: InvalidDesired | None = None
     """Why the mode in the node's label or GpuNode is invalid."""
     enforcement: DesiredEnforcement | None = None
-    """What limits the shares of new pods; None while that is not known."""
+    """The enforcement of new pods' shares; None while it is not known."""
     invalid_enforcement: InvalidDesired | None = None
     """Why the enforcement in the node's label or GpuNode is invalid."""
     configs: ConfigSet = msgspec.field(default_factory=ConfigSet)

@@ -1,4 +1,4 @@
-"""Which isolation units of a node are changed now, and what the other units wait for.
+"""The isolation units of a node that are changed now, and the reasons why the other units wait.
 
 `decide_changes` takes the attempts so far, and returns the next ones with the use of each unit's gate. Nothing here
 changes the host or waits: the reconciler carries it out.
@@ -47,7 +47,7 @@ def compare(inventory: Inventory, desired: DesiredUnits, journal: DriverJournal)
 
 
 class GateUse(Enum):
-    """What becomes of the gate of a unit."""
+    """The next state of a unit's gate."""
 
     AS_IS = auto()
     DRAINED = auto()
@@ -59,14 +59,14 @@ class GateUse(Enum):
 
 
 class UnitDecision(msgspec.Struct, frozen=True):
-    """What is decided for one unit."""
+    """The decision for one unit."""
 
     attempts: Attempts
     begins: bool = False
     """Whether a change begins now."""
     gate: GateUse = GateUse.AS_IS
     intent: str = ""
-    """What the change of a drained unit is about to do."""
+    """The intended change of a drained unit, as text."""
     is_compared: bool = False
     """Whether the failure of an earlier agent was compared with the circumstances, and counts no more."""
 

@@ -14,7 +14,7 @@ class NodeDecisions(msgspec.Struct, frozen=True):
     """The decisions for one node at one moment."""
 
     view: NodeView = msgspec.field(default_factory=lambda: NodeView(NO_TIME, host_observed=False))
-    """What is shown of the node."""
+    """The view of the node, from which all output is made."""
     desired: DesiredUnits = msgspec.field(default_factory=DesiredUnits)
     """The desired state of each GPU with the plans toward it, and the questions for nvidia-smi."""
     invalid: InvalidStates = msgspec.field(default_factory=InvalidStates)
@@ -22,7 +22,7 @@ class NodeDecisions(msgspec.Struct, frozen=True):
     names: OfferedNames | None = None
     """The names to keep in the ledger; None before the first observation of the host."""
     memory: NodeMemory = msgspec.field(default_factory=NodeMemory)
-    """What the next decisions need of these."""
+    """The results of these decisions that the next ones need."""
 
     @property
     def again_at_s(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What is offered of a node: its devices by their own ids, and ids for vGPUs on demand."""
+"""The offering of a node: its devices by their own ids, and ids for vGPUs on demand."""
 
 from collections.abc import Mapping
 
@@ -40,7 +40,7 @@ from gpuvirt.model.offers.withholding import withholdings
 
 
 class Offering(msgspec.Struct, frozen=True):
-    """What is offered of a node."""
+    """The resources that a node offers: its devices by their own ids, and ids for vGPUs on demand."""
 
     offers: Offers
     """The devices, without the resources whose names wait for the review."""

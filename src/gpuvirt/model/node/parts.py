@@ -33,7 +33,7 @@ from gpuvirt.model.reasons import Reason
 
 
 class Basis(Protocol):
-    """What a part of the decisions follows from."""
+    """The inputs of a part of the decisions."""
 
     def decides_as(self, other: Self, /) -> bool:
         """Return whether the same part follows from both."""
@@ -108,7 +108,7 @@ class UsersBasis(msgspec.Struct, frozen=True):
 
 
 class VgpusBasis(msgspec.Struct, frozen=True):
-    """What the plans of vGPUs follow from."""
+    """The inputs of the plans of vGPUs."""
 
     inventory: Inventory
     demand: VgpuDemand
@@ -130,7 +130,7 @@ def vgpus_part(last: VgpusPart | None, basis: VgpusBasis) -> VgpusPart:
 
 
 class CandidatesBasis(msgspec.Struct, frozen=True):
-    """What the devices that can be offered follow from."""
+    """The inputs of the candidates, which are the devices that can be offered."""
 
     inventory: Inventory
     naming: Naming
@@ -161,7 +161,7 @@ def _known(last: CandidatesPart | None, basis: CandidatesBasis) -> KnownVgpus | 
 
 
 class OffersBasis(msgspec.Struct, frozen=True):
-    """What the offers follow from."""
+    """The inputs of the offers, the inventory and the last offers among them."""
 
     inventory: Inventory
     inputs: OfferInputs
@@ -184,7 +184,7 @@ def settled(last: OffersPart | None) -> OffersPart | None:
 
 
 class OnDemandBasis(msgspec.Struct, frozen=True):
-    """What the on-demand resources follow from. The states of their GPUs and all of the ledger's entries are inputs."""
+    """The inputs of the on-demand resources, the states of their GPUs and all of the ledger's entries among them."""
 
     inventory: Inventory
     inputs: OnDemandInputs
@@ -210,7 +210,7 @@ def on_demand_part(last: OnDemandPart | None, basis: OnDemandBasis) -> OnDemandP
 
 
 class ViewBasis(msgspec.Struct, frozen=True):
-    """What the view of the node follows from."""
+    """The inputs of the node's view."""
 
     inputs: ViewInputs
 

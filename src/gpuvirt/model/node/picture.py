@@ -1,4 +1,4 @@
-"""What the decisions for one node follow from: what was observed last, what is remembered, what the node may do."""
+"""The inputs of the decisions for one node: its last observed state, the last decisions' results, its agent's terms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ from gpuvirt.model.shares.otherplugins import OtherPlugins
 
 
 class NodeTerms(msgspec.Struct, frozen=True):
-    """What an agent may wait for and change, and the inputs of its decisions that stay the same while it runs."""
+    """The permitted waits and changes of an agent, and the inputs of its decisions that stay the same while it runs."""
 
     settings: Settings
     ids: PciIds
@@ -72,7 +72,7 @@ class GateStates(msgspec.Struct, frozen=True):
 
 
 class NodePicture(msgspec.Struct, frozen=True):
-    """What was last observed of one node, and what is desired of it."""
+    """The last observed state of one node, and its desired state."""
 
     inventory: Inventory | None = None
     """The host; None before its first observation."""
@@ -83,7 +83,7 @@ class NodePicture(msgspec.Struct, frozen=True):
     former: FormerTenants = msgspec.field(default_factory=FormerTenants)
     """The last tenants of GPUs in this boot, and whether the settings require a reset between tenants."""
     request: NodeRequest | None = None
-    """What the cluster asks of the node, as last observed; None for an agent or a command that asks nothing yet."""
+    """The cluster's request to the node, as last observed; None for an agent or a command that has no request yet."""
     gates: GateStates = msgspec.field(default_factory=GateStates)
     registrations: Mapping[ResourceName, Registration] = msgspec.field(default_factory=dict)
     """The states of resources at the kubelet."""
@@ -112,7 +112,7 @@ class NodePicture(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """What the next decisions for a node need of the last ones."""
+    """The results of the last decisions for a node that the next ones need."""
 
     desired: DesiredNode = field(default_factory=DesiredNode)
     """The desired state, of which invalid requests change nothing."""
@@ -129,7 +129,7 @@ class NodeMemory:
     on_demand: OnDemandOffer = field(default_factory=OnDemandOffer)
     """The ids of on-demand vGPUs."""
     smi: SmiMemory = field(default_factory=SmiMemory)
-    """What nvidia-smi has reported."""
+    """The reports of nvidia-smi."""
     parts: Parts = field(default_factory=Parts, compare=False, repr=False)
     """The parts of the last decisions, to be taken over where they follow from the same. Without them the decisions are
     the same."""

@@ -22,7 +22,7 @@ class CreatedVgpu(msgspec.Struct, frozen=True):
 
 
 class RecentVgpus(msgspec.Struct, frozen=True):
-    """What has become of vGPUs since the last scan began."""
+    """The vGPUs that were created or changed since the last scan began."""
 
     created: Mapping[VgpuId, CreatedVgpu] = msgspec.field(default_factory=dict)
     hosts: Mapping[PciAddress, tuple[VgpuHost, float]] = msgspec.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What is shown of a node, by its decisions: the inputs of its view, and its problems."""
+"""The inputs of a node's view, and the problems that it shows, by the node's decisions."""
 
 from msgspec.structs import replace
 

@@ -1,1 +1,1 @@
-"""Which devices are offered, under which names, how healthy they are, and the view of a node."""
+"""The offered devices with their names and their health, and the view of a node."""

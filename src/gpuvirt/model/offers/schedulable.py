@@ -30,7 +30,7 @@ def free_names(offers: Offers) -> frozenset[str]:
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What the kubelet takes from this agent; another device plugin may offer the other devices."""
+    """The devices and ids that the kubelet takes from this agent; another device plugin may offer the other devices."""
 
     offers: Offers
     on_demand: Mapping[ResourceName, Collection[DeviceId]] = msgspec.field(default_factory=dict)

@@ -50,7 +50,7 @@ class ShareInputs(msgspec.Struct, frozen=True):
     modes: Modes
     settings: ShareSettings
     enforcement: DesiredEnforcement | None
-    """What limits the shares of new pods; None while that is not known."""
+    """The enforcement of new pods' shares; None while it is not known."""
     plugins: OtherPlugins | Unknown
     former: FormerTenants
     """The last tenants of GPUs in this boot."""

@@ -93,7 +93,7 @@ class SchedulerView(msgspec.Struct, frozen=True):
 
 
 class PlanningView(msgspec.Struct, frozen=True):
-    """What a plan of a GPU's vGPUs follows from, besides its vGPUs."""
+    """The inputs of a plan of a GPU's vGPUs, besides the existing vGPUs."""
 
     class_code: int
     subsystem: str | None = None

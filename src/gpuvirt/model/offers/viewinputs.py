@@ -1,7 +1,7 @@
-"""What the view of a node is drawn from, and what two such inputs do not have in common.
+"""The inputs of the view of a node, and the differences between two such inputs.
 
-Objects of the inventory and of the offers are compared by identity, since observations and offers keep the objects of
-what has not changed; small values are compared by value.
+Objects of the inventory and of the offers are compared by identity, since observations and offers keep the objects that
+have not changed; small values are compared by value.
 """
 
 from collections.abc import Iterator, Mapping
@@ -63,7 +63,7 @@ class ViewInputs(msgspec.Struct, frozen=True):
 
 
 class ChangedNodes(msgspec.Struct, frozen=True):
-    """What has changed of the nodes in `/dev/vfio` by which VMs open devices."""
+    """The devices and groups whose nodes in `/dev/vfio`, by which VMs open devices, may have changed."""
 
     devices: AbstractSet[str] = frozenset()
     """Functions and vGPUs."""

@@ -57,7 +57,7 @@ def kubevirt_forbidden(server: str, words: str) -> Reason:
 
 
 def answer_incomplete(server: str, words: str) -> Reason:
-    """What is missing counts as unknown."""
+    """The missing parts of an answer count as unknown."""
     fix = "see whether the user may read the VM; if it may, pack a support archive"
     return _reason(ReasonCode.HYPERVISOR_ANSWER_INCOMPLETE, server, "gave an incomplete answer", words, fix)
 

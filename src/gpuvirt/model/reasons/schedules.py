@@ -73,7 +73,7 @@ def no_gpu_node(node: str, config: str) -> Reason:
 
 
 def vgpu_config_overridden(node: str, config: str, origin: str) -> Reason:
-    """What an admin has set in a GpuNode takes precedence."""
+    """The vGPU config that an admin has set in a GpuNode takes precedence."""
     message = f"does not get the vGPU config {config}: vgpuConfig is {origin}"
     fix = f"remove spec.vgpuConfig from GpuNode {node}, or the node from the schedule"
     return Reason(ReasonCode.VGPU_CONFIG_OVERRIDDEN, f"node {node}", message, fix=fix)
@@ -177,7 +177,7 @@ def worker_labels_lost(node: str, phases: Sequence[str]) -> Reason:
 
 
 def pods_block_drain(node: str, pods: Sequence[str]) -> Reason:
-    """What kubectl drain refuses without --force or --delete-emptydir-data."""
+    """`kubectl drain` refuses these pods without --force or --delete-emptydir-data."""
     message = f"is not drained, because pods have no controller or an emptyDir volume: {_named(pods)}"
     fix = "delete the pods, or set deleteBarePods or deleteEmptyDirData in the schedule's drain"
     return Reason(ReasonCode.POD_BLOCKS_DRAIN, f"node {node}", message, fix=fix)

@@ -1,4 +1,4 @@
-"""Which workers get no pods, and which VMs are off, because of a schedule, and when they are expected back."""
+"""The workers that get no pods, and the VMs that are off, because of a schedule, and when they are expected back."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,7 +14,7 @@ UNDECIDED = frozenset({WorkerStep.NONE, WorkerStep.MATCH, WorkerStep.READ})
 
 
 class ScheduleSeen(msgspec.Struct, frozen=True):
-    """What the status of a schedule says."""
+    """A schedule, as its status shows it."""
 
     name: str
     namespace: str

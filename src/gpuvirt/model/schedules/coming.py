@@ -1,4 +1,4 @@
-"""Which vGPU configs nodes get in other phases of a schedule, and what they then offer: for pods that wait for it."""
+"""The vGPU configs of nodes in other phases of a schedule, and the resources that these bring for waiting pods."""
 
 from collections.abc import Iterable, Iterator
 
@@ -20,7 +20,7 @@ class PhaseConfig(msgspec.Struct, frozen=True):
 
 
 class ScheduledNode(msgspec.Struct, frozen=True):
-    """What the status of a schedule says of a node and its phases."""
+    """The phases of a schedule, and the state of one node in it, from the schedule's status."""
 
     phase: PhaseName | None
     """The phase that was reached last."""

@@ -1,4 +1,4 @@
-"""What a connection to a hypervisor needs: the kind, the credentials of a Secret, and until when calls may be made."""
+"""The inputs of a hypervisor's connection: the kind, the credentials of a Secret, and until when calls may be made."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What would delete or replace the VM of a worker while it is away: the cluster autoscaler, or a health check.
+"""Controllers that would delete or replace the VM of a worker while it is away: cluster autoscaler and health checks.
 
 Source: cluster-autoscaler, core/scaledown/eligibility: it never removes a node with the annotation
 `cluster-autoscaler.kubernetes.io/scale-down-disabled: "true"`; it writes its status to a ConfigMap.
@@ -29,7 +29,7 @@ class MachineCoverage(msgspec.Struct, frozen=True):
 
 
 class WorkerCoverage(msgspec.Struct, frozen=True):
-    """What is known of one worker's node."""
+    """The annotations of one worker's node about its deletion, and its Machines with their health checks."""
 
     node: NodeName
     may_leave: bool = False

@@ -1,4 +1,4 @@
-"""What is wrong with the spec of a schedule: found before anything is done for it."""
+"""The faults in the spec of a schedule, found before anything is done for it."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""What a transition will do, step by step: the rounds of `transition.advance` on a model in which each step succeeds.
+"""The forecast of a transition: the rounds of `transition.advance` on a model in which each step succeeds.
 
-It is the forecast that `gpuvirt schedule plan` and `switch` print. Time stands still in it, so that nothing is late,
-and an eviction succeeds at once, whatever the budgets say: those are shown beside it.
+`gpuvirt schedule plan` and `switch` print its steps. Time stands still in it, so that nothing is late, and an eviction
+succeeds at once, whatever the budgets say: those are shown beside it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,7 +47,7 @@ NOT_CHECKED: Mapping[VmKey, Abilities] = {}
 
 
 class PlannedAction(StrEnum):
-    """What a step does."""
+    """The action of a planned step."""
 
     CORDON = "cordon"
     EVICT = "evict"
@@ -75,7 +75,7 @@ MARKS: Mapping[bool | None, PlannedAction] = {
     False: PlannedAction.UNCORDON,
     None: PlannedAction.TAINT,
 }
-"""What a change of a node's marks does, by its `cordon`."""
+"""The planned action of a change of a node's marks, by the change's `cordon`."""
 
 
 class Budget(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What gpuvirt asks of a hypervisor that runs worker VMs, and what it answers.
+"""The requests to a hypervisor that runs worker VMs, and its answers.
 
 A back end (vSphere, libvirt, KubeVirt) translates between these records and its API. A hypervisor has no precondition
 on a version: a call that may still be under way may be made at any time until its sender is dead, so the caller reads
@@ -15,7 +15,7 @@ import msgspec
 from gpuvirt.facts.notknown import NotKnown
 
 VmKey = NewType("VmKey", str)
-"""What calls name: vSphere's instanceUuid, a libvirt domain's UUID, the UID of a KubeVirt VirtualMachine."""
+"""The id of a VM in calls: vSphere's instanceUuid, a libvirt domain's UUID, the UID of a KubeVirt VirtualMachine."""
 
 
 class Power(StrEnum):
@@ -57,7 +57,7 @@ VmsReading = Mapping[VmKey, WorkerVm] | VmsUnknown
 
 
 class Action(StrEnum):
-    """What a hypervisor can be asked to do with a VM."""
+    """The actions with a VM that gpuvirt requests from a hypervisor."""
 
     SUSPEND = "suspend"
     """Save the VM's memory, with that of its vGPUs, to disk, and free its devices."""
@@ -113,7 +113,7 @@ class Ability(msgspec.Struct, frozen=True):
 
 
 class Abilities(msgspec.Struct, frozen=True):
-    """What a hypervisor says about the actions with one VM."""
+    """A hypervisor's report on the actions with one VM."""
 
     vm: VmKey
     suspend: Ability
@@ -121,7 +121,7 @@ class Abilities(msgspec.Struct, frozen=True):
     start: Ability
     set_vgpu_type: Ability
     remarks: tuple[str, ...] = msgspec.field(default=())
-    """What is shown, but decides nothing: whether migration and snapshots are possible with these vGPUs."""
+    """Texts that are shown, but decide nothing: whether migration and snapshots are possible with these vGPUs."""
 
 
 class Hypervisor(Protocol):

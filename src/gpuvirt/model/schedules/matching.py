@@ -1,4 +1,4 @@
-"""Which VM a worker's node runs in: by provider ID, system UUID or name.
+"""Finds the VM that a worker's node runs in, by provider ID, system UUID or name.
 
 Source: cloud-provider-vsphere writes `vsphere://<config.uuid>` as providerID, kubevirt-cloud-provider
 `kubevirt://<name>`. Firmware shows the first three fields of a system UUID in either byte order, by version.

@@ -32,7 +32,7 @@ CALL_AGAIN_S = 20.0
 
 
 class Round(msgspec.Struct, frozen=True):
-    """What the moves of all workers follow from in one round."""
+    """The inputs of all workers' moves in one round."""
 
     schedule: Schedule
     observed: ScheduleObservation

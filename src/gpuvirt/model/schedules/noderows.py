@@ -1,4 +1,4 @@
-"""What `gpuvirt schedule show` and `check` print of the nodes whose vGPU config follows a schedule."""
+"""The output of `gpuvirt schedule show` and `check` on the nodes whose vGPU config follows a schedule."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -52,11 +52,11 @@ class GpuCheck(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...]
     """Why its agent would refuse the change, or wait."""
     unknown: tuple[str, ...]
-    """What only the node can show."""
+    """The facts that only the node can show."""
 
 
 class NodeCheck(msgspec.Struct, frozen=True):
-    """What the vGPU config of one phase would change on a node, by what its agent reports now."""
+    """The changes that the vGPU config of one phase would make on a node, by the current report of its agent."""
 
     node: NodeName
     phase: PhaseName
@@ -67,7 +67,7 @@ class NodeCheck(msgspec.Struct, frozen=True):
     unknown: tuple[str, ...] = ()
     """Why it is not known what would change on the node."""
     vms: VmPolicy = VmPolicy.WAIT
-    """What happens to the VMs among these users."""
+    """The policy for the VMs among the users in `in_the_way`."""
 
     @property
     def in_the_way(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from gpuvirt.model.schedules.spec import PhaseName
 
 
 class VmStep(StrEnum):
-    """What a VM waits for."""
+    """The step of a VM: the event that it waits for."""
 
     WAIT = "Wait"
     """It runs, and is not stopped yet; the reason says why."""

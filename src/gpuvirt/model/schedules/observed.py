@@ -1,4 +1,4 @@
-"""What a transition is decided by: workers' nodes, pods and volumes, and the VMs, all read in the same round.
+"""The inputs of a transition's decisions: workers' nodes, pods and volumes, and the VMs, all read in the same round.
 
 Source of the fields: Kubernetes' API reference, core/v1 Node and Pod, storage/v1 VolumeAttachment,
 coordination.k8s.io/v1 Lease in the namespace kube-node-lease.
@@ -34,7 +34,7 @@ class WorkerNode(msgspec.Struct, frozen=True):
     renewal: str | None = None
     """`renewTime` of its Lease; None if it has no Lease."""
     renewed_at: datetime | None = None
-    """That time, by the node's clock."""
+    """`renewTime` as a time, by the node's clock."""
     cordoned_for_s: float = 0.0
     """How long this controller has seen it unschedulable."""
     types: Mapping[PhaseName, str] = msgspec.field(default_factory=dict)

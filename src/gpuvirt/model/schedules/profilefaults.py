@@ -1,4 +1,4 @@
-"""What is wrong with the profiles of a schedule: types and labels that can't be set, or not be taken back."""
+"""The faults in the profiles of a schedule: types and labels that can't be set, or can't be taken back."""
 
 import re
 from collections import Counter

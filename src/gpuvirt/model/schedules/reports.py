@@ -1,4 +1,4 @@
-"""What `gpuvirt schedule` prints: a schedule's state, its phases and workers, its switches, and a forecast."""
+"""The output of `gpuvirt schedule`: a schedule's state, its phases and workers, its switches, and a forecast."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -50,7 +50,7 @@ class ScheduleRow(msgspec.Struct, frozen=True):
     nodes: int
     """The nodes that have a vGPU config by the phase of now."""
     reasons: tuple[Reason, ...]
-    """What is wrong with the spec, or what workers and nodes wait for."""
+    """The faults in the spec, or the reasons why workers and nodes wait."""
 
 
 class PhaseRow(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class PhaseRow(msgspec.Struct, frozen=True):
     """The label selector of the nodes that get its vGPU config."""
     vgpu_config: str | None = None
     vms: VmPolicy = VmPolicy.WAIT
-    """What happens to VMs of these nodes whose vGPUs the vGPU config removes."""
+    """The policy for VMs of these nodes whose vGPUs the vGPU config removes."""
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ class ScheduleDetail(msgspec.Struct, frozen=True):
     workers: tuple[WorkerRow, ...]
     nodes: tuple[NodeRow, ...]
     configs: str | None = None
-    """Which phases name a vGPU config that is missing, or not known; None if the condition ConfigsKnown is True."""
+    """The phases whose vGPU config is missing or not known, as text; None if the condition ConfigsKnown is True."""
     vms: tuple[VmRow, ...] = ()
     """The VMs of these nodes that a phase waits for, stops or has stopped."""
 

@@ -1,4 +1,4 @@
-"""What a VgpuSchedule asks for: phases with workers or vGPU configs, when each begins, and how workers leave."""
+"""The spec of a VgpuSchedule: phases with workers or vGPU configs, when each begins, and how workers leave."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -23,7 +23,7 @@ class Leave(StrEnum):
 
 
 class OnTimeout(StrEnum):
-    """What happens to the pods that a drain has not ended in time."""
+    """The policy for the pods that a drain has not ended in time."""
 
     HOLD = "Hold"
     """They stay, and the transition is held."""
@@ -32,7 +32,7 @@ class OnTimeout(StrEnum):
 
 
 class VmPolicy(StrEnum):
-    """What happens to KubeVirt's VMs whose vGPUs a phase's vGPU config removes."""
+    """The policy for KubeVirt's VMs whose vGPUs a phase's vGPU config removes."""
 
     WAIT = "Wait"
     """They run on, and the node waits for them."""
@@ -61,7 +61,7 @@ class Phase(msgspec.Struct, frozen=True):
     vgpu_config: str | None = None
     """The vGPU config of nodes with GPUs of their own; None if the phase has none."""
     vms: VmPolicy = VmPolicy.WAIT
-    """What happens to VMs of these nodes whose vGPUs the vGPU config removes."""
+    """The policy for VMs of these nodes whose vGPUs the vGPU config removes."""
 
 
 class PhaseOverride(msgspec.Struct, frozen=True):

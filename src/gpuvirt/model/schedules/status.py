@@ -17,7 +17,7 @@ from gpuvirt.model.schedules.spec import PhaseName
 
 
 class WorkerStep(StrEnum):
-    """What a worker waits for."""
+    """The step of a worker: the event that it waits for, or the end of its transition."""
 
     NONE = "None"
     """Nothing has been decided yet."""
@@ -114,13 +114,13 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
 
     @property
     def waiting(self) -> tuple[Reason, ...]:
-        """What workers and nodes wait for."""
+        """The reasons why workers and nodes wait."""
         workers = (worker.reason for worker in self.workers)
         return (*(reason for reason in workers if reason is not None), *self.waiting_nodes)
 
     @property
     def waiting_nodes(self) -> tuple[Reason, ...]:
-        """What nodes with GPUs of their own wait for, and their VMs."""
+        """The reasons why nodes with GPUs of their own, and their VMs, wait."""
         found = (*(node.reason for node in self.nodes), *(vm.reason for vm in self.vms))
         return tuple(reason for reason in found if reason is not None)
 

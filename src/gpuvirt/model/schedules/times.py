@@ -92,7 +92,7 @@ class Switch(msgspec.Struct, frozen=True):
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """What was found by the last search."""
+    """The result of the last search."""
 
     at: datetime
     until: datetime

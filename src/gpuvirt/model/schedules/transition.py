@@ -49,7 +49,7 @@ HELD_ROUND_S = 15.0
 
 
 class Advance(msgspec.Struct, frozen=True):
-    """What follows from one round: the status to write, and the actions to take then."""
+    """The result of one round: the status to write, and the actions to take then."""
 
     status: ScheduleStatus
     actions: tuple[ScheduleAction, ...] = ()

@@ -1,4 +1,4 @@
-"""Which VMs of nodes with GPUs of their own are shut down for a phase's vGPU config, and started when the phase ends.
+"""The stop of VMs on nodes with GPUs of their own for a phase's vGPU config, and their start when the phase ends.
 
 The VMs of a GPU are stopped together or not at all: if one user of the GPU stays, the GPU keeps its vGPUs, and the
 other VMs would be off for nothing. A VM is in the status before it is stopped, so that it is started again.
@@ -30,7 +30,7 @@ WAITING_ROUND_S = 5.0
 
 
 class NextVms(msgspec.Struct, frozen=True):
-    """What follows from one round: the VMs to write into the status, and the actions to take then."""
+    """The result of one round: the VMs to write into the status, and the actions to take then."""
 
     vms: tuple[NodeVm, ...] = ()
     actions: tuple[ChangeVm, ...] = ()

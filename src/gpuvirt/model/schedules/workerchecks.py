@@ -1,4 +1,4 @@
-"""What holds for the workers and nodes of a schedule before anything happens: what `gpuvirt schedule check` prints."""
+"""The checks of a schedule's workers and nodes before anything happens, as `gpuvirt schedule check` prints them."""
 
 from collections.abc import Iterator, Mapping
 
@@ -18,7 +18,7 @@ from gpuvirt.model.schedules.workers import members
 
 
 class WorkerCheck(msgspec.Struct, frozen=True):
-    """What the hypervisor says of one worker's VM."""
+    """The hypervisor's report on one worker's VM."""
 
     node: NodeName
     phases: tuple[PhaseName, ...]
@@ -52,7 +52,7 @@ class WorkerCheck(msgspec.Struct, frozen=True):
 
 
 class ScheduleCheck(msgspec.Struct, frozen=True):
-    """What holds for each worker and each node of a schedule before anything happens."""
+    """The checks of each worker and each node of a schedule before anything happens."""
 
     schedule: ScheduleRow
     leave: Leave

@@ -46,7 +46,7 @@ class PodShares(msgspec.Struct, frozen=True):
     containers: dict[str, dict[str, int]]
     """The units of each container on each GPU."""
     enforcement: str = Enforcement.NONE
-    """What limits all containers with part of a GPU. Other versions of gpuvirt may know further values."""
+    """The enforcement for all containers with part of a GPU. Other versions of gpuvirt may know further values."""
 
 
 class _Enforced(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What GPUs of a node have left: a value, from which each event makes the next one.
+"""The free units of a node's GPUs: a value, from which each event makes the next one.
 
 A pod whose GPUs are not known, since no extender has placed it and the agent has not chosen yet, may be on any GPU of
 its node: its units count on each of them.
@@ -125,7 +125,7 @@ def _settled(
 
 
 class FreeRow(NamedTuple):
-    """What decides in most cases whether a pod fits on a node: numbers that are at hand for thousands of nodes."""
+    """The numbers that decide in most cases whether a pod fits on a node; they are cached for thousands of nodes."""
 
     largest: Units
     """The largest piece that is free."""

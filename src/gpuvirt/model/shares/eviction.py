@@ -1,4 +1,4 @@
-"""Which pods must be evicted so that another fits: the cheapest set by the order in which kube-scheduler compares.
+"""The pods that must be evicted so that another fits: the cheapest set by the order in which kube-scheduler compares.
 
 Units that are free in total may lie on several GPUs, so the pods that the kube-scheduler would evict for the total do
 not always free one GPU. The order is that of kube-scheduler (pkg/scheduler/framework/preemption,
@@ -26,7 +26,7 @@ MOST_SCOPES = 128
 MOST_TRIES = 256
 """Sets of pods that are tried on a node, after a good one has been found without a search."""
 _OFFSET = 2**31
-"""What kube-scheduler adds to each priority, so that no sum falls as pods are added."""
+"""The number that kube-scheduler adds to each priority, so that no sum falls as pods are added."""
 
 Cost = tuple[int, int, int, int, int]
 """Violations, the highest priority, the sum of the priorities, the pods and their units; less is better."""
@@ -96,7 +96,7 @@ class _Search:
         self._whole = whole
         self._tries = MOST_TRIES
         self._free: dict[GpuId, int] = dict(books.capacity)
-        """What each GPU has left; less than 0 where pods whose GPUs are not known count on each."""
+        """The units that each GPU has left; less than 0 where pods whose GPUs are not known count on each."""
         for pod in books.all_pods:
             self._count(self._free, pod, -1)
 

@@ -25,7 +25,7 @@ class PodShare(msgspec.Struct, frozen=True):
     """Namespace and name: `research/train-0`."""
     units: int
     enforcement: str = Enforcement.NONE
-    """What limits the pod's containers, by its annotation: `none`, `hami-core`, `mps` or `hami-core-mps`."""
+    """The enforcement for the pod's containers, by its annotation: `none`, `hami-core`, `mps` or `hami-core-mps`."""
     limit_mib: int | None = None
     """The memory that it can use by its limits; None without limits, or while its agent has not reported them."""
     used_mib: int | None = None
@@ -41,7 +41,7 @@ class GpuOverview(msgspec.Struct, frozen=True):
     used: int
     """By the pods whose GPUs are known; more than `units` where a GPU has become smaller than its pods' shares."""
     free: int
-    """What a pod can still get: pods whose GPUs are not known count against each GPU of their node."""
+    """The units that a pod can still get: pods whose GPUs are not known count against each GPU of their node."""
     pods: tuple[PodShare, ...]
 
 
@@ -57,7 +57,7 @@ class NodeOverview(msgspec.Struct, frozen=True):
     away: str | None = None
     """Why no unit of the node is free now: a VgpuSchedule has suspended it. None while pods can come."""
     enforcement: str = Enforcement.NONE
-    """What limits new pods, by the node's annotation: `none`, `hami-core`, `mps` or `hami-core-mps`."""
+    """The enforcement of new pods' shares, by the node's annotation: `none`, `hami-core`, `mps` or `hami-core-mps`."""
 
 
 class SharesOverview(msgspec.Struct, frozen=True):

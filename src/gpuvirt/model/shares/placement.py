@@ -1,4 +1,4 @@
-"""Which GPUs of a node a pod's containers get: the one placement of shares, for the extender and for the agent.
+"""The GPUs of a node that a pod's containers get: the one placement of shares, for the extender and for the agent.
 
 Packing (the default) takes the GPU with the least room that is enough, so that whole GPUs stay free; spreading takes
 the one with the most room. A pod whose containers fit on one GPU together gets one, since two GPUs would be cut into
@@ -14,7 +14,7 @@ import msgspec
 from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerName, Demand, Units, most_at_a_time
 
 GpuId = NewType("GpuId", str)
-"""What the driver calls a GPU: `GPU-8a5c...`."""
+"""The UUID of a GPU, as the driver shows it: `GPU-8a5c...`."""
 Shares = Mapping[GpuId, Units]
 Pieces = tuple[Units, ...]
 """The units that the GPUs of a node have left, the least first, whatever GPUs they are."""
@@ -24,7 +24,7 @@ MOST_TRIES = 4096
 
 
 class Policy(StrEnum):
-    """Which of several GPUs, and of several nodes, a share goes to."""
+    """The choice among several GPUs, and among several nodes, for a share."""
 
     BINPACK = "binpack"
     """Where the least is left: whole GPUs stay free."""

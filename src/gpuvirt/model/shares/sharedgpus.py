@@ -51,7 +51,7 @@ class SharedGpus(msgspec.Struct, frozen=True):
     recorded: tuple[GpuId, ...] = ()
     """The GPUs that pods of this node have shares of, be they in the host or not; in order."""
     enforcement: Enforcement | None = None
-    """What makes the shares of pods that start now limits; None while it is not known."""
+    """The enforcement of the shares of pods that start now; None while it is not known."""
     enforced_by: str = ""
     """The source of `enforcement`: `label gpuvirt.io/shares.enforcement`."""
 

@@ -101,7 +101,7 @@ class Observation(msgspec.Struct, frozen=True):
     account: Account
     namespace: uuid.UUID
     learned: Mapping[PciAddress, Learned] = msgspec.field(default_factory=dict)
-    """What the change has learned, by GPU."""
+    """The facts that the change has learned, by GPU."""
 
     def gpu_state(self, gpu: PciAddress) -> GpuState | None:
         """Return the state of a GPU's vGPUs, None if no driver on it can create vGPUs now."""

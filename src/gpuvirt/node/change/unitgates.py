@@ -22,7 +22,7 @@ class UnitGates:
         self._gates, self._gate = gates, gates.host
         self._drained: dict[UnitId, Slots] = {}
         self._failed: dict[UnitId, EarlierFailure | None] = {}
-        """What an earlier agent has left in the gate of each unit, as read once; None if there is nothing."""
+        """The failure that an earlier agent has left in the gate of each unit, as read once; None if there is none."""
 
     def read_failed(self, inventory: Inventory) -> Mapping[UnitId, EarlierFailure]:
         """Return the failed changes that an earlier agent has left and that were not compared yet."""

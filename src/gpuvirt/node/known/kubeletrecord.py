@@ -8,7 +8,7 @@ from gpuvirt.model.allocation.allocations import Consumers, ReadRecorded
 from gpuvirt.node.known.podinquiry import PodInquiry
 
 PodStarts = tuple[int, int, int]
-"""What the folder of the node's pods shows: another value after a pod has started."""
+"""The state of the folder of the node's pods: another value after a pod has started."""
 
 
 def _no_pod_starts() -> PodStarts | None:

@@ -74,11 +74,11 @@ class NodeState:
         self.changes = Changes(lambda: (*had(self.ledger.entries, self.inventory), *self._entries_of_shares()))
         self._read_shares = read_shares
         self.picture = NodePicture(ledger=node_ledger(ledger, settings.resources_without_gpus))
-        """What was observed last."""
+        """The last observed state."""
         self.memory = NodeMemory(nothing_desired(settings, terms.request, good_configs, enforcement))
-        """What the next decisions need of the last, with nvidia-smi's reports since."""
+        """The results of the last decisions that the next ones need, with nvidia-smi's reports since."""
         self.decisions = NodeDecisions()
-        """What was decided last; any thread reads it."""
+        """The last decisions; any thread reads them."""
         self.observations = 0
         """How often the host was observed."""
         self._recent = RecentVgpus()
@@ -100,7 +100,7 @@ class NodeState:
 
     @property
     def counted(self) -> Departures:
-        """What the kubelet may still count of the devices that leave, by its last answer."""
+        """The withdrawn devices that the kubelet may still count, by its last answer."""
         return departures(self.picture, self.memory.withdrawal)
 
     @property

@@ -22,7 +22,7 @@ Change = Callable[[Tenancies], Tenancies]
 
 
 class TenantsObserved(msgspec.Struct, frozen=True):
-    """What tenants follow from in an account of the kubelet."""
+    """The inputs that determine the tenants in an account of the kubelet."""
 
     inventory: Inventory
     devices: Consumers

@@ -6,7 +6,7 @@ from gpuvirt.clock import Signal
 
 
 class Wakes(msgspec.Struct, frozen=True):
-    """What an agent's loops wait for."""
+    """The signals that an agent's loops wait for."""
 
     decide: Signal = msgspec.field(default_factory=Signal)
     """Set when decisions may differ from the last ones."""

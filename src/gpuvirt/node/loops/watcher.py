@@ -39,7 +39,7 @@ class Depth(StrEnum):
     NODES = "nodes"
     """Only the nodes in `/dev/vfio`; a brief observation follows if they have changed."""
     BRIEF = "brief"
-    """What can fail without a uevent."""
+    """The functions that can fail without a uevent."""
     WHOLE = "whole"
     """All functions."""
     USERS = "users"

@@ -1,1 +1,1 @@
-"""What the agent publishes: files for other programs, and counts for the scheduler."""
+"""The published state of the agent: files for other programs, and counts for the scheduler."""

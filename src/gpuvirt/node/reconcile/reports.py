@@ -1,4 +1,4 @@
-"""What the parts of an agent report to it: problems, ended changes, and the progress toward the desired state."""
+"""The reports of an agent's parts: problems, ended changes, and the progress toward the desired state."""
 
 from collections.abc import Callable
 

@@ -40,4 +40,4 @@ class MpsLimits(msgspec.Struct, frozen=True):
 
 
 NO_DAEMON = MpsLimits((), Path("/run/gpuvirt") / FOLDER / PIPES)
-"""That of an agent that limits no shares."""
+"""The `MpsLimits` of an agent that limits no shares."""

@@ -57,7 +57,7 @@ RECHECK_S = 0.1
 
 
 class Dependencies(msgspec.Struct, frozen=True):
-    """What the allocator uses."""
+    """The dependencies of the allocator."""
 
     shares: NodeShares
     clock: Clock

@@ -37,7 +37,7 @@ class KeptDesired(msgspec.Struct, frozen=True):
     good_configs: ConfigText | None = None
     """The last valid configs; later invalid ones don't replace them."""
     enforcement: DesiredEnforcement | None = None
-    """What limits the shares of new pods, by the last valid value."""
+    """The enforcement of new pods' shares, by the last valid value."""
 
 
 FORMAT = Format(KeptDesired, HeaderLine())
@@ -67,7 +67,7 @@ class DesiredStateStore:
 
     @property
     def enforcement(self) -> DesiredEnforcement | None:
-        """What limited the shares of new pods, by the last valid value; None if there was none yet."""
+        """The enforcement of new pods' shares, by the last valid value; None if there was none yet."""
         return self._state.value.enforcement
 
     def load(self) -> None:

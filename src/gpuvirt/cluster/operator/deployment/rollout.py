@@ -1,4 +1,4 @@
-"""Which pods of the agent to delete, so that the DaemonSet creates new ones: one node first, then several at a time.
+"""The agent's pods to delete, so that the DaemonSet creates new ones: one node first, then several at a time.
 
 The DaemonSet's strategy is OnDelete. RollingUpdate would replace the next agent as soon as one passes its probe. Here
 all other nodes wait until the first node's new pod is ready, and later ones until fewer pods are unavailable.
@@ -19,7 +19,7 @@ class Rollout(msgspec.Struct, frozen=True):
     old: int = 0
     """How many pods still run an older version."""
     waits_for: str | None = None
-    """What the next deletion waits for; None if it does not wait."""
+    """The reason why the next deletion waits; None if it does not wait."""
 
 
 def rollout(pods: Iterable[Pod], template: str, *, desired: int, most_unavailable: str | int) -> Rollout:

@@ -35,7 +35,7 @@ HISTORY = "gpuvirt-kubevirt-history"
 """The ConfigMap with the histories, each by the uid of its object."""
 STOPS = frozenset({ReasonCode.CONFIG_REVERTED, ReasonCode.MDEV_DELETION_RISK})
 DANGERS = frozenset({ReasonCode.FOREIGN_PROVIDER, ReasonCode.MDEV_DELETION_RISK, ReasonCode.MDEVS_OF_KUBEVIRT})
-"""What KubeVirt may do to vGPUs of others, whether or not gpuvirt serves its VMs."""
+"""The codes of dangers from KubeVirt to vGPUs of others, whether or not gpuvirt serves its VMs."""
 
 Histories = Mapping[str, PatchHistory]
 
@@ -84,7 +84,7 @@ class KubeVirtDecisions(msgspec.Struct, frozen=True):
 
 
 class NodesObserved(msgspec.Struct, frozen=True):
-    """What nodes have, as observed."""
+    """The resources and mediated devices of nodes, as observed."""
 
     offered: Offered = msgspec.field(default_factory=dict)
     """The resources that agents report."""

@@ -56,7 +56,7 @@ class Undoing(msgspec.Struct, frozen=True):
     name: str = ""
     patch: tuple[Operation, ...] = ()
     reasons: tuple[Reason, ...] = ()
-    """Which changes stay, and why."""
+    """The changes that stay, and the reasons for them."""
 
 
 class _UndoInputs(msgspec.Struct, frozen=True):

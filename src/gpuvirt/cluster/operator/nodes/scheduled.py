@@ -21,7 +21,7 @@ class ConfiguredPhase(msgspec.Struct, frozen=True):
 
 
 class ScheduledConfig(msgspec.Struct, frozen=True):
-    """What one schedule with vGPU configs says now."""
+    """One schedule with vGPU configs: the nodes that it covers, and the vGPU config of its phase of now."""
 
     schedule: str
     covers: tuple[LabelSelector, ...]
@@ -51,7 +51,7 @@ class KeptConfig(msgspec.Struct, frozen=True):
 
 
 class ScheduledConfigs(msgspec.Struct, frozen=True):
-    """What all schedules say at one moment."""
+    """The vGPU configs of all schedules at one moment."""
 
     configs: tuple[ScheduledConfig, ...] = ()
     next_switch: datetime | None = None

@@ -1,4 +1,4 @@
-"""What all operands have in common: the policy's settings for all DaemonSets, and the objects' labels and owner.
+"""The common parts of all operands: the policy's settings for all DaemonSets, and the objects' labels and owner.
 
 Contract: NVIDIA's operator. The policy's tolerations and priority class replace an operand's own. The policy's labels
 and annotations are added to DaemonSets and pods, but replace none of the labels that select them.

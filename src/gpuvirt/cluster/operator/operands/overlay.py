@@ -1,4 +1,4 @@
-"""What a policy and the controller's settings change in the manifest of one operand (`bases`).
+"""The changes that a policy and the controller's settings make to the manifest of one operand (`bases`).
 
 An operand begins with `base`, makes the changes that it alone has, and ends with `assembly.daemon_set`.
 """

@@ -1,4 +1,4 @@
-"""What commands about schedules read at the API server, and the one field that they write: an override.
+"""The objects that commands about schedules read at the API server, and the one field that they write: an override.
 
 All functions raise ApiError.
 """

@@ -41,7 +41,7 @@ class ConfiguredNodes:
         self._gpu_nodes: Mapping[ObjectKey, OwnedGpuNode] | None = None
         self._configs: KnownConfigs | None = None
         self._decided: dict[str, _Decided] = {}
-        """What was returned last of each schedule, by its name."""
+        """The nodes that were returned last for each schedule, by its name."""
 
     def observe_nodes(self, delta: Delta[ReadNode]) -> None:
         """Record changes of nodes, of which heartbeats are most."""

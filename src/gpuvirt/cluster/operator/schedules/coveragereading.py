@@ -46,7 +46,7 @@ class _MachineRef(msgspec.Struct, frozen=True):
 
 
 class CoverageReading(msgspec.Struct):
-    """What covers the workers of one schedule, as it was read last."""
+    """The coverage of one schedule's workers, as it was read last."""
 
     client: Client
     clock: Clock

@@ -1,4 +1,4 @@
-"""Which schedules have to look at their workers between switches: a node was labelled, deleted, or registered again.
+"""The schedules that must look at their workers between switches: a node was labelled, deleted, or registered again.
 
 The nodes are those that the controller watches anyway. A heartbeat of a node changes neither its labels nor its uid.
 """

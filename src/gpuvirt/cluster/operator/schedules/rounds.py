@@ -45,7 +45,7 @@ class StoredSchedule(msgspec.Struct, frozen=True):
     status: ScheduleStatus
     version: str
     faults: tuple[Reason, ...] = ()
-    """What is wrong with the texts of its spec."""
+    """The faults of the texts in its spec."""
 
 
 class ClusterReading(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ class Rounds:
         self, api: ScheduleApi, vms: VmCalls, clock: Clock, telemetry: ScheduleTelemetry | None = None
     ) -> None:
         self.latest: Advance | None = None
-        """What the last whole round has decided."""
+        """The decision of the last whole round."""
         self._api = api
         self._vms = vms
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What the schedules of the controller's namespace say of nodes' vGPU configs: a function of specs and the time."""
+"""The vGPU configs that schedules of the controller's namespace have for nodes: a function of specs and the time."""
 
 from collections.abc import Iterable
 from datetime import datetime

@@ -33,7 +33,7 @@ FindSchedule = Callable[[], VgpuSchedule | None]
 
 
 class Opener(msgspec.Struct, frozen=True):
-    """What opens connections of this process while it leads."""
+    """Opens the connections of this process while it leads."""
 
     client: Client
     namespace: str

@@ -1,4 +1,4 @@
-"""What one term as the leader has counted of schedules, for metrics."""
+"""The counts about schedules in one term as the leader, for metrics."""
 
 from collections import Counter
 from datetime import datetime

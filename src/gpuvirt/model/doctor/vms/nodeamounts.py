@@ -12,9 +12,9 @@ class NodeAmounts(msgspec.Struct, frozen=True):
     """The amounts of one node."""
 
     requests: Mapping[str, int]
-    """What the VM or pod requests, by the name of the resource."""
+    """The amounts that the VM or pod requests, by the name of the resource."""
     counted: Mapping[str, int]
-    """What the node's kubelet counts as allocatable."""
+    """The amounts that the node's kubelet counts as allocatable."""
     pods: Sequence[PodSeen] | None
     """The pods of the node; None where the cluster's pods could not be read."""
     phases: Sequence[NodePhase]

@@ -1,4 +1,4 @@
-"""What a node of the cluster has, which pods with devices are pending there, and what blocks each of them."""
+"""The explanation of a node: its resources, the pods with devices that are pending there, and their obstacles."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -50,7 +50,7 @@ class PendingPod(msgspec.Struct, frozen=True):
 
 
 class NodeExplanation(msgspec.Struct, frozen=True):
-    """What a node has, what is pending there, and why."""
+    """The resources of a node, the pods that are pending there, and the reasons."""
 
     node: str
     ready: bool
@@ -64,9 +64,9 @@ class NodeExplanation(msgspec.Struct, frozen=True):
     pending: tuple[PendingPod, ...] | None
     """None if the pods may not be listed."""
     phases: tuple[str, ...] = ()
-    """Which vGPU configs VgpuSchedules have for it, and when."""
+    """The vGPU configs that VgpuSchedules have for the node, and when it gets them."""
     sharing: str | None = None
-    """What limits the shares of new pods, with its source: `hami-core (label gpuvirt.io/shares.enforcement)`."""
+    """The enforcement of new pods' shares, with its source: `hami-core (label gpuvirt.io/shares.enforcement)`."""
 
     @property
     def is_blocked(self) -> bool:

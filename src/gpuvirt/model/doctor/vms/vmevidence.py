@@ -195,7 +195,7 @@ class GpuNodeSeen(msgspec.Struct, frozen=True):
     withheld: Mapping[str, str] = msgspec.field(default_factory=dict)
     """By resource: why the controller withholds it; the text begins with the code."""
     sharing: str | None = None
-    """What limits the shares of new pods, with its source; None where no GPU is shared, or where it is unknown."""
+    """The enforcement of new pods' shares, with its source; None where no GPU is shared, or where it is unknown."""
 
 
 class NodeSeen(msgspec.Struct, frozen=True):

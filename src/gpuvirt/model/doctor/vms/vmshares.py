@@ -23,7 +23,7 @@ class SharesSeen(msgspec.Struct, frozen=True):
     resource: str
     """The resource whose amounts are units: `nvidia.com/vgpu`."""
     demand: Demand | None
-    """What the pod requests; None where no GPU can serve it."""
+    """The pod's request for units; None where no GPU can serve it."""
     invalid: str = ""
     """Why no GPU can serve it."""
     nodes: Mapping[NodeName, NodeBooks] = msgspec.field(default_factory=dict)

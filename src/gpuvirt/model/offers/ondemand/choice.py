@@ -1,4 +1,4 @@
-"""Which GPU carries the next vGPU of a type, and on which function of it."""
+"""The choice of the GPU, and of its function, for the next vGPU of a type."""
 
 from collections.abc import Collection, Mapping
 

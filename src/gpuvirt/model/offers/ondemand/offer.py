@@ -1,4 +1,4 @@
-"""What GPUs in mode `on-demand` offer: for each type of vGPU the ids of pods' vGPUs, and ids of those that still fit.
+"""The offer of GPUs in mode `on-demand`: for each type of vGPU the ids of pods' vGPUs, and ids of those that still fit.
 
 An idle GPU counts one vGPU of each type. The first one decides what else fits: then the GPU counts as many of its type
 as it could still carry, and none of the others. The counts of all GPUs are added up, since an id names no GPU. A
@@ -117,7 +117,7 @@ def _given(offer: OnDemandOffer) -> Iterator[Entry]:
 
 
 class OnDemandInputs(msgspec.Struct, frozen=True):
-    """What the on-demand resources follow from, besides the host."""
+    """The inputs of the on-demand resources, besides the host."""
 
     states: Mapping[PciAddress, GpuState | None]
     """The GPUs in mode on-demand; None for one whose driver can't create vGPUs now."""

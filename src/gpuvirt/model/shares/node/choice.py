@@ -52,7 +52,7 @@ class NodeSharing(msgspec.Struct, frozen=True):
     memory_mib: Mapping[GpuId, int] = msgspec.field(default_factory=dict)
     """The memory of each GPU, where shares are limits and it is known."""
     enforcement: Enforcement = Enforcement.NONE
-    """What limits the containers of new pods."""
+    """The enforcement of shares in the containers of new pods."""
 
 
 def offered(

@@ -9,7 +9,7 @@ from gpuvirt.model.allocation.allocations import Unknown
 
 
 class KeptShare(Enum):
-    """What still has the pod, or may have it."""
+    """The reason why a pod keeps its share although it has ended or was deleted."""
 
     RUNNING = "it has ended or was deleted by the API server, but processes of it still run"
     RECORDED = "it has ended or was deleted by the API server, but the kubelet's record has its units"

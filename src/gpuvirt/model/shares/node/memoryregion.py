@@ -1,8 +1,8 @@
-"""What a container uses of its GPU's memory, by the region in which HAMi-core counts it.
+"""A container's use of its GPU's memory, by the region in which HAMi-core counts it.
 
-The region is a file of the container, which can write anything there: what is read is its own word, and any bytes are
-an answer. Contract: `shared_region_t` of Project-HAMi/HAMi-core 8f3a89c, version 1.2, as a compiler for x86-64 or arm64
-lays it out (little-endian, glibc's `sem_t` of 32 bytes).
+The region is a file of the container, which can write anything there: the values are the container's own report, and
+any bytes are an answer. Contract: `shared_region_t` of Project-HAMi/HAMi-core 8f3a89c, version 1.2, as a compiler for
+x86-64 or arm64 lays it out (little-endian, glibc's `sem_t` of 32 bytes).
 """
 
 import struct
@@ -37,8 +37,8 @@ class UnreadableRegion(msgspec.Struct, frozen=True):
 
 
 MemoryUses = Mapping[tuple[PodUid, str], int | UnreadableRegion]
-"""What each container uses in bytes, by its pod and its name. One that is not in it has no region: no process of it has
-used the GPU by the library yet, or it is unknown."""
+"""The bytes that each container uses, by its pod and its name. A container without an entry has no region: no process
+of it has used the GPU by the library yet, or it is unknown."""
 
 
 def count_of_slots(header: bytes, count: bytes) -> int | UnreadableRegion:

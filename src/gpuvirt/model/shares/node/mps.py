@@ -32,7 +32,7 @@ _GPU_COLUMN = 3
 
 
 class MpsDaemon(msgspec.Struct, frozen=True):
-    """What the daemon of a node says of itself."""
+    """The state of a node's daemon, by its own answers."""
 
     clients: Mapping[str, int] | None
     """The processes of each GPU, by the beginning of its UUID; None where the daemon is too old to list them."""

@@ -1,4 +1,4 @@
-"""What pods with limits use of their GPUs' memory: the sum of their containers, for lists and the node's GpuNode."""
+"""The use of GPU memory by pods with limits: the sum of their containers, for lists and the node's GpuNode."""
 
 from collections.abc import Iterator
 

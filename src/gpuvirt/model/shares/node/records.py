@@ -19,12 +19,12 @@ from gpuvirt.model.shares.placement import GpuId, Placement, Shares
 
 
 class ShareLimit(msgspec.Struct, frozen=True):
-    """What a container may use of the one GPU that it has a part of."""
+    """The limit of a container on the one GPU that it has a part of."""
 
     memory_mib: int
     compute_percent: int
     by: Enforcement = Enforcement.HAMI_CORE
-    """What enforces it; a record of a version before MPS does not say so."""
+    """The enforcement of the limit; a record of a version before MPS does not have it."""
 
 
 class ContainerRecord(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class PodRecord(msgspec.Struct, frozen=True):
 
     @property
     def enforcement(self) -> Enforcement:
-        """What limits the pod's containers that have a part of a GPU: either all of them have the same, or none."""
+        """The enforcement for the pod's containers with a part of a GPU: either all of them have the same, or none."""
         limits = (container.limit for container in self.containers.values())
         return next((limit.by for limit in limits if limit is not None), Enforcement.NONE)
 

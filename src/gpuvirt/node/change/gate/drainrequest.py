@@ -31,7 +31,7 @@ ANSWER_S = 10.0
 ASK_AGAIN_S = 0.05
 
 Desires = Mapping[PciAddress, Sequence[str]]
-"""What a command changes, by GPU: the name of the desired driver, `VGPUS`, or both."""
+"""The changes of a command, by GPU: the name of the desired driver, `VGPUS`, or both."""
 
 
 class DrainRequest(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Which GPUs of a node wait for users of their vGPUs, by the newest report of its agent and a plan of that report."""
+"""The GPUs of a node that wait for users of their vGPUs, by its agent's newest report and a plan of that report."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a VirtualMachine and its VMI say of a worker's VM, and which calls they permit. Nothing is asked here.
+"""The state of a worker's VM by its VirtualMachine and VMI, and the calls that they permit. Nothing is asked here.
 
 Source: KubeVirt's pkg/virt-controller/watch/vm (`syncRunStrategy`, firmware.go) and pkg/virt-api/rest/lifecycle.go.
 """
@@ -30,7 +30,7 @@ class VmObjects(msgspec.Struct, frozen=True):
 
     @property
     def current(self) -> VmiSpec:
-        """What runs, or would."""
+        """The spec of the VMI; without a VMI, the spec that the VM's template has for one."""
         return self.vmi.spec if self.vmi is not None else self.vm.spec.template.spec
 
     @property

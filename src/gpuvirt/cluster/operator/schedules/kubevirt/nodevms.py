@@ -58,7 +58,7 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class Read(msgspec.Struct, frozen=True):
-    """What one round has read."""
+    """The pods, VMs, budgets and workers' namespaces that one round has read."""
 
     pods: Mapping[str, WholePod]
     """The pods of the nodes, by namespace and name."""

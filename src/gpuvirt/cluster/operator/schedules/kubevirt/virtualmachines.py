@@ -17,7 +17,7 @@ FINAL = frozenset({"Succeeded", "Failed"})
 
 
 class Firmware(msgspec.Struct, frozen=True):
-    """What the guest's SMBIOS shows."""
+    """The firmware settings of a VM, which its SMBIOS shows."""
 
     uuid: str = ""
 
@@ -43,7 +43,7 @@ class Domain(msgspec.Struct, frozen=True):
 
 
 class VmiSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """What a VMI has."""
+    """The spec of a VMI: its domain and its grace period."""
 
     domain: Domain = Domain()
     termination_grace_period_seconds: int | None = None
@@ -97,7 +97,7 @@ class StateChange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VmSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """What a VM is to be. One of `running` and `runStrategy` is set."""
+    """The desired state of a VM. One of `running` and `runStrategy` is set."""
 
     running: bool | None = None
     run_strategy: str | None = None
@@ -112,7 +112,7 @@ class VmSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class VmStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What KubeVirt says of a VM."""
+    """The state of a VM, as KubeVirt reports it."""
 
     printable_status: str = ""
     run_strategy: str = ""
