@@ -1,12 +1,13 @@
 """Serial workers: a job that sleeps in the kernel blocks neither the event loop nor the end of the process."""
 
+import asyncio
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
 
 import pytest
 
+from gpuvirt.clock import Signal
 from gpuvirt.loops.serialworker import InlineWorker, ThreadWorker, WorkerBlockedError
 
 
@@ -51,9 +52,37 @@ async def test_a_timeout_error_of_a_job_does_not_block_the_worker() -> None:
         await ThreadWorker("test").run(fail, name="fail", timeout_s=5)
 
 
+@pytest.mark.parametrize("failure", [None, OSError("as it was")])
+async def test_a_process_that_was_stopped_takes_the_result_that_came_meanwhile(failure: OSError | None) -> None:
+    """A stopped process continues after the job's time, and the job has ended by then: nothing blocks it."""
+    worker, stopped, ended = ThreadWorker("test"), threading.Event(), threading.Event()
+
+    def answer() -> int:
+        assert stopped.wait(100)
+        ended.set()
+        if failure is not None:
+            raise failure
+        return 42
+
+    def stop() -> None:
+        stopped.set()
+        assert ended.wait(100)
+        assert threading.Event().wait(0.5) is False  # the job's time is over, and its thread has stored the result
+
+    asyncio.get_running_loop().call_soon(stop)
+    result = worker.run(answer, name="answer", timeout_s=0.2)
+    if failure is None:
+        assert await result == 42
+    else:
+        with pytest.raises(OSError, match="as it was"):
+            await result
+    assert await worker.run(lambda: 43, name="answer", timeout_s=5) == 43
+
+
 def test_a_process_ends_while_a_job_sleeps() -> None:
     program = """
 import asyncio, threading
+from gpuvirt.clock import Signal
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 async def main():
     try:
@@ -66,9 +95,20 @@ asyncio.run(main())
     assert (ended.returncode, ended.stdout) == (0, "blocked\n")
 
 
-def test_a_job_cancelled_before_it_starts_does_not_block_the_worker() -> None:
-    worker, late = ThreadWorker("test"), Future[None]()
-    late.cancel()
-    worker._asleep = True
-    worker._do(lambda: None, "late", late)
-    assert not worker._asleep
+async def test_a_job_that_waits_behind_another_for_too_long_is_never_run() -> None:
+    worker, began, wake, ran = ThreadWorker("test"), Signal(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def first() -> bool:
+        loop.call_soon_threadsafe(began.set)
+        return wake.wait(100)
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(worker.run(first, name="first", timeout_s=100))
+        await began.wait()
+        with pytest.raises(WorkerBlockedError, match=r"has blocked this job for 0.01 s: first"):
+            await worker.run(ran.set, name="second", timeout_s=0.01)
+        wake.set()
+        assert await running
+    assert await worker.run(lambda: 42, name="third", timeout_s=5) == 42
+    assert not ran.is_set()

@@ -44,13 +44,13 @@ class ThreadWorker:
         self._name = name
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._running: str | None = None
-        self._asleep = False
-        """Whether the running job has exceeded its time."""
+        self._has_ended: Callable[[], bool] = lambda: True
+        """Returns whether the last job that has exceeded its time has ended; the worker is blocked until then."""
         self._started = False
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
         """Return what `job` returns, or raise what it raises; raise WorkerBlockedError."""
-        if self._asleep:
+        if not self._has_ended():
             raise WorkerBlockedError(f"{self._name}: the kernel still blocks an earlier job: {self._running}")
         if not self._started:
             self._started = True
@@ -62,11 +62,13 @@ class ThreadWorker:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(waiting)
         except TimeoutError as error:
-            if waiting.done():  # the job itself has raised it
-                raise
-            self._asleep = True
-            outcome.cancel()  # takes effect if the job still waits behind a blocked one
             waiting.add_done_callback(lambda late: late.cancelled() or late.exception())
+            if not outcome.cancel():  # it would succeed if the job still waited behind another one
+                if outcome.done():
+                    # The job itself has raised the error; or it has ended while the computer stopped this process,
+                    # which finds both at once then: the result, and that the time is over.
+                    return outcome.result()
+                self._has_ended = outcome.done
             raise WorkerBlockedError(
                 f"{self._name}: the kernel has blocked this job for {timeout_s:g} s: {self._running}"
             ) from error
@@ -77,14 +79,11 @@ class ThreadWorker:
 
     def _do(self, job: Callable[[], T], name: str, outcome: "Future[T]") -> None:
         if not outcome.set_running_or_notify_cancel():
-            self._asleep = False  # the job was cancelled while it waited for the blocked one, which has returned
             return
         self._running = name
         try:
             result = job()
         except BaseException as error:  # noqa: BLE001  the caller of `run` gets it
-            self._asleep = False
             outcome.set_exception(error)
         else:
-            self._asleep = False
             outcome.set_result(result)
