@@ -24,7 +24,7 @@ class ShareFigures(msgspec.Struct, frozen=True):
     refused: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
     """The number of refused shares by step and code."""
     used: MemoryUses = msgspec.field(default_factory=dict)
-    """The memory that containers use, by their own word."""
+    """The memory that containers use, by their own reports."""
 
 
 NO_SHARES = ShareFigures()
@@ -52,34 +52,39 @@ def page(view: NodeView, telemetry: Telemetry, shares: ShareFigures | None = Non
             ("step", "reason"),
             shares.refused.items(),
         ),
-        counter(
-            "gpuvirt_allocations_total",
-            "Allocate calls by outcome: given, or the code of the refusal's reason.",
-            ("resource", "outcome"),
-            telemetry.allocations.items(),
-        ),
-        histograms(
-            "gpuvirt_allocate_seconds", "Duration of successful Allocate calls.", (), [((), telemetry.allocate_s)]
-        ),
-        counter(
-            "gpuvirt_registrations_total",
-            "Registrations at the kubelet by outcome.",
-            ("resource", "outcome"),
-            telemetry.registrations.items(),
-        ),
-        counter(
-            "gpuvirt_host_scans_total",
-            "Observations of the host by depth and cause.",
-            ("depth", "cause"),
-            telemetry.observations.items(),
-        ),
-        counter(
-            "gpuvirt_gpu_changes_total",
-            "Changes of GPUs by desired state and outcome: done, or the code of the reason of the failure.",
-            ("desired", "outcome"),
-            telemetry.gpu_changes.items(),
-        ),
+        *_counted(telemetry),
         _info(view),
+    )
+
+
+def _counted(telemetry: Telemetry) -> Iterator[Iterator[str]]:
+    """Yield the metrics that count from the start of the agent."""
+    yield counter(
+        "gpuvirt_allocations_total",
+        "Allocate calls by outcome: given, or the code of the refusal's reason.",
+        ("resource", "outcome"),
+        telemetry.allocations.items(),
+    )
+    yield histograms(
+        "gpuvirt_allocate_seconds", "Duration of successful Allocate calls.", (), [((), telemetry.allocate_s)]
+    )
+    yield counter(
+        "gpuvirt_registrations_total",
+        "Registrations at the kubelet by outcome.",
+        ("resource", "outcome"),
+        telemetry.registrations.items(),
+    )
+    yield counter(
+        "gpuvirt_host_scans_total",
+        "Observations of the host by depth and cause.",
+        ("depth", "cause"),
+        telemetry.observations.items(),
+    )
+    yield counter(
+        "gpuvirt_gpu_changes_total",
+        "Changes of GPUs by desired state and outcome: done, or the code of the reason of the failure.",
+        ("desired", "outcome"),
+        telemetry.gpu_changes.items(),
     )
 
 
