@@ -79,6 +79,25 @@ async def test_a_daemon_that_ends_by_itself_ends_its_process(short_path: Path) -
         assert await found.ended == 0
 
 
+def prolong(program: Path, pid: Path) -> None:
+    """Let a program go on after it has ended, and write its pid into a file."""
+    program.rename(program.with_name("short"))
+    program.write_text(f'#!/bin/sh\necho $$ >{pid}\n"{program.with_name("short")}" "$@"\nexec sleep 100\n')
+    program.chmod(0o755)
+
+
+async def test_a_request_that_outlasts_the_daemon_is_ended_with_it(short_path: Path) -> None:
+    pid = short_path / "pid"
+    async with running(short_path) as found:
+        prolong(Path(found.control.program), pid)
+        found.stopping.set()
+        await until(lambda: pid.is_file() and pid.read_text() != "")
+        found.client[1].close()
+        assert await found.ended == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
 async def test_signals_end_no_client(short_path: Path) -> None:
     write_program(short_path)
     pipes = short_path / "pipe"

@@ -7,6 +7,7 @@ of its own, and this process asks it to end by its own command, as often as it t
 import asyncio
 import signal
 from asyncio.subprocess import Process
+from contextlib import suppress
 
 from gpuvirt.clock import Clock
 from gpuvirt.hardware.programs.mpscontrol import QUIT, MpsControl
@@ -44,5 +45,11 @@ async def _ask_to_end(
         request = await asyncio.create_subprocess_exec(
             control.program, stdin=asyncio.subprocess.PIPE, env=control.environment, start_new_session=True
         )
-        await request.communicate(f"{QUIT}\n".encode())
+        try:
+            await request.communicate(f"{QUIT}\n".encode())
+        finally:
+            if request.returncode is None:  # the daemon has ended meanwhile
+                with suppress(ProcessLookupError):
+                    request.kill()
+                await request.wait()
         await clock.sleep(again_s)
