@@ -66,7 +66,11 @@ class SharingLab:
             f"--set={setting}"
             for setting in (*values, *(f"scheduler.image.{key}={value}" for key, value in image.items()))
         ]
-        user.must("upgrade", release, str(CHART), "-n", NAMESPACE, "--reset-then-reuse-values", *sets)
+        controllers = ("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=controller")
+        before = user.kubectl("get", *controllers, "-o", "name").split()
+        user.must("upgrade", release, str(CHART), "-n", NAMESPACE, "--wait", "--reset-then-reuse-values", *sets)
+        # With the settings from before, a controller would deploy an agent that the next one replaces at once.
+        user.kubectl("wait", "--for=delete", "-n", NAMESPACE, *before, "--timeout=60s")
         user.kubectl("label", "node", settings.NODE, "--overwrite", f"{PRESENT}=true", f"{WORKLOAD}=shared")
         self.node.until_allocatable(VGPU, 1000 * len(self.gpus))
         return release
