@@ -3,3 +3,7 @@
 
 class LabError(Exception):
     """The lab can't be prepared, or its guest does not work; the text is a message for the user."""
+
+
+class NotBootedError(LabError):
+    """A guest was not ready in time. Where QEMU was stopped in a boot, the guest may have lost its timer for good."""

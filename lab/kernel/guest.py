@@ -17,14 +17,14 @@ import typing_extensions
 
 import gpuvirt
 from lab.kernel.channel import Channel
-from lab.kernel.errors import LabError
+from lab.kernel.errors import LabError, NotBootedError
 from lab.kernel.identities import give_identities
 from lab.kernel.kit import Kit
 from lab.kernel.qmp import Qmp
 from lab.kernel.remote import GuestKernel
 from lab.kernel.topology import DEVICES
 
-BOOT_S = 300.0
+BOOT_S = 150.0
 """A boot takes about 11 s, and much longer where other processes use the cores."""
 LIFE_S = 3600
 """After this time a guest is killed."""
@@ -70,7 +70,7 @@ class Guest:
 
 @contextmanager
 def booted(kit: Kit) -> Iterator[Guest]:
-    """Boot a guest for as long as the context lasts."""
+    """Boot a guest for as long as the context lasts; raises NotBootedError."""
     with _work_folder() as folder, contextlib.ExitStack() as stack:
         python = _python_of_guest()
         _share(folder / "share", START_AGENT.format(python=python), kit)
@@ -80,7 +80,7 @@ def booted(kit: Kit) -> Iterator[Guest]:
         channel = Channel(agent, lambda: _logs(folder))
         _begin(qmp)
         if not channel.wait_ready(BOOT_S):
-            raise LabError(f"the guest is not ready: {_logs(folder)}")
+            raise NotBootedError(f"the guest is not ready: {_logs(folder)}")
         yield Guest(channel)
 
 
