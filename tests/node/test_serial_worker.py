@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from gpuvirt.clock import Signal
-from gpuvirt.loops.serialworker import InlineWorker, ThreadWorker, WorkerBlockedError
+from gpuvirt.loops.serialworker import STOPPED_S, InlineWorker, ThreadWorker, WorkerBlockedError
 
 
 @pytest.mark.parametrize("worker", [InlineWorker(), ThreadWorker("test")])
@@ -77,6 +77,22 @@ async def test_a_process_that_was_stopped_takes_the_result_that_came_meanwhile(f
         with pytest.raises(OSError, match="as it was"):
             await result
     assert await worker.run(lambda: 43, name="answer", timeout_s=5) == 43
+
+
+async def test_a_job_that_was_stopped_with_its_process_has_its_time_again() -> None:
+    worker, gone_on = ThreadWorker("test"), threading.Event()
+
+    def stop() -> None:
+        assert threading.Event().wait(2.0 + STOPPED_S + 0.1) is False
+        gone_on.set()
+
+    def answer() -> int:
+        assert gone_on.wait(100)
+        assert threading.Event().wait(0.1) is False
+        return 42
+
+    asyncio.get_running_loop().call_soon(stop)
+    assert await worker.run(answer, name="answer", timeout_s=2.0) == 42
 
 
 def test_a_process_ends_while_a_job_sleeps() -> None:

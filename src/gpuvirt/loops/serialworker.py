@@ -12,9 +12,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
+from gpuvirt.clock import RealClock
 from gpuvirt.errors import GpuvirtError
 
 T = TypeVar("T")
+
+STOPPED_S = 0.5
+"""A timer that is so much too late shows that the process was stopped, or its event loop."""
 
 
 class WorkerBlockedError(GpuvirtError):
@@ -37,6 +41,20 @@ class InlineWorker:
         return job()
 
 
+async def _wait(job: asyncio.Future[T], timeout_s: float) -> None:
+    """Wait for a job until its time is over; the time in which this process was stopped does not count.
+
+    A stopped process stops the job as well. When both go on, the time is over at once, and the job needs a moment.
+    """
+    job.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody waits for a late one
+    clock = RealClock()
+    while True:
+        until_s = clock.monotonic_s() + timeout_s
+        done, _ = await asyncio.wait({job}, timeout=timeout_s)
+        if done or clock.monotonic_s() - until_s < STOPPED_S:
+            return
+
+
 class ThreadWorker:
     """A serial worker with its own thread, which is started at the first job."""
 
@@ -57,21 +75,12 @@ class ThreadWorker:
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
         outcome: Future[T] = Future()
         self._jobs.put(lambda: self._do(job, name, outcome))
-        waiting = asyncio.wrap_future(outcome)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(waiting)
-        except TimeoutError as error:
-            waiting.add_done_callback(lambda late: late.cancelled() or late.exception())
-            if not outcome.cancel():  # it would succeed if the job still waited behind another one
-                if outcome.done():
-                    # The job itself has raised the error; or it has ended while the computer stopped this process,
-                    # which finds both at once then: the result, and that the time is over.
-                    return outcome.result()
-                self._has_ended = outcome.done
-            raise WorkerBlockedError(
-                f"{self._name}: the kernel has blocked this job for {timeout_s:g} s: {self._running}"
-            ) from error
+        await _wait(asyncio.wrap_future(outcome), timeout_s)
+        if not outcome.done() and not outcome.cancel():  # a job that still waits behind another one is cancelled
+            self._has_ended = outcome.done
+        if outcome.done() and not outcome.cancelled():
+            return outcome.result()
+        raise WorkerBlockedError(f"{self._name}: the kernel has blocked this job for {timeout_s:g} s: {self._running}")
 
     def _work(self) -> None:
         while True:
