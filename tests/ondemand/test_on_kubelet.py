@@ -1,6 +1,7 @@
 """On-demand vGPUs with a simulated kubelet on real sockets: jobs after jobs, and a restart of the kubelet."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,19 @@ async def test_a_job_after_each_job_gets_a_vgpu_that_no_job_had(short_path: Path
             node.end(f"job-{number}")
         await until(lambda: not node.live)
         await node.until_counted(T4_8Q, 1)
+
+
+async def test_each_gpu_has_one_thread_for_the_creation_of_vgpus(short_path: Path) -> None:
+    def creators() -> int:
+        return sum(thread.name.startswith("create on ") for thread in threading.enumerate())
+
+    before = creators()
+    async with node_with(1, short_path) as node:
+        for number in range(4):
+            while await started(node, f"job-{number}") is None:
+                await CLOCK.sleep(PAUSE_S)
+            node.end(f"job-{number}")
+        assert creators() == before + 1
 
 
 async def test_a_job_is_admitted_in_the_moment_in_which_the_api_tells_of_the_last_ones_end(short_path: Path) -> None:
