@@ -73,7 +73,13 @@ class Agent:
     """The agent's part for units; a second one on the same folder is a restart."""
 
     def __init__(
-        self, folder: Path, published: NodeSharing, pods: NodePods, host: SimKernel, enforcement: Enforcement
+        self,
+        folder: Path,
+        published: NodeSharing,
+        pods: NodePods,
+        host: SimKernel,
+        enforcement: Enforcement,
+        room_s: float,
     ) -> None:
         worker = ThreadWorker("specs")
         files = SpecFiles(folder / "cdi", (folder / "etc-cdi", folder / "cdi"))
@@ -86,7 +92,7 @@ class Agent:
         self.shares = NodeShares(self.store, files, pods, state, limit_files=limits, mps=mps)
         accounts = Accounts(RecordedUnits(kubelet, VGPU).read, lambda uids: read_running_pods(host, uids))
         on = Dependencies(
-            self.shares, CLOCK, worker, accounts, OpenGpus(), room_s=0.3, pod_s=0.3, recheck_s=0.01, kept_s=0.05
+            self.shares, CLOCK, worker, accounts, OpenGpus(), room_s=room_s, pod_s=0.3, recheck_s=0.01, kept_s=0.05
         )
         self.offer = UnitOffer(on, kubelet, FAST, lambda _, state: log.info("%s", state))
         self.allocator = self.offer.allocator
@@ -100,6 +106,8 @@ class SharedNode:
         self.kubelet = kubelet
         self.published = BOTH
         self.enforcement = Enforcement.NONE
+        self.room_s = 0.3
+        """How long a pod waits for room; for agents that start from now on."""
         self.pods = NodePods()
         self.api: dict[PodUid, PodOnNode] = {}
         self.pods.observe({})
@@ -139,7 +147,7 @@ class SharedNode:
 
     def restarted(self) -> Agent:
         """Return a new agent, which does not run yet."""
-        return Agent(self.folder, self.published, self.pods, self.host, self.enforcement)
+        return Agent(self.folder, self.published, self.pods, self.host, self.enforcement, self.room_s)
 
     async def stop_agent(self) -> None:
         await self._stack.aclose()

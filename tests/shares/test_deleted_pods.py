@@ -1,11 +1,14 @@
 """A pod that is deleted by force keeps its share while its containers run: no other pod gets its units."""
 
+import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.loops.serialworker import STOPPED_S
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.sharedgpus import SharedGpu, SharedGpus
 from gpuvirt_sim.kubelet.manager import AdmissionError
@@ -30,6 +33,25 @@ async def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_while_its_container_
         node.end_processes(first)
         await until(lambda: node.used(A) == 0)
         assert await node.run("s", 1000, "GPU-a") == "GPU-a"
+
+
+async def test_a_pod_waits_for_room_while_the_agent_runs(short_path: Path) -> None:
+    """The time in which the computer stopped the agent does not count: a refused pod fails for good."""
+    async with shared_node(short_path) as node:
+        first = await node.admit("p", 1000, gpu="GPU-a")
+        await node.start(first)
+        assert await node.run("q", 1000, "GPU-b") == "GPU-b"
+        node.delete_by_force(first)
+        await node.stop_agent()
+        node.room_s = 3.0
+        await node.start_agent()
+
+        def stop() -> None:
+            node.end_processes(first)
+            assert threading.Event().wait(node.room_s + STOPPED_S) is False
+
+        asyncio.get_running_loop().call_later(0.1, stop)
+        assert await node.run("r", 1000, "GPU-a") == "GPU-a"
 
 
 async def test_a_pod_that_only_the_kubelets_record_has_keeps_its_gpu(short_path: Path) -> None:
