@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
+from gpuvirt.hardware.access import proof as proof_module
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.hardware.access.proof import Proof, ProofKind, UnprovenError
+from gpuvirt.hardware.access.proof import WITHIN_S, Proof, ProofKind, UnprovenError
 from gpuvirt.hardware.usage.nativeusers import read_native_users
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
@@ -363,6 +364,37 @@ def test_a_proof_serves_its_devices_once() -> None:
     proof.spend(T4)
     with pytest.raises(UnprovenError, match="has ended"):
         proof.spend(T4)
+
+
+@pytest.mark.parametrize("kind", [ProofKind.WALK, ProofKind.DRIVERLESS])
+def test_a_proof_that_was_only_read_grows_stale(monkeypatch: pytest.MonkeyPatch, kind: ProofKind) -> None:
+    """The computer may stop a process between its walk and its write for as long as it likes."""
+    now_s = 100.0
+    monkeypatch.setattr(proof_module, "monotonic", lambda: now_s)
+    found, lease = Proof(kind, [T4], since_s=99.0), Proof(ProofKind.LEASE, ["a vGPU"])
+    now_s = 99.0 + WITHIN_S - 0.1
+    assert found.is_valid
+    now_s = 99.0 + WITHIN_S
+    for stale in (found, Proof.joined(found), Proof.joined(lease, found)):
+        assert not stale.is_valid
+        with pytest.raises(UnprovenError, match="try again"):
+            stale.spend(T4)
+    lease.spend("a vGPU")
+
+
+def test_the_age_of_a_proof_counts_from_the_begin_of_its_walk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The walk itself is where a process is most likely to be stopped."""
+    amd, unbound = on_native_drivers("2xW7900", W7900, tmp_path), driverless_gpu_with_vfs(tmp_path)
+    functions = driver_state(unbound.change_host).inventory.facts.functions
+    monkeypatch.setattr(proof_module, "monotonic", lambda: WITHIN_S)
+    for began_s, is_valid in ((0.1, True), (0.0, False)):
+        monkeypatch.setattr(proving, "monotonic", lambda: began_s)  # noqa: B023
+        found = (
+            proving.walked(amd.kernel, [W7900]),
+            proving.vgpus_walked(amd.kernel, W7900, ()),
+            proving.driverless(unbound.kernel, functions, L40S, "probe it", unbound_here=False),
+        )
+        assert {proof.is_valid for proof in found} == {is_valid}
 
 
 def test_a_lease_serves_until_it_ends() -> None:

@@ -2,11 +2,14 @@
 
 `node.change.steps.proving` and `leasing` make proofs, and no other module does (`tools/check_proofs.py`). A proof names
 its devices: addresses of functions and ids of vGPUs. A lease or a driver's lock proves for as long as it is held. What
-was only read proves for one write, since the write may sleep while a process opens the next device.
+was only read proves for one write, since the write may sleep while a process opens the next device; and for `WITHIN_S`,
+since the computer may stop gpuvirt between the reading and the write (decision 510).
 """
 
 from collections.abc import Iterable
 from enum import StrEnum
+from math import inf
+from time import monotonic  # noqa: TID251  a proof ages in every thread and process alike
 from typing import Final
 
 from gpuvirt.errors import GpuvirtError
@@ -31,6 +34,10 @@ class ProofKind(StrEnum):
     """An admin has ordered to take the device from the users of its native driver; never from a user of VFIO."""
 
 
+READ: Final = frozenset({ProofKind.WALK, ProofKind.DRIVERLESS})
+"""The proofs that were only read: they grow stale."""
+WITHIN_S: Final = 5.0
+"""How old the begin of such a reading may be at the write. A walk through thousands of processes takes a second."""
 LASTING: Final = frozenset({ProofKind.LEASE})
 """The proofs that hold until they end. All others serve one write."""
 
@@ -38,15 +45,22 @@ LASTING: Final = frozenset({ProofKind.LEASE})
 class Proof:
     """The proof that nobody uses some devices."""
 
-    __slots__ = ("_lasting", "_parts", "_spent", "devices", "kind")
+    __slots__ = ("_lasting", "_parts", "_spent", "devices", "kind", "until_s")
 
-    def __init__(self, kind: ProofKind, devices: Iterable[str], *, lasting: bool = False) -> None:
-        """`lasting`: the proof serves any number of writes until it ends, such as a lock that is held."""
+    def __init__(
+        self, kind: ProofKind, devices: Iterable[str], *, lasting: bool = False, since_s: float | None = None
+    ) -> None:
+        """`lasting`: the proof serves any number of writes until it ends, such as a lock that is held.
+
+        `since_s` is the monotonic second at which the reading has begun; None: now.
+        """
         self.kind = kind
         self.devices = frozenset(devices)
         """Addresses of functions and ids of vGPUs."""
         self._lasting = lasting or kind in LASTING
         self._spent = False
+        self.until_s = (monotonic() if since_s is None else since_s) + WITHIN_S if kind in READ else inf
+        """The monotonic second at which it is too old."""
         self._parts: tuple[Proof, ...] = ()
 
     @staticmethod
@@ -60,15 +74,21 @@ class Proof:
         first, *others = proofs
         proof = Proof(first.kind, first.devices.union(*(other.devices for other in others)))
         proof._parts = proofs
+        proof.until_s = min(part.until_s for part in proofs)
         return proof
 
     @property
     def is_valid(self) -> bool:
         """Whether the proof still serves a write."""
-        return not self._spent and all(part.is_valid for part in self._parts)
+        return not self._spent and monotonic() < self.until_s and all(part.is_valid for part in self._parts)
 
     def spend(self, *devices: str) -> None:
         """Use the proof for the write that follows; raise UnprovenError if it does not prove all these devices."""
+        if monotonic() >= self.until_s:
+            raise UnprovenError(
+                f"{', '.join(devices)}: the {self.kind} that proved it free began over {WITHIN_S:g} s ago, since the"
+                " computer was busy or stopped gpuvirt; try again"
+            )
         if not self.is_valid:
             raise UnprovenError(f"{', '.join(devices)}: the {self.kind} that proved it free has ended")
         if missing := sorted(set(devices) - self.devices):

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic  # noqa: TID251  a proof's age
 
 import msgspec
 
@@ -74,8 +75,9 @@ def leased(kernel: Kernel, claim: GroupClaim) -> Iterator[Prove]:
 
 def _walk(kernel: Kernel, claim: GroupClaim, problem: str) -> Proof:
     """Prove by a walk that no process uses a group that can't be leased."""
+    since_s = monotonic()
     verify_unused(kernel, (claim,), problem)
-    return Proof(ProofKind.WALK, (claim.subject, *claim.others))
+    return Proof(ProofKind.WALK, (claim.subject, *claim.others), since_s=since_s)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from time import monotonic  # noqa: TID251  a proof's age
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import VFIO_DRIVERS, PciFunction, Unread
@@ -38,6 +39,7 @@ def walked(
     `answered`: NVIDIA's driver answers for NVIDIA's own services, since NVIDIA's tool takes the step. `forcible`:
     whether the reason names `--force`.
     """
+    since_s = monotonic()
     # A program may map a device and close its descriptor: mappings cost as much again, so scans leave them out (193).
     found = read_native_users(kernel, functions, mapped=True)
     if isinstance(found, Unread):
@@ -48,14 +50,15 @@ def walked(
             users = refusals.serious(users)
         if users:
             raise RefusedError(refusals.in_use(function, users, forcible=forcible))
-    return Proof(ProofKind.WALK, functions)
+    return Proof(ProofKind.WALK, functions, since_s=since_s)
 
 
 def vgpus_walked(kernel: Kernel, gpu: PciAddress, claims: Sequence[GroupClaim]) -> Proof:
     """Prove that no process has one of a GPU's vGPUs open, for a step that changes all of them; raise RefusedError."""
+    since_s = monotonic()
     if claims:
         verify_unused(kernel, claims, "the step needs no lease")
-    return Proof(ProofKind.WALK, (gpu,))
+    return Proof(ProofKind.WALK, (gpu,), since_s=since_s)
 
 
 def driver_answers(kernel: Kernel, gpu: PciAddress, step: str) -> Proof:
@@ -76,12 +79,12 @@ def driverless(
     the function and the unbind has returned, so none is under way. A native driver may reset the VFs of its function
     (decision 241).
     """
-    function = functions[address]
+    function, since_s = functions[address], monotonic()
     vfs = [_read_function(functions, vf) for vf in function.virtfns]
     if vfs or not unbound_here:
         _verify_no_vfio_users(kernel, function, vfs, unbound_here=unbound_here)
     expect_driver(kernel, address, None, step)
-    return Proof(ProofKind.DRIVERLESS, (address,))
+    return Proof(ProofKind.DRIVERLESS, (address,), since_s=since_s)
 
 
 def _read_function(functions: Mapping[PciAddress, PciFunction], vf: PciAddress) -> PciFunction:
