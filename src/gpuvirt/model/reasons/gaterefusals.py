@@ -10,6 +10,16 @@ def busy(unit: str, detail: str) -> Reason:
     return Reason(ReasonCode.UNIT_BUSY, unit, message, (Seen("", detail),), "wait until the change ends")
 
 
+def allocating(unit: str, path: str) -> Reason:
+    """An allocation shares the lock of the unit's slot; it may create a vGPU."""
+    message = "can't be changed yet: a device of its PCI slot is being allocated now"
+    fix = (
+        "try the command again; the agent tries again by itself. If it lasts, the creation of a vGPU waits in the"
+        " kernel: stop the process that uses the GPU"
+    )
+    return Reason(ReasonCode.UNIT_BUSY, unit, message, (Seen(path, "shared by an allocation"),), fix)
+
+
 def gate_failed(unit: str, path: str, problem: str) -> Reason:
     """A file by which allocations and changes exclude each other can't be used."""
     message = "can't be allocated or changed: the file by which allocations and changes exclude each other fails"

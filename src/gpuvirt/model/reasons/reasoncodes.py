@@ -193,8 +193,8 @@ class ReasonCode(Code):
     )
     UNIT_BUSY = _change(
         "UnitBusy",
-        "another change of the isolation unit is under way. The device is not offered, and Allocate refuses it, until"
-        " that change ends",
+        "another change of the isolation unit is under way, or an allocation. A device in a change is not offered, and"
+        " Allocate refuses it, until that change ends",
         passes=True,
     )
     GATE_FAILED = _change(

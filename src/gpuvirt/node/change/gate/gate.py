@@ -26,6 +26,7 @@ from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.creations import LentLocks
 from gpuvirt.node.change.gate.gateerrors import (
     GateFailedError,
+    UnitAllocatingError,
     UnitBlockedError,
     UnitBusyError,
     UnitUnsettledError,
@@ -37,7 +38,10 @@ from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateSta
 from gpuvirt.node.change.gate.unsettled import Read, no_readings, refuse_damaged, refuse_unsettled
 
 PATIENCE_S = 0.2
-"""How long a change waits for a lock. An allocation keeps it for less than a millisecond."""
+"""How long a change waits for a lock.
+
+An allocation keeps it for less than a millisecond, the creation of a vGPU for as long as the kernel needs.
+"""
 MOST_TRIES = 5
 """How often the members of an isolation unit may change while its locks are taken."""
 
@@ -245,8 +249,11 @@ class Gate(GateFiles, frozen=True):
                     raise self.busy(unit, slot)
 
             def exclude(fd: int) -> None:
-                if not try_lock(fd, fcntl.LOCK_EX, patience_s):
-                    raise self.blocked_by_kernel(unit, slot)
+                if try_lock(fd, fcntl.LOCK_EX, patience_s):
+                    return
+                if try_lock(fd, fcntl.LOCK_SH):  # only allocations share the lock; `take` closes the file
+                    raise UnitAllocatingError(unit, self.path_of(slot, "lock"))
+                raise self.blocked_by_kernel(unit, slot)
 
             owner = take(self.path_of(slot, "owner"), own) if drained is None else drained
             stack.callback(os.close, owner)

@@ -20,6 +20,15 @@ class UnitBlockedError(UnitBusyError):
         self.step = step
 
 
+class UnitAllocatingError(UnitBusyError):
+    """A device of this unit is being allocated now: allocations share the lock of its slot, and no change has it."""
+
+    def __init__(self, unit: str, path: str | Path) -> None:
+        """`path` is the file of the lock."""
+        self.path = str(path)
+        super().__init__(f"{unit}: a device of its PCI slot is being allocated now ({self.path}); try again")
+
+
 class UnitUnsettledError(UnitBusyError):
     """A device of this unit was allocated a moment ago, or may have been."""
 
@@ -47,6 +56,8 @@ def why_not_passed(subject: str, error: UnitBusyError) -> Reason:
     match error:
         case UnitBlockedError():
             return refusals.blocked(subject, error.step)
+        case UnitAllocatingError():
+            return gaterefusals.allocating(subject, error.path)
         case UnitUnsettledError():
             return refusals.unsettled(subject, str(error))
         case GateFailedError():
