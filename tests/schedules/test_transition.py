@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode
-from gpuvirt.model.schedules.hypervisor import Action, Power, Refused, VmKey, VmsReading, VmsUnknown, WorkerVm
+from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
+from gpuvirt.model.schedules.hypervisor import Action, Call, Power, Refused, VmKey, VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.matching import candidates
 from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Phase, PhaseName, Schedule
@@ -261,3 +261,59 @@ def test_a_vm_with_the_name_of_a_node_and_another_uuid_is_not_its_vm() -> None:
     assert candidates(NODES[FIRST], {foreign.key: foreign}) == ()
     unknown = replace(foreign, system_uuid="")
     assert candidates(NODES[FIRST], {unknown.key: unknown}) == (unknown,)
+
+
+FORCED = replace(SCHEDULE, drain=Drain(on_timeout=OnTimeout.FORCE))
+DOWN = replace(FORCED, leave=Leave.SHUT_DOWN)
+SINCE_S = 3600
+"""The begin of the next leader's rounds, long after each deadline."""
+FIRST_OFF = {**VMS, VmKey("one"): replace(VMS[VmKey("one")], power=Power.SUSPENDED)}
+
+
+def uncordoning(renewal: str) -> ScheduleObservation:
+    """Return what is observed of a worker of the night that is on, cordoned, and whose Lease was renewed."""
+    fifth = replace(NODES[FIFTH], is_ready=True, renewal=renewal, is_unschedulable=True, cordoned_by="gpus")
+    away = replace(CORDONED, is_ready=False)
+    on = {**FIRST_OFF, VmKey("five"): replace(VMS[VmKey("five")], power=Power.ON)}
+    return replace(observed(away, vms=on), nodes={FIRST: away, FIFTH: fifth})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "seen", "timeout_s", "late"),
+    [
+        (SCHEDULE, observed(NODES[FIRST]), 120, ()),
+        (SCHEDULE, observed(pods=(POD,)), 600, ()),
+        (FORCED, observed(pods=(POD,)), 600, (DeletePod(FIRST, POD),)),
+        (FORCED, observed(), 600, ()),
+        (DOWN, observed(), 300, (CallVm(FIRST, Call(VmKey("one"), Action.POWER_OFF)),)),
+        (SCHEDULE, observed(vms=FIRST_OFF), 600, ()),
+        (SCHEDULE, uncordoning("new"), 120, ()),
+    ],
+)
+def test_the_time_of_a_step_counts_from_its_begin_or_this_leader_s_first_round(
+    schedule: Schedule, seen: ScheduleObservation, timeout_s: int, late: tuple[ScheduleAction, ...]
+) -> None:
+    before = uncordoning("old") if uncordoning("new") == seen else seen
+    first = decided(seen, schedule, decided(before, schedule).status)
+    assert first.actions
+
+    def actions(rounds_since_s: int | None, at_s: int) -> tuple[ScheduleAction, ...]:
+        since = EVENING + timedelta(seconds=rounds_since_s) if rounds_since_s is not None else None
+        again = replace(seen, rounds_since=since)
+        return decided(again, schedule, first.status, EVENING + timedelta(seconds=at_s)).actions
+
+    for since_s in (None, -7, 0):  # the leader is the one in whose term the step began
+        assert actions(since_s, timeout_s - 1) == first.actions
+        assert actions(since_s, timeout_s) == late
+    assert actions(None, SINCE_S) != first.actions
+    for at_s in (SINCE_S, SINCE_S + timeout_s - 1):
+        assert actions(SINCE_S, at_s) == first.actions
+    assert actions(SINCE_S, SINCE_S + timeout_s) == late
+
+
+def test_what_was_held_stays_held_and_a_begin_stays_as_written_when_another_controller_leads() -> None:
+    late = EVENING + timedelta(hours=1)
+    held = decided(observed(pods=(POD,)), status=decided(observed(pods=(POD,))).status, at=late)
+    next_leader = replace(observed(pods=(POD,)), rounds_since=late)
+    found = decided(next_leader, status=held.status, at=late)
+    assert (worker(found).is_held, worker(found).since, found.actions) == (True, EVENING, ())

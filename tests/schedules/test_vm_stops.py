@@ -235,6 +235,38 @@ def test_a_step_that_takes_too_long_is_held_and_nothing_more_is_tried() -> None:
     assert starts.actions, "another phase ends the hold"
 
 
+def test_the_deadline_of_a_vm_counts_from_the_first_round_of_the_leader() -> None:
+    taken_over = EVENING + timedelta(hours=1)
+    begins = replace(seen(ON), rounds_since=taken_over)
+    found = decided(begins, STOP, at=taken_over)
+    assert (found.vms[0].is_held, found.vms[0].since, calls(found)) == (False, EVENING, [("a", Action.SHUT_DOWN)])
+    late = taken_over + timedelta(seconds=DEADLINE_S)
+    assert decided(begins, *found.vms, at=late - timedelta(seconds=1)).actions
+    held = decided(begins, *found.vms, at=late)
+    assert (held.vms[0].is_held, held.actions) == (True, ())
+    again = decided(replace(begins, rounds_since=late), *held.vms, at=late)
+    assert (again.vms[0].is_held, again.actions) == (True, ()), "another leader lifts no hold"
+    own = replace(begins, rounds_since=EVENING - timedelta(seconds=1))
+    assert decided(own, STOP, at=EVENING + timedelta(seconds=DEADLINE_S)).vms[0].is_held
+
+
+def test_a_vm_is_stopped_against_its_budget_only_after_the_whole_timeout_of_one_leader() -> None:
+    forced = replace(SCHEDULE, drain=Drain(60.0, OnTimeout.FORCE))
+    covered = seen(replace(ON, budgets={"vms/pdb": 0}))
+    waits, taken_over = decided(covered, schedule=forced).vms, EVENING + timedelta(hours=1)
+    for since, seconds, step in ((None, 0, VmStep.STOP), (taken_over, 0, VmStep.WAIT), (taken_over, 59, VmStep.WAIT),
+                                 (taken_over, 60, VmStep.STOP)):  # fmt: skip
+        at = taken_over + timedelta(seconds=seconds)
+        assert steps(decided(replace(covered, rounds_since=since), *waits, at=at, schedule=forced)) == {"a": step}
+
+
+def test_calls_of_the_controller_before_may_still_arrive_in_the_first_minute_of_a_leader() -> None:
+    taken_over = EVENING + timedelta(hours=1)
+    found = replace(seen(ON, gpus=()), rounds_since=taken_over)
+    assert decided(found, STOP, at=taken_over + timedelta(seconds=LATE_S - 1)) == NextVms((STOP,))
+    assert decided(found, STOP, at=taken_over + timedelta(seconds=LATE_S)) == NextVms()
+
+
 def test_rounds_go_on_while_something_is_due() -> None:
     in_use = schedulereasons.vgpu_config_pending(NODE, "c", "used", "VgpuInUse")
     waiting = (ConfiguredNode(NODE, NIGHT, "c", in_use),)

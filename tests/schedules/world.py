@@ -423,10 +423,10 @@ class World:
             self._suspend(is_suspended=False)
         if not self.term.leads:
             self.term = self._new_term()
+        calm_since = self.now
         while await self.one_round() is not None:
-            transition = self.status.transition
-            now = self.now
-            if transition is not None and (now - transition.began).total_seconds() > SETTLED_S:
+            transition = self.status.transition  # deadlines count again from the first round of a term
+            if transition is not None and (self.now - max(transition.began, calm_since)).total_seconds() > SETTLED_S:
                 break
         if self.status.held and self.status.transition is not None:
             return

@@ -23,7 +23,7 @@ from gpuvirt.model.schedules.hypervisor import (
     WorkerVm,
 )
 from gpuvirt.model.schedules.matching import candidates, is_consistent
-from gpuvirt.model.schedules.observed import ScheduleObservation, WorkerNode
+from gpuvirt.model.schedules.observed import ScheduleObservation, WorkerNode, elapsed_s
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
 from gpuvirt.model.schedules.status import NO_VM, Worker, WorkerStep
 
@@ -47,10 +47,10 @@ class Round(msgspec.Struct, frozen=True):
         return self.observed.nodes.get(worker.node)
 
     def elapsed_s(self, worker: Worker, step: WorkerStep) -> float:
-        """Return how long a worker has been in a step; 0 if it is not in that step."""
+        """Return how long a worker has been in a step while this leader made rounds; 0 if it is not in that step."""
         if worker.step is not step or worker.since is None:
             return 0.0
-        return (self.now - worker.since).total_seconds()
+        return elapsed_s(worker.since, self.now, self.observed.rounds_since)
 
 
 class Move(msgspec.Struct, frozen=True):

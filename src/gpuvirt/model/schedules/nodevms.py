@@ -99,6 +99,8 @@ class SeenVms(msgspec.Struct, frozen=True):
     gpus: tuple[BlockedGpu, ...] = ()
     calls: Mapping[VmKey, LastCall] = msgspec.field(default_factory=dict)
     """The latest call that this controller has made for each VM."""
+    rounds_since: datetime | None = None
+    """The moment since which this leader has made rounds; None: deadlines count from each step's begin."""
 
 
 class ChangeVm(msgspec.Struct, frozen=True):

@@ -83,3 +83,14 @@ class ScheduleObservation(msgspec.Struct, frozen=True):
     """The VolumeAttachments of each of these nodes, by name."""
     vms: VmsReading
     calls: Mapping[VmKey, LastCall] = msgspec.field(default_factory=dict)
+    rounds_since: datetime | None = None
+    """The moment since which this leader has made rounds; None: deadlines count from each step's begin."""
+
+
+def elapsed_s(since: datetime, now: datetime, rounds_since: datetime | None) -> float:
+    """Return how long a step has taken: from its begin, or from this leader's first round if that came later.
+
+    In the time before that, possibly no controller ran, and nothing was tried.
+    """
+    begin = since if rounds_since is None else max(since, rounds_since)
+    return (now - begin).total_seconds()

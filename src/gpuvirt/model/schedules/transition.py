@@ -15,7 +15,7 @@ from gpuvirt.model.schedules.actions import MarkNode, ScheduleAction
 from gpuvirt.model.schedules.arriving import arriving
 from gpuvirt.model.schedules.leaving import leaving
 from gpuvirt.model.schedules.moves import Move, Round, is_off, mark
-from gpuvirt.model.schedules.observed import ScheduleObservation
+from gpuvirt.model.schedules.observed import ScheduleObservation, elapsed_s
 from gpuvirt.model.schedules.profiles import is_changing_type, profile_of
 from gpuvirt.model.schedules.spec import OnTimeout, PhaseName, Schedule, phase_named
 from gpuvirt.model.schedules.status import RESTING, ScheduleStatus, Transition, Worker, WorkerStep
@@ -76,7 +76,7 @@ def advance(
     workers = tuple(_lifted(worker, now) for worker in found.workers) if begins else found.workers
     around = _round(schedule, workers, observed, phase, now)
     moves = _moves(workers, found.released, around, phase)
-    recorded = [_recorded(worker, move, schedule, now) for worker, move in moves]
+    recorded = [_recorded(worker, move, around) for worker, move in moves]
     after = tuple(worker for worker, _ in recorded)
     actions: tuple[ScheduleAction, ...] = tuple(action for _, taken in recorded for action in taken)
     actions += tuple(_announcements(schedule, status, after, phase, observed, actions))
@@ -168,14 +168,12 @@ def deadline_s(step: WorkerStep, schedule: Schedule) -> float | None:
     return drain.timeout_s + (FORCED_S if drain.on_timeout is OnTimeout.FORCE else 0.0)
 
 
-def _recorded(
-    worker: Worker, move: Move, schedule: Schedule, now: datetime
-) -> tuple[Worker, tuple[ScheduleAction, ...]]:
+def _recorded(worker: Worker, move: Move, around: Round) -> tuple[Worker, tuple[ScheduleAction, ...]]:
     """Return a worker in its step, and the actions that are taken: none once the step has taken too long."""
     is_same = worker.step is move.step and worker.since is not None
-    since = min(worker.since, now) if is_same and worker.since is not None else now
-    limit_s = deadline_s(move.step, schedule)
-    is_late = limit_s is not None and (now - since).total_seconds() >= limit_s
+    since = min(worker.since, around.now) if is_same and worker.since is not None else around.now
+    limit_s = deadline_s(move.step, around.schedule)
+    is_late = limit_s is not None and elapsed_s(since, around.now, around.observed.rounds_since) >= limit_s
     is_held = is_late or (is_same and worker.is_held)
     after = replace(
         worker,

@@ -16,6 +16,7 @@ from gpuvirt.model.reasons import nodevms as reasons
 from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, OutcomeUnknown, VmKey
 from gpuvirt.model.schedules.moves import CALL_AGAIN_S
 from gpuvirt.model.schedules.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms, VmStep
+from gpuvirt.model.schedules.observed import elapsed_s
 from gpuvirt.model.schedules.spec import OnTimeout, Phase, Schedule, VmPolicy
 from gpuvirt.model.schedules.status import ScheduleStatus
 
@@ -43,6 +44,10 @@ class _Round(msgspec.Struct, frozen=True):
     now: datetime
     due: Mapping[VmKey, NodeVm] = msgspec.field(default_factory=dict)
     """The VMs that the phase of now stops, or waits for."""
+
+    def elapsed_s(self, since: datetime) -> float:
+        """Return how long a step has taken while this leader made rounds."""
+        return elapsed_s(since, self.now, self.seen.rounds_since)
 
 
 def next_vms(schedule: Schedule, phase: Phase, before: tuple[NodeVm, ...], seen: SeenVms, now: datetime) -> NextVms:
@@ -156,7 +161,7 @@ def _is_late(last: NodeVm | None, around: _Round) -> bool:
     drain = around.schedule.drain
     if last is None or last.step is not VmStep.WAIT or last.since is None:
         return False
-    return drain.on_timeout is OnTimeout.FORCE and (around.now - last.since).total_seconds() >= drain.timeout_s
+    return drain.on_timeout is OnTimeout.FORCE and around.elapsed_s(last.since) >= drain.timeout_s
 
 
 def _budget(seen: SeenVm, used: Counter[str], around: _Round, known: Mapping[VmKey, NodeVm]) -> Reason | None:
@@ -221,7 +226,7 @@ def _started(vm: NodeVm, seen: SeenVm, around: _Round) -> tuple[NodeVm | None, C
 def _is_certain(vm: NodeVm, around: _Round) -> bool:
     """Return whether no call for a VM can take effect any more, also none of a controller that has died."""
     last = around.seen.calls.get(vm.vm)
-    age_s = (around.now - vm.since).total_seconds() if vm.since is not None else 0.0
+    age_s = around.elapsed_s(vm.since) if vm.since is not None else 0.0
     return age_s >= LATE_S and (last is None or last.age_s >= LATE_S)
 
 
@@ -232,9 +237,10 @@ def _seen(vm: NodeVm, around: _Round) -> SeenVm | Reason | None:
 
 
 def _timed(vm: NodeVm, around: _Round) -> NodeVm:
+    """Return a VM in a step that goes on; a step that was held stays held, also when another controller leads."""
     since = min(vm.since, around.now) if vm.since is not None else around.now
-    is_late = (around.now - since).total_seconds() >= DEADLINE_S
-    return replace(vm, since=since, is_held=is_late, reason=reasons.vm_pending(vm.where, vm.step))
+    is_held = vm.is_held or around.elapsed_s(since) >= DEADLINE_S
+    return replace(vm, since=since, is_held=is_held, reason=reasons.vm_pending(vm.where, vm.step))
 
 
 def _called(vm: NodeVm, action: Action, around: _Round) -> tuple[NodeVm, ChangeVm | None]:

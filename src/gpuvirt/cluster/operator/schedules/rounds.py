@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 import msgspec
@@ -113,6 +114,8 @@ class Rounds:
         self._vms = vms
         self._clock = clock
         self._telemetry = telemetry if telemetry is not None else ScheduleTelemetry()
+        self._first_s = math.inf
+        """When the first round of which the status was written began."""
         self._refused_s: dict[PodUid, float] = {}
         """When a budget last refused the eviction of a pod."""
         self._changed: dict[VmKey, tuple[Action, Answer, float]] = {}
@@ -146,7 +149,9 @@ class Rounds:
             return None
         if stored.schedule.has_workers and (wait_s := self._vms.alone_in_s) > 0.0:
             return wait_s
-        now = self._clock.now().replace(microsecond=0)
+        now, now_s = self._clock.now().replace(microsecond=0), self._clock.monotonic_s()
+        first_s = min(self._first_s, now_s)
+        since = now - timedelta(seconds=math.ceil(now_s - first_s))  # at or before `now` of the first round
         problems = (*stored.faults, *faults(stored.schedule, now))
         if problems:
             await self._api.record(stored, stored.status, problems, Advance(stored.status))
@@ -156,13 +161,14 @@ class Rounds:
             await self._api.record(stored, stored.status, reading.faults, Advance(stored.status))
             return FAULTY_ROUND_S
         vms = await self._vms.read() if stored.schedule.has_workers else NO_HYPERVISOR
-        observed = ScheduleObservation(reading.nodes, reading.pods, reading.attachments, vms, self._vms.latest)
+        observed = ScheduleObservation(reading.nodes, reading.pods, reading.attachments, vms, self._vms.latest, since)
         timeline = timeline_of(stored.schedule)
         decided = advance(stored.schedule, timeline, stored.status, observed, now)
         if reading.configured is not None:
             decided = replace(decided, status=replace(decided.status, nodes=reading.configured))
-        decided, changes = await self._with_vms(stored, decided, now, is_known=reading.configured is not None)
+        decided, changes = await self._with_vms(stored, decided, now, since, is_known=reading.configured is not None)
         await self._api.record(stored, decided.status, (), decided)
+        self._first_s = first_s
         self.latest = decided
         self._telemetry.observe_round(stored.status, decided.status, now)
         await self._take(decided.actions)
@@ -171,7 +177,7 @@ class Rounds:
         return decided.pause_s
 
     async def _with_vms(
-        self, stored: StoredSchedule, decided: Advance, now: datetime, *, is_known: bool
+        self, stored: StoredSchedule, decided: Advance, now: datetime, rounds_since: datetime, *, is_known: bool
     ) -> tuple[Advance, tuple[ChangeVm, ...]]:
         """Return the decision with the VMs on nodes with GPUs of their own, and what follows for these.
 
@@ -184,7 +190,8 @@ class Rounds:
             return decided, ()
         stops = is_known and phase.vms is VmPolicy.STOP
         waiting = [node for node in decided.status.nodes if stops and is_in_use(node.reason)]
-        found = next_vms(schedule, phase, before, await self._seen_vms(waiting, before), now)
+        seen = replace(await self._seen_vms(waiting, before), rounds_since=rounds_since)
+        found = next_vms(schedule, phase, before, seen, now)
         status = replace(decided.status, vms=found.vms)
         pauses_s = [pause for pause in (decided.pause_s, round_s(schedule, phase, status)) if pause is not None]
         return replace(decided, status=status, pause_s=min(pauses_s, default=None)), found.actions

@@ -1,0 +1,124 @@
+"""Outages of the controller in the midst of a switch: the next one begins each step's time with its own rounds."""
+
+from datetime import datetime, timedelta
+
+import pytest
+from msgspec.structs import replace
+from typing_extensions import override
+
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.schedules.nodevms import VmStep
+from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout
+from tests.schedules.choices import Choices
+from tests.schedules.modelhypervisor import Fault
+from tests.schedules.vmworld import VmWorld
+from tests.schedules.world import MINE, NIGHT, DiedError, Term, World
+
+TIMEOUT_S = 120.0
+OUTAGE_S = 4000.0
+"""Longer than each deadline."""
+FORCED = Drain(TIMEOUT_S, OnTimeout.FORCE)
+
+
+class OutageWorld(World):
+    """A world in which nothing fails but one controller, before a request; the next one comes much later."""
+
+    def __init__(self, dies_at: str, leave: Leave = Leave.SUSPEND) -> None:
+        self.dies_at = dies_at
+        self.was_held = False
+        self.wall_s = 0.0
+        """How far the wall clock was set forward."""
+        super().__init__(Choices(0, ()))
+        self.schedule = replace(self.schedule, drain=FORCED, leave=leave)
+        self.is_calm = True
+
+    @property
+    @override
+    def now(self) -> datetime:
+        """The wall-clock time."""
+        return super().now + timedelta(seconds=self.wall_s)
+
+    @override
+    async def point(self, what: str, term: Term) -> Fault:
+        """A request: the first of one kind ends the controller."""
+        if self.dies_at and what.startswith(self.dies_at):
+            self.dies_at = ""
+            raise DiedError
+        return await super().point(what, term)
+
+    @override
+    async def one_round(self) -> float | None:
+        """Make a round; once the controller has died, the outage follows."""
+        was_up = bool(self.dies_at)
+        pause_s = await super().one_round()
+        self.was_held |= bool(self.status.held) or any(vm.is_held for vm in self.status.vms)
+        if was_up and not self.dies_at:
+            self.pass_time(OUTAGE_S)
+            self.log.clear()
+        return pause_s
+
+    async def until(self, what: str) -> float:
+        """Make rounds until a request was made, and return when."""
+        for _ in range(2000):
+            if any(what in line for line in self.log):
+                return self.now_s
+            await self.one_round()
+        raise AssertionError(f"no {what!r} in {self.log[-20:]}")
+
+    def done(self) -> list[str]:
+        """Return what was noted, without the times."""
+        return [line.split(" ", 2)[2] for line in self.log]
+
+
+class VmOutageWorld(OutageWorld, VmWorld):
+    """The same with VMs on a node with GPUs of its own."""
+
+
+@pytest.mark.parametrize(
+    ("dies_at", "leave"),
+    [
+        ("cordons", Leave.SUSPEND),
+        ("evict", Leave.SUSPEND),
+        ("call suspend", Leave.SUSPEND),
+        ("call shut", Leave.SHUT_DOWN),
+        ("call start", Leave.SUSPEND),
+        ("uncordons", Leave.SUSPEND),
+    ],
+)
+async def test_each_step_is_done_after_an_outage_longer_than_its_deadline(dies_at: str, leave: Leave) -> None:
+    world = OutageWorld(dies_at, leave)
+    world.cluster.mark(world.cluster.nodes[NodeName("worker-3")], MINE, cordon=True, taint=None, labels=())
+    world.to_next_switch()
+    end_s = world.now_s + 2 * OUTAGE_S
+    while world.status.phase != NIGHT and not world.was_held and world.now_s < end_s:
+        await world.one_round()
+    assert not world.dies_at, "the controller was to die"
+    assert (world.status.phase, world.status.transition, world.was_held) == (NIGHT, None, False)
+    assert not [line for line in world.done() if line.startswith("delete ") or "power" in line.lower()]
+
+
+async def test_a_vm_of_a_vgpu_config_is_stopped_after_an_outage_longer_than_its_deadline() -> None:
+    world = VmOutageWorld("call asks")
+    world.to_next_switch()
+    end_s = world.now_s + OUTAGE_S + 100.0
+    while world.now_s < end_s:
+        await world.one_round()
+    assert not world.dies_at, "the controller was to die"
+    assert VmStep.STOPPED in {vm.step for vm in world.status.vms}
+    assert not world.was_held
+
+
+@pytest.mark.parametrize("wall_s", [0.0, 1000.0])
+async def test_pods_are_deleted_only_after_the_whole_timeout_of_one_leader(wall_s: float) -> None:
+    """Also where the wall clock is set forward meanwhile."""
+    world = OutageWorld("evict")
+    world.cluster.budget_until_s = 1e9
+    world.to_next_switch()
+    while world.dies_at:
+        await world.one_round()
+    evicted_s = await world.until("evict ")
+    assert not [line for line in world.done() if line.startswith("delete ")]
+    world.wall_s = wall_s
+    deleted_s = await world.until("delete ")
+    assert TIMEOUT_S - 2.0 <= deleted_s - evicted_s <= TIMEOUT_S + 5.0
+    assert {worker.forced for worker in world.status.workers} > {0}
