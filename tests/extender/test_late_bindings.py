@@ -11,6 +11,7 @@ import pytest
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.extender.binding import Binder
 from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
 from tests.apiserver.scriptedapi import CONFLICT
 from tests.extender.pods import IndexUnderTest, node, pod
 from tests.extender.test_bind import Bench, benched
@@ -203,6 +204,23 @@ async def test_a_binding_is_not_sent_again_in_another_term(bench: Bench) -> None
         assert "not sent" in await bench.bind("p")
     assert len(bench.api.bindings) == 1
     assert bench.known.free("n") == {"a": 1000, "b": 500}
+
+
+async def test_a_binding_is_not_sent_again_for_a_pod_that_another_leader_has_fenced(bench: Bench) -> None:
+    """The clock of this process stood still, as in a VM that was paused: it takes its lease for its own."""
+    bench.add(pod("p", 1000))
+
+    def another_leads() -> None:
+        fenced = {"annotations": {FENCE_ANNOTATION: "of another process"}, "resourceVersion": ""}
+        found = pod("p", 1000)
+        metadata = msgspec.convert(found["metadata"], dict[str, object])
+        bench.api.put("pods", {**found, "metadata": metadata | fenced})
+        bench.api.put("pods", pod("q", 1000, on="n", gpus=[{"a": 1000}]))
+
+    bench.api.faults.meanwhile.append(another_leads)
+    assert "the object has been modified" in await bench.bind("p")
+    assert len(bench.api.bindings) == 1
+    assert bench.api.node_of("default/p") == ""
 
 
 async def test_a_term_begins_when_its_processs_own_bindings_are_known(bench: Bench) -> None:

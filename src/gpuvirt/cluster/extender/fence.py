@@ -64,6 +64,8 @@ class Fence:
         self._tries: Counter[PodUid] = Counter()
         """How often the changes of these pods have failed."""
         self._problem = ""
+        self._name = secrets.token_hex(4)
+        """The begin of all values that this process writes."""
 
     @property
     def missing(self) -> str:
@@ -95,6 +97,14 @@ class Fence:
             raise NotUnderstoodError(f"pod {pod.where} still has the version {version} after a change")
         return found
 
+    def is_foreign(self, found: SharingPod, known: SharingPod) -> bool:
+        """Return whether another process has fenced a pod since its version `known`.
+
+        It leads, whatever the clock of this process says: that of a paused VM may have stood still.
+        """
+        value = found.metadata.annotations.fence
+        return value != known.metadata.annotations.fence and not value.startswith(self._name)
+
     async def wake(self, pod: SharingPod) -> None:
         """Have kube-scheduler try a pod again, in whatever version it is; one that can't be changed waits."""
         try:
@@ -109,7 +119,7 @@ class Fence:
 
     async def _write(self, pod: SharingPod, version: str | msgspec.UnsetType) -> SharingPod:
         """Write another value into the annotation of a pod, and return the pod; unset: in whatever version it is."""
-        patch = _FencePatch(_FenceMetadata(pod.uid, version, {FENCE_ANNOTATION: secrets.token_hex(8)}))
+        patch = _FencePatch(_FenceMetadata(pod.uid, version, {FENCE_ANNOTATION: self._name + secrets.token_hex(4)}))
         resource, name = pods(pod.metadata.namespace), pod.metadata.name
         return await self._client.patch(resource, name, patch, PatchType.MERGE, SharingPod, part="status")
 

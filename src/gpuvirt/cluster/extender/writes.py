@@ -173,12 +173,17 @@ class Writes:
             )
             return None
         is_open = found is not None and not found.spec.node_name and not found.metadata.deletion_timestamp
-        if found is not None and is_open and isinstance(error, ConflictError) and _differ(found, write.pod):
+        if found is not None and is_open and isinstance(error, ConflictError) and self._may_go_on(found, write.pod):
             self._unresolved[write.key].versions.clear()
             return found
         self._free(write)
         gone = "; the pod is gone" if found is None else ""
         raise CannotBindError(f"{write.failed}: {why}{gone}") from error
+
+    def _may_go_on(self, found: SharingPod, pod: SharingPod) -> bool:
+        """Return whether a binding may be sent again, for the version `found`: no other leader has made that one."""
+        has_changed = found.metadata.resource_version != pod.metadata.resource_version
+        return has_changed and not self._fence.is_foreign(found, pod)
 
     async def _resolved(self, unresolved: _Unresolved) -> SharingPod | None:
         """Return the pod of a binding when it cannot be made any more, None where the pod is gone or was replaced.
@@ -229,7 +234,3 @@ class Writes:
             self._unresolved.pop(write.key, None)
         else:
             self._free(write)
-
-
-def _differ(found: SharingPod, pod: SharingPod) -> bool:
-    return found.metadata.resource_version != pod.metadata.resource_version

@@ -15,6 +15,7 @@ from gpuvirt.cluster.resources import NODES, Resource
 from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
 from gpuvirt.model.schedules.spec import CORDONED_BY
 from gpuvirt.model.shares.annotations import (
+    FENCE_ANNOTATION,
     LIMITS_ANNOTATION,
     POLICY_ANNOTATION,
     REQUIRED_ANNOTATION,
@@ -69,11 +70,12 @@ class SharingNode(msgspec.Struct, frozen=True, gc=False):
 
 
 class PodAnnotations(msgspec.Struct, frozen=True, gc=False):
-    """The annotations of a pod that have its GPUs, its policy, and whether it needs limits."""
+    """The annotations of a pod that have its GPUs, its policy, its fence, and whether it needs limits."""
 
     shares: str = msgspec.field(default="", name=SHARES_ANNOTATION)
     policy: str = msgspec.field(default="", name=POLICY_ANNOTATION)
     enforcement: str = msgspec.field(default="", name=REQUIRED_ANNOTATION)
+    fence: str = msgspec.field(default="", name=FENCE_ANNOTATION)
 
 
 class PodMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
