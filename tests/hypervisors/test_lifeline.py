@@ -6,8 +6,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
+import pytest
+
+from gpuvirt.hypervisors import child
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S, Credentials
 from gpuvirt.model.schedules.hypervisor import VmsUnknown
 from tests.hypervisors.simulated import CLOCK, PATIENCE_S, connected, is_running
@@ -109,3 +112,33 @@ async def test_a_child_without_requests_ends_and_comes_back() -> None:
             await CLOCK.sleep(0.01)
         assert isinstance(await hypervisor.read(), VmsUnknown)
         assert hypervisor.pid not in {None, first}
+
+
+class EndedError(Exception):
+    """The child has ended itself."""
+
+
+@pytest.mark.parametrize(
+    ("clock", "timers", "ends"),
+    [
+        pytest.param((0.0, 0.0), [10.0], False, id="not stopped"),
+        pytest.param((0.0, 8.0, 8.0, 8.0), [10.0, 2.0], False, id="stopped within the lease"),
+        pytest.param((0.0, 12.0, 12.0), [10.0], True, id="stopped beyond the lease"),
+        pytest.param((10.0,), [], True, id="begun too late"),
+    ],
+)
+def test_a_child_that_is_stopped_before_its_timer_runs_ends_with_the_lease(
+    monkeypatch: pytest.MonkeyPatch, clock: tuple[float, ...], timers: list[float], *, ends: bool
+) -> None:
+    seconds, set_timers = iter(clock), list[float]()
+
+    def end() -> None:
+        raise EndedError
+
+    monkeypatch.setattr(child, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(child, "end", end)
+    monkeypatch.setattr(signal, "setitimer", lambda _, left_s: set_timers.append(left_s))
+    with pytest.raises(EndedError) if ends else nullcontext():
+        child.live_until(10.0)
+    assert set_timers == timers
+    assert next(seconds, None) is None

@@ -37,6 +37,8 @@ from gpuvirt.hypervisors.messages import (
 from gpuvirt.model.schedules.hypervisor import Call
 
 THREADS = 4
+STOPPED_S = 0.5
+"""So long between two lines shows that this process was stopped."""
 TEXT_CHARACTERS = 400
 """A hypervisor's words go into conditions and events, which have room for some hundred characters."""
 
@@ -55,10 +57,16 @@ def tie_to(parent: int) -> None:
 
 def live_until(until_s: float | None) -> None:
     """Let the kernel end this process at a monotonic second; None: no end. A later call replaces the time."""
-    left_s = 0.0 if until_s is None else until_s - monotonic()
-    if until_s is not None and left_s <= 0:
-        end()
-    signal.setitimer(signal.ITIMER_REAL, left_s)
+    if until_s is None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        return
+    while True:
+        left_s = until_s - monotonic()
+        if left_s <= 0:
+            end()
+        signal.setitimer(signal.ITIMER_REAL, left_s)
+        if until_s - monotonic() > left_s - STOPPED_S:
+            return  # otherwise this process was stopped before the timer ran, which would end too late
 
 
 def end() -> None:
