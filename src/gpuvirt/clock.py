@@ -6,6 +6,9 @@ from datetime import UTC, datetime
 from time import monotonic  # noqa: TID251  this is the Clock that others ask
 from typing import Protocol
 
+STOPPED_S = 0.5
+"""A timer that is so much too late shows that the process was stopped, or its event loop (decision 513)."""
+
 
 class Timer(Protocol):
     """A scheduled call."""
@@ -53,6 +56,15 @@ class RealClock:
     async def sleep(self, seconds: float, /) -> None:
         """Wait for a number of seconds."""
         await asyncio.sleep(seconds)  # noqa: TID251
+
+
+def stopped_s(clock: Clock, due_s: float) -> float:
+    """Return for how long this process was stopped, by a wait that was due at the monotonic second `due_s`.
+
+    Returns 0.0 where it was not: a wait that is over early, or a moment too late.
+    """
+    late_s = clock.monotonic_s() - due_s
+    return late_s if late_s >= STOPPED_S else 0.0
 
 
 def until_tick_s(now_s: float, every_s: float) -> float:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from gpuvirt.clock import Signal
-from gpuvirt.loops.serialworker import STOPPED_S, InlineWorker, ThreadWorker, WorkerBlockedError
+from gpuvirt.clock import STOPPED_S, Signal
+from gpuvirt.loops.serialworker import InlineWorker, ThreadWorker, WorkerBlockedError
 
 
 @pytest.mark.parametrize("worker", [InlineWorker(), ThreadWorker("test")])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.clock import STOPPED_S
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.loops.serialworker import STOPPED_S
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.sharedgpus import SharedGpu, SharedGpus
 from gpuvirt_sim.kubelet.manager import AdmissionError

@@ -12,13 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
-from gpuvirt.clock import RealClock
+from gpuvirt.clock import RealClock, stopped_s
 from gpuvirt.errors import GpuvirtError
 
 T = TypeVar("T")
-
-STOPPED_S = 0.5
-"""A timer that is so much too late shows that the process was stopped, or its event loop."""
 
 
 class WorkerBlockedError(GpuvirtError):
@@ -51,7 +48,7 @@ async def _wait(job: asyncio.Future[T], timeout_s: float) -> None:
     while True:
         until_s = clock.monotonic_s() + timeout_s
         done, _ = await asyncio.wait({job}, timeout=timeout_s)
-        if done or clock.monotonic_s() - until_s < STOPPED_S:
+        if done or not stopped_s(clock, until_s):
             return
 
 

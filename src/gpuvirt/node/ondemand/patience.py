@@ -5,8 +5,7 @@ vGPU of its predecessor is gone. But a full node must not delay each of many pod
 room, the pods after it don't wait for a while.
 """
 
-from gpuvirt.clock import Clock, Signal
-from gpuvirt.loops.serialworker import STOPPED_S
+from gpuvirt.clock import Clock, Signal, stopped_s
 
 WAIT_S = 1.5
 PAUSE_S = 5.0
@@ -38,9 +37,7 @@ class Patience:
             return False
         wait_s = min(RECHECK_S, self._until_s - now_s)
         await changed.wait_for(self._clock, wait_s)
-        late_s = self._clock.monotonic_s() - now_s - wait_s
-        if late_s > STOPPED_S:  # vGPUs were not removed meanwhile, either
-            self._until_s += late_s
+        self._until_s += stopped_s(self._clock, now_s + wait_s)  # no vGPU was removed meanwhile, either
         return True
 
     def end(self) -> None:

@@ -19,10 +19,10 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.clock import Clock, Signal
+from gpuvirt.clock import Clock, Signal, stopped_s
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, PodUid
-from gpuvirt.loops.serialworker import STOPPED_S, SerialWorker
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.reasons import sharing
@@ -177,8 +177,7 @@ class ShareAllocator:
                     await self.tidy()
                 began_s, wait_s = clock.monotonic_s(), min(left_s, self._on.recheck_s)
                 await changed.wait_for(clock, wait_s)
-                if (late_s := clock.monotonic_s() - began_s - wait_s) > STOPPED_S:
-                    until_s += late_s  # this process was stopped: it has not heard of ended pods meanwhile
+                until_s += stopped_s(clock, began_s + wait_s)  # no end of a pod was observed meanwhile
 
     def _recorded(self, ids: frozenset[DeviceId]) -> list[UnitAllocation]:
         """Return the containers that have exactly these units in the kubelet's record; there is at least one."""
