@@ -14,6 +14,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import msgspec
 from msgspec import UNSET
@@ -22,7 +23,7 @@ from msgspec.structs import replace
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
+from gpuvirt.loops.serialworker import WorkerBlockedError
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment, attach
 from gpuvirt.model.allocation.ledger import Entry, Ledger, Stage, record
@@ -92,8 +93,7 @@ class OnDemandAllocator:
         """The wait for room."""
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count(1)
-        self._workers: dict[PciAddress, SerialWorker] = {}
-        """The creator of each GPU's vGPUs: a worker's thread lasts as long as the process."""
+        self._workers = cache(parts.options.workers)  # a worker's thread lasts as long as the process
 
     @staticmethod
     def takes(request: Request) -> bool:
@@ -217,9 +217,7 @@ class OnDemandAllocator:
             with self._on.gate.creation(entry.device, entry.target, slot_of(gpu), intend) as locks:
                 await self._write()
                 functions = self._inventory(entry.resource).facts.functions
-                if (worker := self._workers.get(gpu)) is None:
-                    worker = self._workers[gpu] = self._on.options.workers(f"create on {gpu}")
-                made = await worker.run(
+                made = await self._workers(f"create on {gpu}").run(
                     lambda: create(change_host, locks, functions, place, step), name=step.text, timeout_s=CREATE_S
                 )
                 log.info("%s (for a pod that requests %s)", step.text, entry.resource)
