@@ -11,18 +11,25 @@ from gpuvirt.clock import STOPPED_S
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.sharedgpus import SharedGpu, SharedGpus
+from gpuvirt_sim.kubelet.kubelet import Pod
 from gpuvirt_sim.kubelet.manager import AdmissionError
 from tests.kubelet.kubeletnode import until
-from tests.shares.sharednode import APP, GPUS, INIT, shared_node
+from tests.shares.sharednode import APP, GPUS, INIT, SharedNode, shared_node
 
 A, B = GPUS
 
 
+async def fill(node: SharedNode) -> Pod:
+    """Start a pod with a whole GPU on each of both, and return the one on the first."""
+    first = await node.admit("p", 1000, gpu="GPU-a")
+    await node.start(first)
+    assert await node.run("q", 1000, "GPU-b") == "GPU-b"
+    return first
+
+
 async def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_while_its_container_runs(short_path: Path) -> None:
     async with shared_node(short_path) as node:
-        first = await node.admit("p", 1000, gpu="GPU-a")
-        await node.start(first)
-        assert await node.run("q", 1000, "GPU-b") == "GPU-b"
+        first = await fill(node)
         node.delete_by_force(first)
         for _ in range(5):
             await node.agent.allocator.tidy()
@@ -38,9 +45,7 @@ async def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_while_its_container_
 async def test_a_pod_waits_for_room_while_the_agent_runs(short_path: Path) -> None:
     """The time in which the computer stopped the agent does not count: a refused pod fails for good."""
     async with shared_node(short_path) as node:
-        first = await node.admit("p", 1000, gpu="GPU-a")
-        await node.start(first)
-        assert await node.run("q", 1000, "GPU-b") == "GPU-b"
+        first = await fill(node)
         node.delete_by_force(first)
         await node.stop_agent()
         node.room_s = 3.0
@@ -57,9 +62,7 @@ async def test_a_pod_waits_for_room_while_the_agent_runs(short_path: Path) -> No
 async def test_a_pod_that_only_the_kubelets_record_has_keeps_its_gpu(short_path: Path) -> None:
     """The API server has lost the pod, as after a restore of etcd, and the kubelet has not observed that yet."""
     async with shared_node(short_path) as node:
-        first = await node.admit("p", 1000, gpu="GPU-a")
-        await node.start(first)
-        assert await node.run("q", 1000, "GPU-b") == "GPU-b"
+        first = await fill(node)
         node.lose(first)
         node.end_processes(first)  # its container has crashed, and the kubelet will start it again
         for _ in range(5):
