@@ -29,7 +29,7 @@ class PodShare(msgspec.Struct, frozen=True):
     limit_mib: int | None = None
     """The memory that it can use by its limits; None without limits, or while its agent has not reported them."""
     used_mib: int | None = None
-    """The memory that it uses by its own word; None while that is unknown, or no process has used the GPU."""
+    """The memory that it uses by its own report; None while that is unknown, or no process has used the GPU."""
 
 
 class GpuOverview(msgspec.Struct, frozen=True):

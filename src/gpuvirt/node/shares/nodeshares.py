@@ -52,7 +52,7 @@ class NodeShares(msgspec.Struct, frozen=True):
     pending: Cell[Mapping[PodUid, PodRecord]] = msgspec.field(default_factory=lambda: Cell({}))
     """The shares that are being given: not on disk yet."""
     used: Cell[MemoryUses] = msgspec.field(default_factory=lambda: Cell({}))
-    """The memory that containers with limits use, by their own word."""
+    """The memory that containers with limits use, by their own reports."""
     shown: Cell[tuple[PodMemory, ...]] = msgspec.field(default_factory=lambda: Cell(()))
     """The same by pod, as the node's GpuNode shows it: it follows more slowly."""
     refusals: ShareRefusals = msgspec.field(default_factory=ShareRefusals)
