@@ -70,6 +70,21 @@ async def test_a_vgpu_config_that_does_not_exist_is_reported_before_its_phase_be
         assert "did you mean A10-2Q?" in str(cluster.stored(SCHEDULES, "gpus"))
 
 
+async def test_a_controller_whose_clock_lags_gives_no_node_the_config_of_the_phase_before(
+    authority: Authority, server: Pair
+) -> None:
+    cluster = with_node("gpus")
+    async with scheduling(cluster, WallClock(EVENING), authority, server):
+        await until(lambda: cluster.config("bare01") == NIGHT)
+        await until(lambda: cluster.nodes("gpus") != [])
+    async with scheduling(cluster, WallClock(before(EVENING, 600.0)), authority, server):
+        cluster.put_node("bare02", pool="vgpu")
+        await until(lambda: cluster.config("bare02")[0] is not None)
+        await until(lambda: len(cluster.nodes("gpus")) == 2)
+        assert (cluster.config("bare01"), cluster.config("bare02")) == (NIGHT, NIGHT)
+        assert {phase for _, phase, *_ in cluster.nodes("gpus")} == {"night"}
+
+
 async def test_a_switch_that_was_missed_is_made_once_a_controller_runs(authority: Authority, server: Pair) -> None:
     cluster = with_node("gpus")
     async with scheduling(cluster, WallClock(before(EVENING, 3600.0)), authority, server):

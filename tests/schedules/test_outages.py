@@ -12,7 +12,7 @@ from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout
 from tests.schedules.choices import Choices
 from tests.schedules.modelhypervisor import Fault
 from tests.schedules.vmworld import VmWorld
-from tests.schedules.world import MINE, NIGHT, DiedError, Term, World
+from tests.schedules.world import DAY, MINE, NIGHT, DiedError, Term, World
 
 TIMEOUT_S = 120.0
 OUTAGE_S = 4000.0
@@ -56,6 +56,20 @@ class OutageWorld(World):
             self.pass_time(OUTAGE_S)
             self.log.clear()
         return pause_s
+
+    async def until_reached(self) -> None:
+        """Make rounds until no switch is under way."""
+        for _ in range(2000):
+            if await self.one_round() is None:
+                return
+        raise AssertionError(f"{self.status.transition} in {self.log[-20:]}")
+
+    def lead_again(self, wall_s: float) -> None:
+        """Let another controller lead, whose wall clock differs."""
+        self.end_term(self.term)
+        self.pass_time(30.0)
+        self.term, self.wall_s = self._new_term(), wall_s
+        self.log.clear()
 
     async def until(self, what: str) -> float:
         """Make rounds until a request was made, and return when."""
@@ -122,3 +136,41 @@ async def test_pods_are_deleted_only_after_the_whole_timeout_of_one_leader(wall_
     deleted_s = await world.until("delete ")
     assert TIMEOUT_S - 2.0 <= deleted_s - evicted_s <= TIMEOUT_S + 5.0
     assert {worker.forced for worker in world.status.workers} > {0}
+
+
+async def at_night() -> OutageWorld:
+    """Return a world in which the night has been reached."""
+    world = OutageWorld("")
+    await world.until_reached()
+    world.to_next_switch()
+    await world.until_reached()
+    assert world.status.phase == NIGHT
+    return world
+
+
+@pytest.mark.parametrize("lag_s", [600.0, 3000.0])
+async def test_a_leader_whose_clock_lags_undoes_no_switch(lag_s: float) -> None:
+    world = await at_night()
+    world.lead_again(-lag_s)
+    await world.until_reached()
+    assert world.status.phase == NIGHT
+    assert not [line for line in world.done() if line.startswith(("call", "evict"))]
+
+
+async def test_a_switch_far_in_the_future_was_written_by_a_wrong_clock_and_counts_no_more() -> None:
+    world = await at_night()
+    world.lead_again(-7200.0)
+    await world.until_reached()
+    assert world.status.phase == DAY
+
+
+async def test_a_leader_whose_clock_lags_goes_on_with_a_switch_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    world = OutageWorld("evict")
+    await world.until_reached()
+    world.to_next_switch()
+    while world.dies_at:
+        await world.one_round()
+    world.lead_again(-OUTAGE_S - 600.0)
+    await world.until_reached()
+    assert world.status.phase == NIGHT
+    assert len([line for line in caplog.messages if "behind the last switch" in line]) == 1

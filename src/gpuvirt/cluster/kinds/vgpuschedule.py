@@ -223,6 +223,7 @@ class Status(Part, frozen=True, kw_only=True):
     """How far the schedule is."""
 
     phase: Annotated[str | None, Meta(description="The phase that was reached last.")] = None
+    last_switch: Annotated[str | None, Meta(description="When the phase of now began, by the spec (RFC 3339).")] = None
     next_phase: Annotated[str | None, Meta(description="The phase that begins next.")] = None
     next_switch: Annotated[str | None, Meta(description="When it begins (RFC 3339).")] = None
     announced: Annotated[str | None, Meta(description="The phase that is announced.")] = None

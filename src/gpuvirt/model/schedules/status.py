@@ -4,7 +4,7 @@ The status is written before the steps that follow from it are taken, so that a 
 from what was intended. No step depends on it alone: what was done is observed.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 import msgspec
@@ -42,6 +42,8 @@ class WorkerStep(StrEnum):
     """It works; the end of its transition."""
 
 
+MOST_LAG = timedelta(hours=1)
+"""How far the last switch may be in the future of a clock that lags; one further away was written by a wrong clock."""
 NO_VM = VmKey("")
 RESTING = frozenset({WorkerStep.AWAY, WorkerStep.SERVING})
 
@@ -111,6 +113,8 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
     """The nodes that have a vGPU config by the phase of now."""
     vms: tuple[NodeVm, ...] = ()
     """The VMs of such nodes that a phase waits for, stops or has stopped."""
+    last_switch: datetime | None = None
+    """When the phase that the status follows began, by the spec."""
 
     @property
     def waiting(self) -> tuple[Reason, ...]:
@@ -133,3 +137,13 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
     def held_vms(self) -> tuple[NodeVm, ...]:
         """The VMs of nodes with GPUs of their own whose step was not done in time."""
         return tuple(vm for vm in self.vms if vm.is_held)
+
+
+def not_before_switch(now: datetime, last_switch: datetime | None) -> datetime:
+    """Return `now`, or the last switch if that is later: a clock that lags would undo it (decision 514).
+
+    The clock of a VM that was paused lags until it is set, and its controller may lead after another one has switched.
+    """
+    if last_switch is None or last_switch - now > MOST_LAG:
+        return now
+    return max(now, last_switch)

@@ -68,7 +68,7 @@ def advance(
     phase = current.phase if current is not None else PhaseName("")
     found = members(status.workers, observed, schedule.name)
     announced = _announced(schedule, following, now)
-    status = replace(status, announced=announced)
+    status = replace(status, announced=announced, last_switch=current.at if current is not None else None)
     if _is_settled(schedule, status, found, phase):
         marks = tuple(_announcements(schedule, status, found.workers, phase, observed, ()))
         return Advance(replace(status, workers=found.workers), marks, following, ROUND_S if marks else None)

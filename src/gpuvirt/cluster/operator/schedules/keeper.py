@@ -21,7 +21,7 @@ from gpuvirt.cluster.operator.schedules.abandonedmarks import AbandonedMarks
 from gpuvirt.cluster.operator.schedules.configcondition import is_outdated
 from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
 from gpuvirt.cluster.operator.schedules.membership import ObservedNodes
-from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
+from gpuvirt.cluster.operator.schedules.objects import schedule_of, schedule_time, status_of
 from gpuvirt.cluster.operator.schedules.refusals import RefusedSchedules, is_followed, is_refused
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
@@ -110,7 +110,7 @@ class ScheduleKeeper:
 
     def _begin(self, group: asyncio.TaskGroup) -> float:
         """Start the rounds that are due, and return the seconds until the next are."""
-        now = self._clock.now()
+        clock_now = self._clock.now()
         pauses_s = [MOST_PAUSE_S, self._look_for_moved()]
         for stored in self._store.known.values():
             name = stored.metadata.name
@@ -123,6 +123,7 @@ class ScheduleKeeper:
                 continue
             if name in self._running:
                 continue
+            now = schedule_time(stored, clock_now)
             at = self._due_at(stored, now)
             if at is not None and at <= now:
                 self._running.add(name)

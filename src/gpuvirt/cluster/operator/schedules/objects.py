@@ -24,7 +24,7 @@ from gpuvirt.model.schedules.spec import (
     VmPolicy,
     WorkerProfile,
 )
-from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus, Transition, Worker
+from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus, Transition, Worker, not_before_switch
 from gpuvirt.model.schedules.transition import Advance
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0}
@@ -146,7 +146,13 @@ def status_of(stored: kind.VgpuSchedule) -> ScheduleStatus:
         status.observed_generation,
         tuple(_node(node) for node in status.nodes),
         tuple(vmstatuses.vm_of(vm) for vm in status.vms),
+        time_of(status.last_switch or ""),
     )
+
+
+def schedule_time(stored: kind.VgpuSchedule, now: datetime) -> datetime:
+    """Return the time by which a schedule is followed: `now`, but not before its last switch."""
+    return not_before_switch(now, time_of(stored.status.last_switch or ""))
 
 
 def written(
@@ -161,6 +167,7 @@ def written(
     following, transition = advance.next_switch, status.transition
     return kind.Status(
         phase=status.phase,
+        last_switch=text_of(status.last_switch) if status.last_switch is not None else None,
         next_phase=following.phase if following is not None else None,
         next_switch=text_of(following.at) if following is not None else None,
         announced=status.announced,

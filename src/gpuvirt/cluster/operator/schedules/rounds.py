@@ -23,7 +23,7 @@ from gpuvirt.model.schedules.hypervisor import Accepted, Action, Answer, VmKey, 
 from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
 from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.spec import PhaseName, Schedule, VmPolicy, phase_named
-from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus
+from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus, not_before_switch
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import Advance, advance
 from gpuvirt.model.schedules.vmstops import is_in_use, next_vms, round_s
@@ -116,6 +116,8 @@ class Rounds:
         self._telemetry = telemetry if telemetry is not None else ScheduleTelemetry()
         self._first_s = math.inf
         """When the first round of which the status was written began."""
+        self._lags = False
+        """Whether the clock was behind the last switch in the last round."""
         self._refused_s: dict[PodUid, float] = {}
         """When a budget last refused the eviction of a pod."""
         self._changed: dict[VmKey, tuple[Action, Answer, float]] = {}
@@ -149,7 +151,7 @@ class Rounds:
             return None
         if stored.schedule.has_workers and (wait_s := self._vms.alone_in_s) > 0.0:
             return wait_s
-        now, now_s = self._clock.now().replace(microsecond=0), self._clock.monotonic_s()
+        now, now_s = self._time_now(stored), self._clock.monotonic_s()
         first_s = min(self._first_s, now_s)
         since = now - timedelta(seconds=math.ceil(now_s - first_s))  # at or before `now` of the first round
         problems = (*stored.faults, *faults(stored.schedule, now))
@@ -175,6 +177,16 @@ class Rounds:
         for change in changes:
             await self._change(change)
         return decided.pause_s
+
+    def _time_now(self, stored: StoredSchedule) -> datetime:
+        """Return the time of the round in whole seconds, which is not before the last switch."""
+        clock_now = self._clock.now().replace(microsecond=0)
+        now = not_before_switch(clock_now, stored.status.last_switch)
+        if now > clock_now and not self._lags:
+            name, lag_s = stored.schedule.name, (now - clock_now).total_seconds()
+            log.warning("schedule %s: the clock of this host is %g s behind the last switch: not undone", name, lag_s)
+        self._lags = now > clock_now
+        return now
 
     async def _with_vms(
         self, stored: StoredSchedule, decided: Advance, now: datetime, rounds_since: datetime, *, is_known: bool

@@ -7,7 +7,7 @@ from gpuvirt.clock import Signal
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.vgpuschedule import PhaseSpec, VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.operator.nodes.scheduled import ConfiguredPhase, ScheduledConfig, ScheduledConfigs
-from gpuvirt.cluster.operator.schedules.objects import schedule_of
+from gpuvirt.cluster.operator.schedules.objects import schedule_of, schedule_time
 from gpuvirt.cluster.operator.store import AnyStore, Store
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
@@ -32,7 +32,7 @@ class StoredConfigs:
         return configs_of(self._store.known.values() if self._store is not None else (), now)
 
 
-def configs_of(schedules: Iterable[VgpuSchedule], now: datetime) -> ScheduledConfigs:
+def configs_of(schedules: Iterable[VgpuSchedule], clock_now: datetime) -> ScheduledConfigs:
     """Return what schedules say at a moment of the vGPU configs of nodes."""
     found, switches = list[ScheduledConfig](), list[datetime]()
     for stored in schedules:
@@ -41,6 +41,7 @@ def configs_of(schedules: Iterable[VgpuSchedule], now: datetime) -> ScheduledCon
             continue
         name = stored.metadata.name
         schedule, texts = schedule_of(stored)
+        now = schedule_time(stored, clock_now)
         if texts or schedule.is_suspended or faults(schedule, now):
             found.append(ScheduledConfig(name, covers, is_followed=False))
             continue
@@ -60,7 +61,7 @@ def phase_of(stored: VgpuSchedule, name: PhaseName) -> PhaseSpec | None:
 
 def phase_now(stored: VgpuSchedule, schedule: Schedule, now: datetime) -> PhaseSpec | None:
     """Return the phase of now of a schedule without faults; None if none has begun."""
-    current = timeline_of(schedule).current(now)
+    current = timeline_of(schedule).current(schedule_time(stored, now))
     return phase_of(stored, current.phase) if current is not None else None
 
 
