@@ -63,7 +63,7 @@ class LeftOut(msgspec.Struct, frozen=True):
     why: str
 
 
-class Section(msgspec.Struct, frozen=True):
+class ArchivedSection(msgspec.Struct, frozen=True):
     """The description of a part of the archive."""
 
     name: str
@@ -72,7 +72,7 @@ class Section(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ArchiveManifest(msgspec.Struct, frozen=True):
     """The description of an archive."""
 
     format: int
@@ -83,7 +83,7 @@ class Manifest(msgspec.Struct, frozen=True):
     names_hidden: bool
     privileged: bool
     """Whether root collected the files; other users can read fewer."""
-    collected: tuple[Section, ...] = ()
+    collected: tuple[ArchivedSection, ...] = ()
     unread: tuple[NotRead, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
@@ -91,12 +91,12 @@ class Manifest(msgspec.Struct, frozen=True):
 class Opened(msgspec.Struct, frozen=True):
     """The manifest and the host's files of an archive."""
 
-    manifest: Manifest
+    manifest: ArchiveManifest
     host: Members
     """By path below the host's `/`, without a leading slash: `sys/bus/pci`."""
 
 
-def pack(top: str, manifest: Manifest, members: Members) -> bytes:
+def pack(top: str, manifest: ArchiveManifest, members: Members) -> bytes:
     """Return an archive whose members are all in the folder `top`; the manifest is the first member."""
     content = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
     packed = io.BytesIO()
@@ -127,7 +127,7 @@ def _member(name: str, entry: Entry) -> tuple[tarfile.TarInfo, io.BytesIO | None
 
 def unpack(packed: io.BufferedIOBase) -> Opened:
     """Return the manifest and the host's files; raise DamagedError for a damaged, foreign or malicious archive."""
-    manifest: Manifest | None = None
+    manifest: ArchiveManifest | None = None
     host: dict[str, Entry] = {}
     try:
         with (
@@ -215,10 +215,10 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return content
 
 
-def _manifest(content: bytes) -> Manifest:
+def _manifest(content: bytes) -> ArchiveManifest:
     try:
         found = from_json(content, _Format).format
-        manifest = from_json(content, Manifest) if found == FORMAT else None
+        manifest = from_json(content, ArchiveManifest) if found == FORMAT else None
     except DamagedError as error:
         raise DamagedError(f"has a {MANIFEST} that is damaged or of another program: {error}") from error
     if manifest is None:

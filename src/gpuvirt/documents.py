@@ -3,8 +3,8 @@
 An error in a YAML file is reported with file, line and `$.path`. msgspec's messages have no lines, and not the names
 that were expected; this module adds them. msgspec doesn't say in which value of a mapping an error is, either: its path
 has `[...]` there, and its line is that of the mapping. Mappings of large values are read value by value
-(`Written.part`). A file has at most 1 MiB; `yamlsyntax` has further limits. `null_is_absent` is for documents of Go
-programs (`nulls`).
+(`WrittenDocument.part`). A file has at most 1 MiB; `yamlsyntax` has further limits. `null_is_absent` is for documents
+of Go programs (`nulls`).
 """
 
 import re
@@ -32,7 +32,7 @@ _BAD_ENUM = re.compile(r"^Invalid enum value '?(.*?)'?$", re.DOTALL)
 _AT = re.compile(r"^(?P<message>.*?)(?: - at `(?P<path>[^`]+)`)?$", re.DOTALL)
 
 
-class Written(msgspec.Struct, Generic[T], frozen=True):
+class WrittenDocument(msgspec.Struct, Generic[T], frozen=True):
     """The content of a document with its positions, for errors that are found later."""
 
     value: T
@@ -85,12 +85,12 @@ def parse(text: str, shape: type[T], *, where: str, null_is_absent: bool = False
     return parse_written(text, shape, where=where, null_is_absent=null_is_absent).value
 
 
-def parse_written(text: str, shape: type[T], *, where: str, null_is_absent: bool = False) -> Written[T]:
+def parse_written(text: str, shape: type[T], *, where: str, null_is_absent: bool = False) -> WrittenDocument[T]:
     """Return the YAML `text` as a `shape` with its positions; raise ConfigError. `where` is its origin in messages."""
     document = plain.read(text, where=where)
     content: Plain = document.content if document.content is not None else {}
     content = nulls.removed(content, shape) if null_is_absent else content
-    return Written(_converted(content, shape, where, document), where, document)
+    return WrittenDocument(_converted(content, shape, where, document), where, document)
 
 
 def shaped(content: Plain, shape: type[T], *, where: str) -> T:

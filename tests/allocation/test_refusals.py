@@ -12,7 +12,7 @@ from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, Vg
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.desired.settings import Compat, Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.tree import Folder, Link, constant
@@ -40,8 +40,8 @@ def answer_in_config(kernel: SimKernel, device: int) -> None:
     kernel.faults.answer(HostPath(f"{FOLDER}/config"), content[:2] + device.to_bytes(2, "little") + content[4:])
 
 
-def request_for(resource: str, device: str) -> Request:
-    return Request(ResourceName(resource), [[DeviceId(device)]])
+def request_for(resource: str, device: str) -> AllocationRequest:
+    return AllocationRequest(ResourceName(resource), [[DeviceId(device)]])
 
 
 async def test_unknown_devices_and_resources_are_refused(two_a10: SimNode) -> None:

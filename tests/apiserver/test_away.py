@@ -23,7 +23,7 @@ from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.allocation.allocator import Request
+from gpuvirt.node.allocation.allocator import AllocationRequest
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.kubelet import running
@@ -95,7 +95,7 @@ async def test_pods_get_gpus_while_no_api_server_answers(short_path: Path) -> No
         node.agent.reports.vgpus.set(Progress(StateName.PENDING))
         await node.until_registered()
         await until(lambda: ReasonCode.API_SERVER_AWAY in {note.code for note in node.view.problems})
-        assert await node.agent.allocators.existing.allocate(Request(A10, [[DeviceId("0000:65:00.0")]]))
+        assert await node.agent.allocators.existing.allocate(AllocationRequest(A10, [[DeviceId("0000:65:00.0")]]))
         assert node.agent.observations.desired == NodeRequest(config=Observed("A10-4Q")), (
             "an unreachable API server removes no device"
         )
@@ -112,4 +112,4 @@ async def test_a_failing_api_server_task_is_restarted_and_the_agent_goes_on(shor
     async with node_beside(fails, short_path) as node:
         await node.until_registered()
         await until(lambda: starts >= 2)
-        assert await node.agent.allocators.existing.allocate(Request(A10, [[DeviceId("0000:65:00.0")]]))
+        assert await node.agent.allocators.existing.allocate(AllocationRequest(A10, [[DeviceId("0000:65:00.0")]]))

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.access.execplugin import V1, V1BETA1, Command, ExecPlugin
+from gpuvirt.cluster.access.execplugin import V1, V1BETA1, ExecPlugin, PluginCommand
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import CredentialsError, UnauthorizedError
@@ -170,7 +170,7 @@ class Later(RealClock):
 async def test_expired_credentials_run_the_plugin_again(folder: Folder) -> None:
     folder.plugin(expires='"2026-01-01T01:00:00Z"')
     clock = Later()
-    command = Command((str(folder.path / "plugin"),), {}, V1, "Never", None, "")
+    command = PluginCommand((str(folder.path / "plugin"),), {}, V1, "Never", None, "")
     plugin = ExecPlugin(command, clock)
     given = []
     for minutes in (0, 59, 60):

@@ -18,7 +18,7 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuId
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import modes_of
 from gpuvirt.model.inventory.inventory import Mode
@@ -80,13 +80,13 @@ def test_an_unchanged_condition_keeps_its_transition_time_and_is_not_written() -
 
 def test_a_gpunode_spec_is_a_request_and_an_absent_spec_is_observed_as_absent() -> None:
     spec = Spec(mode=DesiredMode.PASSTHROUGH, vgpu_config="A10-4Q", gpus=(GpuMode(address=GPU, mode=DesiredMode.VGPU),))
-    desired = NodeSpec("passthrough", {GPU: "vgpu"}, "A10-4Q")
+    desired = GpuNodeSpec("passthrough", {GPU: "vgpu"}, "A10-4Q")
     assert request_of_spec(spec) == NodeRequest(spec=Observed(desired))
     assert request_of_spec(None) == NodeRequest(spec=Observed(None))
     reported = gpunode.Withheld(resource=A10_4Q, code="ForeignProvider", message="is KubeVirt's", offered_as="a.com/x")
     found = request_of_spec(Spec(withheld=(reported,))).spec
     assert found == Observed(
-        NodeSpec("unmanaged", withheld=(Withheld(A10_4Q, "ForeignProvider", "is KubeVirt's", "a.com/x"),))
+        GpuNodeSpec("unmanaged", withheld=(Withheld(A10_4Q, "ForeignProvider", "is KubeVirt's", "a.com/x"),))
     )
 
 
@@ -109,7 +109,7 @@ def test_a_deleted_gpunode_keeps_its_desired_state() -> None:
     observe(Delta({}))
     assert agent.desired.spec == Observed(None)
     observe(Delta({KEY: GpuNode(metadata=EMPTY.metadata, spec=Spec(mode=DesiredMode.VGPU))}))
-    desired = Observed(NodeSpec("vgpu"))
+    desired = Observed(GpuNodeSpec("vgpu"))
     assert agent.desired.spec == desired
     observe(Delta({}, removed=frozenset({KEY})))
     assert agent.desired.spec == desired
@@ -131,11 +131,11 @@ def test_labels_and_settings_apply_again_after_a_spec_is_removed() -> None:
 @pytest.mark.parametrize(
     ("spec", "reported"),
     [
-        (NodeSpec("whole"), "is not a mode"),
-        (NodeSpec("vgpu", {GPU: "container"}), "sets container and vgpu"),
+        (GpuNodeSpec("whole"), "is not a mode"),
+        (GpuNodeSpec("vgpu", {GPU: "container"}), "sets container and vgpu"),
     ],
 )
-def test_an_invalid_spec_keeps_the_previous_modes(spec: NodeSpec, reported: str) -> None:
+def test_an_invalid_spec_keeps_the_previous_modes(spec: GpuNodeSpec, reported: str) -> None:
     before = Modes(DesiredMode.PASSTHROUGH)
     modes, problem = modes_of(Settings(), NodeRequest(spec=Observed(spec)), before)
     assert modes == before
@@ -145,7 +145,7 @@ def test_an_invalid_spec_keeps_the_previous_modes(spec: NodeSpec, reported: str)
 
 def test_a_spec_precedes_the_label_and_the_settings() -> None:
     settings = Settings(workload_label=True, mode=DesiredMode.CONTAINER, modes={GPU: DesiredMode.UNMANAGED})
-    request = NodeRequest(workload=Observed("vm-vgpu"), spec=Observed(NodeSpec("passthrough")))
+    request = NodeRequest(workload=Observed("vm-vgpu"), spec=Observed(GpuNodeSpec("passthrough")))
     assert modes_of(settings, request, Modes()) == (Modes(DesiredMode.PASSTHROUGH), None)
 
 

@@ -163,7 +163,7 @@ def test_a_new_kind_with_null_conditions_is_decoded() -> None:
 
 def test_null_in_a_required_field_is_reported_with_its_path() -> None:
     with pytest.raises(msgspec.ValidationError, match=r"Expected `str`, got `null` - at `\$.conditions\[0\].type`"):
-        nulls.decode(b'{"conditions": [{"type": null, "status": "True"}]}', definitions.Status)
+        nulls.decode(b'{"conditions": [{"type": null, "status": "True"}]}', definitions.DefinitionStatus)
 
 
 def test_null_as_a_list_item_is_not_dropped() -> None:

@@ -13,7 +13,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName, VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.install.uninstall import left_of
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.ondemand.typesannotation import (
     VGPU_TYPES_ANNOTATION,
@@ -57,7 +57,7 @@ async def test_a_node_that_offers_nothing_on_demand_any_more_has_no_annotation(t
     async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
         await settled(node)
         types = types_on_node(node.view, {})
-        whole = NodeSpec(DesiredMode.PASSTHROUGH)
+        whole = GpuNodeSpec(DesiredMode.PASSTHROUGH)
         node.agent.observations.take_request(NodeRequest(configs=Observed(None), spec=Observed(whole)))
         await settled(node)
         await node.advance(20.0)

@@ -23,7 +23,7 @@ from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.gate.gatefiles import GateFiles
 from gpuvirt.node.change.gate.gatepass import Pass
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.observation import Observation, observe
+from gpuvirt.node.change.observation import HostObservation, observe
 from gpuvirt.node.change.steps.changes import Change, by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
@@ -101,7 +101,7 @@ def change_vgpus(
     ).reasons
 
 
-def plan_vgpus(seen: Observation, gpu: PciAddress, vgpus: DesiredVgpus) -> VgpuPlan:
+def plan_vgpus(seen: HostObservation, gpu: PciAddress, vgpus: DesiredVgpus) -> VgpuPlan:
     """Return the next plan for a GPU."""
     desired = {gpu: DesiredGpu(vgpus=vgpus)}
     return plan_unit(seen.unit_state(desired), seen.inventory.gpus[gpu].unit, desired).vgpus_of(gpu)

@@ -7,7 +7,7 @@ import pytest
 from lab.kernel.modules import VARIANT
 from msgspec.structs import replace
 
-from gpuvirt.cli.changes.podaccount import PodAccount
+from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.tools import Program, ToolError, ToolMissingError
@@ -289,7 +289,7 @@ def check_variant(host: Host, mover: Mover, driver: str) -> None:
 
 def test_commands_do_not_unbind_a_gpu_allocated_to_a_pod(host: Host, tmp_path: Path, short_path: Path) -> None:
     """By the allocations that commands read: first a VM has the GPU open, then only its pod exists."""
-    account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
+    account = AllocationReader(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
     mover, asked = Mover(host.kernel, tmp_path / "state"), Inputs(account.account)
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     vm = host.start_vm(group_of(host, GPU))

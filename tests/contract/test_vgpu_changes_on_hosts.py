@@ -10,7 +10,7 @@ import pytest
 from lab.kernel.notools import NO_TOOLS
 from msgspec.structs import replace
 
-from gpuvirt.cli.changes.podaccount import PodAccount
+from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus
@@ -282,7 +282,7 @@ def test_commands_do_not_remove_a_vgpu_allocated_to_a_pod(
     assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
     mine, other = makes_vgpus.ids(RTX)
     before = observe(makes_vgpus.change_host, NOBODY, None).inventory
-    account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
+    account = AllocationReader(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
     vm = vm_on(host, mine)
 
     def remove(vgpu: VgpuId) -> tuple[Reason, ...]:

@@ -20,7 +20,7 @@ from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
-from gpuvirt.cluster.operator.picture import NodePods, pods_by_node
+from gpuvirt.cluster.operator.picture import OperandPods, pods_by_node
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
@@ -257,11 +257,11 @@ def test_programs_that_pause_operands_are_found_by_their_pods() -> None:
 
     manager, driver = "nvidia-vgpu-device-manager", "nvidia-vgpu-manager-daemonset"
     assert pods_by_node([pod(manager, is_ready=True)]) == {
-        "node01": NodePods(frozenset({manager}), frozenset({PAUSED_FOR_VGPUS}))
+        "node01": OperandPods(frozenset({manager}), frozenset({PAUSED_FOR_VGPUS}))
     }
-    assert pods_by_node([pod(driver, is_ready=True)]) == {"node01": NodePods(frozenset({driver}))}
+    assert pods_by_node([pod(driver, is_ready=True)]) == {"node01": OperandPods(frozenset({driver}))}
     assert pods_by_node([pod(driver, is_ready=False)]) == {
-        "node01": NodePods(frozenset({driver}), frozenset({PAUSED_FOR_DRIVER}))
+        "node01": OperandPods(frozenset({driver}), frozenset({PAUSED_FOR_DRIVER}))
     }
 
 

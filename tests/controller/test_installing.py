@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.operator.definitions import OURS, PART_OF, Condition, Definition, Spec, Status, is_ours, is_served
+from gpuvirt.cluster.operator.definitions import (
+    OURS,
+    PART_OF,
+    Definition,
+    DefinitionCondition,
+    DefinitionSpec,
+    DefinitionStatus,
+    is_ours,
+    is_served,
+)
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import ConfigError
 from gpuvirt.install.installing import read_kinds, read_policy
@@ -23,14 +32,14 @@ DEPLOY = Path(__file__).parent.parent.parent / "deploy"
     ],
 )
 def test_a_kind_belongs_to_gpuvirt_by_its_group_or_its_label(group: str, labels: dict[str, str], ours: bool) -> None:
-    assert is_ours(Definition(Metadata(labels=labels), Spec(group))) is ours
+    assert is_ours(Definition(Metadata(labels=labels), DefinitionSpec(group))) is ours
 
 
 @pytest.mark.parametrize(("status", "served"), [("True", True), ("False", False), (None, False)])
 def test_a_kind_is_served_once_it_is_established(status: str | None, served: bool) -> None:
     conditions = [("NamesAccepted", "True"), *([("Established", status)] if status else [])]
-    found = tuple(Condition(kind, condition) for kind, condition in conditions)
-    assert is_served(Definition(Metadata(), Spec("gpuvirt.io"), Status(found))) is served
+    found = tuple(DefinitionCondition(kind, condition) for kind, condition in conditions)
+    assert is_served(Definition(Metadata(), DefinitionSpec("gpuvirt.io"), DefinitionStatus(found))) is served
 
 
 def test_gpuvirts_kinds_carry_the_part_of_label() -> None:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from gpuvirt.cluster.failures import ApiRefusedError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, NodeCounts, Status
 from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
-from gpuvirt.cluster.operator.writer import AT_ONCE, Write, Writer
+from gpuvirt.cluster.operator.writer import AT_ONCE, ObjectWriter, Write
 from gpuvirt.cluster.operator.writes import PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.cluster.resources import NODES
 from gpuvirt_sim.clock import SimClock
@@ -51,9 +51,9 @@ class Server:
 
 
 @asynccontextmanager
-async def writing(server: "Server | StatusServer") -> AsyncIterator[tuple[Writer, SimClock]]:
+async def writing(server: "Server | StatusServer") -> AsyncIterator[tuple[ObjectWriter, SimClock]]:
     clock = SimClock()
-    writer = Writer(server.write if isinstance(server, Server) else server.written_on(clock), clock, Random(0))  # noqa: S311
+    writer = ObjectWriter(server.write if isinstance(server, Server) else server.written_on(clock), clock, Random(0))  # noqa: S311
     async with asyncio.TaskGroup() as group:
         running = group.create_task(writer.run())
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lab.cluster.playedcluster import PlayedCluster
 
-from gpuvirt.apps.discover import DiscoverOptions, Discovery, label_once
+from gpuvirt.apps.discover import DiscoverOptions, DiscoverProcess, label_once
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.failures import ApiRefusedError, ForbiddenError, NotFoundError
@@ -36,9 +36,9 @@ def api(lab: PlayedCluster, tmp_path: Path) -> ApiLab:
 
 
 @asynccontextmanager
-async def discovering(api: ApiLab, kernel: SimKernel) -> AsyncIterator[Discovery]:
+async def discovering(api: ApiLab, kernel: SimKernel) -> AsyncIterator[DiscoverProcess]:
     """Run a discoverer on a simulated host for as long as the context lasts."""
-    discovery = Discovery(DiscoverOptions(kernel, api.credentials, NODE, every_s=EVERY_S))
+    discovery = DiscoverProcess(DiscoverOptions(kernel, api.credentials, NODE, every_s=EVERY_S))
     async with asyncio.TaskGroup() as group:
         running = group.create_task(discovery.run())
         try:

@@ -12,7 +12,7 @@ from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ConflictError
-from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms, Writer
+from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms, VmWriter
 from gpuvirt.cluster.operator.schedules.kubevirt.judging import VmObjects
 from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import StateChange, Vm, Vmi, virtual_machines
 from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, Power, VmKey, VmsUnknown, WorkerVm
@@ -117,7 +117,7 @@ async def test_writes_for_another_version_are_conflicts(workers: Workers) -> Non
     vmi = Vmi((await workers.vm()).metadata)
     old = VmObjects(await workers.vm(), vmi)
     workers.node.kubectl("annotate", "virtualmachines.kubevirt.io", "worker", "by=admin")
-    writer = Writer(workers.client, workers.node.namespace)
+    writer = VmWriter(workers.client, workers.node.namespace)
     manual = VmObjects(Vm(old.vm.metadata, type(old.vm.spec)(None, "Manual", old.vm.spec.template)), vmi)
     with pytest.raises(ConflictError):
         await writer.shut_down(old)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.discover import DiscoverOptions, Discovery
+from gpuvirt.apps.discover import DiscoverOptions, DiscoverProcess
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import NodeName, PciAddress
 from gpuvirt.loops.serialworker import InlineWorker, SerialWorker
@@ -141,7 +141,7 @@ def no_server() -> Credentials:
 async def test_discover_is_live_but_not_ready_without_the_api_server(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.tree.remove(OS_RELEASE)
-    discovery = Discovery(DiscoverOptions(kernel, no_server(), NodeName("node01")))
+    discovery = DiscoverProcess(DiscoverOptions(kernel, no_server(), NodeName("node01")))
     pages = discovery.pages()
     assert pages["/readyz"]().body.splitlines()[0] == "the host was not observed yet"
     async with asyncio.TaskGroup() as group:

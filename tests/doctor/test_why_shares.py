@@ -10,7 +10,7 @@ from gpuvirt.cli.output.diagnosisrender import print_finding
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.doctor.explanation import StageOutcome
 from gpuvirt.model.doctor.vms.vmevidence import ConditionSeen, NodeSeen, ObjectKind, ObjectRef, PodSeen, VmEvidence
-from gpuvirt.model.doctor.vms.vmexplanation import Explanation, VmStep, explain
+from gpuvirt.model.doctor.vms.vmexplanation import Explanation, VmStageName, explain
 from gpuvirt.model.doctor.vms.vmshares import SharesSeen
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.shares.books import NodeBooks
@@ -236,4 +236,4 @@ def test_a_request_of_more_than_a_gpu_and_no_whole_number_is_the_blocker() -> No
     )
     assert found.blocker is not None
     assert found.blocker.code is FindingCode.INVALID_SHARE
-    assert next(stage.step for stage in found.stages if stage.standing is StageOutcome.BLOCKED) is VmStep.REQUESTS
+    assert next(stage.step for stage in found.stages if stage.standing is StageOutcome.BLOCKED) is VmStageName.REQUESTS

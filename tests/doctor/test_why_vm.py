@@ -29,7 +29,7 @@ from gpuvirt.model.doctor.vms.vmevidence import (
     VmiSeen,
     VmSeen,
 )
-from gpuvirt.model.doctor.vms.vmexplanation import Explanation, VmStep, explain
+from gpuvirt.model.doctor.vms.vmexplanation import Explanation, VmStageName, explain
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Code
 from gpuvirt.model.schedules.away import AwayWorker
@@ -211,19 +211,19 @@ FOREIGN = "ForeignProvider: KubeVirt offers it itself"
 CASES = {
     "no such VM": (
         replace(MISSING, neighbours=("vm-b", "db")),
-        (VmStep.FOUND, FindingCode.NO_SUCH_OBJECT, "gpuvirt why vm/vm-b -n team"),
+        (VmStageName.FOUND, FindingCode.NO_SUCH_OBJECT, "gpuvirt why vm/vm-b -n team"),
     ),
     "in another namespace": (
         replace(MISSING, namespaces=("prod",)),
-        (VmStep.FOUND, FindingCode.NO_SUCH_OBJECT, "gpuvirt why vm/vm-a -n prod"),
+        (VmStageName.FOUND, FindingCode.NO_SUCH_OBJECT, "gpuvirt why vm/vm-a -n prod"),
     ),
     "no KubeVirt": (
         replace(MISSING, kubevirt_installed=False),
-        (VmStep.FOUND, FindingCode.KUBEVIRT_NOT_INSTALLED, "gpuvirt why pod/NAME"),
+        (VmStageName.FOUND, FindingCode.KUBEVIRT_NOT_INSTALLED, "gpuvirt why pod/NAME"),
     ),
     "no request": (
         stopped(VmSeen("Halted", "Stopped")),
-        (VmStep.REQUESTS, FindingCode.NO_DEVICE_REQUESTED, f"deviceName: {A10}"),
+        (VmStageName.REQUESTS, FindingCode.NO_DEVICE_REQUESTED, f"deviceName: {A10}"),
     ),
     "requested since it was started": (
         replace(
@@ -231,103 +231,103 @@ CASES = {
             vm=VmSeen("Always", "Running", requests=ONE_GPU, conditions=(CHANGED,)),
             pod=replace(RUNS, requests={}),
         ),
-        (VmStep.REQUESTS, FindingCode.RESTART_REQUIRED, "virtctl restart vm-a -n team"),
+        (VmStageName.REQUESTS, FindingCode.RESTART_REQUIRED, "virtctl restart vm-a -n team"),
     ),
     "halted": (
         stopped(VmSeen("Halted", "Stopped", requests=ONE_GPU)),
-        (VmStep.STARTED, FindingCode.VM_STOPPED, "virtctl start vm-a -n team"),
+        (VmStageName.STARTED, FindingCode.VM_STOPPED, "virtctl start vm-a -n team"),
     ),
     "running: false": (
         stopped(VmSeen("Halted", "Stopped", has_run_strategy=False, requests=ONE_GPU)),
-        (VmStep.STARTED, FindingCode.VM_STOPPED, '{"spec":{"running":true}}'),
+        (VmStageName.STARTED, FindingCode.VM_STOPPED, '{"spec":{"running":true}}'),
     ),
     "manual": (
         stopped(VmSeen("Manual", "Stopped", requests=ONE_GPU)),
-        (VmStep.STARTED, FindingCode.VM_STOPPED, "virtctl start"),
+        (VmStageName.STARTED, FindingCode.VM_STOPPED, "virtctl start"),
     ),
     "no VMI yet": (
         stopped(VmSeen("Always", "Provisioning", requests=ONE_GPU)),
-        (VmStep.STARTED, FindingCode.VM_NOT_STARTED, "virt-controller"),
+        (VmStageName.STARTED, FindingCode.VM_NOT_STARTED, "virt-controller"),
     ),
     "gate refused at the webhook": (
         stopped(VmSeen("Always", requests=HOST_DEVICE, conditions=(GATE_REFUSED,)), *kubevirt("{}")),
-        (VmStep.STARTED, FindingCode.FEATURE_GATE_MISSING, "- HostDevices"),
+        (VmStageName.STARTED, FindingCode.FEATURE_GATE_MISSING, "- HostDevices"),
     ),
     "another failure": (
         stopped(VmSeen("Always", requests=ONE_GPU, conditions=(replace(GATE_REFUSED, message="no PVC"),))),
-        (VmStep.STARTED, FindingCode.VM_NOT_STARTED, "kubectl describe vm vm-a -n team"),
+        (VmStageName.STARTED, FindingCode.VM_NOT_STARTED, "kubectl describe vm vm-a -n team"),
     ),
     "not permitted": (
         without_pod("{permittedHostDevices: {}}", NO_ENTRY),
-        (VmStep.PERMITTED, FindingCode.NOT_PERMITTED, 'pciVendorSelector: "10DE:2236"'),
+        (VmStageName.PERMITTED, FindingCode.NOT_PERMITTED, 'pciVendorSelector: "10DE:2236"'),
     ),
     "not permitted by what its VMI says": (
         replace(without_pod("{}", NO_ENTRY), kubevirts=None),
-        (VmStep.PERMITTED, FindingCode.NOT_PERMITTED, "externalResourceProvider: true"),
+        (VmStageName.PERMITTED, FindingCode.NOT_PERMITTED, "externalResourceProvider: true"),
     ),
     "no pod": (
         without_pod("{}", replace(NO_ENTRY, message="exceeded quota")),
-        (VmStep.POD, ReasonCode.POD_MISSING, "kubectl describe vmi vm-a -n team"),
+        (VmStageName.POD, ReasonCode.POD_MISSING, "kubectl describe vmi vm-a -n team"),
     ),
     "pods that may not be read": (
         replace(without_pod("{}"), pod_unread=True, unread=("list pods: the API server answers 403",)),
-        (VmStep.POD, FindingCode.NOT_READ, "may list pods"),
+        (VmStageName.POD, FindingCode.NOT_READ, "may list pods"),
     ),
     "gated": (
         on_node(NODE, replace(WAITS, gates=("example.org/wait",))),
-        (VmStep.SCHEDULED, FindingCode.UNSCHEDULABLE, "gate"),
+        (VmStageName.SCHEDULED, FindingCode.UNSCHEDULABLE, "gate"),
     ),
     "offered by no node": (
         replace(STARTED, pod=replace(WAITS, requests={"nvidia.com/GA102_A10": 1})),
-        (VmStep.SCHEDULED, FindingCode.NO_SUCH_RESOURCE, f"deviceName: {A10}"),
+        (VmStageName.SCHEDULED, FindingCode.NO_SUCH_RESOURCE, f"deviceName: {A10}"),
     ),
     "offered nowhere at all": (
         replace(STARTED, nodes=(PLAIN,)),
-        (VmStep.SCHEDULED, FindingCode.NO_SUCH_RESOURCE, "gpuvirt status"),
+        (VmStageName.SCHEDULED, FindingCode.NO_SUCH_RESOURCE, "gpuvirt status"),
     ),
     "withheld": (
         on_node(reporting(devices=GPUS, withheld=FOREIGN)),
-        (VmStep.SCHEDULED, ReasonCode.FOREIGN_PROVIDER, "gpunode node01"),
+        (VmStageName.SCHEDULED, ReasonCode.FOREIGN_PROVIDER, "gpunode node01"),
     ),
     "not registered": (
         on_node(reporting(replace(OFFER, registered=False), devices=GPUS)),
-        (VmStep.SCHEDULED, FindingCode.NOT_COUNTED, "gpuvirt doctor"),
+        (VmStageName.SCHEDULED, FindingCode.NOT_COUNTED, "gpuvirt doctor"),
     ),
     "unhealthy": (
         on_node(reporting(replace(OFFER, healthy=0), devices=ILL[:1])),
-        (VmStep.SCHEDULED, ReasonCode.FELL_OFF_BUS, f"gpuvirt why {GPU}"),
+        (VmStageName.SCHEDULED, ReasonCode.FELL_OFF_BUS, f"gpuvirt why {GPU}"),
     ),
     "too few": (
         on_node(NODE, replace(WAITS, requests={A10: 3})),
-        (VmStep.SCHEDULED, FindingCode.TOO_FEW_DEVICES, "request at most 2"),
+        (VmStageName.SCHEDULED, FindingCode.TOO_FEW_DEVICES, "request at most 2"),
     ),
     "all allocated": (
         on_node(NODE, WAITS, allocated_to("a", 1), allocated_to("b", 1)),
-        (VmStep.SCHEDULED, FindingCode.ALL_ALLOCATED, "stop a VM or pod"),
+        (VmStageName.SCHEDULED, FindingCode.ALL_ALLOCATED, "stop a VM or pod"),
     ),
     "not ready": (
         on_node(replace(NODE, ready=False)),
-        (VmStep.SCHEDULED, FindingCode.NODE_NOT_READY, "kubectl describe node node01"),
+        (VmStageName.SCHEDULED, FindingCode.NODE_NOT_READY, "kubectl describe node node01"),
     ),
     "cordoned": (
         on_node(replace(NODE, unschedulable=True)),
-        (VmStep.SCHEDULED, FindingCode.NODE_CORDONED, "kubectl uncordon node01"),
+        (VmStageName.SCHEDULED, FindingCode.NODE_CORDONED, "kubectl uncordon node01"),
     ),
     "not selected": (
         on_node(NODE, selecting(zone="a")),
-        (VmStep.SCHEDULED, FindingCode.NODE_SELECTOR_MISMATCH, "kubectl label node node01 zone=a"),
+        (VmStageName.SCHEDULED, FindingCode.NODE_SELECTOR_MISMATCH, "kubectl label node node01 zone=a"),
     ),
     "without virt-handler": (
         on_node(NODE, selecting(**{"kubevirt.io_schedulable": "true"})),
-        (VmStep.SCHEDULED, FindingCode.NODE_SELECTOR_MISMATCH, "virt-handler"),
+        (VmStageName.SCHEDULED, FindingCode.NODE_SELECTOR_MISMATCH, "virt-handler"),
     ),
     "tainted": (
         on_node(replace(NODE, taints=(Taint("gpu", "NoSchedule", "yes"),))),
-        (VmStep.SCHEDULED, FindingCode.TAINT_NOT_TOLERATED, "- {key: gpu, operator: Equal, value: yes, effect: NoSch"),
+        (VmStageName.SCHEDULED, FindingCode.TAINT_NOT_TOLERATED, "- {key: gpu, operator: Equal, value: yes, effect: "),
     ),
     "memory": (
         on_node(NODE, replace(WAITS, conditions=(replace(UNSCHEDULABLE, message="1 Insufficient memory."),))),
-        (VmStep.SCHEDULED, FindingCode.UNSCHEDULABLE, "request less memory"),
+        (VmStageName.SCHEDULED, FindingCode.UNSCHEDULABLE, "request less memory"),
     ),
     "refused by our plugin": (
         failed(
@@ -335,32 +335,32 @@ CASES = {
             f"Pod was rejected: Allocate failed due to rpc error: code = FailedPrecondition desc = {A10}:"
             f" {REFUSED.text}, which is unexpected",
         ),
-        (VmStep.ADMITTED, ReasonCode.IN_USE_ELSEWHERE, "stop that VM"),
+        (VmStageName.ADMITTED, ReasonCode.IN_USE_ELSEWHERE, "stop that VM"),
     ),
     "refused by the kubelet": (
         failed("TopologyAffinityError", "Resources cannot be allocated with Topology locality"),
-        (VmStep.ADMITTED, FindingCode.ADMISSION_REFUSED, "gpuvirt doctor on node01"),
+        (VmStageName.ADMITTED, FindingCode.ADMISSION_REFUSED, "gpuvirt doctor on node01"),
     ),
     "no image": (
         replace(RUNNING, pod=replace(RUNS, phase="Pending", waiting="ErrImagePull: not found"), vmi=None),
-        (VmStep.RUNNING, FindingCode.POD_NOT_RUNNING, f"kubectl describe pod {LAUNCHER} -n team"),
+        (VmStageName.RUNNING, FindingCode.POD_NOT_RUNNING, f"kubectl describe pod {LAUNCHER} -n team"),
     ),
     "no guest": (
         replace(RUNNING, vmi=VmiSeen("Scheduled", "node01", ONE_GPU, conditions=(NO_ENTRY,))),
-        (VmStep.RUNNING, FindingCode.POD_NOT_RUNNING, "kubectl logs"),
+        (VmStageName.RUNNING, FindingCode.POD_NOT_RUNNING, "kubectl logs"),
     ),
     "ended": (
         replace(RUNNING, pod=replace(RUNS, phase="Succeeded"), vmi=VmiSeen("Succeeded", "node01", ONE_GPU)),
-        (VmStep.RUNNING, FindingCode.POD_NOT_RUNNING, "kubectl logs"),
+        (VmStageName.RUNNING, FindingCode.POD_NOT_RUNNING, "kubectl logs"),
     ),
     "a device that has failed": (
         replace(RUNNING, nodes=(reporting(OFFER, devices=(replace(ILL[0], users=(OWNER,)), ILL[1]), counted=1),)),
-        (VmStep.RUNNING, ReasonCode.FELL_OFF_BUS, f"gpuvirt why {GPU}"),
+        (VmStageName.RUNNING, ReasonCode.FELL_OFF_BUS, f"gpuvirt why {GPU}"),
     ),
 }  # fmt: skip
 
 
-def blocked_at(found: Explanation) -> VmStep | None:
+def blocked_at(found: Explanation) -> VmStageName | None:
     return next((stage.step for stage in found.stages if stage.standing is StageOutcome.BLOCKED), None)
 
 
@@ -372,7 +372,7 @@ def test_the_blocker_of_a_vm_is_named_at_its_step(case: str) -> None:
     assert (blocked_at(found), found.blocker.code) == (step, code)
     assert fix in "\n".join(found.blocker.fix)
     assert found.blocker.seen
-    assert [stage.step for stage in found.stages] == list(VmStep)
+    assert [stage.step for stage in found.stages] == list(VmStageName)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -446,7 +446,7 @@ def test_a_pod_needs_no_kubevirt(pod: PodSeen) -> None:
     target = ObjectRef(ObjectKind.POD, LAUNCHER, "team")
     found = explain(VmEvidence(target=target, pod=pod, nodes=(replace(NODE, unschedulable=True),)))
     skipped = {stage.step for stage in found.stages if stage.standing is StageOutcome.SKIPPED}
-    assert {VmStep.STARTED, VmStep.PERMITTED} <= skipped
+    assert {VmStageName.STARTED, VmStageName.PERMITTED} <= skipped
     assert (found.blocker is None) == (pod is RUNS)
 
 
@@ -459,7 +459,7 @@ def test_forbidden_objects_are_unknown_and_not_absent() -> None:
     alone = explain(replace(STARTED, pods=None))
     assert [(node.node, node.free, node.obstacle) for node in alone.nodes] == [("node01", None, None)]
     waits = explain(replace(without_pod("{}"), kubevirts=None))
-    assert [stage.standing for stage in waits.stages if stage.step is VmStep.PERMITTED] == [StageOutcome.SKIPPED]
+    assert [stage.standing for stage in waits.stages if stage.step is VmStageName.PERMITTED] == [StageOutcome.SKIPPED]
 
 
 @pytest.mark.parametrize("code", ReasonCode)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
-from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.desired.observed import GpuNodeSpec
 from gpuvirt.model.shares.node.unitids import is_unit_id
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from tests.explore.kubelet import Key
@@ -30,7 +30,7 @@ class Want(Action):
 
     @override
     def act(self, world: World) -> None:
-        world.spec = NodeSpec(self.mode, vgpu_config=self.vgpu_config)
+        world.spec = GpuNodeSpec(self.mode, vgpu_config=self.vgpu_config)
         world.desired_generation += 1
 
 

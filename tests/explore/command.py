@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from typing_extensions import override
 
-from gpuvirt.cli.changes.podaccount import PodAccount
+from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
@@ -104,7 +104,7 @@ def _run(world: World, process: Process, gpu: PciAddress, desired: DesiredUnit, 
     """Run a command as a process of its own, once the agents let it."""
     change_host = world.agents.host_of(process)
     ledger = world.disk.folder / "state/ledger.json"
-    account = PodAccount(change_host.kernel, HostRoots.under(world.disk.folder), world.kubelet.paths, (ledger,))
+    account = AllocationReader(change_host.kernel, HostRoots.under(world.disk.folder), world.kubelet.paths, (ledger,))
 
     def run() -> None:
         inputs = Inputs(account.account, readings=account.readings)

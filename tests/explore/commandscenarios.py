@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.desired.observed import GpuNodeSpec
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import Admit, AdmitOther, EndPod, Kill, Start
 from tests.explore.command import ApplyVgpus, Command, DeleteVgpu
@@ -25,7 +25,7 @@ HALVED = HostSpec(
     about="one T4 with two vGPUs",
     slots=(SlotSpec(at=GPU, board="T4", group=GROUP, numa=0, vgpus={VgpuType("GRID T4-8Q"): 2}),),
 )
-UNMANAGED = NodeSpec("unmanaged")
+UNMANAGED = GpuNodeSpec("unmanaged")
 FORCED = Command(GPU, DesiredDriver.PASSTHROUGH, forced=True)
 RETURN = Command(GPU, DesiredDriver.NATIVE, forced=True)
 BOTH = Command(GPU, DesiredDriver.PASSTHROUGH, also=frozenset({NEXT}))

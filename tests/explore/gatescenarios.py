@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.desired.observed import GpuNodeSpec
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import Admit, EndOlder, EndPod, Kill, Start, StartBeside, Want
 from tests.explore.command import Command
@@ -21,7 +21,7 @@ IN_ONE_GROUP = HostSpec(
     about="two A10 in one IOMMU group",
     slots=tuple(SlotSpec(at=gpu, board="A10", group=12, numa=0, driver="vfio-pci") for gpu in (GPU, NEXT)),
 )
-UNMANAGED, PASSTHROUGH = NodeSpec("unmanaged"), NodeSpec("passthrough")
+UNMANAGED, PASSTHROUGH = GpuNodeSpec("unmanaged"), GpuNodeSpec("passthrough")
 AWAY = Want("container")
 UNBIND = Command(GPU, DesiredDriver.NATIVE)
 

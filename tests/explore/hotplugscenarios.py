@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.desired.observed import GpuNodeSpec
 from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import (
@@ -36,7 +36,7 @@ TWO_NATIVE = HostSpec(
 ON_VFIO = HostSpec(
     about="one A10 on vfio-pci", slots=(SlotSpec(at=GPU, board="A10", group=12, numa=0, driver="vfio-pci"),)
 )
-CONTAINER, PASSTHROUGH = NodeSpec("container"), NodeSpec("passthrough")
+CONTAINER, PASSTHROUGH = GpuNodeSpec("container"), GpuNodeSpec("passthrough")
 BACK = Want("passthrough")
 
 SCANS_OFTEN = replace(INTERVALS, brief_s=9.0)
@@ -54,7 +54,7 @@ def of_containers(*actors: tuple[Action, ...], host: HostSpec = NATIVE) -> Scena
 
 def of_shares(*actors: tuple[Action, ...]) -> Scenario:
     """Return a scenario of an A10 that pods share by halves."""
-    settings, spec = Settings(shares=ShareSettings(units=UNITS)), NodeSpec("shared")
+    settings, spec = Settings(shares=ShareSettings(units=UNITS)), GpuNodeSpec("shared")
     return Scenario(NATIVE, spec, actors, settings=settings, shares=True, begin_s=20.0, intervals=SCANS_OFTEN)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.desired.observed import ConfigText, NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import ConfigText, GpuNodeSpec, NodeRequest, Observed
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, shared_cards
 from tests.explore.actions import Admit, AdmitUnknown, EndPod, Kill, Start, Want
 from tests.explore.hostactions import Close, Open, OpenVgpu, StartVm
@@ -43,7 +43,7 @@ def _with_vfs(board: str) -> HostSpec:
 
 def _of(board: str, config: str, *actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scenario:
     request = NodeRequest(configs=Observed(ConfigText(CONFIGS, "configs")))
-    spec = NodeSpec("vgpu", vgpu_config=config)
+    spec = GpuNodeSpec("vgpu", vgpu_config=config)
     return Scenario(_with_vfs(board), spec, actors, first=first, request=request, vgpus=TYPES, begin_s=60.0)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.desired.observed import GpuNodeSpec
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import Want
 from tests.explore.hostactions import Close, Open
@@ -24,7 +24,7 @@ AMDGPUS_OF_A_GROUP = HostSpec(
     about="two Radeon PRO W7900 in one IOMMU group",
     slots=(SlotSpec(at=GPU, board="W7900", group=GROUP), SlotSpec(at=NEXT, board="W7900", group=GROUP)),
 )
-CONTAINER, PASSTHROUGH = NodeSpec("container"), NodeSpec("passthrough")
+CONTAINER, PASSTHROUGH = GpuNodeSpec("container"), GpuNodeSpec("passthrough")
 TAKEN, AWAY = (Want("passthrough"),), (Want("container"),)
 
 

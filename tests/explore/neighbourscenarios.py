@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import EndPod, Kill, LoseLedger, Start, StartKubelet, StopKubelet, Want
@@ -20,7 +20,7 @@ TO_WHOLE, TO_HALVES = Want("vgpu", "T4-16Q"), Want("vgpu", "T4-8Q")
 def _of(*actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scenario:
     return Scenario(
         T4,
-        NodeSpec("vgpu", vgpu_config="T4-8Q"),
+        GpuNodeSpec("vgpu", vgpu_config="T4-8Q"),
         actors,
         first=first,
         settings=Settings(mode=DesiredMode.VGPU),

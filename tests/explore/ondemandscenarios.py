@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.desired.observed import GpuNodeSpec
 from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import (
@@ -99,7 +99,7 @@ def _of(
     job_ends: bool = False,
 ) -> Scenario:
     settings = Settings(shares=ShareSettings(units=UNITS))
-    spec = NodeSpec("on-demand")
+    spec = GpuNodeSpec("on-demand")
     return Scenario(T4, spec, actors, first=first, settings=settings, shares=shares, begin_s=begin_s, job_ends=job_ends)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.allocation import containerstarts, waitingpods
 from gpuvirt.model.allocation.ledger import Entry
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.offers import offermaking
 from gpuvirt.model.reasons import Reason
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
@@ -27,16 +27,16 @@ T4 = HostSpec(about="one T4 for vGPUs", slots=(SlotSpec(at=GPU, board="T4", grou
 REBOOTED = (Reboot(), Start())
 REBOOT_SCENARIOS: Mapping[str, Scenario] = {
     "rebooted-pods-of-whole-gpus": Scenario(
-        TWO, NodeSpec("passthrough"), ((Admit("vm-a", GPU), Admit("vm-b", NEXT), *REBOOTED),)
+        TWO, GpuNodeSpec("passthrough"), ((Admit("vm-a", GPU), Admit("vm-b", NEXT), *REBOOTED),)
     ),
     "rebooted-gpus-in-another-order": Scenario(
         TWO,
-        NodeSpec("passthrough", gpus={GPU: "container"}),
+        GpuNodeSpec("passthrough", gpus={GPU: "container"}),
         ((Want("passthrough"), Admit("vm-a", GPU), Admit("vm-b", NEXT), *REBOOTED),),
     ),
     "rebooted-pods-of-vgpus": Scenario(
         T4,
-        NodeSpec("vgpu", vgpu_config="T4-8Q"),
+        GpuNodeSpec("vgpu", vgpu_config="T4-8Q"),
         ((Admit("vm-a"), Admit("vm-b"), *REBOOTED),),
         request=NodeRequest(configs=Observed(None)),
         vgpus={"T4-8Q": {"T4-8Q": 2}},

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt_sim.hostspec import HostSpec
@@ -56,7 +56,7 @@ class Scenario(msgspec.Struct, frozen=True):
     """The input of a schedule: a host, its first desired state, and the actions of each actor in their order."""
 
     host: HostSpec
-    spec: NodeSpec
+    spec: GpuNodeSpec
     actors: tuple[tuple[Action, ...], ...]
     first: tuple[Action, ...] = ()
     """Earlier actions, without a choice of the schedule."""

@@ -7,7 +7,7 @@ import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, shared_cards
@@ -100,14 +100,14 @@ KEEPS_MEMORY = msgspec.structs.replace(ON_VFIO, about="one A10 on vfio-pci that 
 KEEPS_MEMORY_NATIVE = msgspec.structs.replace(
     NATIVE, about="one A10 on nvidia that can't be reset", platform=WITHOUT_RESET
 )
-PASSTHROUGH, CONTAINER = NodeSpec("passthrough"), NodeSpec("container")
+PASSTHROUGH, CONTAINER = GpuNodeSpec("passthrough"), GpuNodeSpec("container")
 AWAY, BACK = Want("container"), Want("passthrough")
 VCUDA, T4_HALF = "tencent.com/vcuda-core", "nvidia.com/GRID_T4-8Q"
 PROBE = "/sys/bus/pci/drivers_probe"
 
 T4 = HostSpec(about="one T4 for vGPUs", slots=(SlotSpec(at=GPU, board="T4", group=GROUP, numa=0),))
 TYPES = {"T4-8Q": {"T4-8Q": 2}, "T4-16Q": {"T4-16Q": 1}}
-HALVES, WHOLE = NodeSpec("vgpu", vgpu_config="T4-8Q"), NodeSpec("vgpu", vgpu_config="T4-16Q")
+HALVES, WHOLE = GpuNodeSpec("vgpu", vgpu_config="T4-8Q"), GpuNodeSpec("vgpu", vgpu_config="T4-16Q")
 BUILT_IN = NodeRequest(configs=Observed(None))
 TO_WHOLE, TO_HALVES = Want("vgpu", "T4-16Q"), Want("vgpu", "T4-8Q")
 
@@ -128,7 +128,7 @@ def of_vfs(*actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scena
 def of_shares(*actors: tuple[Action, ...]) -> Scenario:
     """Return a scenario of an A10 that pods share by halves."""
     settings = Settings(shares=ShareSettings(units=UNITS))
-    return Scenario(NATIVE, NodeSpec("shared"), actors, settings=settings, shares=True, begin_s=20.0)
+    return Scenario(NATIVE, GpuNodeSpec("shared"), actors, settings=settings, shares=True, begin_s=20.0)
 
 
 RESTART = (Kill(), Start())
@@ -253,17 +253,17 @@ SCENARIOS: Mapping[str, Scenario] = {
     "vgpus-rebooted": of_vgpus((Reboot(), Start()), (Admit("vm"),)),
     "vgpus-to-passthrough": of_vgpus((Admit("vm"),), (BACK, TO_HALVES)),
     "command-or-admission": Scenario(
-        ON_VFIO, NodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
+        ON_VFIO, GpuNodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
     ),
     "command-or-admission-by-its-own-node": Scenario(
-        CDEVS_ALONE, NodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
+        CDEVS_ALONE, GpuNodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
     ),
     "command-after-the-agent": Scenario(
-        ON_VFIO, NodeSpec("unmanaged"), ((Admit("vm"),), (Kill(), Command(GPU, DesiredDriver.NATIVE)))
+        ON_VFIO, GpuNodeSpec("unmanaged"), ((Admit("vm"),), (Kill(), Command(GPU, DesiredDriver.NATIVE)))
     ),
     "command-and-pod": Scenario(
         ON_VFIO,
-        NodeSpec("unmanaged"),
+        GpuNodeSpec("unmanaged"),
         ((StartVm("vm"), EndPod("vm")), (Command(GPU, DesiredDriver.NATIVE),)),
         first=(Admit("vm"),),
         begin_s=33.0,

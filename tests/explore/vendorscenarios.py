@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, shared_cards
 from tests.explore.actions import Admit, EndPod, Want
 from tests.explore.hostactions import Close, Open, StartVm
@@ -21,7 +21,7 @@ HOST = HostSpec(
 
 def _beside(*actors: tuple[Action, ...]) -> Scenario:
     types = {"L40S-24Q": {"L40S-24Q": 2}, "L40S-48Q": {"L40S-48Q": 1}}
-    spec, to_one = NodeSpec("vgpu", vgpu_config="L40S-24Q"), (Want("vgpu", "L40S-48Q"),)
+    spec, to_one = GpuNodeSpec("vgpu", vgpu_config="L40S-24Q"), (Want("vgpu", "L40S-48Q"),)
     return Scenario(
         HOST, spec, (to_one, *actors), request=NodeRequest(configs=Observed(None)), vgpus=types, begin_s=33.0
     )

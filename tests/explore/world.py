@@ -10,7 +10,7 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet import wire
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.offers.view import NodeView, Registration
-from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim import kernel as sim
 from gpuvirt_sim.builder import build_host
@@ -143,7 +143,7 @@ class World:
         async def ask() -> None:
             ids = [DeviceId(device) for _, device in keys]
             try:
-                (answer,) = await running.agent.allocators.allocate(Request(keys[0][0], [ids]))
+                (answer,) = await running.agent.allocators.allocate(AllocationRequest(keys[0][0], [ids]))
             except AllocationRefusedError as error:
                 self.scheduler.add_line(f"  {name} is refused: {error}")
                 kubelet.reject(pod)

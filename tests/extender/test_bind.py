@@ -13,7 +13,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.binding import Binder
 from gpuvirt.cluster.extender.bindings import CannotBindError
-from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
+from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.extender.protocol import BindingArguments
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
@@ -53,7 +53,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def benched(folder: Path, intervals: Intervals = INTERVALS) -> AsyncIterator[Bench]:
+async def benched(folder: Path, intervals: ExtenderIntervals = INTERVALS) -> AsyncIterator[Bench]:
     api, known = PodApi(), IndexUnderTest()
     known.nodes(node("n", a=1000, b=500), node("m", c=1000))
     known.pods()
@@ -194,7 +194,7 @@ async def test_a_write_that_was_made_but_answered_by_an_error_counts(bench: Benc
 
 
 async def test_a_write_that_is_never_answered_is_looked_up(tmp_path: Path) -> None:
-    async with benched(tmp_path, Intervals(write_s=0.3)) as bench:
+    async with benched(tmp_path, ExtenderIntervals(write_s=0.3)) as bench:
         bench.add(pod("p", 300))
         bench.api.faults.silent = True
         assert await bench.bind("p") == ""

@@ -13,7 +13,7 @@ from gpuvirt.apps.extender import ExtenderOptions, ExtenderProcess, ServiceOptio
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.election import Terms
-from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
+from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.extender.turns import Turns
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.facts.ids import PodUid, parse_namespace
@@ -55,7 +55,7 @@ QUICK = Terms(duration_s=6, give_up_s=4.0, renew_s=0.2)
 class Running:
     """Processes that a test has started."""
 
-    def __init__(self, served: Served, group: asyncio.TaskGroup, terms: Terms, intervals: Intervals) -> None:
+    def __init__(self, served: Served, group: asyncio.TaskGroup, terms: Terms, intervals: ExtenderIntervals) -> None:
         self._terms = terms
         self._intervals = intervals
         self._served = served
@@ -74,7 +74,7 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    api: PodApi, folder: Path, *, terms: Terms = STEADY, intervals: Intervals = INTERVALS
+    api: PodApi, folder: Path, *, terms: Terms = STEADY, intervals: ExtenderIntervals = INTERVALS
 ) -> AsyncIterator[Running]:
     async with serving(api.answer, folder) as served, asyncio.TaskGroup() as group:
         found = Running(served, group, terms, intervals)
@@ -282,7 +282,7 @@ async def test_a_process_that_ends_amid_its_election_leaves_no_lease(api: PodApi
 
 async def test_the_next_pod_waits_for_the_binding_of_the_one_before(api: PodApi, tmp_path: Path) -> None:
     """kube-scheduler sends a binding beside the next pod's filter: in between, the last piece looks free."""
-    longer_than_a_busy_computer_takes = Intervals(turn_s=30.0)
+    longer_than_a_busy_computer_takes = ExtenderIntervals(turn_s=30.0)
     async with running(api, tmp_path, intervals=longer_than_a_busy_computer_takes) as processes:
         process = await processes.start(elects=False)
         await until(lambda: is_ready(process))
@@ -340,7 +340,7 @@ async def test_a_long_search_for_victims_ends_with_the_nodes_found_so_far(api: P
     for name in ("m", "o"):
         api.put("nodes", node(name, a=1000))
         api.put("pods", pod(f"on-{name}", 800, on=name, gpus=[{"a": 800}]))
-    async with running(api, tmp_path, intervals=Intervals(preempt_s=0.0)) as processes:
+    async with running(api, tmp_path, intervals=ExtenderIntervals(preempt_s=0.0)) as processes:
         process = await processes.start(elects=False)
         await until(lambda: is_ready(process))
         asked = {name: {"Pods": [{"UID": f"uid-on-{name}"}]} for name in ("m", "o")}

@@ -14,7 +14,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, MaySend
-from gpuvirt.cluster.extender.intervals import Intervals
+from gpuvirt.cluster.extender.intervals import ExtenderIntervals
 from gpuvirt.cluster.extender.route import Backend, NoRouteError, RouteKeeper, route_of
 from gpuvirt.cluster.failures import NotSentError
 from gpuvirt.cluster.kinds.core import Service, ServicePort, ServiceSpec
@@ -30,7 +30,7 @@ D = TypeVar("D")
 NAME = ObjectName("gpuvirt-extender")
 FIRST, SECOND = ServiceOptions(NAME, ("10.0.0.1",)), ServiceOptions(NAME, ("10.0.0.2", "fd00::2"))
 
-routed = partial(running, intervals=Intervals(route_check_s=0.1))
+routed = partial(running, intervals=ExtenderIntervals(route_check_s=0.1))
 """Runs processes whose route is looked after often."""
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from lab.libvirt.host import LibvirtHost, TlsFiles, libvirt_host
 
 from gpuvirt.hypervisors.connection import ChildHypervisor
-from gpuvirt.model.schedules.connection import Credentials, HypervisorKind
+from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind
 from gpuvirt.model.schedules.hypervisor import VmKey
 from tests.hypervisors.simulated import PATIENCE_S, connected
 from tests.web.certificates import Authority
@@ -29,7 +29,7 @@ class Server:
     """A running host, with what a Secret has of it."""
 
     host: LibvirtHost
-    credentials: Credentials
+    credentials: HypervisorCredentials
 
 
 def uuid(number: int) -> UUID:
@@ -52,12 +52,14 @@ def server(folder: Path, authority: Authority, *more: str) -> Iterator[Server]:
         ca, certificate, private = (
             file.read_text() for file in (authority.certificate, client.certificate, client.key)
         )
-        yield Server(running, Credentials(f"127.0.0.1:{running.port}", ca, certificate=certificate, key=private))
+        yield Server(
+            running, HypervisorCredentials(f"127.0.0.1:{running.port}", ca, certificate=certificate, key=private)
+        )
 
 
 @asynccontextmanager
 async def libvirt_connected(
-    credentials: Credentials, *, request_s: float = PATIENCE_S, until_s: float = math.inf
+    credentials: HypervisorCredentials, *, request_s: float = PATIENCE_S, until_s: float = math.inf
 ) -> AsyncIterator[ChildHypervisor]:
     """Open a connection; nothing needs to answer."""
     kind = HypervisorKind.LIBVIRT

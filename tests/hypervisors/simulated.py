@@ -10,7 +10,7 @@ from lab.vsphere.simulator import USER, Serving, VSphere, vsphere
 
 from gpuvirt.clock import RealClock
 from gpuvirt.hypervisors.connection import ChildHypervisor, start_order
-from gpuvirt.model.schedules.connection import Credentials, HypervisorKind
+from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind
 from gpuvirt.model.schedules.hypervisor import VmKey, VmsUnknown, WorkerVm
 from tests.web.certificates import Authority
 
@@ -24,7 +24,7 @@ class Center:
     """A running vCenter, with what a Secret has of it."""
 
     vsphere: VSphere
-    credentials: Credentials
+    credentials: HypervisorCredentials
 
 
 @contextmanager
@@ -36,12 +36,12 @@ def center(
     serving = Serving(pair.certificate, pair.key, folder / "state.json", PASSWORD)
     with vsphere(serving, f"-address={address}", *options, port=port) as running:
         ca = authority.certificate.read_text()
-        yield Center(running, Credentials(f"{address}:{running.port}", ca, USER, PASSWORD))
+        yield Center(running, HypervisorCredentials(f"{address}:{running.port}", ca, USER, PASSWORD))
 
 
 @asynccontextmanager
 async def connected(
-    credentials: Credentials,
+    credentials: HypervisorCredentials,
     *,
     request_s: float = PATIENCE_S,
     until_s: Callable[[], float] = lambda: math.inf,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.hypervisors.libvirt.session import FIRST, PREFIX, CredentialFiles
-from gpuvirt.model.schedules.connection import Credentials, HypervisorKind
+from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind
 
 COMPLETE = {"server": b"vcenter:8989\n", "ca": b"PEM\n", "user": b"gpuvirt@vsphere.local", "password": b"s3cret \n"}
 BY_CERTIFICATE = {"server": b"host-1\n", "ca": b"CA\n", "certificate": b"CERT\n", "key": b"KEY\n"}
@@ -12,25 +12,29 @@ VSPHERE, LIBVIRT = HypervisorKind.VSPHERE, HypervisorKind.LIBVIRT
 
 
 def test_a_secret_made_of_files_has_line_ends() -> None:
-    assert Credentials.of(VSPHERE, COMPLETE) == Credentials("vcenter:8989", "PEM", "gpuvirt@vsphere.local", "s3cret ")
-    assert Credentials.of(LIBVIRT, BY_CERTIFICATE) == Credentials("host-1", "CA", certificate="CERT", key="KEY")
+    assert HypervisorCredentials.of(VSPHERE, COMPLETE) == HypervisorCredentials(
+        "vcenter:8989", "PEM", "gpuvirt@vsphere.local", "s3cret "
+    )
+    assert HypervisorCredentials.of(LIBVIRT, BY_CERTIFICATE) == HypervisorCredentials(
+        "host-1", "CA", certificate="CERT", key="KEY"
+    )
 
 
 def test_each_hypervisor_has_its_keys() -> None:
-    assert Credentials.of(LIBVIRT, COMPLETE) == ("certificate", "key")
-    assert Credentials.of(VSPHERE, BY_CERTIFICATE) == ("user", "password")
+    assert HypervisorCredentials.of(LIBVIRT, COMPLETE) == ("certificate", "key")
+    assert HypervisorCredentials.of(VSPHERE, BY_CERTIFICATE) == ("user", "password")
 
 
 @given(st.sets(st.sampled_from(sorted(COMPLETE)), min_size=1), st.sampled_from([None, b"", b" \n", b"\xff"]))
 def test_keys_that_are_missing_empty_or_no_text_are_named(keys: set[str], value: bytes | None) -> None:
     data = {key: text for key, text in COMPLETE.items() if key not in keys}
-    lacking = Credentials.of(VSPHERE, data if value is None else data | dict.fromkeys(keys, value))
+    lacking = HypervisorCredentials.of(VSPHERE, data if value is None else data | dict.fromkeys(keys, value))
     assert lacking == tuple(key for key in COMPLETE if key in keys)
 
 
 def test_only_the_server_is_shown() -> None:
-    assert repr(Credentials.of(VSPHERE, COMPLETE)) == "Credentials(server='vcenter:8989')"
-    assert repr(Credentials.of(LIBVIRT, BY_CERTIFICATE)) == "Credentials(server='host-1')"
+    assert repr(HypervisorCredentials.of(VSPHERE, COMPLETE)) == "Credentials(server='vcenter:8989')"
+    assert repr(HypervisorCredentials.of(LIBVIRT, BY_CERTIFICATE)) == "Credentials(server='host-1')"
 
 
 def test_credentials_are_files_in_memory_and_what_dead_children_left_is_removed() -> None:

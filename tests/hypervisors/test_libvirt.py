@@ -108,10 +108,10 @@ async def test_more_saves_than_a_server_takes_of_one_connection(server: Server, 
 
 
 def test_no_connection_is_used_by_two_at_once(server: Server) -> None:
-    from gpuvirt.hypervisors.libvirt.session import Session  # noqa: PLC0415  loads libvirt
+    from gpuvirt.hypervisors.libvirt.session import LibvirtSession  # noqa: PLC0415  loads libvirt
 
     given = server.credentials
-    session = Session(given.server, given.ca, given.certificate, given.key)
+    session = LibvirtSession(given.server, given.ca, given.certificate, given.key)
     one, another = session.run(lambda first: (first, session.run(lambda second: second)))
     assert one is not another
     assert session.run(lambda again: again) in {one, another}, "they are kept"

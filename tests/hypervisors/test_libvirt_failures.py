@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.hypervisors.connection import ChildHypervisor
-from gpuvirt.model.schedules.connection import DEAD_AFTER_S, Credentials
+from gpuvirt.model.schedules.connection import DEAD_AFTER_S, HypervisorCredentials
 from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, OutcomeUnknown, Power, Refused, VmsUnknown
 from tests.hypervisors.libvirthost import Server, key, libvirt_connected, server
 from tests.hypervisors.libvirthost import server as another_server
@@ -65,7 +65,7 @@ def shown_by_kernel(pid: int) -> bytes:
     return b"".join(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
 
 
-async def refusal(credentials: Credentials) -> tuple[VmsUnknown, Refused]:
+async def refusal(credentials: HypervisorCredentials) -> tuple[VmsUnknown, Refused]:
     """Return what a reading and a call answer."""
     async with libvirt_connected(credentials) as hypervisor:
         reading, answer = await hypervisor.read(), await hypervisor.call(START)

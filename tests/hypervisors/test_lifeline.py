@@ -11,12 +11,12 @@ from contextlib import contextmanager, nullcontext, suppress
 import pytest
 
 from gpuvirt.hypervisors import child
-from gpuvirt.model.schedules.connection import DEAD_AFTER_S, Credentials
+from gpuvirt.model.schedules.connection import DEAD_AFTER_S, HypervisorCredentials
 from gpuvirt.model.schedules.hypervisor import VmsUnknown
 from tests.hypervisors.simulated import CLOCK, PATIENCE_S, connected, is_running
 from tests.mount.mounting import until
 
-NOWHERE = Credentials("127.0.0.1:1", "no certificate", "user", "password")
+NOWHERE = HypervisorCredentials("127.0.0.1:1", "no certificate", "user", "password")
 PARENT = """
 import asyncio, math, sys
 from gpuvirt.clock import RealClock

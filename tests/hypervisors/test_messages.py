@@ -12,8 +12,8 @@ from gpuvirt.hypervisors.messages import (
     ANSWERS,
     ORDERS,
     Answer,
-    Check,
     Checked,
+    CheckVms,
     Failed,
     Made,
     Make,
@@ -30,7 +30,7 @@ from gpuvirt.hypervisors.vsphere.session import place
 from gpuvirt.model.schedules.hypervisor import Abilities, Ability, VmKey
 
 TIMES = st.none() | st.floats(allow_nan=False, allow_infinity=False)
-ORDER = st.from_type(Start) | st.builds(Renew, TIMES) | st.from_type(Read) | st.from_type(Make) | st.from_type(Check)
+ORDER = st.from_type(Start) | st.builds(Renew, TIMES) | st.from_type(Read) | st.from_type(Make) | st.from_type(CheckVms)
 ANSWER = st.from_type(Vms) | st.from_type(Made) | st.from_type(Checked) | st.from_type(Failed)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gpuvirt.hypervisors.backend import BackEndError
 from gpuvirt.hypervisors.messages import Problem
 from gpuvirt.hypervisors.vsphere.backend import abilities
-from gpuvirt.hypervisors.vsphere.properties import Found
+from gpuvirt.hypervisors.vsphere.properties import FoundObject
 from gpuvirt.hypervisors.vsphere.reading import worker_vm
 from gpuvirt.model.schedules.hypervisor import Power, VmKey, WorkerVm
 
@@ -20,10 +20,10 @@ WHOLE: dict[str, object] = {
 }
 
 
-def found(*, missing: tuple[str, ...] = (), **values: object) -> Found:
+def found(*, missing: tuple[str, ...] = (), **values: object) -> FoundObject:
     """Return a VM with other values than the whole one has; None is no value."""
     changed = WHOLE | {name.replace("_", "."): value for name, value in values.items()}
-    return Found(
+    return FoundObject(
         "vim.VirtualMachine:vm-1", {name: value for name, value in changed.items() if value is not None}, missing
     )
 

@@ -12,7 +12,7 @@ from gpuvirt.kubelet.plugins import Answers, DevicePlugin
 from gpuvirt.kubelet.registrar import register
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.offers.view import DeviceView, ResourceView
-from gpuvirt.node.allocation.allocator import Request
+from gpuvirt.node.allocation.allocator import AllocationRequest
 from gpuvirt.paths import HostPath, KubeletPaths
 from tests.kubelet.givingkubelet import start
 
@@ -25,7 +25,7 @@ class GroupAllocator:
     def __init__(self) -> None:
         self.allocated: list[Sequence[DeviceId]] = []
 
-    async def allocate(self, request: Request) -> tuple[Attachment, ...]:
+    async def allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
         self.allocated += request.containers
         return tuple(Attachment({}, _nodes(ids)) for ids in request.containers)
 

@@ -12,12 +12,12 @@ from gpuvirt.kubelet.plugins import Answers, DevicePlugin
 from gpuvirt.kubelet.registrar import register
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.offers.view import DeviceView, ResourceView
-from gpuvirt.node.allocation.allocator import Request
+from gpuvirt.node.allocation.allocator import AllocationRequest
 from gpuvirt_sim.kubelet.containers import Claim, Container
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 
 
-async def allocate(request: Request) -> tuple[Attachment, ...]:
+async def allocate(request: AllocationRequest) -> tuple[Attachment, ...]:
     """Allocate the requested devices."""
     return tuple(Attachment({}, ()) for _ in request.containers)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cli.changes.podaccount import PodAccount
+from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan, with_device_ids
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
@@ -36,7 +36,7 @@ def test_a_command_maps_a_pod_by_the_node_that_its_plugin_answered(
     paths.device_plugins.mkdir(parents=True)
     content = {"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}, "Checksum": 1}
     paths.checkpoint.write_text(json.dumps(content))
-    account = PodAccount(kernel, HostRoots.under(tmp_path), paths, ledgers=(), assume_unallocated=True)
+    account = AllocationReader(kernel, HostRoots.under(tmp_path), paths, ledgers=(), assume_unallocated=True)
     inventory = build_inventory(with_device_ids(kernel, scan(kernel)))
     found = account.account(inventory).allocations
     assert (set(found.functions), len(found.unmapped)) == (gpus, unmapped)

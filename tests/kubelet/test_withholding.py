@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt_sim.builder import build_host
@@ -25,7 +25,7 @@ FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 
 
 def withhold(node: Cluster, *withheld: Withheld) -> None:
-    node.agent.observations.take_request(NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld))))
+    node.agent.observations.take_request(NodeRequest(spec=Observed(GpuNodeSpec("unmanaged", withheld=withheld))))
 
 
 SAME = Withheld(A10, "ForeignProvider", "is offered by KubeVirt itself")
@@ -155,7 +155,7 @@ def reviewing(*withheld: Withheld) -> Callable[[Agent], NodeRequest]:
 
     def answer(agent: Agent) -> NodeRequest:
         names = tuple(resource.name for resource in agent.views.get().resources)
-        return NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld, reviewed=names)))
+        return NodeRequest(spec=Observed(GpuNodeSpec("unmanaged", withheld=withheld, reviewed=names)))
 
     return answer
 
@@ -174,7 +174,7 @@ async def test_a_resource_is_registered_after_the_controllers_review(short_path:
     def answer(_: Agent) -> NodeRequest | None:
         if not names:
             return None
-        return NodeRequest(spec=Observed(NodeSpec("unmanaged", reviewed=tuple(names))))
+        return NodeRequest(spec=Observed(GpuNodeSpec("unmanaged", reviewed=tuple(names))))
 
     async with controlled(short_path, answer) as (kubelet, agent):
         await until(lambda: unregistered_codes(agent) == [ReasonCode.AWAITS_CONTROLLER])
@@ -206,7 +206,7 @@ async def test_an_agent_started_while_a_resource_is_withheld_does_not_register_i
         await until(lambda: is_withheld(node))
     kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet, agent_on(options_for(kernel, short_path)) as agent:
-        agent.observations.take_request(NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=(SAME,)))))
+        agent.observations.take_request(NodeRequest(spec=Observed(GpuNodeSpec("unmanaged", withheld=(SAME,)))))
         node = Cluster(kernel, kubelet, agent)
         await until(lambda: is_withheld(node))
         assert node.view.resources[0].devices == ()

@@ -12,13 +12,13 @@ from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.allocation.allocator import Allocator, Callbacks, Request
+from gpuvirt.node.allocation.allocator import AllocationRequest, Allocator, Callbacks
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.gate.membership import NoGate
 from gpuvirt.node.known.kubeletrecord import KubeletRecord
@@ -36,9 +36,9 @@ Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]
 WHO = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
 
 
-def spec_of(resources: Iterable[ResourceName]) -> NodeSpec:
+def spec_of(resources: Iterable[ResourceName]) -> GpuNodeSpec:
     withheld = (Withheld(resource, "ForeignProvider", "is offered by KubeVirt itself") for resource in resources)
-    return NodeSpec("unmanaged", withheld=tuple(withheld))
+    return GpuNodeSpec("unmanaged", withheld=tuple(withheld))
 
 
 class Rig(Protocol):
@@ -100,7 +100,7 @@ class Conclusions:
         self._now = SimClock()
         self._stored = ledgerstore.encode(Ledger())
         self._facts: Facts | None = None
-        self._spec: NodeSpec | None = None
+        self._spec: GpuNodeSpec | None = None
         self._start(Ledger())
 
     def _start(self, ledger: Ledger) -> None:
@@ -141,7 +141,7 @@ class Conclusions:
         self._conclude()
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:
-        (answer,) = at_once(self._allocator.allocate(Request(resource, [devices])))
+        (answer,) = at_once(self._allocator.allocate(AllocationRequest(resource, [devices])))
         self._conclude()
         return answer
 
@@ -195,7 +195,7 @@ class WholeAgent:
         self._runner.run(self._clock.settle())
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:
-        (answer,) = at_once(self._agent.allocators.existing.allocate(Request(resource, [devices])))
+        (answer,) = at_once(self._agent.allocators.existing.allocate(AllocationRequest(resource, [devices])))
         self._runner.run(self._clock.settle())
         return answer
 

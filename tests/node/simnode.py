@@ -24,7 +24,7 @@ from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.offers.view import AgentView, GpuView, NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.known.kubeletrecord import KubeletRecord, PodStarts
 from gpuvirt.node.loops.intervals import Intervals
@@ -125,7 +125,7 @@ class SimNode:
 
     def allocate(self, resource: str, *containers: Sequence[str]) -> tuple[Attachment, ...]:
         ids = [[DeviceId(device) for device in container] for container in containers]
-        return at_once(self.agent.allocators.allocate(Request(ResourceName(resource), ids)))
+        return at_once(self.agent.allocators.allocate(AllocationRequest(ResourceName(resource), ids)))
 
     def refused(self, resource: str, *containers: Sequence[str]) -> ReasonCode:
         """Request devices that must be refused, and return the reason's code."""

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
@@ -90,7 +90,7 @@ async def live(life: Life) -> None:
 
 async def want(life: Life, mode: str) -> None:
     life.node.agent.observations.take_request(
-        NodeRequest(Observed(None), Observed(None), spec=Observed(NodeSpec(mode)))
+        NodeRequest(Observed(None), Observed(None), spec=Observed(GpuNodeSpec(mode)))
     )
     await life.node.advance(2)
     await life.note()

@@ -11,7 +11,7 @@ from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.access.tools import Program
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, StateName
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.loops.intervals import Intervals
@@ -30,7 +30,7 @@ SLOW = Intervals(
 
 
 def want(node: SimNode, mode: str) -> None:
-    node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), spec=Observed(NodeSpec(mode))))
+    node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), spec=Observed(GpuNodeSpec(mode))))
 
 
 async def hours(node: SimNode, count: float) -> None:

@@ -31,7 +31,7 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.invalid import Origin
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.doctor.diagnosis import report as diagnose
@@ -125,12 +125,12 @@ CASES: Mapping[str, Case] = {
         ("GpuNode $.spec.vgpuConfig", "'T4-8R'", "T4-8Q"), good=spec(Spec(mode=DesiredMode.VGPU, vgpu_config="T4-8Q")),
     ),
     "GpuNode: no such mode": Case(
-        NodeRequest(spec=Observed(NodeSpec("vgpus"))), Origin.GPU_NODE,
+        NodeRequest(spec=Observed(GpuNodeSpec("vgpus"))), Origin.GPU_NODE,
         ("GpuNode $.spec.mode", "'vgpus'", "did you mean vgpu?"), good=spec(Spec(mode=DesiredMode.VGPU)),
         state="workload",
     ),
     "GpuNode: no such enforcement of shares": Case(
-        NodeRequest(spec=Observed(NodeSpec("vgpu", enforcement="hami"))), Origin.GPU_NODE,
+        NodeRequest(spec=Observed(GpuNodeSpec("vgpu", enforcement="hami"))), Origin.GPU_NODE,
         ("GpuNode $.spec.shares.enforcement", "'hami'", "hami-core"), good=spec(Spec(mode=DesiredMode.VGPU)),
         state="workload",
     ),

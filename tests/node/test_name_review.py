@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.offers.namereview import NameReview, ReviewTerms, review_names
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt_sim.kernel import SimKernel
@@ -20,7 +20,7 @@ BOUND_S = 30.0
 
 
 def reviewed(*names: str, withheld: tuple[Withheld, ...] = ()) -> NodeRequest:
-    return NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld, reviewed=names)))
+    return NodeRequest(spec=Observed(GpuNodeSpec("unmanaged", withheld=withheld, reviewed=names)))
 
 
 FOREIGN = Withheld(A10, "ForeignProvider", "is offered by KubeVirt itself")
@@ -132,7 +132,7 @@ async def test_no_resource_waits_where_the_crd_is_absent(simulated: Simulated, t
 
 NAMES = st.sets(st.sampled_from([ResourceName(f"nvidia.com/{letter}") for letter in "ABCD"]))
 SPECS = st.none() | st.builds(
-    lambda names, held: NodeSpec(
+    lambda names, held: GpuNodeSpec(
         "vgpu",
         withheld=tuple(Withheld(name, "ForeignProvider", "") for name in held),
         reviewed=None if names is None else tuple(names),
@@ -145,7 +145,7 @@ SPECS = st.none() | st.builds(
 @settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(NAMES, NAMES, SPECS, st.floats(0, 20)), max_size=12), st.booleans())
 def test_only_undecided_new_names_wait_and_never_longer_than_the_bound(
-    life: list[tuple[set[ResourceName], set[ResourceName], NodeSpec | None, float]], expected: bool
+    life: list[tuple[set[ResourceName], set[ResourceName], GpuNodeSpec | None, float]], expected: bool
 ) -> None:
     now_s, review, terms = 0.0, NameReview(), ReviewTerms(BOUND_S, expected=expected)
     since: dict[ResourceName, float] = {}

@@ -23,7 +23,7 @@ from gpuvirt.model.allocation.tenancy import TenantKind, tenant
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.node.announcing import departures
@@ -147,7 +147,7 @@ def desiring(
     reviewed: tuple[str, ...] | None = None,
 ) -> NodePicture:
     """Return the picture with a GpuNode that desires this mode, and a cluster without vGPU configs."""
-    spec = NodeSpec(str(mode), gpus, vgpu_config, withheld, reviewed=reviewed)
+    spec = GpuNodeSpec(str(mode), gpus, vgpu_config, withheld, reviewed=reviewed)
     return replace(picture, request=NodeRequest(configs=Observed(None), spec=Observed(spec)))
 
 
@@ -496,7 +496,7 @@ class Pictures(RuleBasedStateMachine):
     @rule(mode=st.sampled_from(["no-mode", ""]))
     def an_invalid_gpu_node_changes_nothing(self, mode: str) -> None:
         before = self.decided.memory.desired
-        self.picture = replace(self.picture, request=NodeRequest(spec=Observed(NodeSpec(mode))))
+        self.picture = replace(self.picture, request=NodeRequest(spec=Observed(GpuNodeSpec(mode))))
         self.decide()
         now = self.decided.memory.desired
         assert (now.modes, now.config.name) == (before.modes, before.config.name)

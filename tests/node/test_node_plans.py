@@ -15,7 +15,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.invalid import Origin, Source
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
 from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt_sim.clock import BEGINNING
@@ -47,7 +47,7 @@ CASES += [(host, DesiredMode.ON_DEMAND, WHOLE_GPUS, None) for host in HOSTS]
 
 async def ask(node: SimNode, mode: DesiredMode, config: str | None) -> None:
     """Set the spec of the node's GpuNode, and let the agent follow it."""
-    request = NodeRequest(configs=Observed(None), spec=Observed(NodeSpec(mode, vgpu_config=config)))
+    request = NodeRequest(configs=Observed(None), spec=Observed(GpuNodeSpec(mode, vgpu_config=config)))
     node.agent.observations.take_request(request)
     for _ in range(3):
         await node.advance(2)

@@ -28,7 +28,7 @@ from gpuvirt.model.allocation.tenancy import TenantKind
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.steps import RemoveVgpu
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import IdleCount, OnDemandSettings, Settings, Spread
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.devices.candidates import Target
@@ -330,7 +330,7 @@ class OnDemandPictures(RuleBasedStateMachine):
         config=st.sampled_from(["T4-8Q", "P100-8Q"]),
     )
     def modes_are_desired(self, modes: Mapping[str, str], config: str = "T4-8Q") -> None:
-        spec = NodeSpec("on-demand", dict(modes), config)
+        spec = GpuNodeSpec("on-demand", dict(modes), config)
         self.state.observe_request(NodeRequest(configs=Observed(None), spec=Observed(spec)))
         self.decide()
 

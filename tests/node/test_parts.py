@@ -9,7 +9,7 @@ from gpuvirt.facts.ids import VgpuType
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.observed import ConfigText, NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import ConfigText, GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import build_inventory
@@ -94,7 +94,7 @@ def test_a_vgpu_that_has_not_changed_is_the_candidate_from_before() -> None:
 def config(picture: NodePicture, types: str, name: str = "some") -> NodePicture:
     """Return the picture with a vGPU config of one type and number in a text."""
     text = f"version: v1\nvgpu-configs:\n  {name}:\n    - devices: all\n      vgpu-devices: {{{types}}}\n"
-    spec = NodeSpec(str(DesiredMode.VGPU), {}, name)
+    spec = GpuNodeSpec(str(DesiredMode.VGPU), {}, name)
     return replace(picture, request=NodeRequest(configs=Observed(ConfigText(text, "text")), spec=Observed(spec)))
 
 

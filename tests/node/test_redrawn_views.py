@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
-from gpuvirt.facts.snapshot import DriverInformation, Facts, User, with_vgpu, with_vgpu_host
+from gpuvirt.facts.snapshot import DriverInformation, Facts, OpenDeviceUser, with_vgpu, with_vgpu_host
 from gpuvirt.facts.vgpu import LiveVgpu, Scheduler, SchedulerPolicy
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.pciids import PciIds
@@ -35,7 +35,7 @@ from tests.node.test_node_decisions import (
 
 BUSY = Reason(ReasonCode.UNIT_BUSY, "a GPU", "is being changed")
 UUID = "GPU-1"
-QEMU = User(7, "qemu", HostPath("/dev/vfio/1"))
+QEMU = OpenDeviceUser(7, "qemu", HostPath("/dev/vfio/1"))
 
 
 def inputs_of(decided: NodeDecisions) -> ViewInputs:

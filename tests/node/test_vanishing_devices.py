@@ -16,7 +16,7 @@ from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, scan_some, with_device_ids, with_users
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.paths import HostPath
@@ -52,7 +52,7 @@ class VanishingDevices(RuleBasedStateMachine):
         self.state = NodeState(replace(TERMS, settings=Settings(require_reset=needs_reset)), Ledger())
         self.now_s = 0.0
         self.consumers: dict[tuple[ResourceName, DeviceId], Consumer] = {}
-        self.state.observe_request(NodeRequest(spec=Observed(NodeSpec(mode=str(mode)))))
+        self.state.observe_request(NodeRequest(spec=Observed(GpuNodeSpec(mode=str(mode)))))
         self.a_whole_scan_ends()
         self.the_kubelet_answers()
 

@@ -9,7 +9,7 @@ from gpuvirt.cluster.agent.gpunode import status_of
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration, ResourceView
 from gpuvirt.model.reasons import ReasonCode
@@ -23,7 +23,7 @@ FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"
 
 
 async def withhold(node: SimNode, *withheld: Withheld) -> None:
-    node.agent.observations.take_request(NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld))))
+    node.agent.observations.take_request(NodeRequest(spec=Observed(GpuNodeSpec("unmanaged", withheld=withheld))))
     await node.settle()
 
 

@@ -7,7 +7,7 @@ import pytest
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, StateName
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import ReasonCode
@@ -178,7 +178,7 @@ async def test_no_gpu_returns_to_its_native_driver_before_allocatable_is_correct
         assert drivers(kernel) == ["nvidia"] * 4
 
 
-async def spec(node: SimNode, desired: NodeSpec | None) -> None:
+async def spec(node: SimNode, desired: GpuNodeSpec | None) -> None:
     """Set the spec of the node's GpuNode, and give the agent the time to change the GPUs."""
     node.agent.observations.take_request(NodeRequest(spec=Observed(desired)))
     for _ in range(6):
@@ -195,18 +195,18 @@ async def test_the_spec_takes_precedence_and_the_label_waits_until_the_spec_is_k
         assert kernel.writes == [], "an unknown spec may have another mode"
         await spec(node, None)
         assert drivers(kernel) == ["vfio-pci"] * 4
-        await spec(node, NodeSpec("vgpu", {T4[0]: "passthrough"}, "T4-4Q"))
+        await spec(node, GpuNodeSpec("vgpu", {T4[0]: "passthrough"}, "T4-4Q"))
         assert (drivers(kernel), vgpus(kernel)) == (["vfio-pci", *["nvidia"] * 3], [0, 4, 4, 4])
         assert notes(node) == set()
         kernel.writes.clear()
-        await spec(node, NodeSpec("whole"))
+        await spec(node, GpuNodeSpec("whole"))
         assert kernel.writes == []
         assert notes(node) == {ReasonCode.CONFIG_INVALID}
     async with running_node(kernel, tmp_path, FOLLOWS, watches_gpu_node=True) as node:  # the API server is away
         await node.report_account()
         await node.advance(60)
         assert kernel.writes == []
-        await spec(node, NodeSpec("unmanaged"))
+        await spec(node, GpuNodeSpec("unmanaged"))
         await spec(node, None)
         assert drivers(kernel) == ["vfio-pci"] * 4, "without a spec the label counts again"
 
@@ -221,9 +221,9 @@ async def test_the_progress_of_a_spec_is_reported_without_a_workload_label(
 ) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings(), watches_gpu_node=True) as node:
-        await spec(node, NodeSpec("passthrough"))
+        await spec(node, GpuNodeSpec("passthrough"))
         assert state(node) == (StateName.SUCCESS, "")
-        await spec(node, NodeSpec("whole"))
+        await spec(node, GpuNodeSpec("whole"))
         assert state(node)[0] is StateName.FAILED
         await spec(node, None)
         assert node.agent.reports.workload.get() is None

@@ -11,7 +11,7 @@ from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
@@ -105,7 +105,7 @@ class Pods:
 
     async def refusal(self, resource: str, devices: Sequence[str]) -> str:
         """Return why a request is refused, which may take a moment."""
-        request = Request(ResourceName(resource), [[DeviceId(device) for device in devices]])
+        request = AllocationRequest(ResourceName(resource), [[DeviceId(device) for device in devices]])
         texts: list[str] = []
 
         async def ask() -> None:

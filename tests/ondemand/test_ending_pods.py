@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpuvirt.cluster.agent.clusterside import EndingPods
-from gpuvirt.cluster.agent.podshares import NodePod
+from gpuvirt.cluster.agent.podshares import RequestingPod
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.core import STATIC_POD
 from gpuvirt.cluster.objects import ObjectKey
@@ -20,7 +20,7 @@ A_POD = PodUid("a")
 A, B = PodUid("uid-of-a"), PodUid("uid-of-b")
 
 
-def pod(uid: str, phase: str = "Running", deleted: str = "", static: str = "") -> NodePod:
+def pod(uid: str, phase: str = "Running", deleted: str = "", static: str = "") -> RequestingPod:
     """Return a pod of the node as the API server has it."""
     annotations = {STATIC_POD: static} if static else {}
     metadata = {
@@ -30,10 +30,10 @@ def pod(uid: str, phase: str = "Running", deleted: str = "", static: str = "") -
         "deletionTimestamp": deleted,
         "annotations": annotations,
     }
-    return msgspec.convert({"metadata": metadata, "status": {"phase": phase}}, NodePod)
+    return msgspec.convert({"metadata": metadata, "status": {"phase": phase}}, RequestingPod)
 
 
-def all_of(*pods: NodePod) -> Delta[NodePod]:
+def all_of(*pods: RequestingPod) -> Delta[RequestingPod]:
     return Delta({ObjectKey("default", pod.metadata.name): pod for pod in pods})
 
 
@@ -48,7 +48,7 @@ class Ending:
     def _report(self, ends: PodEnds) -> None:
         self.reported = ends
 
-    def after(self, *pods: NodePod) -> set[str]:
+    def after(self, *pods: RequestingPod) -> set[str]:
         self.pods.observe(all_of(*pods))
         return set(self.reported.all)
 

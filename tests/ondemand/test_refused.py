@@ -16,7 +16,7 @@ from gpuvirt.loops.serialworker import InlineWorker, SerialWorker, WorkerBlocked
 from gpuvirt.model.allocation.ledger import Entry, Stage
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.change.plan import Scope, StepScope
-from gpuvirt.model.desired.observed import NodeSpec, Withheld
+from gpuvirt.model.desired.observed import GpuNodeSpec, Withheld
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.offers.ondemand.typesannotation import TypeChange, reason_of
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -279,7 +279,7 @@ async def test_a_withheld_resource_is_refused_with_the_controllers_reason(tmp_pa
         await settled(node)
         pods, memory = Pods(node), node.agent._state.memory
         withheld = Withheld(V8Q, "ForeignProvider", "is offered by KubeVirt itself")
-        desired = replace(memory.desired, spec=NodeSpec("on-demand", withheld=(withheld,)))
+        desired = replace(memory.desired, spec=GpuNodeSpec("on-demand", withheld=(withheld,)))
         free = pods.free(V8Q)
         node.agent._state.memory = dataclasses.replace(memory, desired=desired)
         assert "is offered by KubeVirt itself" in await pods.refusal(V8Q, free)

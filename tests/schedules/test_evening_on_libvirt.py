@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from gpuvirt.apps.schedulequestions import ScheduleQuestions
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials as ApiCredentials
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, SecretPlace, SecretRef, Spec, VgpuSchedule
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
@@ -24,7 +24,7 @@ from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import Namespace
 from gpuvirt.hypervisors.connection import open_hypervisor
-from gpuvirt.model.schedules.connection import Credentials
+from gpuvirt.model.schedules.connection import HypervisorCredentials
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power
 from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.libvirthost import Server, uuid
@@ -43,7 +43,7 @@ NAMES = {1: "worker-1", 2: "worker-2", 5: "worker-5"}
 class LibvirtDay(Day):
     """A cluster whose workers are VMs of a host; the kubelets of those that run renew their Leases."""
 
-    def __init__(self, host: LibvirtHost, credentials: Credentials) -> None:
+    def __init__(self, host: LibvirtHost, credentials: HypervisorCredentials) -> None:
         super().__init__((1, 2))
         self._host = host
         for number, name in NAMES.items():
@@ -53,7 +53,7 @@ class LibvirtDay(Day):
         self.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, "hypervisor": _LIBVIRT}})
         self.put_secret(credentials)
 
-    def put_secret(self, given: Credentials) -> None:
+    def put_secret(self, given: HypervisorCredentials) -> None:
         values = {"server": given.server, "ca": given.ca, "certificate": given.certificate, "key": given.key}
         data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
         self.served.put(SECRET, {"type": "Opaque", "data": data})
@@ -89,7 +89,7 @@ def _host(short_path: Path, authority: Authority) -> Iterator[Server]:
 @asynccontextmanager
 async def clients(day: LibvirtDay, server: Pair, ca: Path) -> AsyncIterator[Client]:
     async with scripted(answering(day.served), server, ca) as api:
-        client = Client(ApiCredentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
+        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
         yield client
         client.close()
 

@@ -11,7 +11,7 @@ import pytest
 from typing_extensions import override
 
 from gpuvirt.apps.schedulequestions import ScheduleQuestions
-from gpuvirt.cluster.access.credentials import Credentials as ApiCredentials
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
@@ -67,7 +67,7 @@ class KubeVirtDay(Day):
 @asynccontextmanager
 async def playing(day: KubeVirtDay, server: Pair, ca: Path) -> AsyncIterator[Rounds]:
     async with scripted(day.answer, server, ca) as api:
-        client = Client(ApiCredentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
+        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
         opener = Opener(client, "gpuvirt", day, open_hypervisor, lambda: math.inf)
         objects = ScheduleObjects(client, "gpuvirt", "gpus", day)
 
@@ -133,7 +133,7 @@ async def test_the_connection_follows_a_schedule_that_names_another_hypervisor(
 ) -> None:
     day = KubeVirtDay()
     async with scripted(day.answer, server, authority.certificate) as api:
-        client = Client(ApiCredentials("127.0.0.1", api.port, "gpuvirt", ca=authority.certificate, token=b"x"))
+        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=authority.certificate, token=b"x"))
         objects = ScheduleObjects(client, "gpuvirt", "gpus", day)
         opener = Opener(client, "gpuvirt", day, open_hypervisor, lambda: math.inf)
         connection = opener.connect(lambda: objects.stored)
@@ -158,7 +158,7 @@ async def test_a_plan_shows_no_step_that_a_check_refuses(authority: Authority, s
         return day.answer(call) if "kubevirt.io" in call.path else others(call)
 
     async with scripted(answer, server, authority.certificate) as api:
-        client = Client(ApiCredentials("127.0.0.1", api.port, "gpuvirt", ca=authority.certificate, token=b"x"))
+        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=authority.certificate, token=b"x"))
         questions = ScheduleQuestions(client, Namespace("gpuvirt"), day)
         check = await questions.check("gpus")
         plan = await questions.plan("gpus")

@@ -15,9 +15,8 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import Namespace
-from gpuvirt.model.schedules.connection import Credentials as HypervisorCredentials
-from gpuvirt.model.schedules.connection import HypervisorKind
-from gpuvirt.model.schedules.forecast import Budget, PlannedAction
+from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind
+from gpuvirt.model.schedules.forecast import ForecastBudget, PlannedAction
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
 from gpuvirt.model.schedules.reports import ScheduleState, SwitchResult
 from tests.apiserver.scriptedapi import Call, Reply, scripted
@@ -121,7 +120,7 @@ async def test_a_plan_shows_the_budgets_of_the_pods_that_it_evicts(authority: Au
         plan = await questions.plan("gpus")
     assert plan.forecast is not None
     budgets = {step.target: step.budgets for step in plan.forecast.steps if step.action is PlannedAction.EVICT}
-    assert budgets == {"default/train-0": (), "default/train-1": (Budget("default/train", 0),)}
+    assert budgets == {"default/train-0": (), "default/train-1": (ForecastBudget("default/train", 0),)}
 
 
 async def test_budgets_that_may_not_be_listed_are_unknown(authority: Authority, server: Pair) -> None:

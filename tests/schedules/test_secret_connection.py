@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.access.credentials import Credentials as ApiCredentials
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, PhaseSpec, SecretPlace, SecretRef, Spec, VgpuSchedule
 from gpuvirt.cluster.labelselector import LabelSelector
@@ -17,7 +17,7 @@ from gpuvirt.cluster.operator.schedules.objects import schedule_of
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.reasons import with_code
-from gpuvirt.model.schedules.connection import Credentials, HypervisorKind, MayCallUntil
+from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind, MayCallUntil
 from gpuvirt.model.schedules.hypervisor import Action, Call, Hypervisor, Refused, VmKey, VmsUnknown
 from tests.apiserver.scriptedapi import Call as Request
 from tests.apiserver.scriptedapi import Reply, scripted
@@ -46,7 +46,7 @@ class Cluster:
         self.day = Day((1,))
         self.schedule: VgpuSchedule | None = self.naming("vcenter")
         self.is_forbidden = False
-        self.opened: list[tuple[Credentials, Connection]] = []
+        self.opened: list[tuple[HypervisorCredentials, Connection]] = []
         self.kinds: list[HypervisorKind] = []
 
     def naming(self, secret: str, *kinds: HypervisorKind) -> VgpuSchedule:
@@ -62,7 +62,7 @@ class Cluster:
         return FORBIDDEN if self.is_forbidden else self.day.served.answer(call)
 
     async def open(
-        self, kind: HypervisorKind, credentials: Credentials, clock: Clock, may_call_until_s: MayCallUntil
+        self, kind: HypervisorKind, credentials: HypervisorCredentials, clock: Clock, may_call_until_s: MayCallUntil
     ) -> Hypervisor:
         assert (clock, may_call_until_s()) == (self.day, math.inf)
         self.kinds.append(kind)
@@ -83,7 +83,7 @@ class Cluster:
 @asynccontextmanager
 async def connected(cluster: Cluster, server: Pair, ca: Path) -> AsyncIterator[Hypervisor]:
     async with scripted(cluster.answer, server, ca) as api:
-        client = Client(ApiCredentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
+        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
         connection = Opener(client, "gpuvirt", cluster.day, cluster.open, lambda: math.inf).connect(
             lambda: cluster.schedule
         )

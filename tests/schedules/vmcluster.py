@@ -12,7 +12,7 @@ from lab.vsphere.simulator import VSphere
 from msgspec.structs import replace
 from typing_extensions import override
 
-from gpuvirt.model.schedules.connection import Credentials
+from gpuvirt.model.schedules.connection import HypervisorCredentials
 from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.schedules.fastclock import REAL, FastClock
 from tests.schedules.servedschedule import BLOCKED, LEASES, NODES, SCHEDULES, Object, ServedSchedule
@@ -69,7 +69,7 @@ class RunningPod(msgspec.Struct, frozen=True):
 class VmCluster(ServedSchedule):
     """The cluster. `tick` lets kubelets, pods and the scheduler act."""
 
-    def __init__(self, vcenter: VSphere, credentials: Credentials, clock: FastClock) -> None:
+    def __init__(self, vcenter: VSphere, credentials: HypervisorCredentials, clock: FastClock) -> None:
         super().__init__()
         self.vcenter, self.clock = vcenter, clock
         self.pods: dict[str, RunningPod] = {}
@@ -90,7 +90,7 @@ class VmCluster(ServedSchedule):
         self.put_secret(credentials)
         self.put_spec(SPEC)
 
-    def put_secret(self, credentials: Credentials) -> None:
+    def put_secret(self, credentials: HypervisorCredentials) -> None:
         """Store the Secret of the schedule."""
         values = {name: getattr(credentials, name) for name in ("server", "ca", "user", "password")}
         self.put(SECRET, {"data": {key: b64encode(text.encode()).decode() for key, text in values.items()}})

@@ -14,7 +14,7 @@ from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress, PodUid
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Enforcement, HamiCore, Settings, ShareSettings
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, shared_gpus
@@ -129,7 +129,7 @@ async def test_a_gpu_with_shares_stays_shared_until_their_pods_end(short_path: P
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
         report(pod, shares)
         await start_container(kubelet, pod, "main", short_path / "cdi")
-        agent.observations.take_request(NodeRequest(spec=Observed(NodeSpec(mode="container"))))
+        agent.observations.take_request(NodeRequest(spec=Observed(GpuNodeSpec(mode="container"))))
         await until(lambda: [gpu.mode for gpu in agent.views.get().gpus] == [Mode.SHARED, Mode.CONTAINER])
         assert agent.views.get().gpus[0].users == ("pod default/p",)
         await until(lambda: kubelet.allocatable().get(VGPU) == 300)

@@ -22,7 +22,7 @@ from gpuvirt.model.desired.enforcement import (
 )
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.invalid import InvalidDesired, Source
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Enforcement, Settings, ShareSettings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION
@@ -39,9 +39,9 @@ SHARED = Settings(mode=DesiredMode.SHARED)
 LIMITED = Settings(mode=DesiredMode.SHARED, shares=ShareSettings(enforcement=HAMI))
 NO_LABEL: Observed[str] = Observed(None)
 BY_LABEL = Observed("hami-core")
-NO_SPEC: Observed[NodeSpec] = Observed(None)
-NO_OPINION = Observed(NodeSpec("shared"))
-OFF, ON = (Observed(NodeSpec("shared", enforcement=text)) for text in ("none", "hami-core"))
+NO_SPEC: Observed[GpuNodeSpec] = Observed(None)
+NO_OPINION = Observed(GpuNodeSpec("shared"))
+OFF, ON = (Observed(GpuNodeSpec("shared", enforcement=text)) for text in ("none", "hami-core"))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ OFF, ON = (Observed(NodeSpec("shared", enforcement=text)) for text in ("none", "
     ],
 )
 def test_a_gpunode_takes_precedence_over_the_label_and_the_label_over_the_settings(
-    spec: Observed[NodeSpec] | None,
+    spec: Observed[GpuNodeSpec] | None,
     label: Observed[str] | None,
     settings: Settings,
     found: tuple[Enforcement, Source] | None,
@@ -75,7 +75,7 @@ def test_a_gpunode_takes_precedence_over_the_label_and_the_label_over_the_settin
     ("request_", "source"),
     [
         (NodeRequest(enforcement=Observed("hami_core")), OF_LABEL),
-        (NodeRequest(spec=Observed(NodeSpec("shared", enforcement="hami_core")), enforcement=BY_LABEL), OF_SPEC),
+        (NodeRequest(spec=Observed(GpuNodeSpec("shared", enforcement="hami_core")), enforcement=BY_LABEL), OF_SPEC),
     ],
 )
 def test_an_unknown_value_is_invalid_and_named(request_: NodeRequest, source: Source) -> None:

@@ -9,7 +9,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.drivers import driver_of
 from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings, ShareSettings, check
 from gpuvirt.model.desired.workload import modes_of
 
@@ -26,7 +26,7 @@ def test_a_shared_gpu_needs_the_driver_of_containers() -> None:
     [
         (Settings(mode=DesiredMode.SHARED), NodeRequest()),
         (Settings(workload_label=True), NodeRequest(workload=Observed("shared"))),
-        (Settings(), NodeRequest(spec=Observed(NodeSpec(mode="shared")))),
+        (Settings(), NodeRequest(spec=Observed(GpuNodeSpec(mode="shared")))),
     ],
     ids=["settings", "label", "GpuNode"],
 )
@@ -38,7 +38,7 @@ def test_single_gpus_of_a_node_can_be_shared() -> None:
     own = Settings(mode=DesiredMode.CONTAINER, modes={GPU: DesiredMode.SHARED})
     modes, invalid = modes_of(own, NodeRequest(), Modes())
     assert (modes.of(GPU), modes.of(OTHER), invalid) == (DesiredMode.SHARED, DesiredMode.CONTAINER, None)
-    spec = NodeSpec(mode="shared", gpus={OTHER: "passthrough"})
+    spec = GpuNodeSpec(mode="shared", gpus={OTHER: "passthrough"})
     modes, invalid = modes_of(Settings(), NodeRequest(spec=Observed(spec)), Modes())
     assert (modes.of(GPU), modes.of(OTHER), invalid) == (DesiredMode.SHARED, DesiredMode.PASSTHROUGH, None)
 
@@ -67,7 +67,7 @@ def test_a_label_and_a_gpu_node_that_mix_modes_keep_the_modes() -> None:
     assert modes is SHARED
     assert invalid is not None
     assert "both shared and vgpu" in invalid.expected
-    spec = NodeSpec(mode="shared", gpus={GPU: "vgpu"})
+    spec = GpuNodeSpec(mode="shared", gpus={GPU: "vgpu"})
     modes, invalid = modes_of(Settings(), NodeRequest(spec=Observed(spec)), Modes())
     assert modes == Modes()
     assert invalid is not None

@@ -63,7 +63,7 @@ def test_answers_of_a_real_daemon_are_understood(text: str, clients: int) -> Non
 
 
 def test_a_daemon_that_lists_no_clients_has_an_unknown_number() -> None:
-    assert mps.parse('100.0\nUnknown command "ps"\n') == mps.MpsDaemon(None)
+    assert mps.parse('100.0\nUnknown command "ps"\n') == mps.MpsDaemonState(None)
 
 
 @given(text=st.text(max_size=200))

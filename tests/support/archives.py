@@ -5,12 +5,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuvirt.archive import FORMAT, HOST, Entry, Manifest, NotRead, Opened, pack, unpack
+from gpuvirt.archive import FORMAT, HOST, ArchiveManifest, Entry, NotRead, Opened, pack, unpack
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.archives.hostcopy import HostCopy, copy_host
 from gpuvirt_sim.clock import BEGINNING
 
-MANIFEST = Manifest(format=FORMAT, gpuvirt="0.1.0", at=BEGINNING, node="node-1", names_hidden=False, privileged=True)
+MANIFEST = ArchiveManifest(
+    format=FORMAT, gpuvirt="0.1.0", at=BEGINNING, node="node-1", names_hidden=False, privileged=True
+)
 
 
 def packed(copy: HostCopy, more: Mapping[str, Entry] | None = None) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt import __version__
-from gpuvirt.archive import Manifest
+from gpuvirt.archive import ArchiveManifest
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, ResourceName
 from gpuvirt.kubelet.checkpoint import Data, PodDevices
 from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledger
@@ -86,8 +86,8 @@ def opened(content: bytes) -> dict[str, bytes]:
         return {member.name.partition("/")[2]: file.read() for member, file in files if file is not None}
 
 
-def manifest_of(files: dict[str, bytes]) -> Manifest:
-    return msgspec.json.decode(files["MANIFEST.json"], type=Manifest)
+def manifest_of(files: dict[str, bytes]) -> ArchiveManifest:
+    return msgspec.json.decode(files["MANIFEST.json"], type=ArchiveManifest)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from gpuvirt.web import connections
 from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
 from gpuvirt.web.clients import ClientRules
-from gpuvirt.web.connections import Connection, Connections
+from gpuvirt.web.connections import Connections, ServedConnection
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest, HttpServer
 from tests.web.certificates import Authority, Pair
 from tests.web.webservers import serving
@@ -53,8 +53,8 @@ class Closing:
         self.connections = Connections()
         self.closed: list[int] = []
 
-    def add(self, number: int, now_s: float) -> Connection:
-        connection = Connection(lambda: self.closed.append(number), now_s)
+    def add(self, number: int, now_s: float) -> ServedConnection:
+        connection = ServedConnection(lambda: self.closed.append(number), now_s)
         self.connections.add(connection, now_s)
         return connection
 

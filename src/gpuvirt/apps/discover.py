@@ -47,7 +47,7 @@ class DiscoverOptions(msgspec.Struct, frozen=True):
     """The time between two observations of the host."""
 
 
-class Discovery:
+class DiscoverProcess:
     """The process of one node."""
 
     def __init__(self, options: DiscoverOptions) -> None:

@@ -14,7 +14,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import Candidacy, Election, Terms, new_identity
 from gpuvirt.cluster.extender.extender import Extender
-from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
+from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.extender.route import Backend, RouteKeeper
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import Namespace, ObjectName
@@ -58,7 +58,7 @@ class ExtenderOptions(msgspec.Struct, frozen=True):
     clock: Clock = msgspec.field(default_factory=RealClock)
     terms: Terms = TERMS
     """How long the lease lasts, and how often it is renewed."""
-    intervals: Intervals = INTERVALS
+    intervals: ExtenderIntervals = INTERVALS
 
 
 class ExtenderProcess:

@@ -12,23 +12,23 @@ class GroupVersion(msgspec.Struct, frozen=True):
     version: str
 
 
-class Version(msgspec.Struct):
+class ServedVersion(msgspec.Struct):
     """A version of a group, as the server lists it."""
 
     version: str
 
 
-class Group(msgspec.Struct):
+class ServedGroup(msgspec.Struct):
     """A group with its versions."""
 
     name: str
-    versions: tuple[Version, ...] = ()
+    versions: tuple[ServedVersion, ...] = ()
 
 
 class Groups(msgspec.Struct):
     """The answer for `/apis`."""
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ServedGroup, ...] = ()
 
     @property
     def all_versions(self) -> frozenset[GroupVersion]:

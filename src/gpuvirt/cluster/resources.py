@@ -40,7 +40,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
             msgspec.structs.force_setattr(self, "annotations", shared)
 
 
-class Version(msgspec.Struct, frozen=True, rename="camel"):
+class VersionPrecondition(msgspec.Struct, frozen=True, rename="camel"):
     """The metadata of a merge patch that is refused if the object has another version than the one that was read."""
 
     resource_version: str

@@ -48,7 +48,7 @@ class Listing(msgspec.Struct, frozen=True):
         return self.names.detail if isinstance(self.names, Unread) else legible(" ".join(self.names)) or "empty"
 
 
-class Link(msgspec.Struct, frozen=True):
+class SymbolicLink(msgspec.Struct, frozen=True):
     """One symbolic link, and the last part of its target."""
 
     path: HostPath
@@ -93,5 +93,5 @@ class Framebuffer(msgspec.Struct, frozen=True):
     """A framebuffer of the kernel, and its device."""
 
     name: Attribute
-    device: Link
+    device: SymbolicLink
     """A link to a PCI address, `simple-framebuffer.0` or `efi-framebuffer.0`."""

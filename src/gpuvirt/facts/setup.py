@@ -7,10 +7,10 @@ import msgspec
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.kata import KataRuntime
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.platform import Attribute, Framebuffer, FunctionSetup, Link, Listing, Presence
+from gpuvirt.facts.platform import Attribute, Framebuffer, FunctionSetup, Listing, Presence, SymbolicLink
 from gpuvirt.facts.runtimes import Runtime
 
-Part = Attribute | Listing | Link | Presence
+Part = Attribute | Listing | SymbolicLink | Presence
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ def parts(setup: Setup) -> Mapping[str, Part]:
 
 def _parts(value: object) -> Iterator[Part]:
     match value:
-        case Attribute() | Listing() | Link() | Presence():
+        case Attribute() | Listing() | SymbolicLink() | Presence():
             yield value
         case Unread():
             yield Listing(value.path, value)

@@ -60,7 +60,7 @@ class DeviceIds(msgspec.Struct, frozen=True):
         )
 
 
-class User(msgspec.Struct, frozen=True):
+class OpenDeviceUser(msgspec.Struct, frozen=True):
     """A process that has a VFIO device open."""
 
     pid: int
@@ -108,11 +108,11 @@ class Facts(msgspec.Struct, frozen=True):
     """Groups that have a node, `/dev/vfio/12`."""
     cdev_nodes: frozenset[str] = frozenset()
     """Devices that have their own node: `vfio0` for `/dev/vfio/devices/vfio0`."""
-    users: Mapping[IommuGroup, tuple[User, ...]] | None = None
+    users: Mapping[IommuGroup, tuple[OpenDeviceUser, ...]] | None = None
     """The processes that have each group open; None if they were not, or could not be, listed."""
     busy_groups: Mapping[IommuGroup, str] = msgspec.field(default_factory=dict)
     """Groups that could not be opened since a process has them open, with the kernel's error."""
-    users_of_lost_nodes: tuple[User, ...] = ()
+    users_of_lost_nodes: tuple[OpenDeviceUser, ...] = ()
     """The processes that have a device open whose node is gone, since it is being unbound and has no driver link."""
     device_ids: DeviceIds = msgspec.field(default_factory=DeviceIds)
     """The ids of GPUs in other device plugins."""
@@ -193,7 +193,7 @@ class FreshFacts(msgspec.Struct, frozen=True):
     """The same object as that of the last scan where nothing has changed."""
     members: Mapping[IommuGroup, Sequence[str] | Unread | None] = msgspec.field(default_factory=dict)
     """The devices that the kernel lists in each group's `devices/`, None where the group does not exist."""
-    users: Mapping[IommuGroup, tuple[User, ...] | UsersUnknown] = msgspec.field(default_factory=dict)
+    users: Mapping[IommuGroup, tuple[OpenDeviceUser, ...] | UsersUnknown] = msgspec.field(default_factory=dict)
     """The processes that have each group of these devices open; those that are known are in `facts`, too."""
 
 

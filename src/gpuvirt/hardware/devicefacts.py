@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, FunctionKind, PciFunction, Unread
-from gpuvirt.facts.snapshot import Facts, FreshFacts, MalformedEntry, User, UsersUnknown
+from gpuvirt.facts.snapshot import Facts, FreshFacts, MalformedEntry, OpenDeviceUser, UsersUnknown
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions import iommu, pci
@@ -95,7 +95,7 @@ class DeviceReading:
         """The groups that could not be opened although they may be free, with the error."""
         self._walks: dict[IommuGroup, set[PciAddress]] = {}
         """The groups whose users are found by a walk through all processes, with the functions in them."""
-        self._users: dict[IommuGroup, tuple[User, ...] | UsersUnknown] = {}
+        self._users: dict[IommuGroup, tuple[OpenDeviceUser, ...] | UsersUnknown] = {}
         self._lost_groups: set[IommuGroup] = set()
         self._lost_cdevs: set[str] = set()
         """Nodes that existed at the last scan and no longer exist."""

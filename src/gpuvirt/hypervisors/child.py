@@ -21,8 +21,8 @@ from gpuvirt.hypervisors.backend import BackEnd, BackEndError
 from gpuvirt.hypervisors.messages import (
     ORDERS,
     Answer,
-    Check,
     Checked,
+    CheckVms,
     Failed,
     Made,
     Make,
@@ -94,7 +94,7 @@ class Child:
                     self._start = start
                 case Renew(until_s):
                     live_until(until_s)
-                case Read() | Make() | Check() as request:
+                case Read() | Make() | CheckVms() as request:
                     self._workers.submit(self._answer, request)
 
     def _answer(self, request: Request) -> None:
@@ -115,7 +115,7 @@ class Child:
             case Make(number, vm, action, vgpu_type):
                 back_end.make(Call(vm, action, vgpu_type))
                 return Made(number)
-            case Check(number, vms):
+            case CheckVms(number, vms):
                 return Checked(number, tuple(back_end.check(vms)))
 
     def _opened(self) -> BackEnd:

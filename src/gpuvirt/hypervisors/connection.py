@@ -14,9 +14,21 @@ from msgspec.structs import replace
 
 from gpuvirt.clock import Clock, Timer
 from gpuvirt.hypervisors.childprocess import ChildProcess
-from gpuvirt.hypervisors.messages import Answer, Check, Checked, Failed, Make, Problem, Read, Renew, Request, Start, Vms
+from gpuvirt.hypervisors.messages import (
+    Answer,
+    Checked,
+    CheckVms,
+    Failed,
+    Make,
+    Problem,
+    Read,
+    Renew,
+    Request,
+    Start,
+    Vms,
+)
 from gpuvirt.model.reasons import Reason, hypervisorproblems
-from gpuvirt.model.schedules.connection import DEAD_AFTER_S, Credentials, HypervisorKind, MayCallUntil
+from gpuvirt.model.schedules.connection import DEAD_AFTER_S, HypervisorCredentials, HypervisorKind, MayCallUntil
 from gpuvirt.model.schedules.hypervisor import (
     Abilities,
     Ability,
@@ -140,7 +152,7 @@ class ChildHypervisor:
     async def check(self, vms: Iterable[VmKey]) -> Mapping[VmKey, Abilities] | VmsUnknown:
         """Return what can be done with each of these VMs; changes nothing. VMs that do not exist are missing."""
         keys = tuple(vms)
-        answer = await self._ask(lambda number: Check(number, keys))
+        answer = await self._ask(lambda number: CheckVms(number, keys))
         if isinstance(answer, Checked):
             return {found.vm: worded(found, self._start.server) for found in answer.abilities}
         return self._unknown(answer)
@@ -249,14 +261,14 @@ async def _killed(child: ChildProcess) -> None:
         log.warning("a child that was killed has not ended: the kernel blocks it", extra={"pid": child.pid})
 
 
-def start_order(kind: HypervisorKind, credentials: Credentials) -> Start:
+def start_order(kind: HypervisorKind, credentials: HypervisorCredentials) -> Start:
     """Return the first order of a child."""
     given = credentials
     return Start(kind, given.server, given.ca, given.user, given.password, given.certificate, given.key)
 
 
 async def open_hypervisor(
-    kind: HypervisorKind, credentials: Credentials, clock: Clock, may_call_until_s: MayCallUntil
+    kind: HypervisorKind, credentials: HypervisorCredentials, clock: Clock, may_call_until_s: MayCallUntil
 ) -> Hypervisor:
     """Return a connection, whose child starts with the first request. Never raises: errors are answers."""
     return ChildHypervisor(start_order(kind, credentials), clock, may_call_until_s)

@@ -74,7 +74,7 @@ class Make(msgspec.Struct, frozen=True, tag="make"):
     vgpu_type: str = ""
 
 
-class Check(msgspec.Struct, frozen=True, tag="check"):
+class CheckVms(msgspec.Struct, frozen=True, tag="check"):
     """Asks what can be done with VMs; the answer is `Checked`."""
 
     id: int
@@ -112,7 +112,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """Whether the hypervisor has certainly not carried out the call, and will not."""
 
 
-Request = Read | Make | Check
+Request = Read | Make | CheckVms
 Order = Start | Renew | Request
 Answer = Vms | Made | Checked | Failed
 

@@ -21,7 +21,7 @@ from gpuvirt.model.allocation.placement import PlacementError
 from gpuvirt.model.offers.view import NodeView, Registration, ResourceView
 from gpuvirt.model.reasons import ReasonCode, nodeproblems
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 
@@ -33,7 +33,7 @@ class Answers(msgspec.Struct, frozen=True):
 
     prefer: Callable[[ResourceName, Sequence[DeviceId], Sequence[DeviceId], int], Sequence[DeviceId]]
     """Returns the preferred devices for a resource, the available devices, those that must be chosen, and a number."""
-    allocate: Callable[[Request], Awaitable[tuple[Attachment, ...]]]
+    allocate: Callable[[AllocationRequest], Awaitable[tuple[Attachment, ...]]]
     """Allocates devices to containers."""
     pre_start: Callable[[ResourceName, Sequence[DeviceId]], Awaitable[None]]
     """Is called before each start of a container."""
@@ -79,7 +79,7 @@ class DevicePlugin(PluginServer):
     async def allocate(self, request: pb.AllocateRequest, call: PluginCall) -> pb.AllocateResponse:
         containers = wire.asked_for(request)
         try:
-            attachments = await self._answers.allocate(Request(self.resource, containers))
+            attachments = await self._answers.allocate(AllocationRequest(self.resource, containers))
         except AllocationRefusedError as error:
             unknown = error.reason.code in {ReasonCode.UNKNOWN_DEVICE, ReasonCode.UNKNOWN_RESOURCE}
             status = grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION

@@ -12,7 +12,7 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
-from gpuvirt.node.allocation.allocator import Allocator, Callbacks, Request
+from gpuvirt.node.allocation.allocator import AllocationRequest, Allocator, Callbacks
 from gpuvirt.node.allocation.startcheck import verify_start
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.known.kubeletrecord import KubeletRecord
@@ -95,7 +95,7 @@ class Allocators:
             return self.on_demand.prefer(available, must_include, size)
         return self.existing.prefer(resource, available, must_include, size)
 
-    async def allocate(self, request: Request) -> tuple[Attachment, ...]:
+    async def allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
         """Allocate devices to containers; raise AllocationRefusedError for the whole request."""
         if self.on_demand is not None and self.on_demand.takes(request):
             return await self.on_demand.allocate(request)

@@ -12,7 +12,7 @@ import msgspec
 
 from gpuvirt import __version__, archive, plain
 from gpuvirt.apps.doctor import EvidenceSources, diagnose
-from gpuvirt.archive import Entry, LeftOut, Manifest, NotRead
+from gpuvirt.archive import ArchiveManifest, Entry, LeftOut, NotRead
 from gpuvirt.documents import from_json
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.pci import Unread
@@ -42,7 +42,7 @@ class Packed(msgspec.Struct, frozen=True):
     name: str
     """The name of its file, without `.tar.gz`."""
     content: bytes
-    manifest: Manifest
+    manifest: ArchiveManifest
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -57,18 +57,18 @@ def pack(asked: ArchiveRequest) -> Packed:
     """Return the archive of a host."""
     packing = _begin(asked)
     members: dict[str, Entry] = {}
-    sections: list[archive.Section] = []
+    sections: list[archive.ArchivedSection] = []
     for section in SECTIONS:
         found = section.collect(packing)
         contents = [entry for entry in found.values() if isinstance(entry, bytes)]
-        sections.append(archive.Section(section.name, section.about, len(contents), sum(map(len, contents))))
+        sections.append(archive.ArchivedSection(section.name, section.about, len(contents), sum(map(len, contents))))
         members |= found
     if packing.names is not None:
         packing.left_out.append(
             LeftOut("names", "of the node, namespaces, pods, their UIDs and containers: replaced by pseudonyms")
         )
     node = packing.names.node if packing.names is not None else next(iter(asked.nodes), UNNAMED)
-    manifest = Manifest(
+    manifest = ArchiveManifest(
         format=archive.FORMAT,
         gpuvirt=__version__,
         at=packing.at,

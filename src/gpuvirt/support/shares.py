@@ -114,10 +114,10 @@ def _fit_spec(names: Pseudonyms | None, content: bytes) -> bytes:
     return msgspec.json.format(msgspec.json.encode(_Spec(spec.cdi_version, spec.kind, devices)), indent=1) + b"\n"
 
 
-def _fit_owner(names: Pseudonyms | None, owner: sharespec.Owner) -> str:
+def _fit_owner(names: Pseudonyms | None, owner: sharespec.SpecOwner) -> str:
     if names is not None:
         uid, pod = names.pod_record(owner.uid, owner.pod)
-        owner = sharespec.Owner(uid, ContainerName(names.container(owner.container)), pod)
+        owner = sharespec.SpecOwner(uid, ContainerName(names.container(owner.container)), pod)
     return msgspec.json.encode(owner).decode()
 
 

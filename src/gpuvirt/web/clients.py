@@ -20,7 +20,7 @@ class ClientStanding(StrEnum):
     NO_CERTIFICATE = "none"
 
 
-class Client(msgspec.Struct, frozen=True):
+class ServedClient(msgspec.Struct, frozen=True):
     """The client of a connection."""
 
     standing: ClientStanding = ClientStanding.NO_CERTIFICATE
@@ -28,7 +28,7 @@ class Client(msgspec.Struct, frozen=True):
     """The names of its verified certificate."""
 
 
-UNKNOWN = Client()
+UNKNOWN = ServedClient()
 
 
 class ClientRules(msgspec.Struct, frozen=True):
@@ -41,13 +41,13 @@ class ClientRules(msgspec.Struct, frozen=True):
     required: bool = True
     """Whether other clients are refused; otherwise they are answered, and counted."""
 
-    def judge(self, certificate: Mapping[str, object] | None) -> Client:
+    def judge(self, certificate: Mapping[str, object] | None) -> ServedClient:
         """Return the client with a verified certificate, in the form of `SSLSocket.getpeercert`."""
         if not certificate:
             return UNKNOWN
         names = tuple(_names(certificate))
         permitted = not self.names or not self.names.isdisjoint(names)
-        return Client(ClientStanding.PERMITTED if permitted else ClientStanding.OTHER_NAME, names)
+        return ServedClient(ClientStanding.PERMITTED if permitted else ClientStanding.OTHER_NAME, names)
 
 
 def _names(certificate: Mapping[str, object]) -> Iterable[str]:

@@ -84,7 +84,7 @@ async def listen(
             server.close()
 
 
-class Connection(msgspec.Struct, eq=False):
+class ServedConnection(msgspec.Struct, eq=False):
     """One connection."""
 
     close: Callable[[], None]
@@ -103,14 +103,14 @@ class Connections:
     """The open connections of a server."""
 
     def __init__(self) -> None:
-        self.being_answered: set[Connection] = set()
+        self.being_answered: set[ServedConnection] = set()
         """Those whose request has arrived, so that they are not closed."""
-        self._newcomers: dict[Connection, None] = {}
+        self._newcomers: dict[ServedConnection, None] = {}
         """Those without a certificate from which no whole request has arrived yet, the oldest first."""
-        self._answered: dict[Connection, None] = {}
+        self._answered: dict[ServedConnection, None] = {}
         """Those without a certificate that wait for their next request, the one that waits longest first."""
 
-    def add(self, connection: Connection, now_s: float) -> None:
+    def add(self, connection: ServedConnection, now_s: float) -> None:
         """Add a new connection, and close newcomers if there are too many; at the worst, this one."""
         if connection.is_verified:
             return
@@ -122,19 +122,19 @@ class Connections:
                 break
             self._close(oldest)
 
-    def received(self, connection: Connection, count: int) -> None:
+    def received(self, connection: ServedConnection, count: int) -> None:
         """Count bytes of a body; of connections with too many in all, close the one with the most."""
         connection.pending_bytes += count
         others = self._newcomers if connection in self._newcomers else self._answered
         if sum(other.pending_bytes for other in others) > MOST_PENDING_BYTES:
             self._close(max(others, key=lambda other: other.pending_bytes))
 
-    def begin(self, connection: Connection) -> None:
+    def begin(self, connection: ServedConnection) -> None:
         """Note that a whole request has arrived."""
         self.remove(connection)
         self.being_answered.add(connection)
 
-    def answered(self, connection: Connection) -> None:
+    def answered(self, connection: ServedConnection) -> None:
         """Note that a request was answered; if too many connections wait, close the one that waits longest."""
         self.remove(connection)
         connection.is_answered = True
@@ -144,13 +144,13 @@ class Connections:
         if len(self._answered) > MOST_ANSWERED:
             self._close(next(iter(self._answered)))
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ServedConnection) -> None:
         """Forget a connection that has ended."""
         connection.pending_bytes = 0
         self.being_answered.discard(connection)
         self._newcomers.pop(connection, None)
         self._answered.pop(connection, None)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: ServedConnection) -> None:
         self.remove(connection)
         connection.close()

@@ -19,7 +19,7 @@ from gpuvirt.cluster.extender.extender import (
     SchedulerAnswer,
     failed,
 )
-from gpuvirt.web.clients import Client, ClientRules, ClientStanding
+from gpuvirt.web.clients import ClientRules, ClientStanding, ServedClient
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, histograms, text_of
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
@@ -98,7 +98,7 @@ class ExtenderPages(msgspec.Struct):
         # A connection is kept alive by kube-scheduler: it must not stay with a process that does not lead.
         return HttpAnswer(200, answer.body, JSON, closes=answer.result in {NOT_SERVING, NOT_PERMITTED})
 
-    def _refusal(self, verb: str, client: Client) -> SchedulerAnswer | None:
+    def _refusal(self, verb: str, client: ServedClient) -> SchedulerAnswer | None:
         """Return the answer to a client that is not permitted; None for others, and where certificates are optional."""
         rules = self.clients
         if rules is None:

@@ -16,8 +16,8 @@ import h11
 import msgspec
 
 from gpuvirt.clock import Clock, RealClock
-from gpuvirt.web.clients import UNKNOWN, Client, ClientRules, ClientStanding
-from gpuvirt.web.connections import Connection, Connections, listen
+from gpuvirt.web.clients import UNKNOWN, ClientRules, ClientStanding, ServedClient
+from gpuvirt.web.connections import Connections, ServedConnection, listen
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     body: bytes = b""
     fault: str = ""
     """The error of a body that exceeds the limit, which is not read."""
-    client: Client = UNKNOWN
+    client: ServedClient = UNKNOWN
 
 
 class HttpAnswer(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ class HttpServer:
         now_s = self._clock.monotonic_s()
         known = self._clients.judge(writer.get_extra_info("peercert")) if self._clients is not None else UNKNOWN
         is_verified = known.standing is ClientStanding.PERMITTED
-        connection = Connection(writer.transport.abort, now_s, is_verified=is_verified)
+        connection = ServedConnection(writer.transport.abort, now_s, is_verified=is_verified)
         self.connections.add(connection, now_s)
         try:
             received = partial(self.connections.received, connection)
@@ -131,7 +131,7 @@ class HttpServer:
             self.connections.remove(connection)
             writer.transport.abort()
 
-    async def _answer(self, stream: "_Stream", connection: Connection) -> bool:
+    async def _answer(self, stream: "_Stream", connection: ServedConnection) -> bool:
         """Answer one request; return whether the connection goes on."""
         http = stream.http
         try:
@@ -160,7 +160,7 @@ class _Stream(msgspec.Struct, frozen=True):
     http: h11.Connection
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    client: Client
+    client: ServedClient
     received: Callable[[int], None]
     """Gets the numbers of bytes of a body that arrive."""
     most_body_bytes: int
@@ -203,7 +203,7 @@ class _Stream(msgspec.Struct, frozen=True):
             return
         headers = [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body)))]
         if answer.closes:
-            headers.append(("Connection", "close"))
+            headers.append(("ServedConnection", "close"))
         if answer.allow:
             headers.append(("Allow", answer.allow))
         reason = HTTPStatus(answer.status).phrase.encode()

@@ -9,7 +9,7 @@ import msgspec
 from gpuvirt import __version__
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.admission.admitting import UNCHANGED, Decision, admit
-from gpuvirt.cluster.admission.review import Request, decoded, encoded
+from gpuvirt.cluster.admission.review import AdmissionRequest, decoded, encoded
 from gpuvirt.errors import DamagedError
 from gpuvirt.loops.histogram import Histogram
 from gpuvirt.model.reasons import admission
@@ -83,14 +83,14 @@ class WebhookPages(msgspec.Struct):
         self._observe(review, decision)
         return HttpAnswer(200, body, JSON)
 
-    def _decided(self, review: Request) -> Decision:
+    def _decided(self, review: AdmissionRequest) -> Decision:
         if review.pod is None:
             return UNCHANGED
         if self.config.current is None:
             return Decision(admission.webhook_not_configured(str(self.config.path), self.config.fault or ""))
         return admit(review.pod, self.config.current)
 
-    def _observe(self, review: Request, decision: Decision) -> None:
+    def _observe(self, review: AdmissionRequest, decision: Decision) -> None:
         if (reason := decision.refusal) is None:
             self.results[PATCHED if decision.operations else SAME, ""] += 1
             return

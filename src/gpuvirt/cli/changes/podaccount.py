@@ -31,7 +31,7 @@ from gpuvirt.node.store.recordhistorystore import read_history
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 
-class PodAccount(msgspec.Struct, frozen=True):
+class AllocationReader(msgspec.Struct, frozen=True):
     """Reads the allocations at each call: they may change between a command's start and its lock of a unit."""
 
     kernel: Kernel

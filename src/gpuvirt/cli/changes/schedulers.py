@@ -21,7 +21,7 @@ from gpuvirt.model.change.moduleoption import FILE
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
 from gpuvirt.node.change import byhand
 from gpuvirt.node.change.gate.gate import UnitBusyError, gate_at
-from gpuvirt.node.change.observation import Observation, observe
+from gpuvirt.node.change.observation import HostObservation, observe
 from gpuvirt.node.published import moduleoptions
 from gpuvirt.paths import HostRoots
 
@@ -82,12 +82,12 @@ def get(here: Host, roots: HostRoots, addresses: Collection[str], *, output: Out
         raise typer.Exit(1)
 
 
-def _gpus(seen: Observation) -> list[PciAddress]:
+def _gpus(seen: HostObservation) -> list[PciAddress]:
     gpu_states = vgpuhost.gpu_states(seen)
     return [gpu for gpu in gpu_states if seen.inventory.facts.functions[gpu].id.vendor == NVIDIA]
 
 
-def _row(seen: Observation, gpu: PciAddress, kept: Scheduler | None) -> SchedulerRow:
+def _row(seen: HostObservation, gpu: PciAddress, kept: Scheduler | None) -> SchedulerRow:
     found = read_scheduler(seen.change_host.tools, gpu)
     if isinstance(found, Unread):
         return SchedulerRow(gpu, None, kept, refusals.unread(gpu, found))
@@ -122,7 +122,7 @@ def set_(here: Host, roots: HostRoots, address: str, order: Order, *, output: Ou
         raise typer.Exit(1)
 
 
-def _set(here: Host, roots: HostRoots, seen: Observation, gpu: PciAddress, order: Order) -> SchedulerResult:
+def _set(here: Host, roots: HostRoots, seen: HostObservation, gpu: PciAddress, order: Order) -> SchedulerResult:
     plan = byhand.scheduling(seen, gpu, order.scheduler)
     steps, reasons = tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending)
     if plan.steps and not order.dry_run:

@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from gpuvirt.cli.changes.inworker import CommandHost
-from gpuvirt.cli.changes.podaccount import PodAccount
+from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.cli.parameters import options
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import InvalidIdError
@@ -40,14 +40,16 @@ class Host(msgspec.Struct, frozen=True):
         return CommandHost(self.change_host, self.inputs, self.agent_folder)
 
 
-def account(roots: HostRoots, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> PodAccount:
+def account(roots: HostRoots, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> AllocationReader:
     """Return the reader of a host's allocations."""
     kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
     ledgers = (roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
-    return PodAccount(RealKernel(roots), roots, kubelet, ledgers, assume_unallocated)
+    return AllocationReader(RealKernel(roots), roots, kubelet, ledgers, assume_unallocated)
 
 
-def host(account: PodAccount, *, also: Iterable[str] = (), force: bool = False, require_reset: bool = True) -> Host:
+def host(
+    account: AllocationReader, *, also: Iterable[str] = (), force: bool = False, require_reset: bool = True
+) -> Host:
     """Return a host, with the modes and vGPU configs that its agent keeps."""
     change_host = change_host_of(account.kernel, account.roots, account.kubelet)
     view = _view(account.roots, account.kubelet, change_host)

@@ -22,7 +22,7 @@ from gpuvirt.model.desired.configchoice import desired
 from gpuvirt.model.desired.vgpuentries import ConfigEntry, Note, NoteCode
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import resolve_type
-from gpuvirt.node.change.observation import Observation, observe
+from gpuvirt.node.change.observation import HostObservation, observe
 
 
 class AppliedHost(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ def delete(where: AppliedHost, ids: Sequence[str], *, dry_run: bool) -> None:
         raise typer.Exit(1)
 
 
-def _seen(where: AppliedHost) -> tuple[Host, Observation]:
+def _seen(where: AppliedHost) -> tuple[Host, HostObservation]:
     here = vgpuhost.host(where.host_root, where.kubelet_dir, assume_unallocated=where.assume_unallocated)
     return here, observe(here.change_host, here.inputs, None)
 
@@ -111,7 +111,7 @@ class _Applied(msgspec.Struct, frozen=True):
     """Why GPUs that the config selects do not get its types: their cards have none of these."""
 
 
-def _desired(seen: Observation, entries: tuple[ConfigEntry, ...], notes: Iterable[Note]) -> _Applied:
+def _desired(seen: HostObservation, entries: tuple[ConfigEntry, ...], notes: Iterable[Note]) -> _Applied:
     """Return the desired vGPUs of each GPU of a config, and print the notes on the config."""
     found = desired(entries, config_gpus(seen.inventory, vgpuhost.gpu_states(seen)))
     unfit = tuple(note for note in found.notes if note.code is NoteCode.OTHER_CARD)
@@ -124,7 +124,7 @@ def _desired(seen: Observation, entries: tuple[ConfigEntry, ...], notes: Iterabl
 def _change(
     where: AppliedHost,
     here: Host,
-    seen: Observation,
+    seen: HostObservation,
     desired: Mapping[PciAddress, DesiredGpu],
     *,
     dry_run: bool,

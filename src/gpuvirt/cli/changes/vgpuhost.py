@@ -15,7 +15,7 @@ from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change import byhand
-from gpuvirt.node.change.observation import Observation
+from gpuvirt.node.change.observation import HostObservation
 from gpuvirt.paths import HostRoots
 
 
@@ -25,13 +25,13 @@ def host(host_root: Path, kubelet_dir: Path | None, *, assume_unallocated: bool 
     return vfiohost.host(account)
 
 
-def gpu_states(seen: Observation) -> Mapping[PciAddress, GpuState]:
+def gpu_states(seen: HostObservation) -> Mapping[PciAddress, GpuState]:
     """Return the states of the GPUs that can carry vGPUs now."""
     found = {gpu: seen.gpu_state(gpu) for gpu in sorted(seen.inventory.gpus)}
     return {gpu: state for gpu, state in found.items() if state is not None}
 
 
-def gpus_named(seen: Observation, addresses: Iterable[str]) -> list[PciAddress]:
+def gpus_named(seen: HostObservation, addresses: Iterable[str]) -> list[PciAddress]:
     """Return the GPUs that addresses name; raise BadParameter for an address that is no GPU."""
     found = list(vfiohost.parsed(addresses))
     for address in found:
@@ -40,7 +40,7 @@ def gpus_named(seen: Observation, addresses: Iterable[str]) -> list[PciAddress]:
     return found
 
 
-def would(seen: Observation, gpu: PciAddress, desired: DesiredGpu) -> VgpuResult:
+def would(seen: HostObservation, gpu: PciAddress, desired: DesiredGpu) -> VgpuResult:
     """Return the expected result of a change of a GPU."""
     unit = {gpu: desired}
     plan = plan_unit(seen.unit_state(unit), seen.inventory.gpus[gpu].unit, unit)
@@ -48,7 +48,7 @@ def would(seen: Observation, gpu: PciAddress, desired: DesiredGpu) -> VgpuResult
     return VgpuResult(gpu, steps, plan.reasons, _desired(desired))
 
 
-def changed(here: Host, seen: Observation, gpu: PciAddress, desired: DesiredGpu, *, quiet: bool) -> VgpuResult:
+def changed(here: Host, seen: HostObservation, gpu: PciAddress, desired: DesiredGpu, *, quiet: bool) -> VgpuResult:
     """Change a GPU to its desired state, and return the result; `seen` has the GPU's isolation unit."""
     if (managed := _managed(here, gpu, _desired(desired))) is not None:
         return managed
@@ -60,7 +60,9 @@ def changed(here: Host, seen: Observation, gpu: PciAddress, desired: DesiredGpu,
     return VgpuResult(gpu, taken, outcome.reasons, _desired(desired))
 
 
-def removed(here: Host, seen: Observation, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: bool) -> VgpuResult:
+def removed(
+    here: Host, seen: HostObservation, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: bool
+) -> VgpuResult:
     """Remove one vGPU, and return the result, the expected one in a dry run; `seen` has the GPU's isolation unit."""
     if (managed := _managed(here, gpu)) is not None:
         return managed

@@ -12,7 +12,7 @@ import typer
 from msgspec.structs import replace
 
 from gpuvirt.cli.changes import vfio, vfiohost
-from gpuvirt.cli.changes.podaccount import PodAccount
+from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.cli.changes.vfio import Chosen
 from gpuvirt.cli.changes.vfiohost import Host
 from gpuvirt.cli.formats import Output
@@ -87,7 +87,7 @@ def _roots(host_root: Path) -> HostRoots:
 
 
 def _manage(
-    desired: DesiredDriver, account: PodAccount, device_id: str | None, *, every: bool, nvswitches: bool
+    desired: DesiredDriver, account: AllocationReader, device_id: str | None, *, every: bool, nvswitches: bool
 ) -> None:
     if every == (device_id is not None):
         raise typer.BadParameter("give exactly one of --all and --device-id")

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpuvirt.cli.output.tables import console, paragraph, printable, say
-from gpuvirt.model.doctor.explanation import NOT_REACHED, DeviceExplanation, Stage, StageOutcome
+from gpuvirt.model.doctor.explanation import NOT_REACHED, DeviceExplanation, DeviceStage, StageOutcome
 from gpuvirt.model.doctor.findings import Area, CheckResult, Finding, Report, worst
 from gpuvirt.model.doctor.vms.vmexplanation import VmStage
 from gpuvirt.model.reasons.codes import Level
@@ -79,7 +79,7 @@ def explanation(found: DeviceExplanation) -> None:
         print_finding(out, finding)
 
 
-def print_stages(out: Console, stages: Sequence[Stage | VmStage], *, width: int) -> None:
+def print_stages(out: Console, stages: Sequence[DeviceStage | VmStage], *, width: int) -> None:
     """Print a line for each stage that was reached, then the names of the others; `width` is that of the names."""
     reached = [stage for stage in stages if stage.message != NOT_REACHED]
     for stage in reached:

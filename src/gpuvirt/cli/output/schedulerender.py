@@ -10,7 +10,7 @@ from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.render import say_reason
 from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.schedules.forecast import Budget, Forecast, PlannedAction, PlannedStep
+from gpuvirt.model.schedules.forecast import Forecast, ForecastBudget, PlannedAction, PlannedStep
 from gpuvirt.model.schedules.noderows import VmRow
 from gpuvirt.model.schedules.reports import (
     ScheduleDetail,
@@ -233,7 +233,7 @@ def _target(step: PlannedStep) -> str:
     return f"VMs whose vGPUs {step.target} removes" if step.action is PlannedAction.STOP_VMS else step.target
 
 
-def _budgets(budgets: tuple[Budget, ...] | None) -> Cell:
+def _budgets(budgets: tuple[ForecastBudget, ...] | None) -> Cell:
     if budgets is None:
         return Text(f"{UNKNOWN}: PodDisruptionBudgets may not be listed", style="yellow")
     text = ", ".join(f"{budget.name} allows {budget.allowed}" for budget in budgets)

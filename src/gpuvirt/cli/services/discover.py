@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.apps.discover import DiscoverOptions, Discovery, label_once
+from gpuvirt.apps.discover import DiscoverOptions, DiscoverProcess, label_once
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
@@ -52,7 +52,7 @@ def discover(  # noqa: PLR0913  one parameter an option
 
     set_up(log_format)
     credentials = apiserver.needed_credentials(apiserver.credentials_of(kubeconfig, context))
-    discovery = Discovery(DiscoverOptions(kernel, credentials, node, address_of(listen)))
+    discovery = DiscoverProcess(DiscoverOptions(kernel, credentials, node, address_of(listen)))
     asyncio.run(until_stopped(discovery.run()))
 
 

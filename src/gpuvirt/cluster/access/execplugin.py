@@ -63,7 +63,7 @@ class CredentialRequest(msgspec.Struct, frozen=True, rename="camel"):
     spec: CredentialRequestSpec
 
 
-class Status(msgspec.Struct, frozen=True, rename="camel"):
+class PluginStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The credentials that a plugin issues."""
 
     token: str = ""
@@ -77,7 +77,7 @@ class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
 
     api_version: str = ""
     kind: str = ""
-    status: Status | None = None
+    status: PluginStatus | None = None
 
 
 def encode(api_version: str, spec: CredentialRequestSpec) -> str:
@@ -85,7 +85,7 @@ def encode(api_version: str, spec: CredentialRequestSpec) -> str:
     return msgspec.json.encode(CredentialRequest(KIND, api_version, spec)).decode()
 
 
-def decode(output: bytes, api_version: str) -> Status:
+def decode(output: bytes, api_version: str) -> PluginStatus:
     """Return the credentials in a plugin's output; raises NotIssuedError if it does not fit this API version."""
     try:
         found = nulls.decode(output, ExecCredential)
@@ -94,7 +94,7 @@ def decode(output: bytes, api_version: str) -> Status:
     if (found.kind, found.api_version) != (KIND, api_version):
         got = f"{found.kind or 'no kind'} of {found.api_version or 'no version'}"
         raise NoCredentialsError(f"printed {got}; expected {KIND} of {api_version}, the kubeconfig's apiVersion")
-    status = found.status or Status()
+    status = found.status or PluginStatus()
     if bool(status.client_certificate_data) != bool(status.client_key_data):
         raise NoCredentialsError("printed only one of client certificate and key; expected both or none")
     if not status.token and not status.client_certificate_data:
@@ -105,7 +105,7 @@ def decode(output: bytes, api_version: str) -> Status:
 IF_AVAILABLE, ALWAYS, NEVER = "IfAvailable", "Always", "Never"
 
 
-class Command(msgspec.Struct, frozen=True):
+class PluginCommand(msgspec.Struct, frozen=True):
     """The command of a plugin."""
 
     arguments: tuple[str, ...]
@@ -122,7 +122,7 @@ class Command(msgspec.Struct, frozen=True):
         return self.arguments[0]
 
 
-def command_of(entry: NamedEntry[Exec], cluster: NamedEntry[Cluster], ca: Material | None) -> Command:
+def command_of(entry: NamedEntry[Exec], cluster: NamedEntry[Cluster], ca: Material | None) -> PluginCommand:
     """Return the command of the plugin in a kubeconfig; raise ConfigError."""
     desired = entry.content
     if not desired.command:
@@ -138,7 +138,7 @@ def command_of(entry: NamedEntry[Exec], cluster: NamedEntry[Cluster], ca: Materi
             raise entry.fault("is missing; expected the variable's name", f"env[{index}].name")
     # A path is relative to the kubeconfig; a name without a slash is searched on PATH.
     program = str(entry.file.parent.absolute() / desired.command) if "/" in desired.command else desired.command
-    return Command(
+    return PluginCommand(
         (program, *desired.args),
         {variable.name: variable.value for variable in desired.env},
         desired.api_version,
@@ -168,7 +168,7 @@ def _cluster_info(cluster: NamedEntry[Cluster], ca: Material | None) -> ClusterI
 class ExecPlugin:
     """Runs a plugin when its last credentials have expired or been rejected, once for all requests that wait."""
 
-    def __init__(self, command: Command, clock: Clock) -> None:
+    def __init__(self, command: PluginCommand, clock: Clock) -> None:
         self._command = command
         self._clock = clock
         # asyncio's own subprocesses hang if they are cancelled while they start.

@@ -24,7 +24,7 @@ from gpuvirt.cluster.admission.injectedparts import (
     volume,
 )
 from gpuvirt.cluster.admission.injectionconfig import ClassSettings, InjectionConfig, MdevRule
-from gpuvirt.cluster.admission.pod import Group, Placed, Pod, Volume
+from gpuvirt.cluster.admission.pod import ContainerList, Placed, Pod, Volume
 from gpuvirt.cluster.jsonpatch import Op, Operation, at
 from gpuvirt.cluster.kinds.podparts import Container as NewContainer
 from gpuvirt.errors import DamagedError, InvalidIdError
@@ -97,7 +97,7 @@ def effective(requests: tuple[Requested, ...]) -> Mapping[str, int]:
     lasting: Counter[str] = Counter()
     most: Counter[str] = Counter()
     for request in requests:
-        if request.placed.group is Group.INIT and not request.placed.container.is_sidecar:
+        if request.placed.group is ContainerList.INIT and not request.placed.container.is_sidecar:
             most[request.resource] = max(most[request.resource], lasting[request.resource] + request.units)
         else:
             lasting[request.resource] += request.units
@@ -166,7 +166,7 @@ def _refusals(pod: Pod, settings: ClassSettings, secret: str) -> Iterator[Reason
             yield admission.licence_secret_invalid(place, secret, str(error))
     for placed in pod.placed():
         # The document's own pods have gridd among the other containers, and so may those of users.
-        if placed.group is Group.APP and placed.container.name == NVIDIA and settings.nvidia is not None:
+        if placed.group is ContainerList.APP and placed.container.name == NVIDIA and settings.nvidia is not None:
             yield admission.container_name_taken(placed.path, NVIDIA)
     expected = {DEV: "hostPath /dev"}
     if settings.driver is not None:
@@ -219,7 +219,7 @@ def _add_containers(
     if settings.nvidia is not None:
         if NVIDIA in names:
             index = names.index(NVIDIA)
-            _keep(draft, Placed(Group.INIT, index, init[index]), settings.nvidia.image)
+            _keep(draft, Placed(ContainerList.INIT, index, init[index]), settings.nvidia.image)
         else:
             own = {NVIDIA, GRIDD}
             needed = effective(tuple(vgpu for vgpu in vgpus if vgpu.placed.container.name not in own))

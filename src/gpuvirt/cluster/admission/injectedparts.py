@@ -12,7 +12,7 @@ from posixpath import normpath
 
 import msgspec
 
-from gpuvirt.cluster.admission.injectionconfig import SYSTEM_PATH, ClassSettings, InjectionProfile, Part
+from gpuvirt.cluster.admission.injectionconfig import SYSTEM_PATH, AddedContainer, ClassSettings, InjectionProfile
 from gpuvirt.cluster.admission.pod import EnvVar as ObservedEnvVar
 from gpuvirt.cluster.admission.pod import Placed
 from gpuvirt.cluster.jsonpatch import Op, Operation
@@ -118,7 +118,7 @@ def _extended(placed: Placed, index: int, variable: ObservedEnvVar, folder: str)
     return Operation(Op.ADD, placed.pointer("env", str(index), "value"), value)
 
 
-def nvidia(settings: ClassSettings, part: Part, vgpus: Mapping[str, int]) -> Container:
+def nvidia(settings: ClassSettings, part: AddedContainer, vgpus: Mapping[str, int]) -> Container:
     """Return the init container that loads the driver in the guest. With hot plug it has the pod's vGPUs."""
     has_tree = settings.driver is not None
     mounts = [
@@ -131,7 +131,7 @@ def nvidia(settings: ClassSettings, part: Part, vgpus: Mapping[str, int]) -> Con
     return _container(NVIDIA, part, LOADER_TREE if has_tree else "", [DEV_MOUNT, *(mounts if has_tree else [])], limits)
 
 
-def gridd(settings: ClassSettings, part: Part, licence_secret: str) -> Container:
+def gridd(settings: ClassSettings, part: AddedContainer, licence_secret: str) -> Container:
     """Return the sidecar with the licence daemon; as a native sidecar, it lets Jobs end."""
     has_tree = settings.driver is not None
     mounts = [TREE_MOUNT, VolumeMount(name=DRIVER, mount_path="/etc/nvidia", sub_path="etc/nvidia", read_only=True)]
@@ -142,7 +142,7 @@ def gridd(settings: ClassSettings, part: Part, licence_secret: str) -> Container
 
 def _container(
     name: str,
-    part: Part,
+    part: AddedContainer,
     tree: str,
     mounts: Sequence[VolumeMount],
     devices: Mapping[str, str],

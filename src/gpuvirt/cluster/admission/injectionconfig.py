@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt import documents
-from gpuvirt.documents import Written
+from gpuvirt.documents import WrittenDocument
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import ResourceName, parse_object_name
 from gpuvirt.model.shares.quantities import is_quantity
@@ -92,7 +92,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
     """Each a `_Class`."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class AddedContainer(msgspec.Struct, frozen=True):
     """A container that is added to pods."""
 
     image: str
@@ -102,7 +102,7 @@ class Part(msgspec.Struct, frozen=True):
     requests: Mapping[str, str | int]
     limits: Mapping[str, str | int]
 
-    def sharing(self) -> "Part":
+    def sharing(self) -> "AddedContainer":
         """Return the container for a pod with resources of its own: containers share them, and can't exceed them."""
         return replace(self, requests={}, limits={})
 
@@ -127,9 +127,9 @@ class ClassSettings(msgspec.Struct, frozen=True):
     driver: str | None
     """The driver's tree on the node; None: the guest image has the driver."""
     mdev: MdevRule
-    nvidia: Part | None
+    nvidia: AddedContainer | None
     """The init container that loads the driver; None: the guest loads it."""
-    gridd: Part | None
+    gridd: AddedContainer | None
     """The sidecar that gets the licence; None: the guest gets it."""
     containers: UserContainers
     licence_secret: str
@@ -179,7 +179,7 @@ def parse(text: str, *, where: str) -> InjectionConfig:
     return InjectionConfig(classes, file.vgpu_resources, file.mdev_resources, units)
 
 
-def _check_patterns(written: Written[_File], field: str, patterns: Sequence[str]) -> None:
+def _check_patterns(written: WrittenDocument[_File], field: str, patterns: Sequence[str]) -> None:
     for index, pattern in enumerate(patterns):
         domain, _, name = pattern.partition("/")
         if not (domain and name) or any(sign in domain for sign in "*?["):
@@ -187,7 +187,7 @@ def _check_patterns(written: Written[_File], field: str, patterns: Sequence[str]
             raise written.fault(message, [field, index])
 
 
-def _class(written: Written[_File], name: str, content: object) -> ClassSettings:
+def _class(written: WrittenDocument[_File], name: str, content: object) -> ClassSettings:
     steps: list[Step] = ["classes", name]
     of = written.part(content, steps, _Class)
     for kind, value, at in (
@@ -219,7 +219,7 @@ def _class(written: Written[_File], name: str, content: object) -> ClassSettings
     )
 
 
-def _driver(written: Written[_File], steps: Sequence[Step], of: _Class) -> str | None:
+def _driver(written: WrittenDocument[_File], steps: Sequence[Step], of: _Class) -> str | None:
     """Return the folder of the driver's tree on the node; None where the guest has the driver."""
     default = DRIVER_TREE if of.profile is InjectionProfile.HOT_PLUG else None
     tree = default if of.driver is msgspec.UNSET else of.driver
@@ -234,7 +234,7 @@ def _driver(written: Written[_File], steps: Sequence[Step], of: _Class) -> str |
     return tree.rstrip("/") or "/"
 
 
-def _check_quantities(written: Written[_File], steps: Sequence[Step], of: _Class) -> None:
+def _check_quantities(written: WrittenDocument[_File], steps: Sequence[Step], of: _Class) -> None:
     """Refuse amounts that the API server could not decode: no pod of the class would be admitted."""
     for name, part in (("nvidia", of.nvidia), ("gridd", of.gridd)):
         for field in ("requests", "limits"):
@@ -251,7 +251,7 @@ _GRIDD_RESOURCES = {"cpu": "50m", "memory": "128Mi"}
 
 def _part(
     part: _Part, image: str, command: tuple[str, ...], resources: Mapping[str, str], *, has_driver: bool
-) -> Part | None:
+) -> AddedContainer | None:
     """Return an added container; without the driver's tree, its programs come from an image that the config names."""
     if part.image == "" or (part.image is None and not has_driver):
         return None
@@ -259,7 +259,7 @@ def _part(
     limits: Mapping[str, str | int] = resources if needs.limits is None else needs.limits
     # Equal requests and limits leave the pod its quality of service.
     requests: Mapping[str, str | int] = limits if needs.requests is None else needs.requests
-    return Part(
+    return AddedContainer(
         image=part.image or image,
         image_pull_policy=part.image_pull_policy,
         command=command if part.command is None else part.command,

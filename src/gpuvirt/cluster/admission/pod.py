@@ -106,14 +106,14 @@ class Pod(msgspec.Struct, frozen=True):
     def placed(self) -> "Iterator[Placed]":
         """Yield all containers with their places, init containers first, in the order in which they start."""
         for group, containers in (
-            (Group.INIT, self.spec.init_containers),
-            (Group.APP, self.spec.containers),
+            (ContainerList.INIT, self.spec.init_containers),
+            (ContainerList.APP, self.spec.containers),
         ):
             for index, container in enumerate(containers):
                 yield Placed(group, index, container)
 
 
-class Group(StrEnum):
+class ContainerList(StrEnum):
     """A list of containers in a pod's spec."""
 
     INIT = "initContainers"
@@ -123,7 +123,7 @@ class Group(StrEnum):
 class Placed(msgspec.Struct, frozen=True):
     """A container, and its place in the pod."""
 
-    group: Group
+    group: ContainerList
     index: int
     container: Container
 

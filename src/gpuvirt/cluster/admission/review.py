@@ -65,7 +65,7 @@ class _Answer(msgspec.Struct, frozen=True, rename="camel"):
     kind: str = KIND
 
 
-class Request(msgspec.Struct, frozen=True):
+class AdmissionRequest(msgspec.Struct, frozen=True):
     """A request of the API server to admit an object."""
 
     uid: str
@@ -81,7 +81,7 @@ class Request(msgspec.Struct, frozen=True):
         return self.pod.metadata.name or f"{self.pod.metadata.generate_name}*"
 
 
-def decoded(body: bytes) -> Request:
+def decoded(body: bytes) -> AdmissionRequest:
     """Return the request in a body; raise DamagedError."""
     try:
         review = nulls.decode(body, _Review)
@@ -94,7 +94,7 @@ def decoded(body: bytes) -> Request:
         pod = nulls.decode(request.object, Pod) if request.creates_pod else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(f"cannot be parsed: {error}"[:200]) from error
-    return Request(request.uid, request.namespace, pod)
+    return AdmissionRequest(request.uid, request.namespace, pod)
 
 
 def encoded(uid: str, decision: Decision) -> bytes:

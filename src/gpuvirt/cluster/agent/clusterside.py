@@ -15,13 +15,13 @@ from gpuvirt.cluster.agent.gpunode import SpecListener, observe_gpu_node, observ
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
 from gpuvirt.cluster.agent.keeping import SPREAD_S, KeeperDependencies, ReportOutcome
 from gpuvirt.cluster.agent.nodeagent import NodeAgent
-from gpuvirt.cluster.agent.nodecounts import NodeCounts
+from gpuvirt.cluster.agent.nodecounts import NodeCountsKeeper
 from gpuvirt.cluster.agent.nodelabels import LabelClaim, NodeLabels, shared_claim
 from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
 from gpuvirt.cluster.agent.operands import observed_of, operand_claim, operand_pods
 from gpuvirt.cluster.agent.podevents import PodEvents
 from gpuvirt.cluster.agent.podrequests import answer_inquiry
-from gpuvirt.cluster.agent.podshares import NodePod, PodShareKeeper, node_pods
+from gpuvirt.cluster.agent.podshares import PodShareKeeper, RequestingPod, node_pods
 from gpuvirt.cluster.agent.vgputypes import VgpuTypes
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
@@ -55,7 +55,7 @@ class EndingPods:
         self._seen = on_demand_pods()
         """The pods that exist, and those with on-demand vGPUs that are gone."""
 
-    def observe(self, delta: Delta[NodePod]) -> None:
+    def observe(self, delta: Delta[RequestingPod]) -> None:
         """Record all pods of the node."""
         pods = {pod.kubelet_uid: pod for pod in delta.objects.values()}
         gone = self._seen - pods.keys()
@@ -123,7 +123,7 @@ class _Run:
         take_request = noderequests.observe_node(self._agent.observations.take_request, key)
         counts = None
         if agent.node_counts is not None:
-            counts = NodeCounts(self._dependencies, agent.node_counts, agent.observations.observe_node_counts)
+            counts = NodeCountsKeeper(self._dependencies, agent.node_counts, agent.observations.observe_node_counts)
 
         def observe(delta: Delta[Node]) -> None:
             node = delta.objects.get(key)
@@ -172,7 +172,7 @@ class _Run:
 
     def _follow_pods(self, shares: NodeShares | None) -> None:
         """Follow the node's pods from the first time that GPUs are shared, or vGPUs are offered on demand."""
-        followers: list[Callable[[Delta[NodePod]], None]] = [self._types.observe_pods]
+        followers: list[Callable[[Delta[RequestingPod]], None]] = [self._types.observe_pods]
         followers.append(
             EndingPods(
                 lambda: self._agent.observations.on_demand_pods, self._agent.observations.observe_pod_ends
@@ -183,7 +183,7 @@ class _Run:
         reflector = self._reflector(node_pods(self._dependencies.node))
         report = self._reporter("pods", "to watch the pods of its node")
 
-        def observe(delta: Delta[NodePod]) -> None:
+        def observe(delta: Delta[RequestingPod]) -> None:
             for follower in followers:
                 follower(delta)
 
@@ -203,7 +203,7 @@ class _Run:
             while not (self._types.in_use or (shares is not None and shares.in_use)):
                 await self._noted.wait()
 
-    def _keep_shares(self, shares: NodeShares) -> Callable[[Delta[NodePod]], None]:
+    def _keep_shares(self, shares: NodeShares) -> Callable[[Delta[RequestingPod]], None]:
         """Keep the annotations of pods with shares, and write events; return what takes the node's pods."""
         keeper = PodShareKeeper(self._dependencies, shares)
         written = self._reporter("shares", "to write the GPUs of a pod")

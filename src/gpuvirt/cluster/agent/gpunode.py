@@ -27,7 +27,7 @@ from gpuvirt.cluster.kinds.gpunode import PodMemory as ReportedMemory
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.model.desired.invalid import InvalidDesired
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.validation import ValidatorCheck
 from gpuvirt.model.offers.view import GpuView, NodeView, PlanningView, ResourceView, VgpuView
@@ -54,7 +54,7 @@ def request_of_spec(spec: Spec | None) -> NodeRequest:
     origins = spec.origins or Origins()
     return NodeRequest(
         spec=Observed(
-            NodeSpec(
+            GpuNodeSpec(
                 mode=str(spec.mode),
                 gpus=gpus,
                 vgpu_config=spec.vgpu_config,

@@ -45,7 +45,7 @@ def patch_of(counts: Mapping[ResourceName, Count], observed: Mapping[ResourceNam
     return Patch(Counts(wrong)) if wrong else None
 
 
-class NodeCounts:
+class NodeCountsKeeper:
     """Keeps the resource counts in the status of one node."""
 
     def __init__(

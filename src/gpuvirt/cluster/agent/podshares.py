@@ -56,7 +56,7 @@ class _Status(PodStatus, frozen=True, gc=False):
     phase: str = ""
 
 
-class NodePod(SharingPod, frozen=True):
+class RequestingPod(SharingPod, frozen=True):
     """A pod with the requests of its containers, and whether they have ended."""
 
     metadata: _Metadata
@@ -101,12 +101,12 @@ class Due(NamedTuple):
     text: str
 
 
-def node_pods(node: str) -> Collection[NodePod]:
+def node_pods(node: str) -> Collection[RequestingPod]:
     """Return the collection of all pods of a node."""
-    return Collection(Resource("pods"), NodePod, on_node=node)
+    return Collection(Resource("pods"), RequestingPod, on_node=node)
 
 
-def pod_on_node(pod: NodePod, resource: ResourceName, whole: Units) -> PodOnNode | None:
+def pod_on_node(pod: RequestingPod, resource: ResourceName, whole: Units) -> PodOnNode | None:
     """Return a pod that requests units, None for another pod, and for one whose request no GPU can serve."""
     try:
         demand = demand_of_pod(pod, resource, whole)
@@ -147,10 +147,10 @@ class PodShareKeeper:
         self._dependencies = dependencies
         self._shares = shares
         self._written: dict[PodUid, _Written] = {}
-        self._observed: dict[PodUid, tuple[NodePod, PodOnNode | None]] = {}
+        self._observed: dict[PodUid, tuple[RequestingPod, PodOnNode | None]] = {}
         """The pods as observed, with what was read from them."""
 
-    def observe(self, delta: Delta[NodePod]) -> None:
+    def observe(self, delta: Delta[RequestingPod]) -> None:
         """Record the pods of the node; a pod that has not changed is not read again."""
         before, self._observed = self._observed, {}
         for pod in delta.objects.values():

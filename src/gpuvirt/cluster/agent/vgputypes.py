@@ -10,7 +10,7 @@ from gpuvirt.cluster import events
 from gpuvirt.cluster.agent.gpunodekeeper import REPORTER
 from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.cluster.agent.nodelabels import LabelClaim
-from gpuvirt.cluster.agent.podshares import NodePod
+from gpuvirt.cluster.agent.podshares import RequestingPod
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.events import About, EventDraft, EventLevel, Reporter
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
@@ -53,7 +53,7 @@ class VgpuTypes:
         self._changes: dict[ResourceName, TypeChange] = {}
         """The changes whose events are not written yet."""
         self._compared: tuple[Types, Types] | None = None
-        self._pods: Mapping[str, NodePod] | None = None
+        self._pods: Mapping[str, RequestingPod] | None = None
         """The pods of the node by namespace and name; None until the API server has listed them."""
         self._gpu_node: str | None = None
         self._due = Signal()
@@ -93,7 +93,7 @@ class VgpuTypes:
         """Record the metadata of the node."""
         self._noted = metadata.annotations.get(VGPU_TYPES_ANNOTATION)
 
-    def observe_pods(self, delta: Delta[NodePod]) -> None:
+    def observe_pods(self, delta: Delta[RequestingPod]) -> None:
         """Record all pods of the node."""
         self._pods = {pod.where: pod for pod in delta.objects.values()}
         self._due.set()

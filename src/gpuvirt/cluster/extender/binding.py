@@ -13,7 +13,7 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.bindings import CannotBindError, Write
 from gpuvirt.cluster.extender.fence import Fence
 from gpuvirt.cluster.extender.filtering import NO_LIMITS
-from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
+from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.extender.protocol import BindingArguments
 from gpuvirt.cluster.extender.writes import Writes
 from gpuvirt.cluster.failures import ApiError, NotFoundError
@@ -39,7 +39,7 @@ class Binder:
         sharing: Sharing,
         clock: Clock,
         may_write: Callable[[], bool],
-        intervals: Intervals = INTERVALS,
+        intervals: ExtenderIntervals = INTERVALS,
     ) -> None:
         self._index = index
         self._sharing = sharing

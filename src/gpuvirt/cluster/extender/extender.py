@@ -20,7 +20,7 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.binding import NOT_LEADING, Binder
 from gpuvirt.cluster.extender.bindings import CannotBindError
 from gpuvirt.cluster.extender.filtering import HELD, filtered, fits_without_held
-from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
+from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.prioritizing import prioritized
 from gpuvirt.cluster.extender.protocol import (
@@ -82,7 +82,7 @@ class Extender:
         clock: Clock,
         random: Random,
         may_write: Callable[[], bool],
-        intervals: Intervals = INTERVALS,
+        intervals: ExtenderIntervals = INTERVALS,
     ) -> None:
         self.leads = False
         """Whether this process is in a term: it has the lease, or had it a moment ago."""

@@ -21,7 +21,7 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
+from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, NotUnderstoodError
 from gpuvirt.cluster.resources import pods
 from gpuvirt.cluster.shares.index import Index
@@ -54,7 +54,7 @@ class _FencePatch(msgspec.Struct, frozen=True):
 class Fence:
     """Changes the versions of pods."""
 
-    def __init__(self, client: Client, index: Index, clock: Clock, intervals: Intervals = INTERVALS) -> None:
+    def __init__(self, client: Client, index: Index, clock: Clock, intervals: ExtenderIntervals = INTERVALS) -> None:
         self._intervals = intervals
         self._client = client
         self._index = index

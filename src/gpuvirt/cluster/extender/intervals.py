@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Intervals(msgspec.Struct, frozen=True):
+class ExtenderIntervals(msgspec.Struct, frozen=True):
     """All intervals, in seconds."""
 
     look_s: float = 0.02
@@ -46,5 +46,5 @@ class Intervals(msgspec.Struct, frozen=True):
         return self.write_s + self.read_s
 
 
-INTERVALS = Intervals()
+INTERVALS = ExtenderIntervals()
 """The intervals of a real extender; tests have others."""

@@ -18,7 +18,7 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
+from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, retried
 from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.core import Service
@@ -113,7 +113,7 @@ class RouteKeeper:
         backend: Backend,
         clock: Clock,
         may_write: Callable[[], bool],
-        intervals: Intervals = INTERVALS,
+        intervals: ExtenderIntervals = INTERVALS,
     ) -> None:
         self._intervals = intervals
         self.missing: str | None = f"the EndpointSlice {backend.service} is not written yet"

@@ -17,7 +17,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.bindings import CannotBindError, Write
 from gpuvirt.cluster.extender.fence import AT_ONCE, Fence
-from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
+from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.failures import NOT_MADE, ApiError, ConflictError, NotSentError
 from gpuvirt.cluster.resources import pods
 from gpuvirt.cluster.shares.index import Index
@@ -47,7 +47,7 @@ class Writes:
         fence: Fence,
         clock: Clock,
         may_write: Callable[[], bool],
-        intervals: Intervals = INTERVALS,
+        intervals: ExtenderIntervals = INTERVALS,
     ) -> None:
         self._intervals = intervals
         self._client = client

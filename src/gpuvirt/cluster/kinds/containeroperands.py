@@ -23,7 +23,7 @@ class MigStrategy(StrEnum):
     MIXED = "mixed"
 
 
-class Probe(OpenPart, frozen=True, kw_only=True):
+class ProbeTiming(OpenPart, frozen=True, kw_only=True):
     """The timing of a probe of the container. 0 means unset."""
 
     initial_delay_seconds: Annotated[int, Meta(description="Seconds before the first probe.")] = 0
@@ -76,9 +76,9 @@ class Driver(OpenOperand, frozen=True, kw_only=True):
             extra_json_schema={"enum": ["auto", "open", "proprietary"]},
         ),
     ] = ""
-    startup_probe: Probe | None = None
-    liveness_probe: Probe | None = None
-    readiness_probe: Probe | None = None
+    startup_probe: ProbeTiming | None = None
+    liveness_probe: ProbeTiming | None = None
+    readiness_probe: ProbeTiming | None = None
     rdma: Rdma | None = None
     manager: DriverManager = DriverManager()
     repo_config: RepoConfig | None = None

@@ -41,7 +41,7 @@ from gpuvirt.cluster.operator.scheduledsource import ScheduledSource
 from gpuvirt.cluster.operator.scheduler.decisions import EXTENDER
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.operator.store import AnyStore, Store
-from gpuvirt.cluster.operator.writer import Write, Writer
+from gpuvirt.cluster.operator.writer import ObjectWriter, Write
 from gpuvirt.cluster.operator.writes import (
     ApplyGpuNode,
     ApplyObject,
@@ -89,7 +89,7 @@ class Controller:
         self._dependencies = dependencies
         self._settings = settings
         self._changed = Signal()
-        self._writer = Writer(self._write, dependencies.clock, dependencies.random)
+        self._writer = ObjectWriter(self._write, dependencies.clock, dependencies.random)
         self._announcer = Announcer(dependencies.client, dependencies.clock)
         self._memory = DecidedNodes()
         self._since_s = dependencies.clock.monotonic_s()

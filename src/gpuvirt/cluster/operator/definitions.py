@@ -35,31 +35,31 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel"):
     spec: dict[str, object]
 
 
-class Spec(msgspec.Struct, frozen=True):
+class DefinitionSpec(msgspec.Struct, frozen=True):
     """The part of a definition's spec that gpuvirt reads."""
 
     group: str
 
 
-class Condition(msgspec.Struct, frozen=True):
+class DefinitionCondition(msgspec.Struct, frozen=True):
     """A condition of a definition; unlike metav1.Condition it may lack a reason."""
 
     type: str
     status: str
 
 
-class Status(msgspec.Struct, frozen=True):
+class DefinitionStatus(msgspec.Struct, frozen=True):
     """The API server's conditions of a definition."""
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[DefinitionCondition, ...] = ()
 
 
 class Definition(msgspec.Struct, frozen=True):
     """A CustomResourceDefinition at the API server."""
 
     metadata: Metadata
-    spec: Spec
-    status: Status = Status()
+    spec: DefinitionSpec
+    status: DefinitionStatus = DefinitionStatus()
 
 
 def is_ours(definition: Definition) -> bool:

@@ -19,7 +19,7 @@ from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, VgpuSwitch
 from gpuvirt.cluster.operator.nodes.scheduled import ScheduledConfig, config_of
 from gpuvirt.cluster.operator.nodesummary import NodesSummary, NodeWrite, running_on
 from gpuvirt.cluster.operator.operands.site import OperandName
-from gpuvirt.cluster.operator.picture import NO_PODS, NodePods, read_of, read_of_gpu_node
+from gpuvirt.cluster.operator.picture import NO_PODS, OperandPods, read_of, read_of_gpu_node
 from gpuvirt.cluster.operator.policy.invalidstates import of_node
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, WriteTarget
 from gpuvirt.cluster.resources import NODES
@@ -44,7 +44,7 @@ class NodeInputs(msgspec.Struct, frozen=True):
 
     node: ReadNode
     gpu_node: OwnedGpuNode | None = None
-    pods: NodePods = NO_PODS
+    pods: OperandPods = NO_PODS
 
     def decides_as(self, other: "NodeInputs") -> bool:
         """Return whether the same decisions follow from both."""

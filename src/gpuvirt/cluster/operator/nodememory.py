@@ -15,7 +15,7 @@ from gpuvirt.cluster.operator.kubevirt.decisions import NodesObserved, observed_
 from gpuvirt.cluster.operator.nodedecisions import ClusterInputs, NodeInputs, decide_node, orphans
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.nodesummary import NodesSummary, together
-from gpuvirt.cluster.operator.picture import NO_PODS, NodePods, Picture, pods_by_node
+from gpuvirt.cluster.operator.picture import NO_PODS, OperandPods, Picture, pods_by_node
 from gpuvirt.cluster.operator.store import Objects
 
 SLICE_NODES = 500
@@ -43,13 +43,13 @@ class _Decided(msgspec.Struct, frozen=True):
     """The decisions for one part, with all inputs."""
 
     part: NodePart
-    pods: Mapping[str, NodePods]
+    pods: Mapping[str, OperandPods]
     """All pods of the cluster, by node."""
     of_node: Mapping[str, tuple[NodeInputs, NodesSummary]]
     orphaned: NodesSummary
     summary: NodesSummary
 
-    def follows_from(self, part: NodePart, pods: Mapping[str, NodePods]) -> bool:
+    def follows_from(self, part: NodePart, pods: Mapping[str, OperandPods]) -> bool:
         """Return whether the same decisions follow from another picture."""
         return self.part.is_same(part) and (
             self.pods is pods or all(node.pods == pods.get(name, NO_PODS) for name, (node, _) in self.of_node.items())
@@ -70,7 +70,7 @@ class DecidedNodes:
         self._cluster: ClusterInputs | None = None
         self._parts: dict[int, _Decided] = {}
         self._observed: dict[int, tuple[NodePart, NodesObserved]] = {}
-        self._pods: tuple[Objects[Pod], Mapping[str, NodePods]] = {}, {}
+        self._pods: tuple[Objects[Pod], Mapping[str, OperandPods]] = {}, {}
 
     def observed(self, picture: Picture) -> NodesObserved:
         """Return what all nodes have."""
@@ -104,7 +104,7 @@ class DecidedNodes:
         self._parts.pop(number % PARTS, None)
         self._observed.pop(number % PARTS, None)
 
-    def _pods_by_node(self, pods: Objects[Pod]) -> Mapping[str, NodePods]:
+    def _pods_by_node(self, pods: Objects[Pod]) -> Mapping[str, OperandPods]:
         if pods is not self._pods[0]:
             self._pods = pods, pods_by_node(pods.values())
         return self._pods[1]
@@ -112,7 +112,7 @@ class DecidedNodes:
     def _decide_part(
         self,
         part: NodePart,
-        pods: Mapping[str, NodePods],
+        pods: Mapping[str, OperandPods],
         before: Mapping[str, tuple[NodeInputs, NodesSummary]],
         cluster: ClusterInputs,
     ) -> _Decided:

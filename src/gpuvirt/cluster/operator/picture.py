@@ -88,7 +88,7 @@ def _keys_of(config_map: StoredObject) -> tuple[str, ...]:
     return tuple(config_map.texts or {})
 
 
-class NodePods(msgspec.Struct, frozen=True):
+class OperandPods(msgspec.Struct, frozen=True):
     """The facts about the pods of operands on one node that its decisions depend on."""
 
     apps: frozenset[str] = frozenset()
@@ -97,16 +97,16 @@ class NodePods(msgspec.Struct, frozen=True):
     """The pauses that running pods put on other operands."""
 
 
-NO_PODS = NodePods()
+NO_PODS = OperandPods()
 
 
-def pods_by_node(pods: Iterable[Pod]) -> dict[str, NodePods]:
+def pods_by_node(pods: Iterable[Pod]) -> dict[str, OperandPods]:
     """Return the pods of each node that has some."""
-    found: dict[str, NodePods] = {}
+    found: dict[str, OperandPods] = {}
     for pod in pods:
         if pod.app and (name := pod.spec.node_name):
             before, pauses = found.get(name, NO_PODS), PAUSERS.get(pod.app)
             at_work = pauses is not None and (pauses == PAUSED_FOR_VGPUS or not pod.status.ready)
             also = before.pauses | {pauses} if at_work and pauses is not None else before.pauses
-            found[name] = NodePods(before.apps | {pod.app}, also)
+            found[name] = OperandPods(before.apps | {pod.app}, also)
     return found

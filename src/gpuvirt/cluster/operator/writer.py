@@ -51,7 +51,7 @@ class _Retry:
     target: WriteTarget = field(compare=False)
 
 
-class Writer:
+class ObjectWriter:
     """Makes writes with `AT_ONCE` workers, at most one write to an object at a time."""
 
     def __init__(self, write: Callable[[Write], Awaitable[None]], clock: Clock, random: Random) -> None:

@@ -25,7 +25,7 @@ SLEEPING_READS = ("/driver_override", "/uevent", "/sriov_numvfs", "/unbindLock")
 """The attributes whose reads wait for the device's lock, which a blocked write holds."""
 
 
-class Writer:
+class WriterProcess:
     """The writer process of one change."""
 
     def __init__(self, kept: Sequence[int], proc: str) -> None:
@@ -74,7 +74,7 @@ class WriterKernel(RealKernel):
         super().__init__(roots)
         self._kept = (*kept, alive)
         self._end = needed
-        self._writer: Writer | None = None
+        self._writer: WriterProcess | None = None
 
     @property
     @override
@@ -115,7 +115,7 @@ class WriterKernel(RealKernel):
 
     def _ask(self, path: HostPath, letter: bytes, argument: bytes) -> bytes:
         if self._writer is None:
-            self._writer = Writer(self._kept, self._places.proc)
+            self._writer = WriterProcess(self._kept, self._places.proc)
         try:
             return self._writer.ask(letter, argument)
         except OSError as error:

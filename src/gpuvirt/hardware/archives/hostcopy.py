@@ -16,7 +16,7 @@ from gpuvirt.archive import Entry, Folder, Symlink
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, parse_pci_address, slot_of
 from gpuvirt.facts.pci import FunctionKind, Unread, kind_of
-from gpuvirt.facts.platform import Attribute, Link, Listing, Presence
+from gpuvirt.facts.platform import Attribute, Listing, Presence, SymbolicLink
 from gpuvirt.facts.setup import Part, parts
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.sysfs import IOMMU_GROUPS, MDEV_PARENTS, MDEVS, PCI_DEVICES, device_path, mdev_path
@@ -87,7 +87,7 @@ def copy_platform(copying: Copying) -> None:
 
 
 def _copy(copying: Copying, part: Part) -> None:
-    target = part.target if isinstance(part, Link) else None
+    target = part.target if isinstance(part, SymbolicLink) else None
     names = part.path.split("/")[1:] + ([target] if isinstance(target, str) else [])
     if not all(map(is_safe, names)):
         copying.unread.append(Unread(part.path, seen=UNSAFE))
@@ -101,7 +101,7 @@ def _copy(copying: Copying, part: Part) -> None:
 
 def _unread(part: Part) -> Unread | None:
     match part:
-        case Attribute(_, Unread() as unread) | Listing(_, Unread() as unread) | Link(_, Unread() as unread):
+        case Attribute(_, Unread() as unread) | Listing(_, Unread() as unread) | SymbolicLink(_, Unread() as unread):
             return unread
         case Presence(_, Unread() as unread):
             return unread
@@ -119,7 +119,7 @@ def _copy_read(copying: Copying, part: Part) -> None:
             copying.members[path] = "".join(f"{name}.ko:\n" for name in names).encode()
         case Listing(path, tuple(names)):
             _copy_names(copying, path, names)
-        case Link(path, str(target)):
+        case SymbolicLink(path, str(target)):
             copying.members[path] = Symlink(f"../../../{target}")
         case Presence(path, exists=True):
             copying.members[path] = Folder() if path.endswith("/entries") else b""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from errno import ETIMEDOUT
 
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.platform import Attribute, Framebuffer, FunctionSetup, Link, Listing, Presence
+from gpuvirt.facts.platform import Attribute, Framebuffer, FunctionSetup, Listing, Presence, SymbolicLink
 from gpuvirt.facts.setup import Setup
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.sysfs import IOMMU_GROUPS
@@ -165,7 +165,7 @@ def _framebuffers(kernel: Kernel) -> Iterator[Framebuffer]:
     for name in folder.known:
         if FRAMEBUFFER.fullmatch(name):
             path = HostPath(f"{folder.path}/{name}/device")
-            device = Link(path, attributes.link_name(kernel, path))
+            device = SymbolicLink(path, attributes.link_name(kernel, path))
             yield Framebuffer(read_attribute(kernel, f"{folder.path}/{name}/name"), device)
 
 

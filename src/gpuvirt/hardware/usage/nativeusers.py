@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions import modules
@@ -86,7 +86,7 @@ def _address(node: Mapping[str, int]) -> PciAddress:
 
 def read_native_users(
     kernel: Kernel, addresses: Collection[PciAddress], *, mapped: bool = False
-) -> Mapping[PciAddress, tuple[User, ...]] | Unread:
+) -> Mapping[PciAddress, tuple[OpenDeviceUser, ...]] | Unread:
     """Return the users of each function that has some; Unread where a process or a number can't be seen.
 
     With `mapped`, processes that have only mapped a node count as well; that reads more of each process.
@@ -97,11 +97,11 @@ def read_native_users(
     opened = read_open_nodes(kernel, mapped=mapped)
     if isinstance(opened, Unread):
         return opened
-    found: defaultdict[PciAddress, dict[int, User]] = defaultdict(dict)
+    found: defaultdict[PciAddress, dict[int, OpenDeviceUser]] = defaultdict(dict)
     for file in opened:
         for owner in owners.get(file.device, ()):
             if file.pid not in found[owner]:
-                found[owner][file.pid] = User(file.pid, command_of(kernel, file.pid), file.path)
+                found[owner][file.pid] = OpenDeviceUser(file.pid, command_of(kernel, file.pid), file.path)
     return {address: tuple(found[address][pid] for pid in sorted(found[address])) for address in sorted(found)}
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.facts.sysfs import VFIO_DEVICES
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
@@ -33,8 +33,8 @@ device open (6.12)."""
 class Users(msgspec.Struct, frozen=True):
     """The processes that have VFIO nodes open."""
 
-    by_group: Mapping[IommuGroup, tuple[User, ...]]
-    of_lost_nodes: tuple[User, ...]
+    by_group: Mapping[IommuGroup, tuple[OpenDeviceUser, ...]]
+    of_lost_nodes: tuple[OpenDeviceUser, ...]
     """The processes that have a device open through a node that no longer exists, so that the device is unknown."""
     watched: frozenset[IommuGroup]
     """The groups with a known node number; all their users are in `by_group`."""
@@ -65,7 +65,7 @@ def read_users(kernel: Kernel, cdevs: Mapping[str, IommuGroup], *, mapped: bool 
 
 def read_users_of(
     kernel: Kernel, groups: Collection[IommuGroup], cdevs: Mapping[str, IommuGroup]
-) -> Mapping[IommuGroup, tuple[User, ...] | Unread]:
+) -> Mapping[IommuGroup, tuple[OpenDeviceUser, ...] | Unread]:
     """Return the users of each of `groups`, by one walk; Unread where a process or the group's number is not visible.
 
     `cdevs` are the own nodes of the devices in `groups`. The node numbers of other groups are not read, so processes
@@ -89,22 +89,26 @@ def _without_number(group: IommuGroup) -> Unread:
 
 
 def _users(kernel: Kernel, opened: Iterable[OpenFile], groups: Mapping[int, IommuGroup]) -> Users:
-    found: defaultdict[IommuGroup, dict[int, User]] = defaultdict(dict)
-    lost: dict[int, User] = {}
+    found: defaultdict[IommuGroup, dict[int, OpenDeviceUser]] = defaultdict(dict)
+    lost: dict[int, OpenDeviceUser] = {}
     devices: dict[int, OpenFile] = {}
     by_node: set[int] = set()
     for file in opened:
         group = groups.get(file.device)
         if group is not None and file.pid not in found[group]:
-            found[group][file.pid] = User(file.pid, command_of(kernel, file.pid), file.path)
+            found[group][file.pid] = OpenDeviceUser(file.pid, command_of(kernel, file.pid), file.path)
         elif group is None and _LOST_NODE.search(file.path):
-            lost[file.pid] = User(file.pid, command_of(kernel, file.pid), file.path)
+            lost[file.pid] = OpenDeviceUser(file.pid, command_of(kernel, file.pid), file.path)
         elif file.path == VFIO_DEVICE:
             devices[file.pid] = file
         if group is not None or VFIO_NODE.search(file.path):
             by_node.add(file.pid)
     # A process can have received a device from another process, without its group's node.
-    lost |= {pid: User(pid, command_of(kernel, pid), file.path) for pid, file in devices.items() if pid not in by_node}
+    lost |= {
+        pid: OpenDeviceUser(pid, command_of(kernel, pid), file.path)
+        for pid, file in devices.items()
+        if pid not in by_node
+    }
     return Users(
         {group: tuple(found[group][pid] for pid in sorted(found[group])) for group in sorted(found)},
         tuple(lost[pid] for pid in sorted(lost)),

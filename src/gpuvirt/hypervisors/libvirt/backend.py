@@ -15,7 +15,7 @@ from gpuvirt.hypervisors.libvirt.devices import VmDevices, devices_of, mdev_type
 from gpuvirt.hypervisors.libvirt.faults import problem_of, words
 from gpuvirt.hypervisors.libvirt.reading import is_moving
 from gpuvirt.hypervisors.libvirt.running import Running, RunningCall, is_open
-from gpuvirt.hypervisors.libvirt.session import Session
+from gpuvirt.hypervisors.libvirt.session import LibvirtSession
 from gpuvirt.hypervisors.messages import Problem
 from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Action, Call, VmKey, WorkerVm
 
@@ -43,7 +43,7 @@ _NO_AGENT = Ability(
 )
 
 
-def make(session: Session, running: Running, call: Call) -> None:
+def make(session: LibvirtSession, running: Running, call: Call) -> None:
     """Make a call; raises BackEndError. Return when it is done, or runs for some time without failing.
 
     A call that failed after that is reported in the place of the next same one: the disk of a host that is full shows
@@ -66,7 +66,7 @@ def make(session: Session, running: Running, call: Call) -> None:
         raise _in_wrong_power(error, domain, call.action) from error
 
 
-def _watch(session: Session, begun: RunningCall, call: Call) -> None:
+def _watch(session: LibvirtSession, begun: RunningCall, call: Call) -> None:
     """Wait for a call's end, or until the VM shows that libvirt has begun it.
 
     Nothing else says that libvirt has received it. What is never received ends with the child, when its time is over.
@@ -178,7 +178,7 @@ class Libvirt:
 
     def __init__(self, server: str, ca: str, certificate: str, key: str) -> None:
         """Connect to nothing yet."""
-        self._session = Session(server, ca, certificate, key)
+        self._session = LibvirtSession(server, ca, certificate, key)
         self._running = Running()
 
     def read(self) -> Sequence[WorkerVm]:

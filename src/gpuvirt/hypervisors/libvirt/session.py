@@ -75,7 +75,7 @@ def _in_memory(name: str, text: str) -> int:
     return fd
 
 
-class Session:
+class LibvirtSession:
     """One client's connections; several threads use it at once."""
 
     def __init__(self, server: str, ca: str, certificate: str, key: str) -> None:

@@ -12,9 +12,9 @@ from pyVmomi import vim, vmodl
 from gpuvirt.hypervisors.backend import BackEndError
 from gpuvirt.hypervisors.messages import Problem
 from gpuvirt.hypervisors.vsphere.faults import problem_of
-from gpuvirt.hypervisors.vsphere.properties import Found, properties, vgpu_types, vgpus
+from gpuvirt.hypervisors.vsphere.properties import FoundObject, properties, vgpu_types, vgpus
 from gpuvirt.hypervisors.vsphere.reading import Reader
-from gpuvirt.hypervisors.vsphere.session import Session
+from gpuvirt.hypervisors.vsphere.session import VsphereSession
 from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Action, Call, VmKey, WorkerVm
 
 FAILS_WITHIN_S = 2.0
@@ -129,14 +129,14 @@ def _existing(content: vim.ServiceInstanceContent, keys: Sequence[VmKey]) -> Ite
                 raise
 
 
-def _gpus(host: Found) -> HostGpus:
+def _gpus(host: FoundObject) -> HostGpus:
     capabilities = host.value(CAPABILITIES, list) or []
     return HostGpus(
         frozenset(host.value(TYPES, list) or []), {capability.vgpu: capability for capability in capabilities}
     )
 
 
-def abilities(key: VmKey, vm: Found, host: HostGpus | None) -> Abilities:
+def abilities(key: VmKey, vm: FoundObject, host: HostGpus | None) -> Abilities:
     """Return what can be done with one VM; `host` is None while it is on none, or while its host is unknown."""
     types = vgpu_types(vm.value(DEVICES, list) or [])
     return Abilities(
@@ -154,7 +154,7 @@ def _suspend(types: Sequence[str], host: HostGpus | None) -> Ability:
     return POSSIBLE
 
 
-def _shut_down(vm: Found) -> Ability:
+def _shut_down(vm: FoundObject) -> Ability:
     tools = vm.value(TOOLS, str)
     if tools == "guestToolsRunning":
         return POSSIBLE
@@ -185,7 +185,7 @@ class VSphere:
 
     def __init__(self, server: str, ca: str, user: str, password: str) -> None:
         """Connect to nothing yet."""
-        self._session = Session(server, ca, user, password)
+        self._session = VsphereSession(server, ca, user, password)
         self._reader = Reader()
 
     def read(self) -> Sequence[WorkerVm]:

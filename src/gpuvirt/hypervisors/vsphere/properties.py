@@ -16,7 +16,7 @@ PAGE = 200
 """Objects in an answer: pyVmomi has the whole answer and its objects in memory at once, 0.1 MiB a VM with devices."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundObject(msgspec.Struct, frozen=True):
     """One object with those of its properties that have a value."""
 
     reference: object
@@ -32,7 +32,7 @@ class Found(msgspec.Struct, frozen=True):
         raise BackEndError(Problem.INCOMPLETE, f"{path} is a {type(value).__name__}", is_certain=True)
 
 
-def collected(content: vim.ServiceInstanceContent, spec: Collector.FilterSpec) -> Iterator[Found]:
+def collected(content: vim.ServiceInstanceContent, spec: Collector.FilterSpec) -> Iterator[FoundObject]:
     """Yield all objects of a filter, page by page; raises BackEndError. A session that has ended is SESSION_LOST."""
     collector = content.propertyCollector
     page = collector.RetrievePropertiesEx([spec], Collector.RetrieveOptions(maxObjects=PAGE))
@@ -43,11 +43,11 @@ def collected(content: vim.ServiceInstanceContent, spec: Collector.FilterSpec) -
                 if isinstance(fault, vim.fault.NotAuthenticated):
                     raise problem_of(fault, is_certain=True)
             values = {prop.name: prop.val for prop in entry.propSet or ()}
-            yield Found(entry.obj, values, tuple(f"{path} ({_name(fault)})" for path, fault in faults))
+            yield FoundObject(entry.obj, values, tuple(f"{path} ({_name(fault)})" for path, fault in faults))
         page = collector.ContinueRetrievePropertiesEx(page.token) if page.token else None
 
 
-def properties(content: vim.ServiceInstanceContent, references: Sequence[object], *paths: str) -> list[Found]:
+def properties(content: vim.ServiceInstanceContent, references: Sequence[object], *paths: str) -> list[FoundObject]:
     """Return properties of some objects of one type; raises BackEndError."""
     if not references:
         return []

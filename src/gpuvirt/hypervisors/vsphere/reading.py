@@ -7,7 +7,7 @@ from pyVmomi import vim, vmodl
 
 from gpuvirt.hypervisors.backend import BackEndError
 from gpuvirt.hypervisors.messages import Problem
-from gpuvirt.hypervisors.vsphere.properties import Collector, Found, collected, properties, vgpu_types
+from gpuvirt.hypervisors.vsphere.properties import Collector, FoundObject, collected, properties, vgpu_types
 from gpuvirt.model.schedules.hypervisor import Power, VmKey, WorkerVm
 
 POWER = {"poweredOn": Power.ON, "poweredOff": Power.OFF, "suspended": Power.SUSPENDED}
@@ -49,7 +49,9 @@ class Reader:
         read = (worker_vm(entry, types.get(str(entry.reference), ()), busy) for entry in vms)
         return [vm for vm in read if vm is not None]
 
-    def _vgpu_types(self, content: vim.ServiceInstanceContent, vms: Sequence[Found]) -> Mapping[str, tuple[str, ...]]:
+    def _vgpu_types(
+        self, content: vim.ServiceInstanceContent, vms: Sequence[FoundObject]
+    ) -> Mapping[str, tuple[str, ...]]:
         """Return the vGPU types of each VM that has a configuration."""
         versions = {str(vm.reference): version for vm in vms if (version := vm.value(VERSION, str)) is not None}
         known = {vm: entry for vm, entry in self._types.items() if versions.get(vm) == entry[0]}
@@ -61,7 +63,7 @@ class Reader:
         return {vm: types for vm, (_, types) in known.items()}
 
 
-def _vms_and_tasks(content: vim.ServiceInstanceContent) -> list[Found]:
+def _vms_and_tasks(content: vim.ServiceInstanceContent) -> list[FoundObject]:
     if content.viewManager is None:
         raise BackEndError(Problem.INCOMPLETE, "the server has no view manager", is_certain=True)
     view = content.viewManager.CreateContainerView(content.rootFolder, [vim.VirtualMachine], True)
@@ -84,7 +86,7 @@ def _spec(view: vim.view.ContainerView) -> Collector.FilterSpec:
     )
 
 
-def worker_vm(found: Found, types: tuple[str, ...], busy: set[str]) -> WorkerVm | None:
+def worker_vm(found: FoundObject, types: tuple[str, ...], busy: set[str]) -> WorkerVm | None:
     """Return a VM; None for one without a configuration: it is being created, or its files are inaccessible."""
     power, key = found.value(POWER_STATE, str), found.value(KEY, str)
     if power is None or (key is None and found.missing):

@@ -25,7 +25,7 @@ KEPT_S = 20
 T = TypeVar("T")
 
 
-class Session:
+class VsphereSession:
     """One user's session; several threads use it at once."""
 
     def __init__(self, server: str, ca: str, user: str, password: str) -> None:

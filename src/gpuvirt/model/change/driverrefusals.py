@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.podallocations import unmapped_reasons
@@ -146,7 +146,7 @@ def _why_no_native_driver(state: UnitState, function: PciFunction) -> Iterator[R
             yield refusals.in_use(vf, users, forcible=False)
 
 
-def _vfio_users(state: UnitState, function: PciFunction) -> tuple[User, ...]:
+def _vfio_users(state: UnitState, function: PciFunction) -> tuple[OpenDeviceUser, ...]:
     facts = state.inventory.facts
     group = function.iommu_group
     users = (facts.users or {}).get(group, ()) if isinstance(group, int) else ()

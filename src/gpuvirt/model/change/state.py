@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
 from gpuvirt.model.allocation.podallocations import Allocation
 from gpuvirt.model.allocation.tenancy import FormerTenants
@@ -32,7 +32,7 @@ class UnitState(msgspec.Struct, frozen=True):
     """The VFIO driver that fits a function best, if that is not vfio-pci."""
     host_uses: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The use that the host makes of a function: `drives the console`."""
-    native_users: Mapping[PciAddress, tuple[User, ...]] | Unread = NOT_READ
+    native_users: Mapping[PciAddress, tuple[OpenDeviceUser, ...]] | Unread = NOT_READ
     """Processes that use a function through its native driver; Unread if they could not be listed."""
     unmapped: tuple[Allocation, ...] = ()
     """Allocations of GPUs whose ids can't be mapped to a GPU of this host."""

@@ -41,7 +41,7 @@ class Withheld(msgspec.Struct, frozen=True):
     """The resource under which KubeVirt offers its devices; None: under the same name."""
 
 
-class NodeSpec(msgspec.Struct, frozen=True):
+class GpuNodeSpec(msgspec.Struct, frozen=True):
     """The spec of a GpuNode: it takes precedence over labels and settings."""
 
     mode: str
@@ -70,7 +70,7 @@ class NodeRequest(msgspec.Struct, frozen=True):
     """The existing vGPU configs: the ConfigMap. The value None: the ConfigMap does not exist."""
     workload: Observed[str] | None = None
     """The node's workload: its label `nvidia.com/gpu.workload.config`."""
-    spec: Observed[NodeSpec] | None = None
+    spec: Observed[GpuNodeSpec] | None = None
     """The spec of its GpuNode. The value None: it has no GpuNode."""
     enforcement: Observed[str] | None = None
     """The enforcement of new pods' shares: the node's label `gpuvirt.io/shares.enforcement`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt import documents, plain
-from gpuvirt.documents import Written
+from gpuvirt.documents import WrittenDocument
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
@@ -120,7 +120,7 @@ def parse(text: str, *, where: str) -> VgpuConfigs:
     return VgpuConfigs(configs, tuple(notes))
 
 
-def _entries(written: Written[_File], name: str, content: object, notes: list[Note]) -> tuple[ConfigEntry, ...]:
+def _entries(written: WrittenDocument[_File], name: str, content: object, notes: list[Note]) -> tuple[ConfigEntry, ...]:
     entries = written.part(content, [CONFIGS, name], tuple[_Entry, ...])
     if not entries:
         raise written.fault("has no entry; expected at least one, as in `- devices: all`", [CONFIGS, name])
@@ -131,7 +131,7 @@ def _entries(written: Written[_File], name: str, content: object, notes: list[No
 class _Reading(msgspec.Struct, frozen=True):
     """The reading of one entry."""
 
-    written: Written[_File]
+    written: WrittenDocument[_File]
     steps: Sequence[Step]
     notes: list[Note]
 

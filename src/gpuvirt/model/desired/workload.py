@@ -12,7 +12,7 @@ from enum import StrEnum
 from gpuvirt import plain
 from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
 from gpuvirt.model.desired.invalid import InvalidDesired, Origin, Source, invalid, quoted
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import Seen
 
@@ -102,7 +102,7 @@ def source_of_spec(origin: str, field: str) -> Source:
     return Source(Origin.GPU_NODE, f"GpuNode $.spec.{field}")
 
 
-def _of_spec(spec: NodeSpec, before: Modes) -> tuple[Modes, InvalidDesired | None]:
+def _of_spec(spec: GpuNodeSpec, before: Modes) -> tuple[Modes, InvalidDesired | None]:
     fields = {"mode": spec.mode} | {f"gpus[{index}].mode": mode for index, mode in enumerate(spec.gpus.values())}
     for field, mode in fields.items():
         if mode not in set(DesiredMode):

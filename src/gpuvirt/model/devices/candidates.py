@@ -7,7 +7,7 @@ import msgspec
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType, is_mdev_uuid
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Inventory, Vgpu
@@ -208,7 +208,7 @@ def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
     return notoffered.no_driver(address)
 
 
-def _users(inventory: Inventory, function: PciFunction) -> Sequence[User]:
+def _users(inventory: Inventory, function: PciFunction) -> Sequence[OpenDeviceUser]:
     """Return the processes that have a function's group open."""
     users = inventory.facts.users
     return (users or {}).get(function.iommu_group, ()) if isinstance(function.iommu_group, int) else ()

@@ -64,7 +64,7 @@ STEPS: Mapping[ReasonCode, StageName] = {
 """The stage that each reason of a device blocks; a reason that is not listed blocks OFFERED."""
 
 
-class Stage(msgspec.Struct, frozen=True):
+class DeviceStage(msgspec.Struct, frozen=True):
     """One stage."""
 
     step: StageName
@@ -80,7 +80,7 @@ class DeviceExplanation(msgspec.Struct, frozen=True):
     device: str | None
     """The explained device; for a resource, the device that passes the most stages."""
     resource: str | None
-    stages: tuple[Stage, ...]
+    stages: tuple[DeviceStage, ...]
     blocker: Finding | None
     """The finding that blocks the device; None where a VM can get the device now."""
     invalid: tuple[Finding, ...] = ()
@@ -130,7 +130,7 @@ def assemble(
 ) -> DeviceExplanation:
     """Return the explanation that the results of the stages give."""
     stages, blocker = until_blocked(results, StageName)
-    rows = tuple(Stage(stage.step, stage.standing, stage.message) for stage in stages)
+    rows = tuple(DeviceStage(stage.step, stage.standing, stage.message) for stage in stages)
     return DeviceExplanation(target, device, resource, rows, blocker)
 
 

@@ -10,7 +10,7 @@ from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, config_name, read
 from gpuvirt.model.desired.enforcement import DesiredEnforcement, enforcement_of, of_settings
 from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.desired.invalid import InvalidDesired, Source
-from gpuvirt.model.desired.observed import ConfigText, NodeRequest, NodeSpec
+from gpuvirt.model.desired.observed import ConfigText, GpuNodeSpec, NodeRequest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import addresses_of_settings, modes_of, named_addresses, overridden_label
 
@@ -35,7 +35,7 @@ class DesiredNode(msgspec.Struct, frozen=True):
     named: Mapping[str, Source] = msgspec.field(default_factory=dict)
     """The GPUs whose mode is set by address, with the source that names each."""
     config: DesiredConfig = msgspec.field(default_factory=DesiredConfig)
-    spec: NodeSpec | None = None
+    spec: GpuNodeSpec | None = None
     """The spec of the node's GpuNode, also from before a restart; None if there is none or it was never observed."""
     invalid_modes: InvalidDesired | None = None
     """Why the mode in the node's label or GpuNode is invalid."""

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand, plan_node_vgpus
@@ -44,16 +44,16 @@ B = TypeVar("B", bound=Basis)
 V = TypeVar("V")
 
 
-class Part(msgspec.Struct, Generic[B, V], frozen=True):
+class DecisionPart(msgspec.Struct, Generic[B, V], frozen=True):
     """A part of the decisions."""
 
     basis: B
     value: V
 
 
-def part_of(last: Part[B, V] | None, basis: B, decide: Callable[[B], V]) -> Part[B, V]:
+def part_of(last: DecisionPart[B, V] | None, basis: B, decide: Callable[[B], V]) -> DecisionPart[B, V]:
     """Return the last part if the same follows from its basis, else the part that is decided now."""
-    return last if last is not None and basis.decides_as(last.basis) else Part(basis, decide(basis))
+    return last if last is not None and basis.decides_as(last.basis) else DecisionPart(basis, decide(basis))
 
 
 class AllocationsBasis(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ def by_kind(basis: AllocationsBasis) -> ByKind:
     return ByKind(tuple(devices) if on_demand else basis.entries, on_demand)
 
 
-HoldingsPart = Part[AllocationsBasis, tuple[Holding, ...]]
+HoldingsPart = DecisionPart[AllocationsBasis, tuple[Holding, ...]]
 
 
 def holdings_part(last: HoldingsPart | None, entries: tuple[Entry, ...]) -> HoldingsPart:
@@ -100,7 +100,7 @@ class UsersBasis(msgspec.Struct, frozen=True):
     """The allocations and the processes that have groups open."""
 
     entries: tuple[Entry, ...]
-    processes: Mapping[IommuGroup, tuple[User, ...]] | None
+    processes: Mapping[IommuGroup, tuple[OpenDeviceUser, ...]] | None
 
     def decides_as(self, other: Self, /) -> bool:
         """Return whether the same part follows from both."""
@@ -120,7 +120,7 @@ class VgpusBasis(msgspec.Struct, frozen=True):
         return same and self.demand == other.demand and self.smi == other.smi
 
 
-VgpusPart = Part[VgpusBasis, NodeVgpus]
+VgpusPart = DecisionPart[VgpusBasis, NodeVgpus]
 
 
 def vgpus_part(last: VgpusPart | None, basis: VgpusBasis) -> VgpusPart:
@@ -142,7 +142,7 @@ class CandidatesBasis(msgspec.Struct, frozen=True):
         return same and self.naming == other.naming
 
 
-CandidatesPart = Part[CandidatesBasis, Candidates]
+CandidatesPart = DecisionPart[CandidatesBasis, Candidates]
 
 
 def candidates_part(last: CandidatesPart | None, basis: CandidatesBasis) -> CandidatesPart:
@@ -174,7 +174,7 @@ class OffersBasis(msgspec.Struct, frozen=True):
         return same and self.inputs == replace(other.inputs, now_s=self.inputs.now_s)
 
 
-OffersPart = Part[OffersBasis, Offers]
+OffersPart = DecisionPart[OffersBasis, Offers]
 
 
 def settled(last: OffersPart | None) -> OffersPart | None:
@@ -198,7 +198,7 @@ class OnDemandBasis(msgspec.Struct, frozen=True):
         return same and self.inputs == other.inputs
 
 
-OnDemandPart = Part[OnDemandBasis, OnDemandOffer]
+OnDemandPart = DecisionPart[OnDemandBasis, OnDemandOffer]
 
 
 def on_demand_part(last: OnDemandPart | None, basis: OnDemandBasis) -> OnDemandPart:
@@ -222,7 +222,7 @@ class ViewBasis(msgspec.Struct, frozen=True):
         return same and now == last
 
 
-ViewPart = Part[ViewBasis, NodeView]
+ViewPart = DecisionPart[ViewBasis, NodeView]
 
 
 def view_part(last: ViewPart | None, basis: ViewBasis) -> ViewPart:
@@ -234,11 +234,11 @@ def view_part(last: ViewPart | None, basis: ViewBasis) -> ViewPart:
 class Parts(msgspec.Struct, frozen=True):
     """The parts of the last decisions; None for parts to decide from scratch."""
 
-    by_kind: Part[AllocationsBasis, ByKind] | None = None
+    by_kind: DecisionPart[AllocationsBasis, ByKind] | None = None
     holdings: HoldingsPart | None = None
     vgpus: VgpusPart | None = None
     candidates: CandidatesPart | None = None
     on_demand: OnDemandPart | None = None
     offers: OffersPart | None = None
-    users: Part[UsersBasis, DeviceUsers] | None = None
+    users: DecisionPart[UsersBasis, DeviceUsers] | None = None
     view: ViewPart | None = None

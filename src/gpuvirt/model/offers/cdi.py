@@ -18,7 +18,7 @@ PREFIX = "gpuvirt-"
 """The prefix of gpuvirt's files; other files in the folder belong to other programs."""
 
 
-class DeviceNode(msgspec.Struct, frozen=True):
+class CdiDeviceNode(msgspec.Struct, frozen=True):
     """A device node; the runtime reads its type and numbers from the host's node."""
 
     path: HostPath
@@ -27,10 +27,10 @@ class DeviceNode(msgspec.Struct, frozen=True):
 class ContainerEdits(msgspec.Struct, frozen=True, rename="camel"):
     """The device nodes that a container gets."""
 
-    device_nodes: tuple[DeviceNode, ...]
+    device_nodes: tuple[CdiDeviceNode, ...]
 
 
-class Device(msgspec.Struct, frozen=True, rename="camel"):
+class CdiDevice(msgspec.Struct, frozen=True, rename="camel"):
     """A CDI device."""
 
     name: DeviceId
@@ -42,7 +42,7 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
 
     cdi_version: str
     kind: str
-    devices: tuple[Device, ...]
+    devices: tuple[CdiDevice, ...]
 
 
 def specs(view: NodeView) -> Mapping[str, bytes]:
@@ -63,7 +63,7 @@ def _spec(resource: ResourceView) -> Spec:
         cdi_version="0.6.0" if "." in kind.partition("/")[2] else "0.5.0",
         kind=kind,
         devices=tuple(
-            Device(device.id, ContainerEdits(tuple(DeviceNode(path) for path in device.nodes)))
+            CdiDevice(device.id, ContainerEdits(tuple(CdiDeviceNode(path) for path in device.nodes)))
             for device in resource.devices
             if device.nodes
         ),

@@ -7,7 +7,7 @@ import msgspec
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 
@@ -23,7 +23,7 @@ class DeviceUsers(msgspec.Struct, frozen=True):
     """KubeVirt's VMs among them."""
     by_resource: Mapping[ResourceName, Mapping[DeviceId, str]] = msgspec.field(default_factory=dict)
     """The pods to which the devices of each resource are allocated."""
-    processes: Mapping[IommuGroup, tuple[User, ...]] = msgspec.field(default_factory=dict)
+    processes: Mapping[IommuGroup, tuple[OpenDeviceUser, ...]] = msgspec.field(default_factory=dict)
     """The processes that have a group open."""
     given: Mapping[VgpuId, ResourceName] = msgspec.field(default_factory=dict)
     """The vGPUs of on-demand allocations, with the resources under which pods have them."""
@@ -44,7 +44,7 @@ class DeviceUsers(msgspec.Struct, frozen=True):
         return self.by_resource.get(resource, NO_ALLOCATIONS)
 
 
-def device_users(entries: Iterable[Entry], processes: Mapping[IommuGroup, tuple[User, ...]]) -> DeviceUsers:
+def device_users(entries: Iterable[Entry], processes: Mapping[IommuGroup, tuple[OpenDeviceUser, ...]]) -> DeviceUsers:
     """Return the users of a node's devices, by its allocations and its open groups."""
     pods, vms = dict[str, tuple[str, ...]](), dict[str, tuple[str, ...]]()
     by_resource: defaultdict[ResourceName, dict[DeviceId, str]] = defaultdict(dict)

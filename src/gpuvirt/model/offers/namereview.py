@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.desired.observed import GpuNodeSpec
 from gpuvirt.model.offers.withholding import Withholding
 from gpuvirt.model.reasons import Reason, nodeproblems
 
@@ -42,7 +42,7 @@ def review_names(
     before: NameReview,
     names: Iterable[ResourceName],
     offered_before: Collection[ResourceName],
-    spec: NodeSpec | None,
+    spec: GpuNodeSpec | None,
     terms: ReviewTerms,
     now_s: float,
 ) -> NameReview:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.desired.observed import NodeSpec, Withheld
+from gpuvirt.model.desired.observed import GpuNodeSpec, Withheld
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 
@@ -23,7 +23,7 @@ class Withholding(msgspec.Struct, frozen=True):
     """Whether KubeVirt registers the same name."""
 
 
-def withholdings(spec: NodeSpec | None) -> Mapping[ResourceName, Withholding]:
+def withholdings(spec: GpuNodeSpec | None) -> Mapping[ResourceName, Withholding]:
     """Return the withheld resources of a GpuNode's spec."""
     return {
         ResourceName(withheld.resource): Withholding(

@@ -8,7 +8,7 @@ from msgspec.structs import force_setattr
 
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 EXISTS, ABSENT = "there", "not there"
@@ -52,7 +52,7 @@ def driver_link(address: str, driver: object) -> Seen:
     return Seen.absent(path) if driver is None else Link(path, str(driver))
 
 
-def opened_by(users: Sequence[User]) -> tuple[Seen, ...]:
+def opened_by(users: Sequence[OpenDeviceUser]) -> tuple[Seen, ...]:
     """Return the open file of the first of these processes."""
     return tuple(Link(f"/proc/{user.pid}/fd", user.node) for user in users[:1])
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, not_read, opened_by
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
@@ -19,12 +19,12 @@ WAIT_FOR_POD = "delete the pod, or wait until it ends"
 WAIT_FOR_COUNT = "wait some seconds; if this persists, remove the other device plugin that offers it to the kubelet"
 
 
-def serious(users: Iterable[User]) -> tuple[User, ...]:
+def serious(users: Iterable[OpenDeviceUser]) -> tuple[OpenDeviceUser, ...]:
     """Return the users whose work would be lost: all but NVIDIA's own services."""
     return tuple(user for user in users if user.command not in NOT_VMS)
 
 
-def named(users: Iterable[User]) -> str:
+def named(users: Iterable[OpenDeviceUser]) -> str:
     """Return users as text."""
     return ", ".join(f"{user.command} (pid {user.pid})" for user in users)
 
@@ -110,7 +110,7 @@ def shared_group(staying: PciAddress, other: PciAddress) -> Reason:
     return Reason(ReasonCode.GROUP_NOT_VIABLE, staying, message, fix=fix)
 
 
-def unbind_pending(address: PciAddress, users: Sequence[User], *, certain: bool = True) -> Reason:
+def unbind_pending(address: PciAddress, users: Sequence[OpenDeviceUser], *, certain: bool = True) -> Reason:
     """The kernel waits until the device's user ends, and the device can't be changed until then."""
     message = f"is being unbound, and the unbind waits for {named(users)}"
     if not certain:
@@ -136,7 +136,7 @@ def allocated_unseen(unseen: Reason) -> Reason:
     )
 
 
-def in_use(address: str, users: Sequence[User], *, forcible: bool) -> Reason:
+def in_use(address: str, users: Sequence[OpenDeviceUser], *, forcible: bool) -> Reason:
     """The user would lose its work."""
     stop = "stop the processes" if len(users) > 1 else "stop the process"
     message = f"is in use by {named(users)}"
@@ -221,7 +221,7 @@ def count_unknown(address: str, unread: Unread) -> Reason:
     return Reason(ReasonCode.STILL_ALLOCATABLE, address, message, seen, fix)
 
 
-def locked(address: PciAddress, users: Sequence[User]) -> Reason:
+def locked(address: PciAddress, users: Sequence[OpenDeviceUser]) -> Reason:
     """NVIDIA's driver refuses its unbind lock."""
     message = f"can't be released: the NVIDIA driver still has clients{f': {named(users)}' if users else ''}"
     fix = "stop the clients, nvidia-persistenced and DCGM among them"

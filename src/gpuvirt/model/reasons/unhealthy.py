@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import is_mdev_uuid
-from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, opened_by
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 from gpuvirt.model.reasons.refusals import named
@@ -37,7 +37,7 @@ def group_not_viable(device: str, group: int | None, spoiling: Sequence[tuple[st
     return Reason(ReasonCode.GROUP_NOT_VIABLE, device, message, seen, fix)
 
 
-def in_use_elsewhere(device: str, users: Sequence[User], *seen: Seen) -> Reason:
+def in_use_elsewhere(device: str, users: Sequence[OpenDeviceUser], *seen: Seen) -> Reason:
     """A process that belongs to no pod has the device open."""
     user = named(users) or "a process that gpuvirt can't see"
     seen = seen or opened_by(users)

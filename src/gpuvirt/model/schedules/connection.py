@@ -30,7 +30,7 @@ KEYS: Mapping[HypervisorKind, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class HypervisorCredentials:
     """Where a hypervisor is, and who asks it. Neither `repr` nor any message shows more than the server."""
 
     server: str
@@ -70,6 +70,6 @@ class OpenHypervisor(Protocol):
     """Opens connections: `hypervisors.connection.open_hypervisor`, which `apps` injects."""
 
     async def __call__(
-        self, kind: HypervisorKind, credentials: Credentials, clock: Clock, may_call_until_s: MayCallUntil
+        self, kind: HypervisorKind, credentials: HypervisorCredentials, clock: Clock, may_call_until_s: MayCallUntil
     ) -> Hypervisor:
         """Return a connection, whose child starts with the first request. Never raises: errors are answers."""

@@ -78,7 +78,7 @@ MARKS: Mapping[bool | None, PlannedAction] = {
 """The planned action of a change of a node's marks, by the change's `cordon`."""
 
 
-class Budget(msgspec.Struct, frozen=True):
+class ForecastBudget(msgspec.Struct, frozen=True):
     """A PodDisruptionBudget that covers a pod."""
 
     name: str
@@ -94,7 +94,7 @@ class PlannedStep(msgspec.Struct, frozen=True):
     action: PlannedAction
     target: str
     """The pod (`default/train-0`), the VM, with its new vGPU type, volumes, labels, the vGPU config, or the node."""
-    budgets: tuple[Budget, ...] | None = ()
+    budgets: tuple[ForecastBudget, ...] | None = ()
     """The budgets that cover the pod; None where they could not be read."""
 
 
@@ -126,7 +126,7 @@ class _Model(msgspec.Struct):
     started: set[NodeName] = msgspec.field(default_factory=set)
     steps: list[PlannedStep] = msgspec.field(default_factory=list)
 
-    def take(self, action: ScheduleAction, budgets: Mapping[PodUid, tuple[Budget, ...]] | None) -> None:
+    def take(self, action: ScheduleAction, budgets: Mapping[PodUid, tuple[ForecastBudget, ...]] | None) -> None:
         """Take an action, which succeeds."""
         match action:
             case MarkNode():
@@ -219,7 +219,7 @@ def forecast(
     schedule: Schedule,
     status: ScheduleStatus,
     observed: ScheduleObservation,
-    budgets: Mapping[PodUid, tuple[Budget, ...]] | None,
+    budgets: Mapping[PodUid, tuple[ForecastBudget, ...]] | None,
     at: datetime,
     abilities: Mapping[VmKey, Abilities] = NOT_CHECKED,
 ) -> Forecast:

@@ -70,7 +70,7 @@ class CardId(msgspec.Struct, frozen=True):
     subsystem: PciId | None = None
 
 
-class GpuInstance(msgspec.Struct, frozen=True):
+class NeededInstance(msgspec.Struct, frozen=True):
     """The MIG GPU instance that a type needs."""
 
     profile: str
@@ -91,7 +91,7 @@ class CardType(msgspec.Struct, frozen=True):
     """The number that fits in mixed-size mode, if it is documented."""
     placements: tuple[int, ...] | None = None
     """The placement ids in mixed-size mode (in GB of framebuffer), if they are documented."""
-    gpu_instance: GpuInstance | None = None
+    gpu_instance: NeededInstance | None = None
     spelled: tuple[Profile, ...] = ()
     """Other names of the type in configs: `DC-1-24QGFX`."""
 
@@ -130,7 +130,7 @@ class Card(msgspec.Struct, frozen=True):
         """Return the type of a name on this card: the one of exactly this name, else of the name without its suffix."""
         return self._named(requested) or self._named(requested.bare)
 
-    def gpu_instance(self, requested: Profile) -> GpuInstance | None:
+    def gpu_instance(self, requested: Profile) -> NeededInstance | None:
         """Return the GPU instance that a MIG-backed type needs; None for time-sliced and unknown types.
 
         The type has the size. A suffix that the host's name lacks has the instance's other attributes.
@@ -140,7 +140,7 @@ class Card(msgspec.Struct, frozen=True):
             return found.gpu_instance if found else None
         size = found.gpu_instance.profile.partition("+")[0]
         attribute = _ATTRIBUTES[requested.suffix] if requested.suffix else ""
-        return GpuInstance(f"{size}{attribute}", found.gpu_instance.each)
+        return NeededInstance(f"{size}{attribute}", found.gpu_instance.each)
 
     def _named(self, requested: Profile) -> CardType | None:
         if requested.gpu != self.gpu:
@@ -155,7 +155,7 @@ class Card(msgspec.Struct, frozen=True):
         profile = Profile(self.gpu, row.slices, row.gb, series, row.suffix)
         if row.slices is not None:
             spelled = tuple(Profile(self.gpu, row.slices, row.gb, series, suffix) for suffix in row.spelled)
-            instance = GpuInstance(row.gpu_instance, row.each) if row.gpu_instance else None
+            instance = NeededInstance(row.gpu_instance, row.each) if row.gpu_instance else None
             return CardType(profile, row.most, gpu_instance=instance, spelled=spelled)
         mixed = next((mixed_row for mixed_row in self._mixed if mixed_row.gb == row.gb), None)
         return CardType(profile, row.most, mixed.most if mixed else None, mixed.placements if mixed else None)

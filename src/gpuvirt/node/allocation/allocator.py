@@ -50,7 +50,7 @@ class AllocationRefusedError(GpuvirtError):
         self.reason = reason
 
 
-class Request(msgspec.Struct, frozen=True):
+class AllocationRequest(msgspec.Struct, frozen=True):
     """A request of the kubelet: devices of one resource, for each container of a pod."""
 
     resource: ResourceName
@@ -124,7 +124,7 @@ class Allocator:
         spread = self._state.terms.settings.vgpu_placement
         return prefer(free, must_include, size, places, spread, siblings=siblings)
 
-    async def allocate(self, request: Request) -> tuple[Attachment, ...]:
+    async def allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
         """Allocate devices; return an answer for each container. Raise AllocationRefusedError for the whole request.
 
         The event loop goes on if the kernel blocks the reading of the devices.
@@ -140,7 +140,7 @@ class Allocator:
         self._telemetry.allocate_s.observe(self._options.clock.monotonic_s() - began_s)
         return attachments
 
-    async def _allocate(self, request: Request) -> tuple[Attachment, ...]:
+    async def _allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
         inventory, offer = self._offered(request.resource)
         allocated = self._allocations.read()
         ids = dict.fromkeys(itertools.chain.from_iterable(request.containers))
@@ -211,7 +211,7 @@ class Allocator:
         return _Checked(now, against, unseen) if self._options.plugin_only else _Checked(now, unseen | against, {})
 
     def _give(
-        self, request: Request, offer: Offer, allocated: Allocated, checked: _Checked
+        self, request: AllocationRequest, offer: Offer, allocated: Allocated, checked: _Checked
     ) -> tuple[tuple[Attachment, ...], Sequence[Entry]]:
         """Record an allocation; return its answers and its new entries."""
         resource, entries = request.resource, allocated.entries

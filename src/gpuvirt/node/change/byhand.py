@@ -13,7 +13,7 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, shortfalls
 from gpuvirt.node.change.changehost import ChangeHost, ReportStep, changing
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.observation import Learned, Observation, observe_unit
+from gpuvirt.node.change.observation import HostObservation, Learned, observe_unit
 from gpuvirt.node.change.steps.changes import by_hand
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.change.steps.vgpusteps import Run, VgpusInUseError, take_all
@@ -33,12 +33,12 @@ def set_scheduler(
     return _changed(change_host, gpu, inputs, report, first, lambda seen: scheduling(seen, gpu, scheduler))
 
 
-def removal(seen: Observation, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
+def removal(seen: HostObservation, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
     """Return the plan that removes one vGPU."""
     return plan_removal(seen.vgpu_state({gpu: DesiredVgpus()}), gpu, vgpu)
 
 
-def scheduling(seen: Observation, gpu: PciAddress, scheduler: Scheduler) -> VgpuPlan:
+def scheduling(seen: HostObservation, gpu: PciAddress, scheduler: Scheduler) -> VgpuPlan:
     """Return the plan that sets the scheduler of a GPU."""
     return plan_scheduler(seen.vgpu_state({gpu: DesiredVgpus(scheduler=scheduler)}), gpu, scheduler)
 
@@ -49,7 +49,7 @@ def _changed(
     inputs: Inputs,
     report: ReportStep,
     first: Inventory,
-    plan: Callable[[Observation], VgpuPlan],
+    plan: Callable[[HostObservation], VgpuPlan],
 ) -> tuple[Reason, ...]:
     unit = first.gpus[gpu].unit
     change = by_hand(unit, inputs.newest)

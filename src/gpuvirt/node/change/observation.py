@@ -92,7 +92,7 @@ class Learned(msgspec.Struct, frozen=True):
 NOTHING = Learned()
 
 
-class Observation(msgspec.Struct, frozen=True):
+class HostObservation(msgspec.Struct, frozen=True):
     """One observation of a host."""
 
     change_host: ChangeHost
@@ -191,7 +191,7 @@ class Observation(msgspec.Struct, frozen=True):
         return self.with_drivers(self.vgpu_state(vgpus or {}), heads)
 
 
-def observe(change_host: ChangeHost, inputs: Inputs, named: Collection[PciAddress] | None = ()) -> Observation:
+def observe(change_host: ChangeHost, inputs: Inputs, named: Collection[PciAddress] | None = ()) -> HostObservation:
     """Observe the whole host, including the open files of all processes.
 
     The host hides the names of vGPU types of which it can't create another. nvidia-smi is asked for them on the GPUs
@@ -202,7 +202,7 @@ def observe(change_host: ChangeHost, inputs: Inputs, named: Collection[PciAddres
 
 def observe_unit(
     change_host: ChangeHost, inputs: Inputs, unit: UnitId, before: Inventory, named: Collection[PciAddress] = ()
-) -> Observation:
+) -> HostObservation:
     """Observe one isolation unit; the facts of all others are those of `before`."""
     return _observed(
         change_host, inputs, scan_some(change_host.kernel, frozenset(before.units.get(unit, ())), before.facts), named
@@ -211,12 +211,12 @@ def observe_unit(
 
 def _observed(
     change_host: ChangeHost, inputs: Inputs, facts: Facts, named: Collection[PciAddress] | None
-) -> Observation:
+) -> HostObservation:
     facts = with_device_ids(change_host.kernel, with_users(change_host.kernel, facts))
     inventory = build_inventory(facts, inputs.type_names)
     if names := _read_hidden_names(change_host.tools, inventory, named):
         inventory = build_inventory(facts, {**inputs.type_names, **names})
-    return Observation(change_host, inputs, inventory, inputs.account(inventory), namespace_of(change_host.kernel))
+    return HostObservation(change_host, inputs, inventory, inputs.account(inventory), namespace_of(change_host.kernel))
 
 
 def _read_hidden_names(

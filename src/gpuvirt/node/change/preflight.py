@@ -25,7 +25,7 @@ from gpuvirt.model.change.steps import (
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals, shortfalls
 from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.change.observation import Observation
+from gpuvirt.node.change.observation import HostObservation
 from gpuvirt.node.change.steps import proving
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.change.steps.vgpusteps import claims, verify_vfs_removable
@@ -34,7 +34,7 @@ NVIDIA_DRIVER = "nvidia"
 """The driver whose VFs only sriov-manage can switch: it has no `sriov_configure` (drivers/pci/iov.c: ENOENT)."""
 
 
-def obstacles(observation: Observation, state: UnitState, plan: Plan, phase: Phase) -> tuple[Reason, ...]:
+def obstacles(observation: HostObservation, state: UnitState, plan: Plan, phase: Phase) -> tuple[Reason, ...]:
     """Return the known reasons why a change can't be finished; none if the phase removes nothing.
 
     A reason that passes when a process or a VM ends is no obstacle to the other steps.

@@ -33,7 +33,7 @@ from gpuvirt.node.change import driverphase, preflight
 from gpuvirt.node.change.changehost import ChangeHost, changing
 from gpuvirt.node.change.gate.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.observation import NOTHING, Learned, Observation, observe_unit
+from gpuvirt.node.change.observation import NOTHING, HostObservation, Learned, observe_unit
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.change.steps.vgpusteps import (
     MOST_ROUNDS,
@@ -45,7 +45,7 @@ from gpuvirt.node.change.steps.vgpusteps import (
 )
 
 
-def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: Run) -> Iterator[Reason]:
+def put_back(last: HostObservation, gpu: PciAddress, before: GpuState | None, run: Run) -> Iterator[Reason]:
     """Bring a GPU back to the vGPUs that it carried before; yield why that failed.
 
     Only vGPUs that the change has created are removed. A change that the kernel has blocked is not rolled back, since
@@ -107,7 +107,7 @@ def apply(
         return outcome
 
 
-def foresee(observation: Observation, unit: UnitId, desired: DesiredUnit) -> Outcome:
+def foresee(observation: HostObservation, unit: UnitId, desired: DesiredUnit) -> Outcome:
     """Return why a change of a unit would be refused even if no process or pod used its devices."""
     state = observation.unit_state(desired)
     plan = plan_unit(state, unit, desired)
@@ -151,7 +151,7 @@ class UnitChange(msgspec.Struct):
                 return self._outcome(plan)
             self._take(observation, state, phase)
 
-    def _observe(self) -> Observation:
+    def _observe(self) -> HostObservation:
         named = [gpu for gpu, target in self.desired.items() if target.vgpus is not None]
         seen = observe_unit(self.change_host, self.inputs, self.unit, self.inventory, named)
         functions, members = seen.inventory.facts.functions, seen.inventory.units.get(self.unit, ())
@@ -166,7 +166,7 @@ class UnitChange(msgspec.Struct):
         before = self._before.get(gpu)
         return replace(self._learned.get(gpu, NOTHING), remembered=before.types if before is not None else {})
 
-    def _next(self, observation: Observation, state: UnitState, plan: Plan) -> Phase | None:
+    def _next(self, observation: HostObservation, state: UnitState, plan: Plan) -> Phase | None:
         """Return the next phase to take, None if no phase can be taken."""
         if self._rolled_back:
             return None
@@ -184,7 +184,7 @@ class UnitChange(msgspec.Struct):
             return phase
         return None
 
-    def _take(self, observation: Observation, state: UnitState, phase: Phase) -> None:
+    def _take(self, observation: HostObservation, state: UnitState, phase: Phase) -> None:
         self._rounds[_subject(phase)] += 1
         if isinstance(phase, DriverPlan):
             heads = self._heads(state)

@@ -39,7 +39,7 @@ from gpuvirt.model.offers.ondemand.ondemandstarts import started
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.offers.withholding import withholdings
 from gpuvirt.model.reasons import Reason, ondemand, refusals, unhealthy
-from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.steps.leasing import RefusedError
@@ -96,7 +96,7 @@ class OnDemandAllocator:
         self._workers = cache(parts.options.workers)  # a worker's thread lasts as long as the process
 
     @staticmethod
-    def takes(request: Request) -> bool:
+    def takes(request: AllocationRequest) -> bool:
         """Return whether a request is one for on-demand vGPUs."""
         return any(is_on_demand_id(device) for device in itertools.chain.from_iterable(request.containers))
 
@@ -110,7 +110,7 @@ class OnDemandAllocator:
         )
         return (*must_include, *others)[:size]
 
-    async def allocate(self, request: Request) -> tuple[Attachment, ...]:
+    async def allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
         """Create the vGPUs of a request; raise AllocationRefusedError for the whole request, which leaves nothing."""
         on, began_s = self._on, self._on.options.clock.monotonic_s()
         async with self._turn:

@@ -41,7 +41,7 @@ from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.reconcile.reports import Reports
 from gpuvirt.node.reconcile.schedulers import Schedulers
 from gpuvirt.node.reconcile.smiquestions import SmiQuestions
-from gpuvirt.node.reconcile.unitchanges import UnitChange, UnitChanges
+from gpuvirt.node.reconcile.unitchanges import ChangeRequest, UnitChanges
 from gpuvirt.node.store import originaldrivers
 
 
@@ -160,7 +160,7 @@ class Reconciler:
         kinds, blocked_at = self._kinds(unit, desired), self._attempts[unit].blocked_at
         waits, rolls_back = partial(self._conclude, unit), partial(self._rolling_back.append, unit)
         try:
-            result = await self._changes.run(UnitChange(unit, desired, following, blocked_at, rolls_back, waits))
+            result = await self._changes.run(ChangeRequest(unit, desired, following, blocked_at, rolls_back, waits))
             for gpu, target in desired.items():
                 if target.vgpus is not None:
                     self._state.forget_smi(gpu)

@@ -27,7 +27,7 @@ from gpuvirt.node.reconcile.podaccount import PodAccount
 log = logging.getLogger(__name__)
 
 
-class UnitChange(msgspec.Struct, frozen=True):
+class ChangeRequest(msgspec.Struct, frozen=True):
     """One change of a unit."""
 
     unit: UnitId
@@ -76,7 +76,7 @@ class UnitChanges:
         self._intervals = intervals
         self._operands = operands
 
-    async def run(self, change: UnitChange) -> ChangeResult:
+    async def run(self, change: ChangeRequest) -> ChangeResult:
         """Make a change. It is not begun if it would be refused, before another device plugin is stopped for it."""
         if self._operands is None:
             return await self._applied(change)
@@ -89,7 +89,7 @@ class UnitChanges:
                 return ChangeResult(change.at_first(obstacle), change.blocked_at)
             return await self._applied(change)
 
-    async def _foreseen(self, change: UnitChange) -> ChangeResult:
+    async def _foreseen(self, change: ChangeRequest) -> ChangeResult:
         inputs = self._account.inputs(offered=False)
 
         def job() -> Outcome:
@@ -97,7 +97,7 @@ class UnitChanges:
 
         return await self._attempted(change, job, (), self._workers(change.unit), self._intervals.vgpu_change_s)
 
-    async def _applied(self, change: UnitChange) -> ChangeResult:
+    async def _applied(self, change: ChangeRequest) -> ChangeResult:
         unit, desired = change.unit, change.desired
         inventory, inputs = self._state.inventory, self._account.inputs()
         taken: list[str] = []
@@ -123,7 +123,7 @@ class UnitChanges:
 
     async def _attempted(
         self,
-        change: UnitChange,
+        change: ChangeRequest,
         job: Callable[[], Outcome],
         taken: Sequence[str],
         worker: SerialWorker,
@@ -134,7 +134,7 @@ class UnitChanges:
             return ChangeResult(change.everywhere(found.reason), found.blocked_at)
         return ChangeResult(found)
 
-    def _stopped(self, operands: Operands, change: UnitChange) -> AbstractAsyncContextManager[Reason | None]:
+    def _stopped(self, operands: Operands, change: ChangeRequest) -> AbstractAsyncContextManager[Reason | None]:
         """Keep another project's device plugin stopped while the context lasts; it gives why that failed.
 
         Devices that the agent itself offers are withdrawn already.

@@ -37,7 +37,7 @@ class Damage(msgspec.Struct, frozen=True):
     """The suffix of the name under which the file is kept."""
 
 
-class Found(msgspec.Struct, Generic[T], frozen=True):
+class StoredState(msgspec.Struct, Generic[T], frozen=True):
     """The state in a file, or the state that is assumed without it."""
 
     stored: Stored[T]
@@ -54,20 +54,22 @@ class Persisted(msgspec.Struct, Generic[T], frozen=True):
     lost: T
     """The value if the file can't be used."""
 
-    def read(self) -> Found[T]:
+    def read(self) -> StoredState[T]:
         """Return the state in the file."""
         try:
             content = self.path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            return Found(Stored(self.empty))
+            return StoredState(Stored(self.empty))
         except OSError as error:
-            return Found(Stored(self.lost), Damage(f"can't be read: {error.strerror}"))
+            return StoredState(Stored(self.lost), Damage(f"can't be read: {error.strerror}"))
         try:
-            return Found(self.format.decode(content))
+            return StoredState(self.format.decode(content))
         except NewerVersionError as error:
-            return Found(Stored(self.lost), Damage(f"can't be used: {error}", content, f".version{error.version}"))
+            return StoredState(
+                Stored(self.lost), Damage(f"can't be used: {error}", content, f".version{error.version}")
+            )
         except DamagedError as error:
-            return Found(Stored(self.lost), Damage(f"is damaged: {error}", content))
+            return StoredState(Stored(self.lost), Damage(f"is damaged: {error}", content))
 
     def write(self, stored: Stored[T]) -> None:
         """Replace the file, so that it survives a power cut."""

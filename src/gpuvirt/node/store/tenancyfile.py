@@ -18,7 +18,7 @@ from gpuvirt.facts.ids import BootId
 from gpuvirt.model.allocation.tenancy import Tenancies
 from gpuvirt.node.store.checksummed import DigestField
 from gpuvirt.node.store.files import replace_file
-from gpuvirt.node.store.persisted import Found, Persisted
+from gpuvirt.node.store.persisted import Persisted, StoredState
 from gpuvirt.node.store.stateformat import Format, Stored
 
 NAME = "tenancy.json"
@@ -45,7 +45,7 @@ class TenancyFile(msgspec.Struct, frozen=True):
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
 
-    def read(self) -> Found[Tenancies]:
+    def read(self) -> StoredState[Tenancies]:
         """Return the records, of whatever boot; lost ones if the file can't be used."""
         return self._persisted.read()
 

@@ -17,7 +17,7 @@ import msgspec
 from gpuvirt.cluster.operator.kubevirt.changes import DeviceList, OurChanges, OurEntry
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
-from gpuvirt.cluster.operator.kubevirt.subject import PermittedEntry, Subject
+from gpuvirt.cluster.operator.kubevirt.subject import PermittedEntry, PermittingObject
 from gpuvirt.model.devices.selectors import normal, spellings
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
@@ -38,7 +38,7 @@ class ListChanges(msgspec.Struct, frozen=True):
 class ListingInputs(msgspec.Struct, frozen=True):
     """The inputs from which the lists follow."""
 
-    subject: Subject
+    subject: PermittingObject
     ours: OurChanges
     offered: Offered
     """The resources to list: those of nodes, without those that KubeVirt itself offers by another writer's entry."""
@@ -117,7 +117,7 @@ def _identity(entry: PermittedEntry | OurEntry) -> tuple[DeviceList, str, str]:
 
 
 def _fitting(
-    subject: Subject, entries: Sequence[PermittedEntry], missing: Sequence[OurEntry]
+    subject: PermittingObject, entries: Sequence[PermittedEntry], missing: Sequence[OurEntry]
 ) -> tuple[tuple[OurEntry, ...], tuple[Reason, ...]]:
     """Return the entries that can be added, and why the others cannot.
 
@@ -148,6 +148,6 @@ def _unused(inputs: ListingInputs, entries: Sequence[PermittedEntry]) -> Iterato
     yield from (entry for entry in entries if is_ours(inputs.ours, entry) and entry.resource not in busy)
 
 
-def _taken(subject: Subject, entry: OurEntry, why: str) -> Reason:
+def _taken(subject: PermittingObject, entry: OurEntry, why: str) -> Reason:
     place = f"{subject.where} $.spec.permittedHostDevices.{entry.part}"
     return kubevirtproblems.selector_taken(entry.resource, entry.selector, why, place)

@@ -11,7 +11,7 @@ import msgspec
 
 from gpuvirt.cluster.jsonpatch import at
 from gpuvirt.cluster.operator.kubevirt.changes import OurSwitch
-from gpuvirt.cluster.operator.kubevirt.subject import GATES, MEDIATED, Subject
+from gpuvirt.cluster.operator.kubevirt.subject import GATES, MEDIATED, PermittingObject
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate
 from gpuvirt.model.doctor.checks.kubevirt import MDEV_GATE
 from gpuvirt.model.doctor.kubevirtversion import Version
@@ -35,7 +35,7 @@ class Handling(msgspec.Struct, frozen=True):
         return self.off or self.switch is not None or self.gate is not None
 
 
-def handling_of(subject: Subject, version: Version | None) -> Handling:
+def handling_of(subject: PermittingObject, version: Version | None) -> Handling:
     """Return whether KubeVirt handles mediated devices, and how to switch that off."""
     mediated = subject.mediated
     gated = subject.hco_leaves_mdevs is True if subject.is_hco else MDEV_GATE in subject.gates
@@ -52,18 +52,18 @@ def handling_of(subject: Subject, version: Version | None) -> Handling:
     return _by_field(subject) if mediated.enabled is not None or has_mdev_field(version) else _by_gate(subject)
 
 
-def _by_field(subject: Subject) -> Handling:
+def _by_field(subject: PermittingObject) -> Handling:
     pointer = f"{subject.root}{at(MEDIATED, 'enabled')}"
     return Handling(off=False, switch=OurSwitch(pointer, value=False, was=subject.mediated.enabled))
 
 
-def _by_gate(subject: Subject) -> Handling:
+def _by_gate(subject: PermittingObject) -> Handling:
     if MDEV_GATE in subject.disabled_gates:
         return Handling(off=False, reasons=(kubevirtproblems.gate_disabled(subject.where, MDEV_GATE),))
     return Handling(off=False, gate=MDEV_GATE)
 
 
-def second_owner(subject: Subject, nodes: Mapping[str, Mapping[str, str]]) -> Reason | None:
+def second_owner(subject: PermittingObject, nodes: Mapping[str, Mapping[str, str]]) -> Reason | None:
     """Return the reason that KubeVirt creates mediated devices on nodes with gpuvirt's; `nodes` are their labels.
 
     KubeVirt fills GPUs that have no mediated device yet. gpuvirt can't know who created one, and offers it.
@@ -75,7 +75,7 @@ def second_owner(subject: Subject, nodes: Mapping[str, Mapping[str, str]]) -> Re
     return kubevirtproblems.mdevs_of_kubevirt(subject.where, every, sorted(types))
 
 
-def holds(subject: Subject, switch: OurSwitch) -> bool:
+def holds(subject: PermittingObject, switch: OurSwitch) -> bool:
     """Return whether a field still has the value that gpuvirt has set."""
     if switch.pointer == f"{subject.root}{at(MEDIATED, 'enabled')}":
         return subject.mediated.enabled is switch.value

@@ -10,7 +10,7 @@ from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, Offered, offered_by_kubevirt
 from gpuvirt.cluster.operator.kubevirt.subject import (
     PermittedEntry,
-    Subject,
+    PermittingObject,
     entries_of,
     is_owned_by_hco,
     of_hyper_converged,
@@ -68,7 +68,7 @@ class KubeVirtPicture(msgspec.Struct, frozen=True):
         return any(metadata.annotations.get(MANAGE_ANNOTATION, "").lower() == "false" for metadata in found)
 
 
-def subject_of(picture: KubeVirtPicture) -> Subject | Reason:
+def subject_of(picture: KubeVirtPicture) -> PermittingObject | Reason:
     """Return the object that decides what KubeVirt permits, or why it is unknown."""
     where = picture.where
     if not is_owned_by_hco(picture.kubevirt):
@@ -81,7 +81,7 @@ def subject_of(picture: KubeVirtPicture) -> Subject | Reason:
     return of_hyper_converged(hcos[0])
 
 
-def withheld(picture: KubeVirtPicture, subject: Subject | None) -> Mapping[str, ByKubeVirt]:
+def withheld(picture: KubeVirtPicture, subject: PermittingObject | None) -> Mapping[str, ByKubeVirt]:
     """Return the resources that agents must not offer, since KubeVirt offers them."""
     written = subject.entries or () if subject is not None and subject.is_hco else ()
     effective, where = picture.effective, picture.where

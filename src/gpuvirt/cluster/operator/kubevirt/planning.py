@@ -28,7 +28,7 @@ from gpuvirt.cluster.operator.kubevirt.listing import ListChanges, ListingInputs
 from gpuvirt.cluster.operator.kubevirt.mediated import Handling, handling_of, holds, second_owner
 from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, Offered, selects
 from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture, subject_of, withheld
-from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, PermittedEntry, Subject
+from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, PermittedEntry, PermittingObject
 from gpuvirt.cluster.operator.kubevirt.versions import gates_needed
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.model.devices.selectors import normal
@@ -55,7 +55,7 @@ class DesiredConfiguration(msgspec.Struct, frozen=True):
         mdevs = (MDEVS_LEFT_ALONE,) if self.handling is not None and self.handling.will_be_off else ()
         return (*(_item(entry) for entry in self.listing.desired), *self.gates, *mdevs)
 
-    def lacking(self, subject: Subject) -> tuple[str, ...]:
+    def lacking(self, subject: PermittingObject) -> tuple[str, ...]:
         """Return the desired items that a subject lacks."""
         mended = (entry.as_ours() for entry in self.listing.mend)
         handling = self.handling
@@ -64,7 +64,7 @@ class DesiredConfiguration(msgspec.Struct, frozen=True):
         return (*(_item(entry) for entry in (*self.listing.add, *mended)), *gates, *mdevs)
 
 
-def drafted(subject: Subject, ours: OurChanges, desired: DesiredConfiguration) -> tuple[Operation, ...]:
+def drafted(subject: PermittingObject, ours: OurChanges, desired: DesiredConfiguration) -> tuple[Operation, ...]:
     """Return the operations of the patch; none if nothing is missing."""
     draft, listing, handling = Draft(subject.containers), desired.listing, desired.handling
     for entry in listing.mend:
@@ -90,12 +90,12 @@ def drafted(subject: Subject, ours: OurChanges, desired: DesiredConfiguration) -
     return draft.operations
 
 
-def pointer_to(subject: Subject, entry: PermittedEntry) -> str:
+def pointer_to(subject: PermittingObject, entry: PermittedEntry) -> str:
     """Return the JSON pointer to an entry."""
     return f"{subject.permitted}/{entry.part}/{entry.index}"
 
 
-def removable(subject: Subject) -> tuple[str, ...]:
+def removable(subject: PermittingObject) -> tuple[str, ...]:
     """Return the objects and lists that gpuvirt may remove if it created them, innermost first."""
     lists = (f"{subject.permitted}/{part}" for part in (DeviceList.PCI, DeviceList.MDEV))
     return (*lists, subject.permitted, subject.gates_pointer, f"{subject.root}{at(MEDIATED)}")
@@ -105,7 +105,7 @@ def _item(entry: OurEntry) -> str:
     return f"{entry.part} {normal(entry.selector)} {entry.resource}"
 
 
-def _entry_value(subject: Subject, entry: OurEntry) -> dict[str, Plain]:
+def _entry_value(subject: PermittingObject, entry: OurEntry) -> dict[str, Plain]:
     key = subject.pci_key if entry.part is DeviceList.PCI else "mdevNameSelector"
     return {key: entry.selector, "resourceName": entry.resource, "externalResourceProvider": True}
 
@@ -115,7 +115,7 @@ def _mdev_gate(desired: DesiredConfiguration) -> tuple[str, ...]:
     return (handling.gate,) if handling is not None and handling.gate is not None else ()
 
 
-def _entries(subject: Subject, ours: OurChanges, listing: ListChanges) -> Iterator[OurEntry]:
+def _entries(subject: PermittingObject, ours: OurChanges, listing: ListChanges) -> Iterator[OurEntry]:
     """Yield gpuvirt's entries after the patch, without those that another writer has removed."""
     removed = {(entry.part, entry.index) for entry in listing.out}
     present = {entry.as_ours() for entry in subject.entries or () if (entry.part, entry.index) not in removed}
@@ -123,11 +123,11 @@ def _entries(subject: Subject, ours: OurChanges, listing: ListChanges) -> Iterat
     yield from (entry for entry in listing.add if entry not in ours.entries or entry not in present)
 
 
-def _kept_switch(subject: Subject, ours: OurChanges) -> OurSwitch | None:
+def _kept_switch(subject: PermittingObject, ours: OurChanges) -> OurSwitch | None:
     return ours.switch if ours.switch is not None and holds(subject, ours.switch) else None
 
 
-def _created_containers(subject: Subject, ours: OurChanges, draft: Draft) -> Iterator[str]:
+def _created_containers(subject: PermittingObject, ours: OurChanges, draft: Draft) -> Iterator[str]:
     for pointer in removable(subject):
         if pointer in draft.made or (pointer in ours.made and pointer in subject.containers):
             yield pointer
@@ -218,7 +218,7 @@ def _withheld(by_kubevirt: Mapping[str, ByKubeVirt]) -> tuple[Withheld, ...]:
 def _desired_configuration(
     picture: KubeVirtPicture,
     manner: Manner,
-    subject: Subject,
+    subject: PermittingObject,
     ours: OurChanges,
     by_kubevirt: Mapping[str, ByKubeVirt],
 ) -> tuple[DesiredConfiguration, tuple[Reason, ...]]:
@@ -260,7 +260,9 @@ def _gated(picture: KubeVirtPicture, offered: Offered) -> Mapping[str, Reason]:
     }
 
 
-def _risk(picture: KubeVirtPicture, subject: Subject, desired: DesiredConfiguration, *, written: bool) -> Reason | None:
+def _risk(
+    picture: KubeVirtPicture, subject: PermittingObject, desired: DesiredConfiguration, *, written: bool
+) -> Reason | None:
     """Return the reason with the mediated devices that KubeVirt would delete, now and after the patch if it is sent."""
     handling = desired.handling
     if handling is None or handling.off or (handling.will_be_off and written):

@@ -53,7 +53,7 @@ class PermittedEntry(msgspec.Struct, frozen=True):
         return OurEntry(self.part, self.selector, self.resource)
 
 
-class Subject(msgspec.Struct, frozen=True):
+class PermittingObject(msgspec.Struct, frozen=True):
     """The object that decides what KubeVirt permits."""
 
     kind: str
@@ -102,7 +102,7 @@ def is_owned_by_hco(kubevirt: KubeVirt) -> bool:
     return "HyperConverged" in owners or kubevirt.metadata.labels.get(MANAGED_BY) == HCO
 
 
-def of_kubevirt(kubevirt: KubeVirt) -> Subject:
+def of_kubevirt(kubevirt: KubeVirt) -> PermittingObject:
     """Return a KubeVirt as the subject."""
     configuration = kubevirt.spec.configuration or Configuration()
     permitted, mediated = configuration.permitted_host_devices, configuration.mediated_devices_configuration
@@ -119,7 +119,7 @@ def of_kubevirt(kubevirt: KubeVirt) -> Subject:
     lists = permitted or PermittedHostDevices()
     found |= _lists(f"{root}{at(PERMITTED)}", lists.pci_host_devices, lists.mediated_devices)
     gates = developer or DeveloperConfiguration()
-    return Subject(
+    return PermittingObject(
         kind="KubeVirt",
         resource=Resource(KUBEVIRTS.plural, KUBEVIRTS.group, KUBEVIRTS.version, kubevirt.metadata.namespace),
         metadata=kubevirt.metadata,
@@ -133,7 +133,7 @@ def of_kubevirt(kubevirt: KubeVirt) -> Subject:
     )
 
 
-def of_hyper_converged(hyper_converged: HyperConverged) -> Subject:
+def of_hyper_converged(hyper_converged: HyperConverged) -> PermittingObject:
     """Return a HyperConverged as the subject."""
     spec, metadata = hyper_converged.spec or HcoSpec(), hyper_converged.metadata
     permitted, gates, root = spec.permitted_host_devices, spec.feature_gates, at("spec")
@@ -145,7 +145,7 @@ def of_hyper_converged(hyper_converged: HyperConverged) -> Subject:
     }
     lists = permitted or HcoPermittedHostDevices()
     found |= _lists(f"{root}{at(PERMITTED)}", lists.pci_host_devices, lists.mediated_devices)
-    return Subject(
+    return PermittingObject(
         kind="HyperConverged",
         resource=Resource(
             HYPER_CONVERGEDS.plural, HYPER_CONVERGEDS.group, HYPER_CONVERGEDS.version, metadata.namespace

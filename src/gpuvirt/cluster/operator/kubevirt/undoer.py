@@ -34,7 +34,7 @@ from gpuvirt.cluster.operator.kubevirt.mediated import handling_of, holds
 from gpuvirt.cluster.operator.kubevirt.names import names_of
 from gpuvirt.cluster.operator.kubevirt.offered import needs_mdevs, offered_of, selects
 from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture, subject_of
-from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, PermittedEntry, Subject
+from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, PermittedEntry, PermittingObject
 from gpuvirt.cluster.operator.kubevirt.versions import GPU, HOST_DEVICES
 from gpuvirt.cluster.resources import KubernetesObject, Resource
 from gpuvirt.model.desired.observed import Observed
@@ -61,7 +61,7 @@ class Undoing(msgspec.Struct, frozen=True):
 
 class _UndoInputs(msgspec.Struct, frozen=True):
     picture: KubeVirtPicture
-    subject: Subject
+    subject: PermittingObject
     ours: OurChanges
 
     def is_named(self, resource: str) -> bool:
@@ -173,7 +173,7 @@ def _reset_switch(inputs: _UndoInputs, draft: Draft) -> bool:
     return False
 
 
-def _stays(subject: Subject, left: OurChanges) -> Iterator[Reason]:
+def _stays(subject: PermittingObject, left: OurChanges) -> Iterator[Reason]:
     what = [f"the entry {entry.resource}" for entry in left.entries]
     what += [f"the gate {gate}" for gate in left.gates]
     what += [left.switch.pointer] if left.switch is not None else []

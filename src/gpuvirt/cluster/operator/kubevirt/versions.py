@@ -5,7 +5,7 @@ Source: KubeVirt's releases.
 
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
-from gpuvirt.cluster.operator.kubevirt.subject import Subject
+from gpuvirt.cluster.operator.kubevirt.subject import PermittingObject
 from gpuvirt.model.doctor.kubevirtversion import Version
 
 GPU, HOST_DEVICES = "GPU", "HostDevices"
@@ -33,7 +33,7 @@ def needs_gpu_gate(version: Version | None) -> bool:
     return version is not None and version < GPU_WITHOUT_GATE
 
 
-def gates_needed(subject: Subject, version: Version | None, offered: Offered, names: Names) -> tuple[str, ...]:
+def gates_needed(subject: PermittingObject, version: Version | None, offered: Offered, names: Names) -> tuple[str, ...]:
     """Return the gates that the offered devices need; none for HCO, which always enables both."""
     if subject.is_hco:
         return ()

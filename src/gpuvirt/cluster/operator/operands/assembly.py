@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND, ClusterPolicy, Daemonsets, UpdateStrategy
-from gpuvirt.cluster.kinds.containeroperands import Probe
+from gpuvirt.cluster.kinds.containeroperands import ProbeTiming
 from gpuvirt.cluster.kinds.manifests import LocalReference, ObjectMeta, OwnerReference
 from gpuvirt.cluster.kinds.operandparts import EnvVar as PolicyVariable
 from gpuvirt.cluster.kinds.operandparts import ImageParts, Operand, Resources
@@ -104,7 +104,7 @@ def resources_of(desired: Resources | None, own: ResourceNeeds) -> ResourceNeeds
     return own if desired is None else ResourceNeeds(limits=desired.limits, requests=desired.requests)
 
 
-def probe(own: ProbeSpec, desired: Probe | None) -> ProbeSpec:
+def probe(own: ProbeSpec, desired: ProbeTiming | None) -> ProbeSpec:
     """Return an operand's own probe with the numbers that the policy sets."""
     set_numbers = (
         {} if desired is None else {name: number for name, number in msgspec.structs.asdict(desired).items() if number}

@@ -12,11 +12,11 @@ from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.operator.schedules.workerobjects import ALL_PODS
-from gpuvirt.cluster.resources import Version
+from gpuvirt.cluster.resources import VersionPrecondition
 from gpuvirt.cluster.shares.budgets import DISRUPTION_BUDGETS
 from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import Namespace, NodeName, PodUid
-from gpuvirt.model.schedules.forecast import Budget
+from gpuvirt.model.schedules.forecast import ForecastBudget
 from gpuvirt.model.schedules.spec import PhaseOverride
 
 
@@ -25,14 +25,14 @@ class _Overrides(msgspec.Struct, frozen=True):
 
 
 class _OverridePatch(msgspec.Struct, frozen=True):
-    metadata: Version
+    metadata: VersionPrecondition
     spec: _Overrides
 
 
 class _Stored(msgspec.Struct, frozen=True):
     """A schedule with its overrides as they are, also with fields of another version."""
 
-    metadata: Version
+    metadata: VersionPrecondition
     spec: _Overrides = _Overrides()
 
 
@@ -62,17 +62,17 @@ async def read_schedule(client: Client, namespace: Namespace, name: str) -> Vgpu
     raise NotFoundError(f"namespace {namespace} has no VgpuSchedule {name!r}; {hint}")
 
 
-async def read_budgets(client: Client, nodes: Iterable[NodeName]) -> Mapping[PodUid, tuple[Budget, ...]] | None:
+async def read_budgets(client: Client, nodes: Iterable[NodeName]) -> Mapping[PodUid, tuple[ForecastBudget, ...]] | None:
     """Return the budgets that cover each pod of these nodes; None if budgets may not be listed."""
     try:
         budgets = (await client.list(DISRUPTION_BUDGETS)).items
     except ForbiddenError:
         return None
-    found: dict[PodUid, tuple[Budget, ...]] = {}
+    found: dict[PodUid, tuple[ForecastBudget, ...]] = {}
     for node in nodes:
         for pod in (await client.list(Collection(ALL_PODS, SharingPod, on_node=node))).items:
             found[pod.uid] = tuple(
-                Budget(f"{budget.metadata.namespace}/{budget.metadata.name}", budget.status.disruptions_allowed)
+                ForecastBudget(f"{budget.metadata.namespace}/{budget.metadata.name}", budget.status.disruptions_allowed)
                 for budget in budgets
                 if budget.metadata.namespace == pod.metadata.namespace and budget.covers(pod)
             )
@@ -82,7 +82,7 @@ async def read_budgets(client: Client, nodes: Iterable[NodeName]) -> Mapping[Pod
 async def add_override(client: Client, namespace: Namespace, schedule: VgpuSchedule, override: PhaseOverride) -> None:
     """Append an override to the spec of the version that was read; raises ConflictError if it has changed since."""
     resource, name = vgpu_schedules(namespace), schedule.metadata.name
-    version = Version(schedule.metadata.resource_version)
+    version = VersionPrecondition(schedule.metadata.resource_version)
     stored = await client.get(resource, name, _Stored)
     added = _NewOverride(
         override.phase, override.begin.isoformat(timespec="minutes"), override.end.isoformat(timespec="minutes")

@@ -15,7 +15,7 @@ from gpuvirt.cluster.kinds.vgpuschedule import VALID, VgpuSchedule, vgpu_schedul
 from gpuvirt.cluster.objects import ObjectKey, key_of
 from gpuvirt.cluster.operator.logline import logged
 from gpuvirt.cluster.operator.schedules.objects import conditions_of, status_of
-from gpuvirt.cluster.resources import Version
+from gpuvirt.cluster.resources import VersionPrecondition
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 
@@ -31,7 +31,7 @@ class _Conditions(msgspec.Struct, frozen=True):
 
 
 class _Patch(msgspec.Struct, frozen=True):
-    metadata: Version
+    metadata: VersionPrecondition
     status: _Conditions
 
 
@@ -65,7 +65,7 @@ class RefusedSchedules:
         metadata = stored.metadata
         reason = reasons.not_allowed(metadata.namespace, self._namespace)
         found = tuple(conditions_of(stored, status_of(stored), (reason,), self._clock.now()))
-        patch = _Patch(Version(metadata.resource_version), _Conditions(found))
+        patch = _Patch(VersionPrecondition(metadata.resource_version), _Conditions(found))
         try:
             await self._client.patch(
                 vgpu_schedules(metadata.namespace), metadata.name, patch, PatchType.MERGE, VgpuSchedule, part="status"

@@ -36,7 +36,7 @@ from gpuvirt.cluster.operator.schedules.workerobjects import (
 )
 from gpuvirt.cluster.operator.schedules.workertypes import PhaseTypes, type_of
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
-from gpuvirt.cluster.resources import NODES, Version, pods
+from gpuvirt.cluster.resources import NODES, VersionPrecondition, pods
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import MarkNode
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 class _StatusPatch(msgspec.Struct, frozen=True):
-    metadata: Version
+    metadata: VersionPrecondition
     status: StoredStatus
 
 
@@ -167,7 +167,7 @@ class ScheduleObjects:
         desired = objects.written(before, status, problems, advance, self._clock.now(), unknown)
         if desired == before.status:
             return
-        patch = _StatusPatch(Version(stored.version), desired)
+        patch = _StatusPatch(VersionPrecondition(stored.version), desired)
         self._object = await self._client.patch(
             self._resource, self._name, patch, PatchType.MERGE, VgpuSchedule, part="status"
         )

@@ -16,7 +16,7 @@ from gpuvirt.cluster.operator.logline import logged
 from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import hypervisorproblems as problems
-from gpuvirt.model.schedules.connection import KEYS, Credentials, HypervisorKind, MayCallUntil, OpenHypervisor
+from gpuvirt.model.schedules.connection import KEYS, HypervisorCredentials, HypervisorKind, MayCallUntil, OpenHypervisor
 from gpuvirt.model.schedules.hypervisor import (
     Abilities,
     Answer,
@@ -142,8 +142,8 @@ class SecretConnection:
         return self._opened.hypervisor
 
     async def _open(self, source: _SecretVersion, secret: Secret) -> Hypervisor | VmsUnknown:
-        credentials = Credentials.of(source.kind, secret.data)
-        if not isinstance(credentials, Credentials):
+        credentials = HypervisorCredentials.of(source.kind, secret.data)
+        if not isinstance(credentials, HypervisorCredentials):
             return _unknown(problems.credentials_incomplete(source.name, credentials, KEYS[source.kind]))
         opener = self._opener
         hypervisor = await opener.open_hypervisor(source.kind, credentials, opener.clock, opener.may_call_until_s)

@@ -12,7 +12,7 @@ from msgspec.structs import force_setattr, replace
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.snapshot import Facts, User
+from gpuvirt.facts.snapshot import Facts, OpenDeviceUser
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, SmiReport, VgpuHost, host_of_vfs, vf_type
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.inventory.inventory import Inventory
@@ -275,7 +275,7 @@ def has_live(gpu_state: GpuState, inventory: Inventory, host: VgpuHost) -> bool:
 
 
 def _users(
-    processes: Mapping[VgpuId, tuple[User, ...]], holdings: Iterable[Holding]
+    processes: Mapping[VgpuId, tuple[OpenDeviceUser, ...]], holdings: Iterable[Holding]
 ) -> Mapping[VgpuId, tuple[str, ...]]:
     """Return the users of each vGPU: the pods that it is allocated to, else the processes that have it open."""
     found: dict[VgpuId, tuple[str, ...]] = {}
@@ -287,7 +287,7 @@ def _users(
     return found
 
 
-def _processes(facts: Facts, host: VgpuHost) -> Mapping[VgpuId, tuple[User, ...]]:
+def _processes(facts: Facts, host: VgpuHost) -> Mapping[VgpuId, tuple[OpenDeviceUser, ...]]:
     """Return the processes that have vGPUs open, by vGPU; vGPUs that no process has open are left out."""
     # unknown: a walk before each removal finds the users of a vGPU that was not seen here
     if not facts.users:
@@ -302,6 +302,6 @@ def _processes(facts: Facts, host: VgpuHost) -> Mapping[VgpuId, tuple[User, ...]
 
 
 def _having_open(
-    by_group: Mapping[IommuGroup, tuple[User, ...]], groups: Iterable[IommuGroup | Unread | None]
-) -> tuple[User, ...]:
+    by_group: Mapping[IommuGroup, tuple[OpenDeviceUser, ...]], groups: Iterable[IommuGroup | Unread | None]
+) -> tuple[OpenDeviceUser, ...]:
     return tuple(user for group in groups if isinstance(group, int) for user in by_group.get(group, ()))

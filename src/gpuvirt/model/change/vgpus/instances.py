@@ -93,7 +93,7 @@ class InstanceChanges(msgspec.Struct, frozen=True):
     """The number of instances of each profile afterwards; None if they do not change."""
 
 
-def instance_of(gpu_state: GpuState, vgpu_type: str) -> catalog.GpuInstance | None:
+def instance_of(gpu_state: GpuState, vgpu_type: str) -> catalog.NeededInstance | None:
     """Return the GPU instance that a type needs, None if that is not known."""
     profile = profile_of(vgpu_type)
     return gpu_state.card.gpu_instance(profile) if gpu_state.card is not None and profile is not None else None

@@ -15,7 +15,7 @@ VERSION = 1
 NOT_FOR_PODS = "does not apply to a pod"
 
 
-class VmStep(StrEnum):
+class VmStageName(StrEnum):
     """The stages that a VM passes until it has its devices."""
 
     FOUND = "found"
@@ -31,7 +31,7 @@ class VmStep(StrEnum):
 class VmStage(msgspec.Struct, frozen=True):
     """One stage."""
 
-    step: VmStep
+    step: VmStageName
     standing: StageOutcome
     message: str
 
@@ -71,7 +71,7 @@ def explain(evidence: VmEvidence) -> Explanation:
     """Return the explanation of the evidence's target."""
     pod, target = evidence.pod, evidence.target
     verdicts = judge_nodes(evidence) if evidence.requests and not _is_placed(evidence) else ()
-    stages, blocker = until_blocked(_results(evidence, verdicts), VmStep)
+    stages, blocker = until_blocked(_results(evidence, verdicts), VmStageName)
     scheduled = condition(pod.conditions, "PodScheduled") if pod is not None else None
     return Explanation(
         target=f"{target.kind}/{target.name}",
@@ -91,10 +91,10 @@ def _is_placed(evidence: VmEvidence) -> bool:
     return evidence.pod is not None and evidence.pod.node != "" and evidence.pod.phase != "Failed"
 
 
-def _results(evidence: VmEvidence, verdicts: tuple[NodeFit, ...]) -> Iterator[StageResult[VmStep]]:
-    yield _result(VmStep.FOUND, vmfindings.not_found(evidence), f"{evidence.target.text} exists")
+def _results(evidence: VmEvidence, verdicts: tuple[NodeFit, ...]) -> Iterator[StageResult[VmStageName]]:
+    yield _result(VmStageName.FOUND, vmfindings.not_found(evidence), f"{evidence.target.text} exists")
     yield _result(
-        VmStep.REQUESTS,
+        VmStageName.REQUESTS,
         vmfindings.outdated(evidence)
         or (
             None
@@ -105,40 +105,42 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeFit, ...]) -> Iterator[St
         vmfindings.counts_text(evidence.requests),
     )
     if evidence.target.kind is ObjectKind.POD:
-        yield from (StageResult(step, NOT_FOR_PODS, skipped=True) for step in (VmStep.STARTED, VmStep.PERMITTED))
+        yield from (
+            StageResult(step, NOT_FOR_PODS, skipped=True) for step in (VmStageName.STARTED, VmStageName.PERMITTED)
+        )
     else:
         phase = evidence.vmi.phase if evidence.vmi is not None else ""
         vmi = f"its VMI is {phase}" if phase else "it was started"
-        yield _result(VmStep.STARTED, vmfindings.not_started(evidence), vmi)
+        yield _result(VmStageName.STARTED, vmfindings.not_started(evidence), vmi)
         yield _permitted(evidence)
     pod = evidence.pod
     if pod is None:
-        yield _result(VmStep.POD, podfindings.no_pod(evidence))
+        yield _result(VmStageName.POD, podfindings.no_pod(evidence))
         return
-    yield _result(VmStep.POD, None, pod.user)
-    yield _result(VmStep.SCHEDULED, podfindings.not_scheduled(evidence, verdicts), f"on {pod.node}")
-    yield _result(VmStep.ADMITTED, podfindings.not_admitted(evidence), "the node's kubelet has admitted it")
+    yield _result(VmStageName.POD, None, pod.user)
+    yield _result(VmStageName.SCHEDULED, podfindings.not_scheduled(evidence, verdicts), f"on {pod.node}")
+    yield _result(VmStageName.ADMITTED, podfindings.not_admitted(evidence), "the node's kubelet has admitted it")
     yield _running(evidence)
 
 
-def _result(step: VmStep, blocker: Finding | None, message: str = "") -> StageResult[VmStep]:
+def _result(step: VmStageName, blocker: Finding | None, message: str = "") -> StageResult[VmStageName]:
     return StageResult(step, message) if blocker is None else blocked(step, blocker)
 
 
-def _permitted(evidence: VmEvidence) -> StageResult[VmStep]:
+def _permitted(evidence: VmEvidence) -> StageResult[VmStageName]:
     if evidence.pod is not None:
-        return StageResult(VmStep.PERMITTED, "KubeVirt has created its pod")
+        return StageResult(VmStageName.PERMITTED, "KubeVirt has created its pod")
     blocker = vmfindings.not_permitted(evidence)
     if blocker is None and evidence.kubevirts is None:
-        return StageResult(VmStep.PERMITTED, "KubeVirt's configuration could not be read", skipped=True)
-    return _result(VmStep.PERMITTED, blocker, "KubeVirt permits the requested devices")
+        return StageResult(VmStageName.PERMITTED, "KubeVirt's configuration could not be read", skipped=True)
+    return _result(VmStageName.PERMITTED, blocker, "KubeVirt permits the requested devices")
 
 
-def _running(evidence: VmEvidence) -> StageResult[VmStep]:
+def _running(evidence: VmEvidence) -> StageResult[VmStageName]:
     seen = devices_seen(evidence)
     devices = ", ".join(f"{device.id} ({device.name})" for device in seen)
     message = f"it runs with {devices}" if devices else "it runs; its node has not reported its devices yet"
-    return _result(VmStep.RUNNING, podfindings.not_running(evidence) or podfindings.unhealthy(seen), message)
+    return _result(VmStageName.RUNNING, podfindings.not_running(evidence) or podfindings.unhealthy(seen), message)
 
 
 def devices_seen(evidence: VmEvidence) -> list[DeviceSeen]:

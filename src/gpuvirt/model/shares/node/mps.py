@@ -31,7 +31,7 @@ _MOUNTED: list[Plain] = ["ro", "nosuid", "nodev", "noexec", "bind"]
 _GPU_COLUMN = 3
 
 
-class MpsDaemon(msgspec.Struct, frozen=True):
+class MpsDaemonState(msgspec.Struct, frozen=True):
     """The state of a node's daemon, by its own answers."""
 
     clients: Mapping[str, int] | None
@@ -53,7 +53,7 @@ def mounts(pipes: str) -> Sequence[Plain]:
     return [{"hostPath": f"{pipes}/{SOCKET}", "containerPath": f"{PIPES}/{SOCKET}", "options": _MOUNTED}]
 
 
-def parse(text: str) -> MpsDaemon | None:
+def parse(text: str) -> MpsDaemonState | None:
     """Return the daemon's state by its answers to QUESTIONS, None where they are not those of a daemon that serves.
 
     The first line is a number, `100.0`. A row of `ps` has six columns, the fourth is the beginning of the GPU's UUID:
@@ -65,6 +65,6 @@ def parse(text: str) -> MpsDaemon | None:
     except ValueError:
         return None
     if _NO_LIST in others:
-        return MpsDaemon(None)
+        return MpsDaemonState(None)
     rows = (line.split() for line in others)
-    return MpsDaemon(Counter(row[_GPU_COLUMN] for row in rows if len(row) > _GPU_COLUMN and row[0].isdecimal()))
+    return MpsDaemonState(Counter(row[_GPU_COLUMN] for row in rows if len(row) > _GPU_COLUMN and row[0].isdecimal()))

@@ -32,7 +32,7 @@ The kubelet lets the pod's own variables replace those of its answer, and a CDI 
 GPUS, UNITS = "GPUVIRT_GPUS", "GPUVIRT_UNITS"
 
 
-class Owner(msgspec.Struct, frozen=True):
+class SpecOwner(msgspec.Struct, frozen=True):
     """The container of a spec, and the record of its pod."""
 
     uid: PodUid
@@ -85,17 +85,17 @@ def spec(
         fields = with_mounts(fields, share.limit, paths)
     device: Fields = {
         "name": nonce,
-        "annotations": {RECORD: msgspec.json.encode(Owner(uid, container, pod)).decode()},
+        "annotations": {RECORD: msgspec.json.encode(SpecOwner(uid, container, pod)).decode()},
         "containerEdits": {**fields, "env": _env(fields.get("env"), own)},
     }
     content: Fields = {"cdiVersion": later(edits.version, LOWEST), "kind": KIND, "devices": [device]}
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 
-def owners(content: bytes) -> Iterator[tuple[str, Owner]]:
+def owners(content: bytes) -> Iterator[tuple[str, SpecOwner]]:
     """Yield the name of each device of a spec with its owner; raise DamagedError."""
     for device in from_json(content, _Spec).devices:
-        yield device.name, from_json(device.annotations.get(RECORD, "").encode(), Owner)
+        yield device.name, from_json(device.annotations.get(RECORD, "").encode(), SpecOwner)
 
 
 def with_owners(records: ShareRecords, content: bytes) -> ShareRecords:

@@ -10,7 +10,7 @@ from time import monotonic  # noqa: TID251  a proof's age
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import VFIO_DRIVERS, PciFunction, Unread
-from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
@@ -108,7 +108,7 @@ def _verify_no_vfio_users(
         raise RefusedError(refusals.unbind_pending(function.address, users, certain=False))
 
 
-def _users_of(kernel: Kernel, users: Users, function: PciFunction) -> list[User]:
+def _users_of(kernel: Kernel, users: Users, function: PciFunction) -> list[OpenDeviceUser]:
     """Return the processes that have a function's group open; raise RefusedError if the group is not known."""
     group = function.iommu_group
     if isinstance(group, Unread):

@@ -84,7 +84,7 @@ class _StopOptions(msgspec.Struct, frozen=True, rename="camel"):
     grace_period: int
 
 
-class Writer:
+class VmWriter:
     """Writes to the VMs of a namespace. All methods raise ApiError."""
 
     def __init__(self, client: Client, namespace: str) -> None:
@@ -154,7 +154,7 @@ class KubeVirtVms:
         self._client = client
         self._namespace = namespace
         self._server = f"KubeVirt in namespace {namespace}"
-        self._writer = Writer(client, namespace)
+        self._writer = VmWriter(client, namespace)
 
     async def read(self) -> VmsReading:
         """Return all VMs of the namespace."""

@@ -57,7 +57,7 @@ class Budget(msgspec.Struct, frozen=True):
         return selector.matches(pod.metadata.labels)
 
 
-class Read(msgspec.Struct, frozen=True):
+class RoundReading(msgspec.Struct, frozen=True):
     """The pods, VMs, budgets and workers' namespaces that one round has read."""
 
     pods: Mapping[str, WholePod]
@@ -70,7 +70,7 @@ class Read(msgspec.Struct, frozen=True):
     """The namespaces in which schedules have their workers."""
 
 
-def seen_vms(read: Read, gpus: Iterable[WaitingGpu]) -> SeenVms:
+def seen_vms(read: RoundReading, gpus: Iterable[WaitingGpu]) -> SeenVms:
     """Return the VMs of all namespaces, and for each GPU which of them are its users."""
     blocked, pods = list[BlockedGpu](), dict[VmKey, list[WholePod]]()
     for gpu in gpus:
@@ -91,7 +91,7 @@ def seen_vms(read: Read, gpus: Iterable[WaitingGpu]) -> SeenVms:
     return SeenVms(seen, unknown, tuple(blocked))
 
 
-def _vm_of(pod: WholePod, read: Read) -> VmObjects | str:
+def _vm_of(pod: WholePod, read: RoundReading) -> VmObjects | str:
     """Return the VM that a pod runs; in words what else it is."""
     vmi = controller_uid(pod.metadata, VMI)
     if not vmi:
@@ -106,7 +106,7 @@ def _vm_of(pod: WholePod, read: Read) -> VmObjects | str:
     return f"{POD}{pod.where}, whose VMI belongs to no VirtualMachine"
 
 
-def _seen(objects: VmObjects, pods: Iterable[WholePod], read: Read) -> SeenVm:
+def _seen(objects: VmObjects, pods: Iterable[WholePod], read: RoundReading) -> SeenVm:
     vm = objects.vm
     covering = [budget for budget in read.budgets or () if any(budget.covers(pod) for pod in pods)]
     off = VmObjects(vm, None)
@@ -125,7 +125,7 @@ def _seen(objects: VmObjects, pods: Iterable[WholePod], read: Read) -> SeenVm:
     )
 
 
-def _refusals(objects: VmObjects, read: Read) -> Iterator[Reason]:
+def _refusals(objects: VmObjects, read: RoundReading) -> Iterator[Reason]:
     """Yield why a VM must not be stopped."""
     metadata = objects.vm.metadata
     where = f"{metadata.namespace}/{metadata.name}"
@@ -173,7 +173,7 @@ class NodeVms:
         vms = {name: await KubeVirtVms(self._client, name).objects() for name in namespaces}
         places = [place for found in schedules if (place := found.spec.hypervisor.kube_virt) is not None]
         workers = frozenset(place.namespace for place in places)
-        return seen_vms(Read(pods, vms, await self._budgets() if launchers else (), workers), gpus)
+        return seen_vms(RoundReading(pods, vms, await self._budgets() if launchers else (), workers), gpus)
 
     async def change(self, change: ChangeVm) -> Answer:
         """Shut down or start a VM, if its state permits that."""
