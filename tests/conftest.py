@@ -170,7 +170,8 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
         yield MemoryHost()
     elif request.param.startswith("guest"):
         guests: Guests = request.getfixturevalue("guests")
-        yield guests.fresh(Flavour.GROUPS if request.param == "guest" else Flavour.BOTH)
+        with guests.fresh(Flavour.GROUPS if request.param == "guest" else Flavour.BOTH) as guest:
+            yield guest
     else:
         folder = tmp_path / "mount"
         folder.mkdir()
@@ -182,21 +183,25 @@ ONE_GUEST = pytest.param("guest", marks=[pytest.mark.ring("kernel"), pytest.mark
 
 
 @pytest.fixture(params=["memory", ONE_GUEST])
-def cdevs(request: pytest.FixtureRequest) -> CdevHost:
+def cdevs(request: pytest.FixtureRequest) -> Iterator[CdevHost]:
     """The same host with nodes of devices, and none of groups (VFIO_GROUP=n)."""
     if request.param == "memory":
-        return MemoryHost(iommufd=True, group_nodes=False)
+        yield MemoryHost(iommufd=True, group_nodes=False)
+        return
     guests: Guests = request.getfixturevalue("guests")
-    return guests.fresh(Flavour.CDEVS)
+    with guests.fresh(Flavour.CDEVS) as guest:
+        yield guest
 
 
 @pytest.fixture(params=["memory", ONE_GUEST])
-def both(request: pytest.FixtureRequest) -> CdevHost:
+def both(request: pytest.FixtureRequest) -> Iterator[CdevHost]:
     """The same host with nodes of devices and of groups, as in most distributions."""
     if request.param == "memory":
-        return MemoryHost(iommufd=True)
+        yield MemoryHost(iommufd=True)
+        return
     guests: Guests = request.getfixturevalue("guests")
-    return guests.fresh(Flavour.BOTH)
+    with guests.fresh(Flavour.BOTH) as guest:
+        yield guest
 
 
 @pytest.fixture(scope="session")

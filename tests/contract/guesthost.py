@@ -1,11 +1,13 @@
 """A real kernel in a guest as a host of the contract tests; the tests run outside, and only calls go into it.
 
-One guest of each flavour serves a whole run. Between tests its devices are reset to their initial state. If a blocked
-writer makes that impossible, another guest is booted; so it is after a boot that was not ready in time.
+One guest of each flavour serves a whole run. Between tests it is paused, and its devices are reset to their initial
+state. If a blocked writer makes that impossible, another guest is booted; so it is after a boot that was not ready in
+time.
 """
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -111,13 +113,19 @@ class Guests:
         for life in self._lives.values():
             life.close()
 
-    def fresh(self, flavour: Flavour = Flavour.GROUPS) -> GuestHost:
-        """Return a guest whose devices are in their initial state."""
+    @contextmanager
+    def fresh(self, flavour: Flavour = Flavour.GROUPS) -> Iterator[GuestHost]:
+        """Yield a guest whose devices are in their initial state. It runs for as long as the context lasts."""
         guest = self._guests.get(flavour)
+        if guest is not None:
+            guest.resume()
         if guest is None or not guest.restore():
             self._guests.pop(flavour, None)
             guest = self._guests[flavour] = self._boot(flavour)
-        return GuestHost(guest, (6, 1) if flavour is Flavour.GROUPS else (6, 12))
+        try:
+            yield GuestHost(guest, (6, 1) if flavour is Flavour.GROUPS else (6, 12))
+        finally:
+            guest.pause()
 
     def _boot(self, flavour: Flavour) -> Guest:
         """Boot a guest in place of the last one; a second one where the first is not ready in time."""

@@ -36,8 +36,9 @@ LSPCI = re.compile(r"(?P<address>\S+) .*?\[(?P<class_code>\w{4})\]: .*\[(?P<id>\
 
 
 @pytest.fixture
-def guest(guests: Guests) -> GuestHost:
-    return guests.fresh()
+def guest(guests: Guests) -> Iterator[GuestHost]:
+    with guests.fresh() as guest:
+        yield guest
 
 
 def listed(host: GuestHost) -> Iterator[tuple[str, str, str, str | None]]:

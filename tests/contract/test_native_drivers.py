@@ -67,19 +67,19 @@ class GuestTools(NoTools):
 @pytest.fixture
 def guest(guests: Guests) -> Iterator[GuestHost]:
     """A guest with a card on the native driver, and another one whose audio function is on it."""
-    host = guests.fresh()
-    host.guest.run("insmod", f"/mnt/share/{NATIVE}.ko")
-    try:
-        assert write(host, f"/sys/bus/pci/devices/{AUDIO}/driver/unbind", AUDIO) == 0
-        for address in (ALONE, AUDIO):
-            host_ids = (host.kernel.read(HostPath(f"/sys/bus/pci/devices/{address}/{name}")) for name in IDS)
-            ids = " ".join(text.decode().strip().removeprefix("0x") for text in host_ids)
-            assert write(host, f"{DRIVER}/new_id", ids) == 0
-            assert exists(host, f"{DRIVER}/{address}")
-        yield host
-    finally:
-        host.guest.channel.texts("restore")
-        host.guest.run("rmmod", NATIVE)
+    with guests.fresh() as host:
+        host.guest.run("insmod", f"/mnt/share/{NATIVE}.ko")
+        try:
+            assert write(host, f"/sys/bus/pci/devices/{AUDIO}/driver/unbind", AUDIO) == 0
+            for address in (ALONE, AUDIO):
+                host_ids = (host.kernel.read(HostPath(f"/sys/bus/pci/devices/{address}/{name}")) for name in IDS)
+                ids = " ".join(text.decode().strip().removeprefix("0x") for text in host_ids)
+                assert write(host, f"{DRIVER}/new_id", ids) == 0
+                assert exists(host, f"{DRIVER}/{address}")
+            yield host
+        finally:
+            host.guest.channel.texts("restore")
+            host.guest.run("rmmod", NATIVE)
 
 
 def node_of(guest: GuestHost, address: PciAddress) -> str:

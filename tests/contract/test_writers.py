@@ -1,7 +1,7 @@
 """A process that is killed while the kernel blocks its write exits, and the blocked writer keeps the unit's lock."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -54,8 +54,13 @@ def until(met: Callable[[], bool]) -> None:
         time.sleep(0.1)  # noqa: TID251
 
 
-def test_an_agent_killed_while_the_kernel_blocks_its_write_is_replaced(guests: Guests) -> None:
-    host = guests.fresh()
+@pytest.fixture
+def host(guests: Guests) -> Iterator[GuestHost]:
+    with guests.fresh() as host:
+        yield host
+
+
+def test_an_agent_killed_while_the_kernel_blocks_its_write_is_replaced(host: GuestHost) -> None:
     bind(host, GPU, "vfio-pci")
     bind(host, AUDIO, "vfio-pci")
     bind(host, OTHER, "vfio-pci")
