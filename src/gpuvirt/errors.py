@@ -1,6 +1,6 @@
 """The error tree: one base class, and one class for each failure that callers catch.
 
-A message says what failed and where, what was expected and what was found, and how to fix it. A class with a value of a
+A message names the failure and its place, the expected and the found value, and the fix. A class with a value of a
 higher layer (a refused allocation has its reason) is declared beside that value and inherits from a class here.
 """
 

@@ -43,7 +43,7 @@ def worded(message: str, found: str | None) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a found value in words: the kind, and what it is if that is short."""
+    """Return a found value in words: the kind, and the value itself if it is short."""
     match value:
         case None | bool():
             return {None: "nothing", True: "true", False: "false"}[value]

@@ -87,7 +87,7 @@ class ControllerProcess:
             self.term = None
 
     async def _run_term(self, term: Controller) -> None:
-        """Run the controller, and what it does beside its decisions."""
+        """Run the controller and its other tasks."""
         options = self._options
         async with asyncio.TaskGroup() as group:
             if self.certificate is not None:

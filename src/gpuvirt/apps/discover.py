@@ -77,7 +77,7 @@ class DiscoverProcess:
                 group.create_task(keep_going("probes", lambda: probes.run(host, port), clock))
 
     def missing(self) -> list[str]:
-        """Return what is missing until the node has all its labels; nothing when it has them."""
+        """Return the steps that are missing until the node has all its labels; empty when it has them."""
         seen, observed = self._discoverer.seen, self._observed
         missing = ["the host was not observed yet"] if seen is None else [unread_line(unread) for unread in seen.unread]
         missing += self._problems.values()

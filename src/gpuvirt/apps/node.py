@@ -209,7 +209,7 @@ def pages(agent: Agent) -> dict[str, Callable[[], PageAnswer]]:
 
 
 def _not_ready(agent: Agent) -> list[str]:
-    """Return what is missing until pods can get the devices of this node."""
+    """Return the steps that are missing until pods can get the devices of this node."""
     if not agent.host_observed:
         return ["the host was not observed yet"]
     return [

@@ -35,7 +35,7 @@ class NodeReports(msgspec.Struct, frozen=True):
 
 
 async def read_reports(client: Client) -> NodeReports:
-    """Return the GpuNodes; raises ApiError, except for what the user may not read."""
+    """Return the GpuNodes; raises ApiError, except for objects that the user may not read."""
     try:
         found = (await client.list(Collection(GPU_NODES, PlannedGpuNode))).items
     except NotFoundError:
@@ -48,7 +48,7 @@ async def read_reports(client: Client) -> NodeReports:
 def node_checks(
     schedule: Schedule, nodes: Mapping[PhaseName, frozenset[NodeName]], reports: NodeReports, known: KnownConfigs
 ) -> Iterator[NodeCheck]:
-    """Yield what each phase would change on each of its nodes; `nodes` has those of each phase."""
+    """Yield the changes that each phase would make on its nodes; `nodes` has the nodes of each phase."""
     for phase in schedule.phases:
         for node in sorted(nodes.get(phase.name, frozenset())):
             if phase.vgpu_config is not None:

@@ -39,7 +39,7 @@ from gpuvirt.model.schedules.workers import members
 
 
 class Asks(Enum):
-    """Whether a hypervisor is asked what can be done with VMs."""
+    """Whether the hypervisor is asked for the possible actions on VMs."""
 
     NOTHING = auto()
     IF_POSSIBLE = auto()
@@ -160,7 +160,7 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
         return replace(result, written=True)
 
     async def _node_checks(self, known: _Known) -> tuple[NodeCheck, ...]:
-        """Return what each phase would change on its nodes."""
+        """Return the changes that each phase would make on its nodes."""
         found, configs = await read_reports(self.client), await read_known_configs(self.client, self.namespace)
         return tuple(node_checks(known.schedule, known.config_nodes, found, configs))
 
@@ -198,7 +198,7 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
     async def _ask(
         self, known: _Known, observed: ScheduleObservation, asks: Asks
     ) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
-        """Return the VMs, and what can be done with those of the workers."""
+        """Return all VMs, and the possible actions on the workers' VMs."""
         if not known.schedule.has_workers:
             return {}, {}
         opener = Opener(self.client, self.namespace, self.clock, self.open_hypervisor, lambda: math.inf)

@@ -1,4 +1,4 @@
-"""Runs VgpuSchedules in the leading controller. No other module of the process loads what only schedules need."""
+"""Runs VgpuSchedules in the leading controller. Only this module loads the modules that schedules need."""
 
 from collections.abc import Iterator
 from random import Random

@@ -87,7 +87,7 @@ class CacheStep(msgspec.Struct, Generic[T], frozen=True):
 
 
 def step(cache: Cache[T], received: Input[T]) -> CacheStep[T]:
-    """Return the cache after an input, and what has changed."""
+    """Return the cache after an input, and the changes."""
     match received:
         case Listed():
             return _listed(cache, received)

@@ -178,7 +178,7 @@ class Client:
     ) -> AsyncIterator[tuple[Listed[T], AsyncIterator[Events[T]]]]:
         """Yield all objects of a collection, and an iterator over the later events, by one request (KEP-3157).
 
-        The server answers from its memory, with what it had when it got the request or later. Raises as `watch`, and
+        The server answers from its cache, with its state at the time of the request or later. Raises as `watch`, and
         NotStreamedError if the server has no streaming lists: it is older, or has them switched off.
         """
         asked = RbacRequest("watch", collection.resource, collection.name)

@@ -71,7 +71,7 @@ class Connection(msgspec.Struct, eq=False):
         return not poll.poll(0)
 
     def limit(self, within_s: float) -> None:
-        """Have the kernel give up what it cannot deliver within a time."""
+        """Let the kernel drop data that it cannot deliver within a time."""
         self.tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(within_s * 1000))
 
     async def send(self, head: h11.Request, body: bytes) -> None:

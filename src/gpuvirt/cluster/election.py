@@ -194,7 +194,7 @@ class Election:
     async def _try(self) -> bool:
         """Acquire or renew the lease, and return whether this process leads; sets `leader`, None if it is unknown.
 
-        A leader writes what it wrote last. The API server refuses that if another process has written since, and then
+        A leader writes its last value again. The API server refuses that if another process has written since, and then
         the lease is read.
         """
         candidacy, asked_at_s = self._candidacy, self._clock.monotonic_s()

@@ -31,5 +31,5 @@ class BackEnd(Protocol):
         ...
 
     def check(self, vms: Sequence[VmKey]) -> Sequence[Abilities]:
-        """Return what can be done with these VMs; VMs that do not exist are missing. Codes are a `Problem`."""
+        """Return the possible actions on these VMs, without VMs that do not exist. Codes are a `Problem`."""
         ...

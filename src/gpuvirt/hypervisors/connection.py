@@ -150,7 +150,7 @@ class ChildHypervisor:
         return kind(found.code, found.text)
 
     async def check(self, vms: Iterable[VmKey]) -> Mapping[VmKey, Abilities] | VmsUnknown:
-        """Return what can be done with each of these VMs; changes nothing. VMs that do not exist are missing."""
+        """Return the possible actions on each of these VMs; changes nothing. VMs that do not exist are missing."""
         keys = tuple(vms)
         answer = await self._ask(lambda number: CheckVms(number, keys))
         if isinstance(answer, Checked):

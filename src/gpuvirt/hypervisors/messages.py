@@ -75,7 +75,7 @@ class Make(msgspec.Struct, frozen=True, tag="make"):
 
 
 class CheckVms(msgspec.Struct, frozen=True, tag="check"):
-    """Asks what can be done with VMs; the answer is `Checked`."""
+    """Asks for the possible actions on VMs; the answer is `Checked`."""
 
     id: int
     vms: tuple[VmKey, ...]

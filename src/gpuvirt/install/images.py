@@ -1,7 +1,7 @@
-"""The images that an installation pulls, for a registry without a way out: those of manifests and of their policy.
+"""The images that an installation pulls, for clusters without internet access: from manifests and their policy.
 
 Manifests are what `helm template` prints: workloads, and the ClusterPolicy in its ConfigMap. The images of operands
-come from the renderers of the controller, so that they are those that the controller deploys.
+come from the controller's own renderers, so that they are the same as in its deployments.
 """
 
 import re
@@ -136,7 +136,7 @@ def _policy(text: str, where: str) -> ClusterPolicy:
 
 
 def _site(containers: Iterable[_Container], inputs: ImageInputs) -> RenderInputs:
-    """Return what the controller of the manifests renders with."""
+    """Return the render inputs of the controller in the manifests."""
     variables, beside = dict[str, str](), False
     for container in containers:
         if any(variable.name == CONTROLLER_IMAGE for variable in container.env):

@@ -1,4 +1,4 @@
-"""Removes what the controller has created in a cluster: operands, labels, cordons, KubeVirt's entries, GpuNodes, CRDs.
+"""Removes the controller's objects from a cluster: operands, labels, cordons, KubeVirt's entries, GpuNodes, CRDs.
 
 No device changes: GPUs keep their drivers, and vGPUs and the devices of VMs stay. It can be repeated at any time, after
 any failure: each step removes what still exists.

@@ -20,7 +20,7 @@ NAMES = ("kubevirt-*.sock", "gpuvirt-*.sock")
 
 
 class ListUnknownError(GpuvirtError):
-    """A plugin that listens does not say what it lists."""
+    """A listening plugin does not answer with its list."""
 
 
 def read_lists(folder: Path) -> Mapping[Path, frozenset[DeviceId]]:

@@ -32,7 +32,7 @@ class Answers(msgspec.Struct, frozen=True):
     """The functions that choose and allocate devices."""
 
     prefer: Callable[[ResourceName, Sequence[DeviceId], Sequence[DeviceId], int], Sequence[DeviceId]]
-    """Returns the preferred devices for a resource, the available devices, those that must be chosen, and a number."""
+    """Returns the preferred devices, from the resource, the available and the required devices, and their number."""
     allocate: Callable[[AllocationRequest], Awaitable[tuple[Attachment, ...]]]
     """Allocates devices to containers."""
     pre_start: Callable[[ResourceName, Sequence[DeviceId]], Awaitable[None]]

@@ -90,7 +90,7 @@ class RecordedAllocations:
     ) -> None:
         """`read_node` reads the device nodes in the answers of plugins.
 
-        `history` is what was known of the record before this process, from the disk; `keep` writes it there.
+        `history` is the earlier knowledge of the record, from the disk; `keep` writes it to the disk.
         """
         self._read_node = read_node
         self.inquiry = PodInquiry()

@@ -178,7 +178,7 @@ async def register(
 ) -> None:
     """Register `resource`, whose plugin listens on the socket `endpoint`; raise RegistrationFailedError.
 
-    `options` are those of plugins of devices unless another plugin has its own.
+    `options` default to those of device plugins.
     """
     request = wire.registration(resource, endpoint, options)
     async with grpc.aio.insecure_channel(f"unix:{paths.registration_socket}") as channel:

@@ -66,7 +66,7 @@ _FILE_SYSTEMS = ("/dev/shm", "/dev/mqueue", "/dev/hugepages", "/dev/pts")  # noq
 
 
 def plugin_answer(answer: bytes, read_node: ReadNode) -> PluginAnswer:
-    """Return what an answer to Allocate gives to its container, with its device nodes as they are now.
+    """Return the edits of an answer to Allocate for its container, with the current state of its device nodes.
 
     Raise DamagedError.
     """

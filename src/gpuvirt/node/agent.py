@@ -1,4 +1,4 @@
-"""The agent of one node: it decides by what was observed, and its decisions go out as one view.
+"""The agent of one node: it decides from its observations, and publishes its decisions as one view.
 
 Front ends (the device plugins, the probes, the client of the API server) report to `observations`, have devices
 allocated by `allocators`, and follow `views`. They don't know each other, and none of them touches the host.

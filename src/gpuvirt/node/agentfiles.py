@@ -16,7 +16,7 @@ from gpuvirt.node.store.ledgerstore import ledger_store
 
 
 class AgentFiles:
-    """Reads both files, and writes what has changed."""
+    """Reads both files, and writes changes."""
 
     def __init__(self, options: NodeOptions) -> None:
         clock, worker = options.clock, options.workers("writing")

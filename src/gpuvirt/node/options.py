@@ -1,4 +1,4 @@
-"""The options of an agent's process: the host, the agent's own files, its permissions, and what it is asked to do."""
+"""The options of an agent's process: the host, the agent's own files, its permissions, and its tasks."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,7 +89,7 @@ class NodeOptions(msgspec.Struct, frozen=True):
         return None if self.settings.cdi is CdiUse.NONE else self.cdi_folder
 
     def terms(self, agent: AgentView, run_id: str) -> NodeTerms:
-        """Return what the decisions of this agent follow from and that stays the same while it runs.
+        """Return the inputs of this agent's decisions that stay the same while it runs.
 
         The configs of a file apply without a ConfigMap.
         """

@@ -239,7 +239,7 @@ def _fit_for_files(name: str) -> str:
 
 
 def report(packed: Packed, written: str) -> Iterable[str]:
-    """Yield the lines that `gpuvirt support` prints: the content of an archive, what is missing, and why."""
+    """Yield the lines that `gpuvirt support` prints: the contents of an archive, and missing parts with the reason."""
     manifest = packed.manifest
     yield f"{written}: {max(1, len(packed.content) >> 10):,} KiB, of node {manifest.node}"
     for section in manifest.collected:

@@ -45,7 +45,7 @@ class CertificateFiles(msgspec.Struct, frozen=True):
         return context
 
     def new_context(self) -> ssl.SSLContext:
-        """Return a server's context that asks clients for what the rules say."""
+        """Return a server's context that asks clients for certificates according to the rules."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         if self.clients is not None:
             context.verify_mode = ssl.CERT_REQUIRED if self.clients.required else ssl.CERT_OPTIONAL

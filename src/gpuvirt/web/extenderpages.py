@@ -59,7 +59,7 @@ class ExtenderPages(msgspec.Struct):
     handshakes: Handshakes
     requests: Requests = msgspec.field(default_factory=Requests)
     asked_by: Counter[ClientStanding] = msgspec.field(default_factory=Counter)
-    """The requests by what is known of their clients."""
+    """The requests by the certificates of their clients."""
     _unknown: set[tuple[str, ...]] = msgspec.field(default_factory=set)
     """The names of clients that were logged because they are not permitted."""
 

@@ -103,7 +103,7 @@ class Credentials:
         return None if self.token is None else f"Bearer {_content(self.token).decode('latin-1').strip()}"
 
     def identity(self) -> "TlsIdentity":
-        """Return what a connection is made with. Raises OSError if a file can't be read."""
+        """Return the inputs of a connection. Raises OSError if a file can't be read."""
         ca, certificate, key = (
             None if material is None else _content(material) for material in (self.ca, self.certificate, self.key)
         )

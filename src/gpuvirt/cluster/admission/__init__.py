@@ -1,1 +1,1 @@
-"""Admission of pods that run in VMs of Kata and request vGPUs: what the mutating webhook adds, or refuses."""
+"""Admission of Kata pods that request vGPUs: the additions and refusals of the mutating webhook."""

@@ -1,4 +1,4 @@
-"""Decides about a pod that is to be created: whether it is refused, and what is added to it.
+"""Decides about a new pod: whether it is refused, and which parts are added to it.
 
 The decision is a pure function of the pod and the config: of what its containers request (vGPUs, mediated devices, and
 units of shared GPUs). It is idempotent: a part that the pod has already is not added again, so that the API server may
@@ -179,7 +179,7 @@ def _refusals(pod: Pod, settings: ClassSettings, secret: str) -> Iterator[Reason
 
 
 def _source(found: Volume) -> str:
-    """Return what a volume is made from, if the webhook adds such volumes."""
+    """Return the source of a volume, if the webhook adds volumes of this kind."""
     if found.host_path is not None:
         return f"hostPath {found.host_path.path.rstrip('/') or '/'}"
     return f"secret {found.secret.secret_name}" if found.secret is not None else ""

@@ -49,7 +49,7 @@ class ContainerChange(msgspec.Struct, frozen=True):
 
 
 def container_change(placed: Placed, settings: ClassSettings) -> ContainerChange:
-    """Return what is changed at a container that requests a vGPU."""
+    """Return the changes of a container that requests a vGPU."""
     mounts, warnings = _mounts(placed, settings)
     variables, more = _variables(placed, settings)
     operations = (
@@ -75,7 +75,7 @@ def plain(part: msgspec.Struct) -> Plain:
 
 
 def _mounts(placed: Placed, settings: ClassSettings) -> tuple[list[VolumeMount], list[str]]:
-    """Return the mounts that a container lacks, and warnings of paths at which it has something else."""
+    """Return the mounts that a container lacks, and warnings about paths with another mount."""
     taken = {normpath(mount.mount_path): mount.name for mount in placed.container.volume_mounts}
     missing, warnings = list[VolumeMount](), list[str]()
     for mount in user_mounts(settings):

@@ -1,4 +1,4 @@
-"""The webhook's config: which resources are vGPUs, and what is added to the pods of each RuntimeClass.
+"""The webhook's config: the resources of vGPUs, and the additions to the pods of each RuntimeClass.
 
 The defaults of a class follow from its profile. `hot-plug` is the setup in which the node has the guest's driver as a
 tree of files, and a vGPU is plugged into the running VM. With `cold-plug` the VM starts with its devices, and the guest

@@ -1,6 +1,6 @@
-"""The fields of a pod that admission reads: what it requests, and what the parts of it are called.
+"""The fields of a pod that admission reads: its requests, and the names of its parts.
 
-All other fields are left to the API server: a JSON patch names only what is added.
+gpuvirt does not decode other fields: a JSON patch names only the additions.
 """
 
 from collections.abc import Iterator

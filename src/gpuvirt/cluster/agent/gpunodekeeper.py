@@ -85,7 +85,7 @@ class GpuNodeKeeper:
         self._known: ObservedObject[GpuNode] = ObservedObject()
         self._due = Signal()
         self._pruned: tuple[Status, Status | None] | None = None
-        """The status that was written last, and what the API server stored of it: an older CRD drops unknown fields."""
+        """The status that was written last, and its stored form: an older CRD drops unknown fields."""
 
     def observe(self, delta: Delta[GpuNode]) -> None:
         """Store the observed GpuNode, or that it does not exist."""
@@ -97,7 +97,7 @@ class GpuNodeKeeper:
     ) -> None:
         """Write the status whenever it differs from the view; `report` gets each error, and None after a success.
 
-        `memory` has what pods with limits use; None for an agent that shares no GPUs.
+        `memory` has the memory use of pods with limits; None for an agent that shares no GPUs.
         """
         used: Cell[tuple[PodMemory, ...]] = Cell(()) if memory is None else memory
 

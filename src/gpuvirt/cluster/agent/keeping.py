@@ -1,4 +1,4 @@
-"""Keeps the agent's objects: writes what an object lacks, retries after errors, waits for the next change.
+"""Keeps the agent's objects: writes missing values, retries after errors, waits for the next change.
 
 An object is watched and written at the same time. Watch events and the answers to writes come by different connections,
 so an answer may arrive after the watch has reported the write, and even later changes. The later version of both

@@ -16,7 +16,7 @@ PAUSE_S = 15.0
 
 
 def requests_of(pod: WholePod) -> PodRequests:
-    """Return what a pod requests."""
+    """Return the resources that a pod requests."""
     spec, status = pod.spec, pod.status
     return PodRequests(
         PodUid(pod.metadata.annotations.get(STATIC_POD, pod.metadata.uid)),

@@ -148,7 +148,7 @@ class PodShareKeeper:
         self._shares = shares
         self._written: dict[PodUid, _Written] = {}
         self._observed: dict[PodUid, tuple[RequestingPod, PodOnNode | None]] = {}
-        """The pods as observed, with what was read from them."""
+        """The pods as observed, with the values that were read from them."""
 
     def observe(self, delta: Delta[RequestingPod]) -> None:
         """Record the pods of the node; a pod that has not changed is not read again."""

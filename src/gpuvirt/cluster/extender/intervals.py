@@ -7,7 +7,7 @@ class ExtenderIntervals(msgspec.Struct, frozen=True):
     """All intervals, in seconds."""
 
     look_s: float = 0.02
-    """Between looks at what this process is about to observe."""
+    """Between checks of a state that this process is about to observe."""
     observe_s: float = 1.0
     """How long a pod that kube-scheduler has observed may be unknown here; both watch the same API server."""
     turn_s: float = 0.05

@@ -1,4 +1,4 @@
-"""The pods that filter refused a moment ago, and those of them that an event makes fit which came here too late.
+"""The pods that filter has just refused, and those that fit after an event that arrived too late.
 
 kube-scheduler tries a refused pod again at the next event of the cluster, and without one after five minutes. Its watch
 and the extender's are not in step: it may have seen the end of a pod, asked, and been refused by books that did not

@@ -1,4 +1,4 @@
-"""Follows what the controller observes, beside its own decisions, so that no object is watched twice."""
+"""Shares the controller's observations with other tasks, so that no object is watched twice."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from gpuvirt.cluster.operator.picture import Picture
 
 
 class Follower(Protocol):
-    """Takes what the controller observes; each method returns at once."""
+    """Receives the controller's observations; each method returns at once."""
 
     def observe_nodes(self, delta: Delta[ReadNode]) -> None:
         """Record changes of nodes."""

@@ -1,4 +1,4 @@
-"""Fits a text into one line of the controller's log: what was seen is cut before the problem and its fix are."""
+"""Fits a text into one line of the controller's log: it cuts the observed values before the problem and its fix."""
 
 from gpuvirt.plain import one_line
 

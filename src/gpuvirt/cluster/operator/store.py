@@ -68,8 +68,8 @@ class Store(Generic[T]):
     ) -> None:
         """Make an empty store; `also` is called first with each delta.
 
-        `reads` returns what the controller reads of an object: a change of other fields, as each heartbeat of a node
-        makes, is stored and does not signal `changed`. Without it, each change does.
+        `reads` returns the fields that the controller reads of an object. A change of other fields, such as by a node's
+        heartbeat, is stored and does not signal `changed`. Without it, each change does.
         """
         self.collection = collection
         self.objects: ObjectMap[T] | None = None

@@ -79,7 +79,7 @@ def _of_text(text: str, where: str) -> KnownConfigs:
 
 
 async def read_known_configs(client: Client, namespace: str) -> KnownConfigs:
-    """Return the configs as the API server has them; raises ApiError, except for what the user may not read."""
+    """Return the configs as the API server has them; raises ApiError, except for objects that the user may not read."""
     stored, found = tuple[StoredPolicy, ...](), dict[str, Texts]()
     try:
         stored = (await client.list(Collection(CLUSTER_POLICIES, StoredPolicy))).items

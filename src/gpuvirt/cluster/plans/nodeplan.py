@@ -1,4 +1,4 @@
-"""Decides what a workload and a vGPU config would change on a node, by the functions that the agent plans with."""
+"""Plans the effect of a workload and a vGPU config on a node, with the agent's own planning functions."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -66,7 +66,7 @@ class GpuPlan(msgspec.Struct, frozen=True):
     fits: Mapping[str, int] | None
     """How many more VMs would fit, by vGPU type, `GPU` for the whole GPU; None where that is not known."""
     one_of: bool
-    """Whether the types in `fits` are alternatives: in mode on-demand the first vGPU decides what else fits."""
+    """Whether the types in `fits` are alternatives: in mode on-demand the first vGPU sets the size of all."""
 
 
 class NodePlan(msgspec.Struct, frozen=True):

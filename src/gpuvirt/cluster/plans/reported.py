@@ -1,4 +1,4 @@
-"""Turns the GPUs that a GpuNode reports into the inventory that the planner takes, with what it does not report.
+"""Turns the GPUs that a GpuNode reports into an inventory for the planner, and lists the facts that are not reported.
 
 A GpuNode counts a GPU's VFs and does not name them, so they get addresses of their own here, which no output has.
 """
@@ -26,7 +26,7 @@ class Reported(msgspec.Struct, frozen=True):
     inventory: Inventory
     holdings: tuple[Holding, ...]
     unplanned: tuple[PciAddress, ...]
-    """The GPUs of which the agent does not report what a plan needs, since it is older."""
+    """The GPUs for which an older agent does not report the inputs of a plan."""
 
 
 def reported(gpus: tuple[Gpu, ...]) -> Reported:

@@ -1,1 +1,1 @@
-"""The shared GPUs of a cluster: what each has left, by the nodes and pods of the API server."""
+"""The shared GPUs of a cluster: the free units of each GPU, from the nodes and pods of the API server."""

@@ -1,4 +1,4 @@
-"""The index: what each GPU has left, by the nodes and pods of the API server alone, and by bindings under way.
+"""The index: the free units of each GPU, from the API server's nodes and pods and from bindings under way.
 
 It changes by events only. A pod counts on its node from its binding until it leaves the API or has ended; the start of
 its deletion frees nothing, since its containers may still run. A pod whose annotation is missing, malformed, or names
@@ -74,7 +74,7 @@ class Index:
 
     @property
     def nodes(self) -> Mapping[NodeName, NodeBooks]:
-        """The books of the nodes, with what is reserved."""
+        """The books of the nodes, including reservations."""
         return self._books.nodes
 
     @property
@@ -98,7 +98,7 @@ class Index:
     def rows_for(self, pod: SharingPod) -> Mapping[NodeName, FreeRow]:
         """Return the rows of all nodes as they are for a pod.
 
-        Units that are kept for nominated pods are taken, and those that the pod itself has reserved are free.
+        Units that are kept for nominated pods count as used, and units that the pod itself has reserved as free.
         """
         rows, nominated, own = self._books.rows, self.nominated_for(pod), self._reserved.get(pod.uid, {})
         if not nominated and not own:
@@ -151,7 +151,7 @@ class Index:
         self._books.put(node, pod.uid, chosen.used, units_of_pod(pod, self._sharing), pod.spec.priority)
 
     def release(self, pod: PodUid, node: NodeName) -> None:
-        """Free what a binding reserved that has certainly failed; without effect after an event has confirmed it."""
+        """Free the units of a binding that has certainly failed; no effect once an event has confirmed it."""
         nodes = self._reserved.get(pod, {})
         if nodes.pop(node, None) is not None:
             self._books.drop(node, pod)
@@ -190,7 +190,7 @@ class Index:
         ]
 
     def bound_pods(self) -> Iterator[tuple[SharingPod, Units]]:
-        """Yield the pods that take units on a node, with what they count for."""
+        """Yield the pods that use units on a node, with their units."""
         for pod in self._pods.values():
             if pod.spec.node_name and (total := units_of_pod(pod, self._sharing)):
                 yield pod, total
@@ -210,7 +210,7 @@ class Index:
         return totals
 
     def _row_for(self, pod: PodUid, name: NodeName, nominated: Sequence[Nomination]) -> FreeRow | None:
-        """Return the row of a node for a pod, with what is kept for nominated pods; None for a node without units."""
+        """Return the row of a node for a pod, less the units of nominated pods; None for a node without units."""
         row = self._books.rows.get(name)
         if row is None:
             return None

@@ -1,4 +1,4 @@
-"""The fields of nodes and pods that decide about shares, and what a pod requests by them.
+"""The fields of nodes and pods that matter for shares, and the requests of pods.
 
 Source: Kubernetes' API reference, core/v1. All other fields are dropped, since the extender keeps all pods of the
 cluster in memory. These types are never written. They refer to no object that refers to them, so that the garbage
@@ -122,7 +122,7 @@ class PodStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class SharingPod(msgspec.Struct, frozen=True, gc=False):
-    """A pod with what it requests and has."""
+    """A pod with its requests and its shares."""
 
     metadata: PodMetadata
     spec: PodSpec = PodSpec()
@@ -150,7 +150,7 @@ SHARING_PODS = Collection(Resource("pods"), SharingPod, fields="status.phase!=Su
 
 
 def requested(pod: SharingPod, resource: ResourceName) -> Iterable[ContainerDemand]:
-    """Yield what each container requests, in the order of their start; raise InvalidQuantityError."""
+    """Yield the request of each container, in the order of their start; raise InvalidQuantityError."""
     for container in pod.spec.init_containers:
         kind = ContainerKind.SIDECAR if container.restart_policy == ALWAYS else ContainerKind.INIT
         yield _requested(container, kind, resource)

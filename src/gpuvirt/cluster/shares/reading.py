@@ -1,4 +1,4 @@
-"""Reads the shared GPUs of a cluster from the API server, once or as a stream of changes, and what pods use of them."""
+"""Reads the shared GPUs of a cluster and their use by pods from the API server, once or as a stream of changes."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping

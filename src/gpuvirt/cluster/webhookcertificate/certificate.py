@@ -63,7 +63,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 def certificates_in(content: bytes) -> tuple[Certificate, ...]:
-    """Return the certificates in PEM that are authorities; what is none of them is left out."""
+    """Return the certificates in PEM that are authorities, without others."""
     found = (_read(block) for block in _BLOCK.findall(content))
     return tuple(certificate for certificate in found if certificate is not None)
 

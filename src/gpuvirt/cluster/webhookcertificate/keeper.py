@@ -139,7 +139,7 @@ class CertificateKeeper:
             return None
 
     async def _changed(self, step: Issue | Promote | Forget, held: Held) -> Values:
-        """Return what a step changes in the Secret."""
+        """Return the changes of a step in the Secret."""
         match step:
             case Issue(follows=True):
                 pair = await self._issued()
@@ -203,6 +203,6 @@ def _serving(pair: Pair, previous: tuple[Certificate, ...]) -> Values:
 
 
 def _bundle(configuration: WebhookConfiguration) -> bytes:
-    """Return what all webhooks of a configuration trust; nothing if they differ."""
+    """Return the CA that all webhooks of a configuration trust; nothing if they differ."""
     bundles = {webhook.client_config.ca_bundle for webhook in configuration.webhooks}
     return bundles.pop() if len(bundles) == 1 else b""

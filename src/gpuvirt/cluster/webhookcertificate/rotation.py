@@ -1,4 +1,4 @@
-"""Decides the next step of the certificate's rotation, by what the Secret and the webhook's configuration have.
+"""Decides the next step of the certificate's rotation, from the Secret and the webhook's configuration.
 
     issue the next certificate -> trust it, too -> serve it -> trust the previous one for a day -> forget it
 
@@ -60,7 +60,7 @@ Step = Issue | Trust | Promote | Forget
 def next_step(held: Held, trusted: tuple[Certificate, ...] | None, name: str, now: datetime) -> Step | None:
     """Return the next step; None while there is nothing to do.
 
-    `trusted` is what the webhook's configuration has, None if there is no configuration. `name` is the server's name.
+    `trusted` is the CA in the webhook's configuration, None without a configuration. `name` is the server's name.
     """
     current = held.current.certificate if held.current is not None else None
     following = held.following.certificate if held.following is not None else None

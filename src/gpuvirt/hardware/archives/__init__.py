@@ -1,1 +1,1 @@
-"""Archives of a host's GPUs: what is copied, and what is hidden."""
+"""Archives of a host's GPUs: the files that are copied, and the values that are hidden."""

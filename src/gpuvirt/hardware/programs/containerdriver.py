@@ -18,7 +18,7 @@ SEEN_HOST, SEEN_DRIVER = "/host", "/driver-root"
 
 
 class NotReadyError(GpuvirtError):
-    """A node is not ready for containers with GPUs; the text says what is wrong, and where."""
+    """A node is not ready for containers with GPUs; the text names the problem and its place."""
 
 
 class DriverRoots(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Reads on demand what only nvidia-smi reports about a GPU: its modes, and the vGPU types that it supports.
+"""Reads facts of a GPU that only nvidia-smi reports, on demand: its modes and its supported vGPU types.
 
 Both come from output for people: `nvidia-smi -q` (the headings MIG Mode, vGPU Device Capability and GPU Virtualization
 Mode, as in published output of 535 to 580) and `nvidia-smi vgpu -s -v` (vGPU user guide, 6.2.9). A value that cannot be

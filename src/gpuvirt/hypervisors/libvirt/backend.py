@@ -1,4 +1,4 @@
-"""The back end of a host with libvirt: what can be done with its VMs, and the calls that do it."""
+"""The back end of a host with libvirt: the possible actions on its VMs, and the calls."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -107,7 +107,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def check(connection: libvirt.virConnect, keys: Sequence[VmKey]) -> list[Abilities]:
-    """Return what can be done with these VMs; those that do not exist are missing. Raises errors of libvirt."""
+    """Return the possible actions on these VMs, without VMs that do not exist. Raises errors of libvirt."""
     version, types = connection.getLibVersion(), mdev_types(connection)
     return [
         abilities(key, domain, devices_of(domain.XMLDesc(0)), version, types)
@@ -127,7 +127,7 @@ def _existing(connection: libvirt.virConnect, keys: Sequence[VmKey]) -> Iterator
 def abilities(
     key: VmKey, domain: libvirt.virDomain, devices: VmDevices, version: int, types: Mapping[str, str] | None
 ) -> Abilities:
-    """Return what can be done with one VM; `types` is None while the host's mediated devices are unknown."""
+    """Return the possible actions on one VM; `types` is None while the host's mediated devices are unknown."""
     refused = never_suspended(devices, version, is_persistent=bool(domain.isPersistent()))
     is_asked = refused is None and bool(domain.isActive())
     suspend = refused if refused is not None else _suspend(domain) if is_asked else _NOT_RUNNING
@@ -190,5 +190,5 @@ class Libvirt:
         make(self._session, self._running, call)
 
     def check(self, vms: Sequence[VmKey]) -> Sequence[Abilities]:
-        """Return what can be done with these VMs; raises BackEndError."""
+        """Return the possible actions on these VMs; raises BackEndError."""
         return self._session.run(lambda connection: check(connection, vms))

@@ -12,7 +12,7 @@ from gpuvirt.model.schedules.hypervisor import Call, VmKey
 
 
 class RunningCall:
-    """One call that is under way. Its thread dies with the child: libvirt goes on with what it has received."""
+    """One call that is under way. Its thread dies with the child: libvirt continues the call that it has received."""
 
     def __init__(self, call: Call, connection: libvirt.virConnect, make: Callable[[], object]) -> None:
         """Begin it."""

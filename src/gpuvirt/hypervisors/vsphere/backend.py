@@ -1,4 +1,4 @@
-"""The back end of a vCenter: what can be done with its VMs, by what their hosts say of vGPU types, and the calls."""
+"""The back end of a vCenter: the possible actions on its VMs, from their hosts' vGPU types, and the calls."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,7 +108,7 @@ class HostGpus(msgspec.Struct, frozen=True):
 
 
 def check(content: vim.ServiceInstanceContent, keys: Sequence[VmKey]) -> list[Abilities]:
-    """Return what can be done with these VMs; those that do not exist are missing. Raises BackEndError."""
+    """Return the possible actions on these VMs, without VMs that do not exist. Raises BackEndError."""
     known = dict(_existing(content, keys))
     found = {str(entry.reference): entry for entry in properties(content, [*known.values()], HOST, DEVICES, TOOLS)}
     hosts = {str(host): host for entry in found.values() if (host := entry.values.get(HOST)) is not None}
@@ -137,7 +137,7 @@ def _gpus(host: FoundObject) -> HostGpus:
 
 
 def abilities(key: VmKey, vm: FoundObject, host: HostGpus | None) -> Abilities:
-    """Return what can be done with one VM; `host` is None while it is on none, or while its host is unknown."""
+    """Return the possible actions on one VM; `host` is None while it is on no host, or its host is unknown."""
     types = vgpu_types(vm.value(DEVICES, list) or [])
     return Abilities(
         key, _suspend(types, host), _shut_down(vm), _start(types, host), _set_type(types), tuple(_remarks(types, host))
@@ -197,7 +197,7 @@ class VSphere:
         self._session.run(lambda content: make(content, call))
 
     def check(self, vms: Sequence[VmKey]) -> Sequence[Abilities]:
-        """Return what can be done with these VMs; raises BackEndError."""
+        """Return the possible actions on these VMs; raises BackEndError."""
         return self._session.run(_asking(lambda content: check(content, vms)))
 
 

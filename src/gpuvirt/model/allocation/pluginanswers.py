@@ -174,7 +174,7 @@ def _words(inventory: Inventory, answer: PluginAnswer) -> Iterator[_Named]:
 
 
 def _of_word(inventory: Inventory, word: str) -> tuple[_Named, ...]:
-    """Return what a word names, none for a word that is no id of a device."""
+    """Return the devices that a word names, none for a word that is no id of a device."""
     lower = word.lower()
     if is_pci_address(word):
         return (PciAddress(lower) if lower in inventory.facts.functions else _Other.NO_GPU,)

@@ -1,4 +1,4 @@
-"""Whether the kubelet's record of allocations is complete: what was read from it in this boot, and what it lost since.
+"""Whether the kubelet's record of allocations is complete, by its contents in this boot and its losses since.
 
 A kubelet that starts without its checkpoint knows no allocation. It writes a new checkpoint as soon as a plugin
 registers, which lacks the containers that run (`devicesToAllocate` in pkg/kubelet/cm/devicemanager allocates nothing to

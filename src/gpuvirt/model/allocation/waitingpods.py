@@ -15,7 +15,7 @@ from gpuvirt.model.inventory.inventory import Inventory
 
 
 def had(entries: Iterable[Entry], inventory: Inventory | None) -> tuple[Entry, ...]:
-    """Return the allocations of pods that do not wait: what a change may take nothing of."""
+    """Return the allocations of pods that do not wait: a change may take none of these devices."""
     return tuple(entry for entry in entries if not _waits(entry, inventory))
 
 

@@ -1,4 +1,4 @@
-"""The attempts at the change of one isolation unit: when the next one is due, and what the last one has left.
+"""The attempts at the change of one isolation unit: the time of the next one, and the result of the last one.
 
 A change that was refused or has failed is tried again when the circumstances change, and after growing pauses. After
 a rollback the host's observed state does not count as a circumstance: the failed attempt itself has changed it. The
@@ -36,7 +36,7 @@ def fingerprint(circumstances: Circumstances) -> str:
 
 
 class Attempts(msgspec.Struct, frozen=True):
-    """The attempts so far. Each method returns what follows from something that has happened."""
+    """The attempts so far. Each method returns the state after an event."""
 
     tried_on: Circumstances | None = None
     """The circumstances of the last attempt."""
@@ -52,7 +52,7 @@ class Attempts(msgspec.Struct, frozen=True):
     changed_on: int | None = None
     """The number of the host's observations when the last change ended: older observations are outdated."""
     outcome: Outcome | None = None
-    """The outcome of the last attempt, or what the next one waits for; None for a unit in its desired state."""
+    """The outcome of the last attempt, or the reason why the next one waits; None for a unit in its desired state."""
     noted: tuple[Reason, ...] = ()
     """The reasons that are notes of the node. While a change runs, they are those from before it."""
 

@@ -37,8 +37,8 @@ def invalid_states(
 ) -> InvalidStates:
     """Return the invalid desired state of a node.
 
-    `workload` is what is invalid of modes and shares in its labels or GpuNode, `configs` why the vGPU configs can't be
-    used. `gpus` are the addresses of the host's GPUs, None before its first observation.
+    `workload` has the invalid modes and shares of its labels or GpuNode, `configs` the reason why the vGPU configs
+    can't be used. `gpus` are the addresses of the host's GPUs, None before its first observation.
     """
     addresses = unknown_addresses(named, gpus) if gpus is not None else ()
     found = (configs, vgpus.desired_types.problem)

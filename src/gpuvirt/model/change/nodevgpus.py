@@ -83,7 +83,7 @@ def states_of(
     smi: SmiMemory,
     last: PlannedFrom | None,
 ) -> PlannedFrom:
-    """Return the states of GPUs with what they follow from; `allocated` has all allocated vGPUs of the node."""
+    """Return the states of GPUs with their inputs; `allocated` has all allocated vGPUs of the node."""
     functions, by_function = inventory.facts.functions, holdings_by_function(allocated)
     holdings = {gpu: holdings_on(functions[gpu], by_function) for gpu in gpus}
     found: dict[PciAddress, GpuState | None] = {}
@@ -141,7 +141,7 @@ class NodeVgpus:
     desired: Mapping[PciAddress, DesiredGpu] = field(default_factory=dict)
     """The desired state of each GPU; gpuvirt does not change the other GPUs."""
     questions: Mapping[PciAddress, tuple[DesiredVgpus, Questions]] = field(default_factory=dict)
-    """The questions for nvidia-smi. A GPU has no plan until those that block it are answered."""
+    """The questions for nvidia-smi. A GPU has no plan until the questions that block it are answered."""
     time_shared: Mapping[PciAddress, SchedulerContext] = field(default_factory=dict)
     """The GPUs with vGPUs that share time, with the contexts of their schedulers."""
     on_demand: Mapping[PciAddress, GpuState | None] = field(default_factory=dict)

@@ -32,7 +32,7 @@ class VgpuPlan(msgspec.Struct, frozen=True):
 
     @property
     def met(self) -> bool:
-        """Whether the GPU carries what is desired, and nothing else."""
+        """Whether the GPU carries exactly the desired vGPUs."""
         return not (self.steps or self.pending or self.refusals or self.follows)
 
     @property

@@ -94,7 +94,7 @@ def mode_source(settings: Settings, request: NodeRequest) -> Source:
 
 
 def source_of_spec(origin: str, field: str) -> Source:
-    """Return the source of a field of a GpuNode's spec; `origin` is what the controller has written there."""
+    """Return the source of a field of a GpuNode's spec; `origin` is the controller's entry for the field."""
     if origin.startswith("label "):
         return Source(Origin.LABEL, origin)
     if origin.startswith("ClusterPolicy "):

@@ -26,7 +26,7 @@ class Check(msgspec.Struct, frozen=True):
     area: Area
     run: Callable[[Evidence], Iterable[Finding]]
     for_vms: bool = False
-    """Whether only VMs need what it checks, so that it is skipped where all GPUs are for containers."""
+    """Whether the check matters only for VMs, so that it is skipped where all GPUs are for containers."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Whether VFIO can reset a function between two tenants, by what the kernel shows of the function and its bus."""
+"""Whether VFIO can reset a function between two tenants, from the kernel's files about the function and its bus."""
 
 from collections.abc import Mapping
 from enum import Enum

@@ -19,7 +19,7 @@ from gpuvirt.model.reasons import ReasonCode
 
 
 def taken(picture: NodePicture, inventory: Inventory, desired: DesiredNode, offering: Offering) -> Taken:
-    """Return what the kubelet takes from this agent of what is offered."""
+    """Return the offered devices that the kubelet gets from this agent."""
     known, on_demand = _names_taken(picture, desired, offering.review), offering.on_demand
     ids = {name: healthy_ids(inventory, on_demand, name) for name in on_demand.names & known}
     return Taken(_among(offering.offers, known), ids)
@@ -75,7 +75,7 @@ def _stay(picture: NodePicture, offers: Offers) -> frozenset[str]:
 
 
 def departures(picture: NodePicture, withdrawal: Withdrawal) -> Departures:
-    """Return what the kubelet may still count of the withdrawn devices, by its last answer."""
+    """Return the withdrawn devices that the kubelet may still count, by its last answer."""
     ledger = picture.ledger
     count = KubeletCount(picture.inventory, ledger.account, ledger.rules, ledger.entries)
     return Departures(withdrawal, count, picture.gates.drained, ledger.known, ledger.resources)

@@ -1,4 +1,4 @@
-"""The circumstances of a change of an isolation unit: what a new attempt depends on, and what it still waits for."""
+"""The circumstances of a change of an isolation unit: the inputs of a new attempt, and the reasons why it waits."""
 
 from collections.abc import Iterator, Mapping
 
@@ -48,7 +48,7 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 def circumstances_of(surroundings: Surroundings, unit: UnitId, desired: DesiredUnit, *, drivers: bool) -> Circumstances:
-    """Return the circumstances of a change of a unit, from what was observed last."""
+    """Return the circumstances of a change of a unit, from the last observation."""
     inventory, account, pods = surroundings.inventory, surroundings.account, surroundings.account.pods
     plans = [surroundings.vgpus.plan_of(gpu) for gpu in desired]
     ours = frozenset(vgpu for vgpu in account.offered if inventory.vgpus[vgpu].gpu in desired)
@@ -88,7 +88,7 @@ def why_waiting(surroundings: Surroundings, unit: UnitId, desired: DesiredUnit, 
 
 
 def intent_of(vgpus: NodeVgpus, desired: DesiredUnit, *, differ: bool) -> str:
-    """Return the text of what a change of a unit is about to do."""
+    """Return the text that describes the next change of a unit."""
     native = next((gpu for gpu, driver in desired_drivers(desired).items() if driver is DesiredDriver.NATIVE), None)
     if differ and native is not None:
         return f"return {native} to its native driver"

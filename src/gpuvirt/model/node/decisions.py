@@ -65,7 +65,7 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
 
 
 def _undecided(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, at: datetime) -> NodeDecisions:
-    """Return what is known before the first observation of the host: which desired state is invalid."""
+    """Return the decisions before the first observation of the host: the invalid desired state."""
     invalid = _invalid(memory.desired, None, NodeVgpus())
     problems = problems_of(picture, invalid, memory.review)
     view = NodeView(at=at, problems=problems, invalid=invalid.all, agent=terms.agent, host_observed=False)

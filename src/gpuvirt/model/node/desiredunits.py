@@ -72,5 +72,5 @@ class DesiredUnits(msgspec.Struct, frozen=True):
 
 
 def _origin_of(desired: DesiredUnits, gpu: PciAddress) -> object:
-    """Return what a GPU's desired state follows from, besides the host's state."""
+    """Return the inputs of a GPU's desired state, besides the host's state."""
     return desired.modes.of(gpu), desired.vgpus.config

@@ -150,7 +150,7 @@ def _on_demand_inputs(
 
 
 def on_demand_gpus(picture: NodePicture, terms: NodeTerms, vgpus: NodeVgpus) -> Mapping[PciAddress, OnDemandGpu]:
-    """Return what each GPU in mode on-demand can still carry; `vgpus` were decided last."""
+    """Return the vGPUs that each GPU in mode on-demand can still carry; `vgpus` were decided last."""
     if picture.inventory is None:
         return {}
     entries = tuple(on_demand_entries(picture.ledger.entries))

@@ -1,4 +1,4 @@
-"""The parts of the last decisions for a node, each with its basis: what it has followed from.
+"""The parts of the last decisions for a node, each with its basis: the inputs of the decision.
 
 A part whose basis is still the same is taken over. Frozen values that are the same object are the same value; other
 values are compared. So decisions with parts are those without, which a test of all sequences of pictures checks.
@@ -124,7 +124,7 @@ VgpusPart = DecisionPart[VgpusBasis, NodeVgpus]
 
 
 def vgpus_part(last: VgpusPart | None, basis: VgpusBasis) -> VgpusPart:
-    """Return the plans of vGPUs; those of GPUs that have not changed are taken over."""
+    """Return the plans of vGPUs; plans of unchanged GPUs are reused."""
     before = last.value if last is not None else None
     return part_of(last, basis, lambda basis: plan_node_vgpus(basis.inventory, basis.demand, basis.smi, before))
 
@@ -226,7 +226,7 @@ ViewPart = DecisionPart[ViewBasis, NodeView]
 
 
 def view_part(last: ViewPart | None, basis: ViewBasis) -> ViewPart:
-    """Return the view of the node, at no time; the views of what has not changed are taken over."""
+    """Return the view of the node, without a time; views whose inputs have not changed are reused."""
     drawn = Drawn(last.basis.inputs, last.value) if last is not None else None
     return part_of(last, basis, lambda basis: make_view(basis.inputs, NO_TIME, drawn))
 

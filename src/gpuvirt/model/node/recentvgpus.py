@@ -29,7 +29,7 @@ class RecentVgpus(msgspec.Struct, frozen=True):
     """The GPUs whose vGPUs were changed, as observed after the last step, with the times."""
 
     def since(self, began_s: float, entries: Iterable[Entry]) -> Self:
-        """Return what a scan that has begun at `began_s` may not show; `entries` are all allocations."""
+        """Return the changes that a scan begun at `began_s` may not show; `entries` are all allocations."""
         hosts = {gpu: changed for gpu, changed in self.hosts.items() if changed[1] >= began_s}
         created = {
             vgpu: made
@@ -54,7 +54,7 @@ class RecentVgpus(msgspec.Struct, frozen=True):
         return type(self)(created, {**self.hosts, host.gpu: (host, at_s)})
 
     def on(self, facts: Facts) -> Facts:
-        """Return a scan's facts with what the scan may not show."""
+        """Return a scan's facts, with the changes that the scan may not show."""
         for host, _ in self.hosts.values():
             facts = with_vgpu_host(facts, host)
         return self.created_on(facts)

@@ -1,4 +1,4 @@
-"""The devices that leave a node, and what the kubelet may still count of them: a pod could be admitted with those."""
+"""The devices that leave a node, and those that the kubelet may still count and could admit a pod with."""
 
 from collections.abc import Mapping
 
@@ -41,7 +41,7 @@ class Departures(msgspec.Struct, frozen=True):
 
     @property
     def unread(self) -> Unread | None:
-        """Why it is unknown what the kubelet counts; None if it has said so, or has not been asked."""
+        """Why the kubelet's counts are unknown; None if it has answered, or has not been asked."""
         account = self.count.account
         return account.counted if account is not None and isinstance(account.counted, Unread) else None
 

@@ -1,4 +1,4 @@
-"""The shares of GPUs that pods have: what is shown beside the shared GPUs, and what changes of GPUs must respect."""
+"""The shares of GPUs that pods have: shown beside the shared GPUs, and respected by changes of GPUs."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -63,7 +63,7 @@ class GivenShares(msgspec.Struct, frozen=True):
 
 
 def with_given(offer: SharedOffer, given: GivenShares | None) -> SharedOffer:
-    """Return the shared GPUs as shown: without what the container runtime can't give, with the pods' shares.
+    """Return the shared GPUs as shown: without GPUs that the container runtime can't assign, with the pods' shares.
 
     `given` is None for an agent that can't share GPUs: it withholds none by itself.
     """

@@ -59,8 +59,8 @@ def announce(
     """Return the notice with those devices of `going` that may be withdrawn now. What is not offered needs no notice.
 
     `of_status` are the counts in the node's status, None if not observed yet. An announced withdrawal waits its time
-    even if its device fails or leaves meanwhile, and what was withdrawn is not announced again: `offers` are the last
-    ones, so that such a withdrawal would come or go one decision late.
+    even if its device fails or leaves meanwhile, and a withdrawn device is not announced again: `offers` are the last
+    ones, so such a withdrawal would come or go one decision late.
     """
     known = of_status is not None and is_known(counts(Taken(offers), going, ()), of_status)
     announced = (going - before.passed) & (free_names(offers) | before.since_s.keys())

@@ -1,4 +1,4 @@
-"""Draws the view of a node from its inventory, its offers, and what is known of allocations and desired state."""
+"""Builds the view of a node from its inventory, its offers, the allocations and the desired state."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,1 +1,1 @@
-"""Fractions of GPUs: what pods request, what GPUs have left, and where a pod's containers go."""
+"""Fractions of GPUs: the requests of pods, the free units of GPUs, and the placement of containers."""

@@ -113,7 +113,7 @@ class NodeBooks:
 def _settled(
     capacity: Shares, pods: Mapping[PodUid, Shares], floating: Mapping[PodUid, Units], priorities: Mapping[PodUid, int]
 ) -> NodeBooks:
-    """Return books with what the GPUs have left."""
+    """Return books with the free units of the GPUs."""
     taken: dict[GpuId, int] = dict.fromkeys(capacity, sum(floating.values()))
     for used in pods.values():
         for gpu, units in used.items():

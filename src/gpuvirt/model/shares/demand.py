@@ -21,7 +21,7 @@ WHOLE = Units(1000)
 
 
 class UnplaceableError(GpuvirtError):
-    """A container requests what no GPU can have: more than one GPU, and no number of whole GPUs."""
+    """A container requests more units than a GPU has, but not a number of whole GPUs."""
 
 
 class ContainerKind(StrEnum):
@@ -55,7 +55,7 @@ class Demand(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> Units:
-        """The most units that run at a time: what the pod counts for at the kube-scheduler."""
+        """The most units that run at a time, as kube-scheduler counts the pod."""
         return Units(max((sum(container.units for container in phase) for phase in self.phases()), default=0))
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a pod fits into what the GPUs of a node have left, and how much room it leaves there.
+"""Whether a pod fits into the free units of a node's GPUs, and the room that it leaves.
 
 Only the sizes of the free pieces count, not the GPUs that they are on, so that one answer serves all nodes that have
 the same pieces left.

@@ -1,4 +1,4 @@
-"""An overview of shared GPUs: what each has left, and which pods have how much of it."""
+"""An overview of shared GPUs: the free units of each GPU, and the units of its pods."""
 
 from collections.abc import Iterable, Mapping
 

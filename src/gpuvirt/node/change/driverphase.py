@@ -143,7 +143,7 @@ def _unrecorded(change_host: ChangeHost, plan: DriverPlan, error: OSError) -> Re
 def _despite_errors() -> Iterator[None]:
     """Roll back even if the journal can't be written: it has had the change as started since before its first step.
 
-    So the next agent, or the next change, completes or undoes what was not recorded as done.
+    So the next agent, or the next change, completes or undoes steps that were not recorded as done.
     """
     try:
         yield

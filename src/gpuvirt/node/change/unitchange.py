@@ -162,7 +162,7 @@ class UnitChange(msgspec.Struct):
         return replace(seen, learned={gpu: self._known(gpu) for gpu in self.desired})
 
     def _known(self, gpu: PciAddress) -> Learned:
-        """Return what was learned of a GPU; new vGPUs get the ids that vGPUs of their types had before."""
+        """Return the observed state of a GPU; new vGPUs get the ids that vGPUs of their types had before."""
         before = self._before.get(gpu)
         return replace(self._learned.get(gpu, NOTHING), remembered=before.types if before is not None else {})
 

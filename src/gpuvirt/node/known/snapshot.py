@@ -47,7 +47,7 @@ def take(kernel: Kernel, settings: Settings, ids: PciIds, clock: Clock, ledger: 
 
 
 def view_of(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
-    """Return the view of a host with these facts, with what an agent would offer."""
+    """Return the view of a host with these facts, with the devices that an agent would offer."""
     state = NodeState(NodeTerms(settings, ids), ledger)
     state.expect_no_account(KubeletAccount(clock.now(), clock.monotonic_s(), {}))
     state.observe_facts(facts)

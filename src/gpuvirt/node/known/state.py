@@ -1,4 +1,4 @@
-"""The agent's state: what was observed of its node, and what was decided last.
+"""The agent's state: the observations of its node, and its last decisions.
 
 Nothing here waits or changes the host. Observers replace a part of the picture and return whether that calls for new
 decisions; `decide` has them made by `model.node.decisions`.
@@ -276,7 +276,7 @@ class NodeState:
         return True
 
     def decide(self, now_s: float, at: datetime) -> NodeView:
-        """Decide by all that was observed, take what the ledger keeps of it, and return the view of the node."""
+        """Decide from all observations, update the ledger, and return the view of the node."""
         former = self.former
         self.picture = replace(
             self.picture,

@@ -61,7 +61,7 @@ class Operands:
     async def away(self, subject: str, change: PendingChange, report: ReportWait) -> AsyncIterator[Reason | None]:
         """Keep the operands stopped while the context lasts; it gives why they are not stopped, None if they are.
 
-        `report` is called with what the change waits for. The wait ends after a while, or when the change is not
+        `report` is called with the reason why the change waits. The wait ends after a while, or when the change is not
         needed any more.
         """
         self._changes += 1

@@ -190,7 +190,7 @@ class Reconciler:
         self._conclude(unit, Outcome(vgpus={gpu: (reason,)}))
 
     def _conclude(self, unit: UnitId, outcome: Outcome) -> None:
-        """Record the outcome of an attempt, or what it waits for; it replaces that of the attempt before."""
+        """Record the outcome of an attempt, or the reason why it waits; it replaces the previous record."""
         self._remember(unit, self._attempts.get(unit, Attempts()).concluded(outcome))
 
     def _remember(self, unit: UnitId, attempts: Attempts) -> None:

@@ -38,7 +38,7 @@ class ChangeRequest(msgspec.Struct, frozen=True):
     rolls_back: Callable[[], None]
     """Called when the change begins to roll back its steps, by the thread that takes them."""
     waits: Callable[[Outcome], None]
-    """Called with what the change waits for before its first step."""
+    """Called with the reason why the change waits before its first step."""
 
     def everywhere(self, reason: Reason) -> Outcome:
         """Return the outcome in which a reason keeps all GPUs from their desired state."""

@@ -1,4 +1,4 @@
-"""Follows what containers with limits use of their GPUs' memory, by the regions in which HAMi-core counts it."""
+"""Follows the GPU memory use of containers with limits, from the regions in which HAMi-core counts it."""
 
 import errno
 import logging
@@ -78,7 +78,7 @@ class MemoryFollower:
 
 
 def read_uses(kernel: Kernel, proc: Path, pods: Collection[PodUid]) -> MemoryUses:
-    """Read what the containers of these pods use; `proc` is the host's `/proc` as this process sees it."""
+    """Read the memory use of these pods' containers; `proc` is the host's `/proc` as this process sees it."""
     try:
         processes = read_containers(kernel, pods, HostPath(REGION_FOLDER))
     except OSError as error:
@@ -89,7 +89,7 @@ def read_uses(kernel: Kernel, proc: Path, pods: Collection[PodUid]) -> MemoryUse
 
 
 def read_use(proc: Path, pid: int) -> int | UnreadableRegion | None:
-    """Return what a container uses, None where it has no region, or has ended meanwhile."""
+    """Return a container's memory use, None if it has no region or has ended meanwhile."""
     try:
         with containerfiles.opened(proc, pid, _PATH) as file:
             header = os.pread(file, memoryregion.HEADER_BYTES, 0)

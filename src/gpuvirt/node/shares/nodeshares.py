@@ -1,4 +1,4 @@
-"""The shares of one node: what the agent's parts know of them, and what they tell each other."""
+"""The shares of one node: the state that the agent's parts share, and the signals between them."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,7 +120,7 @@ class NodeShares(msgspec.Struct, frozen=True):
 
     @contextmanager
     def notifying(self, changed: Signal) -> Iterator[None]:
-        """Set `changed` while the context lasts whenever what the agent shows of shares may have changed."""
+        """While the context lasts, set `changed` whenever the displayed state of shares may have changed."""
         with self.state.notifying(changed), self.store.records.notifying(changed):
             yield
 

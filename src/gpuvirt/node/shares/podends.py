@@ -41,7 +41,7 @@ class Accounts(msgspec.Struct, frozen=True):
 
 
 class SharePodEnds:
-    """Reads the accounts, and keeps what the last reading lacked."""
+    """Reads the accounts, and remembers the pods that the last reading lacked."""
 
     def __init__(self, accounts: Accounts, worker: SerialWorker) -> None:
         self._accounts = accounts

@@ -1,6 +1,6 @@
 """The records of shares on disk: written before a container gets its GPU, so that a restarted agent has the same books.
 
-A file that can't be used is replaced by what the CDI specs of the containers have, which are on the host until it is
+A file that can't be used is replaced by the contents of the containers' CDI specs, which stay on the host until it is
 rebooted; after a reboot no container runs.
 """
 

@@ -151,7 +151,7 @@ class ShareAllocator:
             shares.judge(specs, cdi_enabled=enabled)
 
     async def tidy(self) -> None:
-        """Remove what pods that have ended leave behind; raise NotWrittenError or OSError."""
+        """Remove the files of pods that have ended; raise NotWrittenError or OSError."""
         async with self._turn:
             await self._end_shares()
             devices = self.records.devices
@@ -274,7 +274,7 @@ class ShareAllocator:
             raise ShareRefusedError(sharing.spec_not_written(path, str(error))) from error
 
     def _limit_paths(self, share: ContainerRecord) -> LimitPaths:
-        """Return what a container with a limit has mounted; raise ShareRefusedError where the limit would not hold."""
+        """Return the mounts of a container with a limit; raise ShareRefusedError if the limit would have no effect."""
         if share.limit is None:
             return NO_PATHS
         by, paths = share.limit.by, NO_PATHS

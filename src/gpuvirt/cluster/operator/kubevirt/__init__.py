@@ -1,1 +1,1 @@
-"""KubeVirt's configuration: finds and writes what it lacks, so that VMs may use the devices that nodes offer."""
+"""KubeVirt's configuration: finds and writes missing entries, so that VMs may use the devices that nodes offer."""

@@ -68,7 +68,7 @@ class PatchKubeVirt(msgspec.Struct, frozen=True):
 
 
 class KubeVirtDecisions(msgspec.Struct, frozen=True):
-    """The writes for KubeVirt, and what follows from its configuration for agents and the policy's status."""
+    """The writes for KubeVirt, and the results for agents and for the policy's status."""
 
     writes: tuple[ApplyObject | PatchKubeVirt, ...] = ()
     withheld: tuple[Withheld, ...] | None = None

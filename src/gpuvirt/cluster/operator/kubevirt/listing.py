@@ -7,7 +7,7 @@ Four rules ensure that KubeVirt refuses no VM that could have run before, and th
   tenant can request any name.
 - gpuvirt removes an entry only if it added the entry and no object names the resource.
 - gpuvirt does not change the entries of other writers.
-- gpuvirt never removes lists because of a request. It reports what VMs request and its lists refuse.
+- gpuvirt never removes lists because of a request. It reports the resources that VMs request and its lists refuse.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -115,7 +115,7 @@ def desired_labels_beside(metadata: Metadata, placement: NodePlacement, around: 
 
 
 def without_left_keys(keys: DesiredLabels, metadata: Metadata, *, agent_exists: bool) -> DesiredLabels:
-    """Return the keys with the removal of what an agent leaves on a node where it runs no more.
+    """Return the keys, with the removal of the keys of an agent that no longer runs on the node.
 
     Its own label is `false` until its pod is gone (`agent_exists`), so that the removal is final, and so that keys of
     an agent that gpuvirt's controller did not deploy stay.

@@ -130,7 +130,7 @@ def spec_of(
 ) -> AppliedSpec:
     """Return the spec of a node's GpuNode, without the fields that an admin has set there.
 
-    Precedence of vgpuConfig: the admin's, then `scheduled`, what a VgpuSchedule says of the node, then the label.
+    Precedence of vgpuConfig: the admin's, then `scheduled`, the config from a VgpuSchedule, then the label.
     """
     mode, mode_origin = _mode(placement, vgpu_switch)
     config, config_origin = _config(labels, vgpu_switch, observed, scheduled)

@@ -219,7 +219,7 @@ def _with_type_name(vgpu: LiveVgpu, names: Mapping[str, VgpuType]) -> LiveVgpu:
 
 @lru_cache(1024)
 def _catalogued(device: PciId, subsystem: PciId | None, known: tuple[VgpuType, ...]) -> tuple[Counts, Card | None]:
-    """Return what the catalog has on a GPU by its ids and types, which most GPUs of a node share."""
+    """Return the catalog's entry for a GPU by its ids and types, which most GPUs of a node share."""
     names = card_names(known)
     cards = [card for card in catalog.cards_of(device, subsystem) if not names or card.gpu in names]
     return _most(cards, known), cards[0] if len(cards) == 1 else None

@@ -56,7 +56,7 @@ def _missing(
 
 
 def _warning(evidence: Evidence) -> Iterator[str]:
-    """Yield what has to be known before IOMMUFD is enabled."""
+    """Yield the warnings about enabling IOMMUFD."""
     yield f"# before: with IOMMUFD each virt-launcher pod, also of VMs without a GPU, requests {IOMMUFD_RESOURCE};"
     names = [] if evidence.inventory.facts.platform.iommufd else ["this host"]
     names += [_name(node) for node in probably_without_iommufd(evidence.cluster_nodes or ())]

@@ -1,4 +1,4 @@
-"""The amounts of the requested resources on a node: what its kubelet counts, what is free, and what a phase brings."""
+"""The amounts of the requested resources on a node: counted by its kubelet, free, and in other phases."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -18,7 +18,7 @@ class NodeAmounts(msgspec.Struct, frozen=True):
     pods: Sequence[PodSeen] | None
     """The pods of the node; None where the cluster's pods could not be read."""
     phases: Sequence[NodePhase]
-    """The phases of schedules that change what the node offers."""
+    """The phases of schedules that change the node's resources."""
 
     def allocatable(self, name: str) -> int:
         """Return how many devices of a resource the node's kubelet counts."""

@@ -1,4 +1,4 @@
-"""The limit of a share by HAMi-core: a container's variables and mounts, and what of a library's file is checked.
+"""The limit of a share with HAMi-core: a container's variables and mounts, and the checks of the library's file.
 
 The library is preloaded into each program of a container. It counts the memory of all processes of the container in one
 file, refuses what exceeds the limit, and delays kernels. Contract: Project-HAMi/HAMi-core 8f3a89c, whose
@@ -57,7 +57,7 @@ def mounts(library: str, preload: str) -> Sequence[Plain]:
 def why_unusable(header: bytes) -> str | None:
     """Return why a file with this beginning is no library for 64-bit programs, None if it may be one.
 
-    The dynamic linker only warns of what it can't preload, and starts the program without it.
+    If the dynamic linker can't preload a library, it only warns, and starts the program without it.
     """
     if not header.startswith(_ELF_64_LITTLE):
         return "no 64-bit ELF file"

@@ -1,4 +1,4 @@
-"""The limit of a share: how much it is, and what a container gets by which it holds."""
+"""The limit of a share: its size, and the mounts and variables that enforce it in a container."""
 
 from collections.abc import Mapping
 

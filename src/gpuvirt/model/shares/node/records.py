@@ -94,7 +94,7 @@ class ShareRecords(msgspec.Struct, frozen=True):
         )
 
     def books(self, capacity: Shares, but: Iterable[PodUid] = ()) -> NodeBooks:
-        """Return the node's books: what the GPUs have left beside all pods but these."""
+        """Return the node's books: the free units of the GPUs without these pods."""
         left_out = set(but)
         used = {uid: pod.placement.used for uid, pod in self.pods.items() if uid not in left_out}
         return NodeBooks(pods=used).with_capacity(capacity)

@@ -182,8 +182,8 @@ class Gate(GateFiles, frozen=True):
     ) -> None:
         """Stop all allocations from these slots, until `stop_draining` or the end of the next change.
 
-        Raises UnitBusyError. Slots that this process drains already stay as they are. `desires` is what a command
-        asks the agent for.
+        Raises UnitBusyError. Slots that this process drains already stay as they are. `desires` is the desired state
+        that a command asks the agent for.
         """
         new = [slot for slot in slots if slot not in self.draining]
         try:

@@ -35,7 +35,7 @@ class Pass(msgspec.Struct):
     host: int | None = None
     """The descriptor of the host's lock for kernel modules. It is open in the change's children, too."""
     held: tuple[Reason, str] | None = None
-    """Why the change could not reach the desired state, and the fingerprint of what that depends on.
+    """Why the change could not reach the desired state, and the fingerprint of its circumstances.
 
     None for a command: the command does not try again.
     """
@@ -66,7 +66,7 @@ class Pass(msgspec.Struct):
                 self._records[slot] = gaterecord.settled(found, boot_id())
 
     def hold(self, reason: Reason, circumstances: str) -> None:
-        """Keep the gates held at the end: why the change failed, and the fingerprint of what that depends on."""
+        """Keep the gates held at the end: why the change failed, and the fingerprint of its circumstances."""
         self.held = reason, circumstances
 
     def pause(self) -> None:

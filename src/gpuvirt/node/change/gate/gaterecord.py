@@ -73,7 +73,7 @@ class GateRecord(msgspec.Struct, frozen=True):
     reason: Reason | None = None
     """Why the gate is `HELD`, or why the agent refuses to drain the slot for a command."""
     held_on: str | None = None
-    """The fingerprint of what the failed change depended on. The gate is `HELD` until that changes."""
+    """The fingerprint of the circumstances of the failed change. The gate is `HELD` until that changes."""
     desires: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """The desired state that a command asks for, by GPU; empty where the agent itself drains."""
     acknowledged: int = 0
