@@ -12,18 +12,27 @@ from gpuvirt.hardware.usage.processes import NAMESPACE, read_open_nodes
 from gpuvirt.hardware.usage.users import read_users, read_users_of
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
-from gpuvirt_sim.files.tree import constant
+from gpuvirt_sim.files.tree import DeviceNode, constant
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host
 from gpuvirt_sim.kernel import SimKernel
 
 GROUP, CDEVS = IommuGroup(12), {"vfio0": IommuGroup(12)}
 T4 = PciAddress("0000:3b:00.0")
+WATCHDOG, NUMBER = "/dev/watchdog", "/sys/dev/char/10:130"
 
 
 @pytest.fixture
 def kernel() -> SimKernel:
     slots = (SlotSpec(at="0000:65:00.0", board="A10", group=12, driver="vfio-pci"),)
     return build_host(HostSpec(about="an A10 on vfio-pci", iommufd=True, slots=slots))
+
+
+def with_watchdog() -> SimKernel:
+    """Return a host with T4, and a device that is no GPU's."""
+    kernel = build_host(load_host("4xT4"))
+    kernel.tree.place(HostPath("/sys/devices/virtual/misc/watchdog/dev"), constant("10:130"))
+    kernel.tree.place(HostPath(WATCHDOG), DeviceNode(10 << 8 | 130))
+    return kernel
 
 
 def read(kernel: SimKernel) -> list[object]:
@@ -55,13 +64,20 @@ def test_a_kernel_without_pid_namespaces_shows_all_processes(kernel: SimKernel) 
 
 
 @pytest.mark.parametrize(
-    "path", ["/sys/dev/char", "/sys/dev/block", "/sys/dev/char/{}", f"/proc/driver/nvidia/gpus/{T4}/information"]
+    "path", ["/sys/dev/char", "/sys/dev/block", NUMBER, f"/proc/driver/nvidia/gpus/{T4}/information"]
 )
 def test_users_of_a_native_driver_are_unknown_while_the_number_of_a_node_is_unread(path: str) -> None:
-    kernel = build_host(load_host("4xT4"))
+    kernel = with_watchdog()
+    kernel.start_process("watchdogd", WATCHDOG)
     assert read_native_users(kernel, [T4]) == {}
-    kernel.faults.fail(HostPath(path.format(kernel.listdir(HostPath("/sys/dev/char"))[0])), errno.EIO)
+    kernel.faults.fail(HostPath(path), errno.EIO)
     assert isinstance(read_native_users(kernel, [T4]), Unread)
+
+
+def test_the_number_of_a_node_that_no_process_has_open_is_not_read() -> None:
+    kernel = with_watchdog()
+    kernel.faults.fail(HostPath(NUMBER), errno.EIO)
+    assert read_native_users(kernel, [T4]) == {}
 
 
 def test_users_are_unknown_while_a_group_has_an_odd_name(kernel: SimKernel) -> None:

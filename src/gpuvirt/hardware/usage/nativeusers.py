@@ -14,7 +14,7 @@ import errno
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
@@ -29,7 +29,6 @@ from gpuvirt.paths import HostPath
 
 NVIDIA_MAJOR = 195
 """Documentation/admin-guide/devices.txt; each GPU has its own minor number."""
-_NUMBER = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 _FUNCTION = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])(?=/)")
 
 NODE = re.compile(r"/platform/amdgpu_xcp[._][0-9]+/(?:drm/renderD([0-9]+)|.*)\Z")
@@ -91,12 +90,12 @@ def read_native_users(
 
     With `mapped`, processes that have only mapped a node count as well; that reads more of each process.
     """
-    owners = _read_owners(kernel, addresses)
-    if isinstance(owners, Unread):
-        return owners
     opened = read_open_nodes(kernel, mapped=mapped)
     if isinstance(opened, Unread):
         return opened
+    owners = _read_owners(kernel, addresses, sorted({file.device for file in opened}))
+    if isinstance(owners, Unread):
+        return owners
     found: defaultdict[PciAddress, dict[int, OpenDeviceUser]] = defaultdict(dict)
     for file in opened:
         for owner in owners.get(file.device, ()):
@@ -105,8 +104,13 @@ def read_native_users(
     return {address: tuple(found[address][pid] for pid in sorted(found[address])) for address in sorted(found)}
 
 
-def _read_owners(kernel: Kernel, addresses: Collection[PciAddress]) -> Mapping[int, frozenset[PciAddress]] | Unread:
-    """Return the functions by the numbers of their nodes. A character and a block device can have one number."""
+def _read_owners(
+    kernel: Kernel, addresses: Collection[PciAddress], opened: Sequence[int]
+) -> Mapping[int, frozenset[PciAddress]] | Unread:
+    """Return the functions by the numbers of their open nodes. A character and a block device can have one number.
+
+    A host has hundreds of numbers, with some for each CPU and terminal; processes have a dozen of them open.
+    """
     owners: defaultdict[int, frozenset[PciAddress]] = defaultdict(frozenset)
     for folder in FOLDERS:
         names = attributes.names(kernel, folder)
@@ -114,13 +118,14 @@ def _read_owners(kernel: Kernel, addresses: Collection[PciAddress]) -> Mapping[i
             return Unread(folder, errno=errno.ENOENT)
         if isinstance(names, Unread):
             return names
-        for name in names or ():
-            match = _NUMBER.fullmatch(name)
-            found = _read_owner(kernel, HostPath(f"{folder}/{name}"), addresses) if match is not None else frozenset()
+        known = frozenset(names or ())
+        for number in opened:
+            name = f"{os.major(number)}:{os.minor(number)}"
+            found = _read_owner(kernel, HostPath(f"{folder}/{name}"), addresses) if name in known else frozenset()
             if isinstance(found, Unread):
                 return found
-            if match is not None and found:
-                owners[os.makedev(int(match[1]), int(match[2]))] |= found
+            if found:
+                owners[number] |= found
     for address in addresses:
         information = read_information(kernel, address)
         if isinstance(information, Unread):
