@@ -33,8 +33,8 @@ def test_keys_that_are_missing_empty_or_no_text_are_named(keys: set[str], value:
 
 
 def test_only_the_server_is_shown() -> None:
-    assert repr(HypervisorCredentials.of(VSPHERE, COMPLETE)) == "Credentials(server='vcenter:8989')"
-    assert repr(HypervisorCredentials.of(LIBVIRT, BY_CERTIFICATE)) == "Credentials(server='host-1')"
+    assert repr(HypervisorCredentials.of(VSPHERE, COMPLETE)) == "HypervisorCredentials(server='vcenter:8989')"
+    assert repr(HypervisorCredentials.of(LIBVIRT, BY_CERTIFICATE)) == "HypervisorCredentials(server='host-1')"
 
 
 def test_credentials_are_files_in_memory_and_what_dead_children_left_is_removed() -> None:

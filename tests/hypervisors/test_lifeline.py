@@ -21,12 +21,12 @@ PARENT = """
 import asyncio, math, sys
 from gpuvirt.clock import RealClock
 from gpuvirt.hypervisors.connection import open_hypervisor
-from gpuvirt.model.schedules.connection import Credentials, HypervisorKind
+from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind
 
 async def main() -> None:
     clock, lease_s = RealClock(), float(sys.argv[1])
     until_s = clock.monotonic_s() + lease_s
-    credentials = Credentials("127.0.0.1:1", "no certificate", "user", "password")
+    credentials = HypervisorCredentials("127.0.0.1:1", "no certificate", "user", "password")
     hypervisor = await open_hypervisor(HypervisorKind.VSPHERE, credentials, clock, lambda: until_s)
     await hypervisor.read()
     print(hypervisor.pid, until_s, flush=True)

@@ -203,7 +203,7 @@ class _Stream(msgspec.Struct, frozen=True):
             return
         headers = [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body)))]
         if answer.closes:
-            headers.append(("ServedConnection", "close"))
+            headers.append(("Connection", "close"))
         if answer.allow:
             headers.append(("Allow", answer.allow))
         reason = HTTPStatus(answer.status).phrase.encode()
