@@ -1,6 +1,6 @@
 """All outlets of a controller report each invalid ClusterPolicy and each node without an agent."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import pytest
@@ -87,29 +87,28 @@ def condition(decided: Decisions, kind: str, status: str) -> str:
     )
 
 
-def metric(decided: Decisions, case: Case) -> str:
-    page = text_of(*controllermetrics.of_decisions(decided))
-    assert "\ngpu_operator_reconciliation_status 0" in page
-    line = f'gpuvirt_desired_state_invalid{{node="{case.node}",origin="{case.origin}",reason="{case.code}"}} 1'
-    return " ".join(case.says) if line in page else page
-
-
-OUTLETS: Mapping[str, Callable[[Decisions, Case], str]] = {
-    "Ready": lambda decided, _: condition(decided, "Ready", "False"),
-    "Error": lambda decided, _: condition(decided, "Error", "True"),
-    "DesiredStateInvalid": lambda decided, _: condition(decided, INVALID, "True"),
-    "the metric": metric,
-    "an event of the policy": lambda decided, _: " ".join(
+OUTLETS: Mapping[str, Callable[[Decisions], str]] = {
+    "Ready": lambda decided: condition(decided, "Ready", "False"),
+    "Error": lambda decided: condition(decided, "Error", "True"),
+    "DesiredStateInvalid": lambda decided: condition(decided, INVALID, "True"),
+    "an event of the policy": lambda decided: " ".join(
         announcement.event.note
         for announcement in decided.announcements
         if announcement.about.kind == "ClusterPolicy" and announcement.event.kind == "Warning"
     ),
-    "an event of the node": lambda decided, case: " ".join(
-        [announcement.event.note for announcement in decided.announcements if announcement.about.kind == "Node"]
-        if case.node
-        else case.says
-    ),
 }
+
+
+def node_events(decided: Decisions) -> str:
+    return " ".join(
+        announcement.event.note for announcement in decided.announcements if announcement.about.kind == "Node"
+    )
+
+
+def metric(decided: Decisions) -> Sequence[str]:
+    lines = text_of(*controllermetrics.of_decisions(decided)).splitlines()
+    assert "gpu_operator_reconciliation_status 0" in lines
+    return [line for line in lines if line.startswith("gpuvirt_desired_state_invalid{")]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -118,13 +117,17 @@ def test_every_outlet_reports_an_invalid_policy(name: str, caplog: pytest.LogCap
     decided = ObservedCluster(
         nodes=[node(case.workload)], policies=[policy(case.fields or {})], existing=EXISTING
     ).decided(DEPLOYS)
-    reported = {outlet: say(decided, case) for outlet, say in OUTLETS.items()}
+    reported = {outlet: say(decided) for outlet, say in OUTLETS.items()}
+    if case.node:
+        reported["an event of the node"] = node_events(decided)
     log_invalid((), decided.progress.invalid)
     reported["the log"] = caplog.text
     caplog.clear()
     log_invalid(decided.progress.invalid, decided.progress.invalid)
     assert caplog.text == "", "the problem is logged once"
     assert {outlet: text for outlet, text in reported.items() if not all(phrase in text for phrase in case.says)} == {}
+    labels = f'node="{case.node}",origin="{case.origin}",reason="{case.code}"'
+    assert metric(decided) == [f"gpuvirt_desired_state_invalid{{{labels}}} 1"]
 
 
 def test_an_unreadable_policy_changes_nothing_and_hides_no_node() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,6 +42,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web import controllermetrics
+from gpuvirt.web.exposition import text_of
 from tests.controller.observedcluster import AT, SETTINGS, ObservedCluster, node
 from tests.doctor.sickhost import around
 from tests.node.simnode import SimNode, running_node
@@ -213,11 +215,8 @@ class NodeReports:
         return out.getvalue()
 
 
-def of_metric(page: str, case: Case) -> str:
-    """Return the metric's labels, and the rest from the case: a metric has no message."""
-    lines = [line for line in page.splitlines() if line.startswith("gpuvirt_desired_state_invalid{")]
-    found = any(f'origin="{case.origin}"' in line and f'reason="{case.code}"' in line for line in lines)
-    return " ".join(case.says) if found else "\n".join(lines)
+INVALID_VALUES = re.compile(r'^gpuvirt_desired_state_invalid\{.*\borigin="(.*?)",reason="(.*?)"\} (\d+)$', re.MULTILINE)
+"""The metric has no message; the pages of agent and controller have its origins, reasons and counts."""
 
 
 def from_file(reports: NodeReports) -> str:
@@ -273,9 +272,6 @@ def status_rows(reports: NodeReports) -> str:
 
 OUTLETS: Mapping[str, Callable[[NodeReports], str]] = {
     "the agent's log": lambda reports: reports.log,
-    "the agent's metric": lambda reports: of_metric(
-        metrics.page(reports.node.view, reports.node.agent.telemetry), reports.case
-    ),
     "node.json": from_file,
     "gpuvirt devices": lambda reports: reports.text_of(lambda: render.devices(reports.node.view, every=False)),
     "gpuvirt doctor": of_doctor,
@@ -302,14 +298,16 @@ OUTLETS: Mapping[str, Callable[[NodeReports], str]] = {
     ),
     "the ClusterPolicy's Ready": lambda reports: of_policy(reports, "Ready"),
     "the ClusterPolicy's condition": lambda reports: of_policy(reports, INVALID),
-    "the controller's metric": lambda reports: of_metric(
-        "\n".join(line for lines in controllermetrics.of_decisions(reports.decided) for line in lines), reports.case
-    ),
     "the controller's log": lambda reports: reports.controller_log,
     "gpuvirt status": status_rows,
     "gpuvirt status, its list": lambda reports: " ".join(
         row.text for row in of_node("node01", None, GpuNode(metadata=Metadata(name="node01"), status=reports.after))
     ),
+}
+
+PAGES: Mapping[str, Callable[[NodeReports], str]] = {
+    "agent": lambda reports: metrics.page(reports.node.view, reports.node.agent.telemetry),
+    "controller": lambda reports: text_of(*controllermetrics.of_decisions(reports.decided)),
 }
 
 
@@ -359,6 +357,8 @@ async def test_every_outlet_reports_an_invalid_desired_state(
         reports = NodeReports(agent, tmp_path, log, before, after, decided, caplog.text, case)
         as_from_the_start = {"the agent's log", "an event of the GpuNode"} if since else set[str]()
         assert incomplete_outlets(reports, OUTLETS.keys() - as_from_the_start) == {}
+        counted = {name: INVALID_VALUES.findall(page(reports)) for name, page in PAGES.items()}
+        assert counted == {name: [(case.origin, case.code, "1")] for name in PAGES}
 
 
 def none_here(case: Case) -> Case:
