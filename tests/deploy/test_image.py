@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from lab.cluster.baseimage import REFERENCE, ImageError
+from lab.cluster.baseimage import REFERENCE, ImageError, base_image
 from lab.cluster.ourimage import NAME, VGPU_DM, build_images, targets
+
+from tests.deploy.pythonpackages import Packages, expected_distributions, packages_of
 
 pytestmark = [pytest.mark.ring("image"), pytest.mark.xdist_group("cluster")]
 
@@ -81,7 +83,19 @@ def test_the_image_has_all_commands_and_no_file_of_the_build_host(images: Mappin
     assert [name for name in files if "/libvirt.so.0" in name], "by its library"
     assert [name for name in files if name.startswith(("src/", "root/.cache/"))] == []
     assert [name for name in files if name.endswith("/gpuvirt/node/agent.py")]
-    assert [name for name in files if "gpuvirt_sim" in name or "mfusepy" in name] == [], "it runs as root on real hosts"
+    assert [name for name in files if "gpuvirt_sim" in name] == []
+
+
+def test_the_images_have_no_python_package_but_gpuvirt_and_what_it_requires(images: Mapping[str, Path]) -> None:
+    """They run as root on real hosts. The base image has Python's library and pip."""
+    base = {entry.name.removeprefix("./") for entry, _ in Image(base_image()).files()}
+    expected = Packages(expected_distributions((ROOT / "pyproject.toml").read_text()), strays=frozenset())
+    for name, archive in images.items():
+        files = {
+            entry.name.removeprefix("./"): content for entry, content in Image(archive).files() if not entry.isdir()
+        }
+        added = {path: content for path, content in files.items() if path not in base}
+        assert (name, packages_of(added)) == (name, expected)
 
 
 def test_a_copy_of_a_missing_file_fails_the_build(clone: Path, tmp_path: Path) -> None:
