@@ -11,7 +11,7 @@ PINS := pyproject.toml simulator/pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-schedule test test-unit test-full-size soak explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster demo-cluster lab-shell lab-down lab-kernel-shell lint format
-.PHONY: bench bench-extender bench-webhook generate picture pci-ids lock clean
+.PHONY: bench bench-extender bench-webhook generate digests picture pci-ids lock clean
 
 help:  ## List what there is to do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ generate: .venv/made-for-dev  ## Generate messages of the kubelet's gRPC, manife
 	$(VENV)/python tools/make_chart.py
 	$(VENV)/python tools/make_reference.py
 	$(VENV)/python tools/make_json_reference.py
+
+digests: .venv/made-for-dev  ## Record the digests of the objects that policies render, where they are meant to change
+	$(VENV)/python -m tests.operands
 
 picture: .venv/made-for-dev  ## Draw README's picture again from docs/flow.dot; needs Graphviz
 	$(VENV)/python tools/make_picture.py

@@ -27,6 +27,25 @@ ALL_KINDS = replace(
     has_container_nodes=True,
 )
 """A cluster that has nodes for containers, too, which are labelled with their vGPU types."""
+ALL_IMAGES = replace(
+    ALL_KINDS,
+    settings=replace(
+        ALL_KINDS.settings,
+        images={
+            f"{name}_IMAGE": f"r/{name.lower()}:1"
+            for name in (
+                *("DRIVER", "DRIVER_MANAGER", "CONTAINER_TOOLKIT", "DEVICE_PLUGIN"),
+                *("DCGM", "DCGM_EXPORTER", "GFD", "VGPU_MANAGER"),
+            )
+        },
+    ),
+)
+"""The same, with an image of each operand in the controller's environment."""
+EVERY_OPERAND: dict[str, Plain] = {
+    "sandboxDevicePlugin": {"shares": {"mps": {"enabled": True}}},
+    "vgpuManager": {"enabled": True},
+}
+"""The parts of a policy with which every operand runs."""
 NAMES = st.text("abcxyz0123456789-./", max_size=12)
 QUANTITIES = st.sampled_from([1, 0, "200Mi", "500m", "1.5"])
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from msgspec.structs import replace
 
 from gpuvirt import documents
 from gpuvirt.cluster.kinds.podparts import Container
@@ -24,27 +23,14 @@ from gpuvirt.cluster.operator.operands.rendering import render
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.plain import Plain
-from tests.operands.policies import ALL_KINDS, sandbox
+from tests.operands.policies import ALL_IMAGES, EVERY_OPERAND, sandbox
 
 FILES = sorted(bases.FOLDER.iterdir())
-IMAGES = {
-    f"{name}_IMAGE": f"r/{name.lower()}:1"
-    for name in (
-        *("DRIVER", "DRIVER_MANAGER", "CONTAINER_TOOLKIT", "DEVICE_PLUGIN"),
-        *("DCGM", "DCGM_EXPORTER", "GFD", "VGPU_MANAGER"),
-    )
-}
-SITE = replace(ALL_KINDS, settings=replace(ALL_KINDS.settings, images=IMAGES))
-ALL: dict[str, Plain] = {
-    "sandboxDevicePlugin": {"shares": {"mps": {"enabled": True}}},
-    "vgpuManager": {"enabled": True},
-}
-"""The parts of a policy with which every operand runs."""
 
 
 def daemon_sets(**parts: Plain) -> list[DaemonSet]:
     """Return the DaemonSets of all operands."""
-    found = render(sandbox(**{**ALL, **parts}), SITE)
+    found = render(sandbox(**{**EVERY_OPERAND, **parts}), ALL_IMAGES)
     assert found.faults == ()
     return [manifest for manifest in found.manifests if isinstance(manifest, DaemonSet)]
 
@@ -64,7 +50,7 @@ def test_no_field_of_a_manifest_is_lost(file: Path) -> None:
 
 
 def test_every_manifest_is_of_an_operand() -> None:
-    found = render(sandbox(**ALL), SITE)
+    found = render(sandbox(**EVERY_OPERAND), ALL_IMAGES)
     operands = {manifest.metadata.labels["app"] for manifest in found.manifests if isinstance(manifest, DaemonSet)}
     assert operands == {read(file).metadata.name for file in FILES}
 
@@ -95,7 +81,7 @@ def test_a_fault_has_its_file_line_and_path(tmp_path: Path, text: str, faulty: s
 def test_no_container_keeps_the_manifests_image() -> None:
     for found in daemon_sets():
         for container in containers(found):
-            assert container.image == SITE.image or container.image.startswith("r/"), container.name
+            assert container.image == ALL_IMAGES.image or container.image.startswith("r/"), container.name
 
 
 def test_volumes_are_in_the_folders_that_the_policy_names() -> None:
