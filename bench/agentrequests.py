@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 from msgspec.structs import replace
-from tests.apiserver.nodeapi import merged_of
+from tests.apiserver.mergepatch import merged_of
 from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.kubelet.kubeletnode import CLOCK, Cluster, agent_on, options_for
 from tests.web.certificates import Authority

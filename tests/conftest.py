@@ -26,13 +26,13 @@ from tests.checkedloop import CheckedLoop
 from tests.cluster.chartlab import Install, chart_user
 from tests.cluster.clusterlab import LabNode, lab_node
 from tests.cluster.labnamespace import namespace_of
-from tests.cluster.pristine import clear
 from tests.comparison import explain
 from tests.contract.guesthost import GUESTS, Guests
 from tests.contract.hosts import CdevHost, Host, MemoryHost, mounted
 from tests.distribution import Groups, give_way, workers
 from tests.mount.mounting import detach_dead_mounts
 from tests.node.simnode import SimNode, Workers, running_node
+from tests.pristine import clear
 from tests.rings import RINGS
 from tests.thoroughness import sized
 from tests.web.certificates import Authority, Pair

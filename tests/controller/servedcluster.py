@@ -24,7 +24,7 @@ from gpuvirt.cluster.operator.controller import Controller, ControllerDependenci
 from gpuvirt.cluster.operator.otheroperator import its_leases
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.resources import NODES, Resource, pods
-from tests.apiserver.nodeapi import merged_of
+from tests.apiserver.mergepatch import merged_of
 from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.controller.observedcluster import SETTINGS
 from tests.kubelet.kubeletnode import CLOCK

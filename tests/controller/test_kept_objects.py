@@ -11,7 +11,7 @@ from gpuvirt.cluster.kinds.core import Pod, ReadNode
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.picture import read_of, read_of_gpu_node, read_of_pod
 from gpuvirt.cluster.resources import KubernetesObject
-from tests.apiserver.nodeapi import merged_of
+from tests.apiserver.mergepatch import merged_of
 
 Json = Mapping[str, object]
 OBJECTS = 50

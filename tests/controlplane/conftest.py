@@ -6,7 +6,7 @@ import pytest
 from lab.cluster.playedcluster import PlayedCluster, played_cluster
 
 from tests.cluster.labnamespace import LabNamespace, namespace_of
-from tests.cluster.pristine import clear
+from tests.pristine import clear
 
 
 @pytest.fixture(scope="session")

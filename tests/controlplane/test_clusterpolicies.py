@@ -12,7 +12,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, pla
 from gpuvirt.plain import Plain
 from tests.cluster.apilab import ApiLab
 from tests.cluster.labnamespace import LabNamespace
-from tests.cluster.pristine import clear
+from tests.pristine import clear
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 

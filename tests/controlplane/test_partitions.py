@@ -21,7 +21,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.placement import Placement
 from tests.cluster.cutoff import CutOff, cut_off_network
 from tests.cluster.extenderlab import ExtenderLab, Replica, extender_lab, until
-from tests.cluster.heldback import HeldBack, held_back
+from tests.controlplane.heldback import HeldBack, held_back
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane"), pytest.mark.timeout(300)]
 

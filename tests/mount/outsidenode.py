@@ -13,8 +13,8 @@ from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 from gpuvirt_sim.kubelet.manager import AdmissionError
 from gpuvirt_sim.mounted.record import Begun, parse_line
-from tests.apiserver.nodeapi import NODE, NodeApi, serving
 from tests.mount.mounting import GPUVIRT, mount, shell
+from tests.mount.nodeapi import NODE, NodeApi, serving
 from tests.web.certificates import Authority, Pair
 
 CLOCK = RealClock()

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt.cluster.resources import Metadata
+from tests.apiserver.mergepatch import merged_of
 from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.web.certificates import Authority, Pair
 
@@ -75,20 +76,6 @@ class NodeApi:
 async def _silence() -> AsyncIterator[object]:
     await asyncio.get_running_loop().create_future()
     yield {}
-
-
-def merged_of(document: dict[str, object], patch: dict[str, object]) -> dict[str, object]:
-    """Apply a merge patch (RFC 7386)."""
-    merged = dict(document)
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        elif isinstance(value, dict):
-            before = merged.get(key)
-            merged[key] = merged_of(before if isinstance(before, dict) else {}, value)
-        else:
-            merged[key] = value
-    return merged
 
 
 @asynccontextmanager
