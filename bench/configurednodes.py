@@ -10,8 +10,7 @@ from time import process_time
 
 import msgspec
 from tests.schedules.configcluster import SPEC
-from tests.schedules.test_config_phases import stored
-from tests.schedules.test_configured_nodes import gpu_node, node
+from tests.schedules.configuredpool import gpu_node, node, stored
 
 from bench.results import Results
 from gpuvirt.cluster.cache import Delta

@@ -13,7 +13,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.web.certificates import CertificateFiles
 from gpuvirt.web.webhookpages import MOST_BODY_BYTES
 from tests.admission.reviews import CONFIG, patch, pod, response, review
-from tests.extender.test_serving import Connection, request
+from tests.extender.httpclient import Connection, request
 from tests.web.certificates import Authority
 
 LOCAL = ("127.0.0.1", 0)

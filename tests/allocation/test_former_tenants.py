@@ -23,7 +23,7 @@ from gpuvirt.node.store.stateformat import Stored
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.allocation.test_resets import (
+from tests.allocation.gpuresets import (
     A10,
     FIRST,
     SECOND,

@@ -16,40 +16,18 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.tree import constant
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, host_names
 from gpuvirt_sim.kernel import SimKernel
-from tests.node.simnode import SimNode, running_node
+from tests.allocation.gpuresets import (
+    A10,
+    FIRST,
+    SECOND,
+    SETTLED_S,
+    allocate_and_end,
+    methods_of,
+    report_account,
+    without_reset,
+)
+from tests.node.simnode import running_node
 from tests.sim.simulated import Simulated
-
-A10 = "nvidia.com/GA102GL_A10"
-FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
-SETTLED_S = 30.0
-
-
-def methods_of(address: str) -> HostPath:
-    return HostPath(f"/sys/bus/pci/devices/{address}/reset_method")
-
-
-def without_reset(kernel: SimKernel, address: PciAddress = FIRST) -> SimKernel:
-    """Remove every reset method of a function, as on a card without one."""
-    folder = kernel.pci.functions[address].folder
-    kernel.tree.remove(HostPath(f"{folder}/reset_method"))
-    kernel.tree.remove(HostPath(f"{folder}/reset"))
-    return kernel
-
-
-async def allocate_and_end(node: SimNode, resource: str, device: str, pod: str = "vm-a") -> None:
-    """Allocate a device to a pod, have the kubelet report the pod, and end the pod."""
-    node.allocate(resource, [device])
-    node.hold(resource, device, pod=pod)
-    await report_account(node)
-    node.free(device)
-    await report_account(node)
-
-
-async def report_account(node: SimNode) -> None:
-    for _ in range(2):
-        await node.advance(SETTLED_S)
-        await node.report_account()
-    await node.advance(SETTLED_S)
 
 
 async def test_a_gpu_without_a_reset_goes_to_one_pod_alone(simulated: Simulated, tmp_path: Path) -> None:

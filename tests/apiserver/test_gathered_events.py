@@ -7,8 +7,8 @@ import pytest
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.connection import MUCH_BYTES, is_of_stream
+from tests.apiserver.followednodes import COMPLETE, bookmark, event, following, node
 from tests.apiserver.scriptedapi import Call, Reply, scripted
-from tests.apiserver.test_streaming_lists import COMPLETE, bookmark, event, following, node
 from tests.kubelet.kubeletnode import until
 from tests.web.certificates import Authority, Pair
 

@@ -8,8 +8,8 @@ import pytest
 from gpuvirt.cluster.labels import NODE_LABEL
 from gpuvirt.install.uninstall import Goals, SharesInUseError, Uninstaller
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
+from tests.apiserver.contestedlease import Hasty, Peer, election, serving
 from tests.apiserver.scriptedapi import Call, Reply
-from tests.apiserver.test_conflicts import Hasty, Peer, election, serving
 from tests.web.certificates import Authority, Pair
 
 ON_A = '{"containers":{"main":{"GPU-a":300}}}'

@@ -17,7 +17,7 @@ from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from tests.change.changes import NOBODY, change_drivers
-from tests.change.test_unit_changes import A10, HostUnit
+from tests.change.hostunit import A10, HostUnit
 from tests.node.diskfaults import failing
 
 GPU: PciAddress = A10

@@ -1,7 +1,7 @@
 """Plans for changes of drivers, and the reasons of refusals."""
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,47 +12,18 @@ from gpuvirt.hardware.access.tools import HostTools, ToolError
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.nativedrivers import alias_of
-from gpuvirt.model.change.plan import DriverPlan
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.tree import Link, constant
 from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
-from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
-from tests.change.changes import NOBODY, change_drivers, change_host_in, driver_state, inputs
+from tests.binding.plannedhost import PlannedHost
+from tests.change.changes import NOBODY, change_drivers, driver_state, inputs
 
 T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]
-
-
-class PlannedHost:
-    """A simulated host with its driver record and locks."""
-
-    def __init__(self, kernel: SimKernel, folder: Path) -> None:
-        self.kernel = kernel
-        self.tools = SimTools(kernel)
-        self.change_host = change_host_in(folder, kernel, self.tools)
-
-    def plans(self, desired_driver: DesiredDriver, *gpus: str, orders: Inputs = NOBODY) -> Sequence[DriverPlan]:
-        return plan_units(driver_state(self.change_host, orders), dict.fromkeys(map(PciAddress, gpus), desired_driver))
-
-    def move(self, desired_driver: DesiredDriver, gpu: str, orders: Inputs = NOBODY) -> Sequence[Reason]:
-        address = PciAddress(gpu)
-        unit = driver_state(self.change_host, orders).inventory.gpus[address].unit
-        return change_drivers(self.change_host, unit, {address: desired_driver}, orders, lambda _: None)
-
-    def without_vfs(self) -> PciAddress:
-        gpus = driver_state(self.change_host, NOBODY).inventory.gpus
-        return next(address for address, gpu in gpus.items() if not gpu.function.virtfns)
-
-    def refused(self, desired_driver: DesiredDriver, gpu: str, orders: Inputs = NOBODY) -> set[ReasonCode]:
-        self.kernel.writes.clear()
-        codes = {reason.code for reason in self.move(desired_driver, gpu, orders)}
-        assert self.kernel.writes == [], "a refused change has written to the host"
-        return codes
 
 
 @pytest.fixture

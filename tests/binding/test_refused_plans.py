@@ -16,7 +16,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
-from tests.binding.test_plans import PlannedHost
+from tests.binding.plannedhost import PlannedHost
 from tests.change.changes import driver_state, inputs
 
 LEFT, RIGHT = PciAddress("0000:65:00.0"), PciAddress("0000:66:00.0")

@@ -18,8 +18,8 @@ from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.paths import HostPath
 from tests.change.changes import UNGATED, change_drivers, change_vgpus, inputs
-from tests.change.test_unit_changes import A10, HostUnit
-from tests.node.test_changes import FIRST, SECOND, entry_of
+from tests.change.hostunit import A10, HostUnit
+from tests.node.allocatedgpus import FIRST, SECOND, entry_of
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
 
 T4 = PciAddress("0000:3b:00.0")

@@ -30,13 +30,11 @@ from gpuvirt_sim.files.tree import DEVICE_NUMBERS
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host
 from gpuvirt_sim.kernel import Process
 from tests.change.changes import driver_state, inputs
-from tests.change.test_unit_changes import HostUnit
+from tests.change.hostunit import NATIVE, PASSTHROUGH, W7900, W7900_AUDIO, HostUnit, on_native_drivers
 
 Opens = Callable[[HostUnit, PciAddress], Process]
 Moment = Callable[[Step | RollBack], bool]
 
-PASSTHROUGH, NATIVE = DesiredGpu(DesiredDriver.PASSTHROUGH), DesiredGpu(DesiredDriver.NATIVE)
-W7900, W7900_AUDIO = PciAddress("0000:03:00.0"), PciAddress("0000:03:00.1")
 MI300X = PciAddress(load_host("8xMI300X").slots[0].at)
 FLEX = PciAddress(load_host("2xFlex170").slots[1].at)
 RTX = PciAddress(load_host("4xRTX2060").slots[0].at)
@@ -55,16 +53,6 @@ FUNCTIONS = [
     pytest.param("4xRTX2060", RTX, USB, id="USB of an NVIDIA card"),
     pytest.param("4xRTX2060", RTX, UCSI, id="UCSI of an NVIDIA card"),
 ]
-
-
-def on_native_drivers(host: str, gpu: PciAddress, folder: Path) -> HostUnit:
-    """Return the unit of a GPU whose functions have native drivers, on a host that has not loaded vfio-pci."""
-    unit = HostUnit(host, gpu, folder)
-    for address, function in unit.kernel.pci.functions.items():
-        if function.driver != function.native_driver and function.native_driver is not None:
-            unit.kernel.rebind(address, function.native_driver)
-    unit.kernel.tree.remove(HostPath("/sys/bus/pci/drivers/vfio-pci"))
-    return unit
 
 
 def opened(unit: HostUnit, function: PciAddress) -> Process:

@@ -26,8 +26,8 @@ from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import UNGATED, change_drivers, change_host_in, driver_state
-from tests.change.test_proofs import PASSTHROUGH, W7900, W7900_AUDIO, on_native_drivers
-from tests.node.test_gate_refusals import locked
+from tests.change.hostunit import PASSTHROUGH, W7900, W7900_AUDIO, on_native_drivers
+from tests.node.gateholders import locked
 
 GPU, GROUP = PciAddress("0000:65:00.0"), IommuGroup(12)
 

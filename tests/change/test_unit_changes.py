@@ -11,65 +11,20 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
-from gpuvirt.model.change.outcome import Outcome
-from gpuvirt.model.change.plan import Plan
-from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import DisableVfs, Override, Probe, RemoveVgpu, RollBack, Step, Unbind
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate.gate import UnitBusyError
-from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.steps.changes import Change, Changes, by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
-from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host, shared_cards
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, shared_cards
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import change_drivers, change_host_in, driver_state, inputs
-
-A10, T4 = PciAddress("0000:b1:00.0"), PciAddress("0000:3b:00.0")
-L40S = PciAddress("0000:25:00.0")
-WHOLE = DesiredGpu(DesiredDriver.PASSTHROUGH, DesiredVgpus(whole=True))
-
-
-class HostUnit:
-    """The isolation unit of one GPU of a simulated host."""
-
-    def __init__(self, host: str | HostSpec, gpu: PciAddress, folder: Path) -> None:
-        self.kernel = build_host(load_host(host) if isinstance(host, str) else host)
-        self.tools = SimTools(self.kernel)
-        self.change_host = change_host_in(folder, self.kernel, self.tools)
-        self.gpu = gpu
-        self.taken: list[Step | RollBack] = []
-
-    @property
-    def id(self) -> UnitId:
-        return driver_state(self.change_host).inventory.gpus[self.gpu].unit
-
-    def plan(self, target: DesiredGpu, known: Inputs | None = None) -> Plan:
-        desired: DesiredUnit = {self.gpu: target}
-        return plan_unit(observe(self.change_host, known or inputs()).unit_state(desired), self.id, desired)
-
-    def apply(self, target: DesiredGpu, known: Inputs | None = None) -> Outcome:
-        self.taken.clear()
-        run = Run(self.taken.append, by_hand(self.id, None))
-        return apply(self.change_host, self.id, {self.gpu: target}, known or inputs(), run)
-
-    def fill(self, **types: int) -> None:
-        vgpus = DesiredVgpus({name.replace("_", "-"): number for name, number in types.items()})
-        assert self.apply(DesiredGpu(DesiredDriver.NATIVE, vgpus)).reasons == ()
-
-    @property
-    def driver(self) -> str | None:
-        return self.kernel.pci.functions[self.gpu].driver
-
-    @property
-    def types(self) -> list[str]:
-        host = scan(self.kernel).vgpu_hosts.get(self.gpu)
-        return sorted(str(vgpu.type).rpartition(" ")[2] for vgpu in host.live) if host is not None else []
+from tests.change.hostunit import A10, L40S, T4, WHOLE, HostUnit
 
 
 def kinds(steps: tuple[Step, ...] | list[Step | RollBack]) -> list[type[object]]:

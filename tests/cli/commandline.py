@@ -1,5 +1,6 @@
 """The command line, as a user runs it."""
 
+import asyncio
 import contextlib
 import io
 import os
@@ -67,3 +68,22 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()  # noqa: TID251
         os.environ.update(before)  # noqa: TID251
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Return the modules that a command line has loaded when it exits."""
+    script = (
+        "import sys\nfrom gpuvirt.cli.main import run\n"
+        f"try: run({list(arguments)!r})\n"
+        "finally: print('\\n' + ' '.join(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+async def printed(kubeconfig: Path, *arguments: str) -> str:
+    """Return what a command prints."""
+    process = await asyncio.create_subprocess_exec(
+        *(*GPUVIRT, *arguments, "--kubeconfig", str(kubeconfig)), env={"PATH": PATH}, stdout=asyncio.subprocess.PIPE
+    )
+    return (await process.communicate())[0].decode()

@@ -18,8 +18,8 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply, scripted
 from tests.cli.commandline import GPUVIRT, PATH, ran
+from tests.schedules.scheduleday import Day
 from tests.schedules.servedcommands import answering
-from tests.schedules.test_served_schedule import Day
 from tests.web.certificates import Authority
 
 REFERENCE = (Path(__file__).parent.parent.parent / "docs/reference/json.md").read_text()

@@ -1,26 +1,9 @@
 """`kubectl gpuvirt`: gpuvirt as a plugin of kubectl."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from gpuvirt import __version__
-from tests.cli.commandline import PATH
-
-COMMANDS = Path(sys.executable).parent
-
-
-def called(name: str, *arguments: str, folder: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [name, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        env={"PATH": f"{folder}:{COMMANDS}:{PATH}", "COLUMNS": "100"},
-    )
+from tests.cli.kubectlplugin import called
 
 
 def test_usage_says_what_was_typed() -> None:

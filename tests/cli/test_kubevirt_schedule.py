@@ -11,11 +11,11 @@ import pytest
 from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.cli.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
+from tests.schedules.kubevirtday import KUBEVIRT, KubeVirtDay
+from tests.schedules.scheduleday import SCHEDULE
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedkubevirt import VMIS
 from tests.schedules.servedschedule import NODES
-from tests.schedules.test_kubevirt_day import KUBEVIRT, KubeVirtDay
-from tests.schedules.test_served_schedule import SCHEDULE
 
 FORBIDDEN: Reply = 403, {"kind": "Status", "message": "virtualmachines is forbidden", "code": 403}
 SWITCH = ("switch", "gpus", "night", "--until", "2080-01-01T00:00")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
-from tests.cli.test_fleet import GPU_NODES, run
+from tests.cli.fleet import GPU_NODES, run
 
 TYPES = [{"name": "NVIDIA A10-4Q", "creatable": 5}, {"name": "NVIDIA A10-8Q", "creatable": 2}]
 PLANNING = {

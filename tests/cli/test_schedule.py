@@ -22,9 +22,9 @@ from gpuvirt.model.schedules.spec import Leave
 from gpuvirt.model.schedules.workerchecks import WorkerCheck
 from tests.cli.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
+from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import SCHEDULES, Object, ServedSchedule
-from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
 
 T = TypeVar("T")
 ALWAYS_DAY: Object = {"phase": "day", "from": "2020-01-01T00:00", "until": "2090-01-01T00:00"}

@@ -11,20 +11,9 @@ import typer.main
 import gpuvirt_sim
 from gpuvirt import __version__
 from gpuvirt.cli.main import COMMANDS, program_for
-from tests.cli.commandline import GPUVIRT, PATH, ran
+from tests.cli.commandline import GPUVIRT, PATH, loaded_by, ran
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-def loaded_by(*arguments: str) -> set[str]:
-    """Return the modules that a command line has loaded when it exits."""
-    script = (
-        "import sys\nfrom gpuvirt.cli.main import run\n"
-        f"try: run({list(arguments)!r})\n"
-        "finally: print('\\n' + ' '.join(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    return set(done.stdout.splitlines()[-1].split())
 
 
 @pytest.mark.parametrize("arguments", [["--help"], [], ["--version"], ["no-such-command"]])

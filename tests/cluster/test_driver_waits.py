@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import NAMESPACE, PRESENT, WORKLOAD, controlled
-from tests.cluster.test_controller_deploys import IMAGE
+from tests.cluster.deployedagents import IMAGE
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

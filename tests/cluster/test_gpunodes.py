@@ -1,45 +1,22 @@
 """GpuNode on a real API server: the agent creates its own, updates its status, and applies its spec."""
 
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from lab.cluster.settings import NODE
 
 from tests.cluster.clusterlab import LabNode, PodRequest
-from tests.cluster.controllerlab import install_gpunodes
+from tests.cluster.reportingagent import HALF, WHOLE, reporting, row, set_spec
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 ROOT = Path(__file__).parent.parent.parent
-WHOLE, HALF = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
-
-
-@contextmanager
-def reporting(node: LabNode, config: str = "") -> Iterator["subprocess.Popen[str]"]:
-    """Run an agent in a cluster with GpuNodes; yield the agent's process."""
-    install_gpunodes(node)
-    asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-    with node.simulated_host("4xT4"), node.agent(config, asks) as agent, node.nodes_kept():
-        yield agent
-
-
-def row(node: LabNode) -> list[str]:
-    """Return what `kubectl get gpunodes` prints of the node, without its age."""
-    done = node.cluster.kubectl("get", "gpunodes", NODE, "--no-headers")
-    return done.stdout.split()[:-1]
 
 
 def ready_message(node: LabNode) -> str:
     """Return the message of the node's condition."""
     message = r'{.status.conditions[?(@.type=="Ready")].message}'
     return node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={message}")
-
-
-def set_spec(node: LabNode, spec: str) -> None:
-    node.kubectl("patch", "gpunode", NODE, "--type=merge", "-p", f'{{"spec": {spec}}}')
 
 
 def test_an_agent_reports_its_gpunode_and_applies_its_spec(node: LabNode) -> None:

@@ -11,7 +11,8 @@ from gpuvirt.node.store.recordhistorystore import FILE
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from tests.cluster.clusterlab import LabNode, PodRequest
-from tests.cluster.test_node_workload import REASON, WHOLE, is_for, node_key, until
+from tests.cluster.nodeworkload import REASON, is_for, node_key, until
+from tests.cluster.reportingagent import WHOLE
 from tests.kubelet.foreignplugin import kubevirt_offers_beside
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]

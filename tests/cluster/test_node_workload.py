@@ -7,12 +7,10 @@ import pytest
 from lab.cluster.settings import NODE
 
 from tests.cluster.clusterlab import LabNode, PodRequest
+from tests.cluster.nodeworkload import REASON, is_for, node_key, until
+from tests.cluster.reportingagent import HALF, WHOLE
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
-
-LABEL = "nvidia.com/gpu.workload.config"
-STATE, REASON = "gpuvirt.io/gpu.workload.state", "gpuvirt.io/gpu.workload.reason"
-WHOLE, HALF = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
 
 
 @contextmanager
@@ -21,19 +19,6 @@ def following(node: LabNode) -> Iterator[None]:
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
     with node.simulated_host("4xT4"), node.agent("workload_label: true", asks), node.nodes_kept():
         yield
-
-
-def is_for(node: LabNode, value: str) -> None:
-    node.kubectl("label", "node", NODE, f"{LABEL}={value}", "--overwrite")
-
-
-def node_key(node: LabNode, kind: str, name: str) -> str:
-    path = name.replace(".", r"\.")
-    return node.kubectl("get", "node", NODE, "-o", f"jsonpath={{.metadata.{kind}.{path}}}")
-
-
-def until(node: LabNode, state: str) -> None:
-    node.until(lambda: node_key(node, "labels", STATE) == state, lambda: node_key(node, "annotations", REASON))
 
 
 def test_a_node_changes_its_workload_and_a_pod_keeps_its_gpu(node: LabNode) -> None:

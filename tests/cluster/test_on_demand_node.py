@@ -11,8 +11,8 @@ from lab.cluster.settings import NODE
 
 from tests.cluster.clusterlab import LabNode, PodRequest
 from tests.cluster.controllerlab import PRESENT, WORKLOAD, controlled
+from tests.cluster.kubevirtadmin import Admin
 from tests.cluster.kubevirtkinds import install
-from tests.cluster.test_controller_kubevirt import Admin
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -10,7 +10,7 @@ from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kubelet.podresources import ask_allocatable
 from tests.cluster.clusterlab import POD_RESOURCES, LabNode, PodRequest
 from tests.cluster.labnamespace import PATIENCE_S
-from tests.cluster.test_gpunodes import HALF, reporting, row, set_spec
+from tests.cluster.reportingagent import HALF, reporting, row, set_spec
 from tests.kubelet.foreignplugin import GROUPS, kubevirt_offers_beside
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")

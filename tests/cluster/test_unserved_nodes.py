@@ -5,7 +5,7 @@ from lab.cluster.settings import NODE
 
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import agents_parts
-from tests.cluster.test_controller_deploys import deploying
+from tests.cluster.deployedagents import deploying
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

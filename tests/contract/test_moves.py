@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.hardware.access.tools import Program, ToolError, ToolMissingError
 from gpuvirt.hardware.functions.modules import driver_of
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver
@@ -23,6 +22,7 @@ from gpuvirt.paths import HostRoots, KubeletPaths
 from tests.change.changes import NOBODY, change_drivers, change_host_in, driver_state, inputs
 from tests.contract.guesthost import GUESTS
 from tests.contract.hosts import LONG_S, CdevHost, Host, MemoryHost, bind, group_of, write
+from tests.contract.notools import NoTools
 from tests.contract.seenfrom import ContainerKernel
 from tests.kubelet.givingkubelet import kubelet_with_pod
 
@@ -35,25 +35,6 @@ SHOWS_PROCESSES = pytest.mark.parametrize("host", ["memory", *GUESTS], indirect=
 """Outside the mounted host, the open files of its processes are files of another `/dev`."""
 GROUP_NODES_ALONE = pytest.mark.parametrize("host", ["memory", *GUESTS[:1]], indirect=True)
 """Where devices have nodes of their own, these are leased in the place of the group's."""
-
-
-class NoTools:
-    """No tools: the hosts have all modules loaded."""
-
-    def modprobe(self, module: str) -> None:
-        raise ToolError(f"{module} should be there")
-
-    def sriov_manage(self, address: PciAddress, enable: bool) -> None:
-        raise ToolMissingError(f"nobody asks for it: {address} {enable}")
-
-    def nvidia_smi(self, *arguments: str) -> str:
-        raise ToolMissingError(f"nobody asks for it: {arguments}")
-
-    def demand(self, program: Program) -> None:
-        raise ToolMissingError(f"nobody asks for it: {program}")
-
-    def demand_module(self, module: str) -> None:
-        raise ToolError(f"{module} should be there")
 
 
 class Mover:

@@ -21,7 +21,7 @@ from gpuvirt.paths import HostPath
 from tests.change.changes import NOBODY, change_drivers, change_host_in, driver_state
 from tests.contract.guesthost import GuestHost, Guests
 from tests.contract.hosts import exists, write
-from tests.contract.test_moves import NoTools
+from tests.contract.notools import NoTools
 
 pytestmark = [pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")]
 

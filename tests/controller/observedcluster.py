@@ -8,6 +8,8 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.kinds.core import Node, Pod, Service
+from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
+from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.operator.decisions import Decisions, decide
 from gpuvirt.cluster.operator.deployment.decisions import Existing
@@ -16,7 +18,9 @@ from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.nodes.scheduled import ScheduledConfigs
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.settings import ControllerSettings
+from gpuvirt.cluster.operator.writes import PatchPolicyStatus
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import LABEL
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -29,6 +33,7 @@ ALL_ON = {
     "sandboxDevicePlugin": {"enabled": True},
 }
 NO_FIELDS: Mapping[str, object] = {}
+NO_OWNERS: Mapping[str, str] = {}
 
 
 def policy(
@@ -73,3 +78,35 @@ class ObservedCluster(msgspec.Struct, frozen=True):
 
     def decided(self, settings: ControllerSettings = SETTINGS, failures: Sequence[str] = ()) -> Decisions:
         return decide(self.picture, settings, failures, AT)
+
+
+def ready(decisions: Decisions, policy_name: str = "cluster-policy") -> Condition:
+    (status,) = (
+        write.status
+        for write in decisions.writes
+        if isinstance(write, PatchPolicyStatus) and write.target.name == policy_name
+    )
+    (found,) = (condition for condition in status.conditions if condition.type == "Ready")
+    return found
+
+
+def gpu_node(
+    *, generation: int = 2, seen: int = 2, against: str = "", mode: str = "vgpu", owners: Mapping[str, str] = NO_OWNERS
+) -> OwnedGpuNode:
+    """Return a GpuNode as the API server has it; `owners` are those of the fields of its spec."""
+    owned = [{"manager": owner, "fieldsV1": {"f:spec": {".": {}, f"f:{field}": {}}}} for field, owner in owners.items()]
+    condition = Condition(
+        type="Ready",
+        status="False" if against else "True",
+        reason="VgpuInUse" if against else "Reconciled",
+        message=against,
+        last_transition_time="2026-01-01T00:00:00Z",
+    )
+    status = Status(
+        observed_generation=seen,
+        gpus=(Gpu(address="0000:65:00.0", mode=mode),),
+        conditions=(condition,),
+    )
+    content = {"metadata": {"name": "node01", "uid": "uid-1", "generation": generation, "managedFields": owned}}
+    made = msgspec.json.decode(msgspec.json.encode(content), type=OwnedGpuNode)
+    return replace(made, spec=Spec(mode=DesiredMode.VGPU, vgpu_config="default"), status=status)

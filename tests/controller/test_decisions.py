@@ -1,8 +1,5 @@
 """The specs, statuses and events that the controller derives from an observed cluster."""
 
-from collections.abc import Mapping
-
-import msgspec
 import pytest
 from msgspec.structs import replace
 from msgspec.structs import replace as with_
@@ -12,8 +9,7 @@ from gpuvirt.cluster.election import Lease, LeaseSpec
 from gpuvirt.cluster.kinds import core
 from gpuvirt.cluster.kinds.clusterpolicy import State
 from gpuvirt.cluster.kinds.core import Node, Pod, PodSpec, PodStatus
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Gpu, Origins, Spec, Status
-from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Origins, Spec
 from gpuvirt.cluster.labels import NODE_LABEL, PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
@@ -24,9 +20,7 @@ from gpuvirt.cluster.operator.picture import OperandPods, pods_by_node
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, node, policy
-
-NO_OWNERS: Mapping[str, str] = {}
+from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, gpu_node, node, policy, ready
 
 
 def spec(decisions: Decisions) -> AppliedSpec:
@@ -34,40 +28,8 @@ def spec(decisions: Decisions) -> AppliedSpec:
     return found
 
 
-def ready(decisions: Decisions, policy_name: str = "cluster-policy") -> Condition:
-    (status,) = (
-        write.status
-        for write in decisions.writes
-        if isinstance(write, PatchPolicyStatus) and write.target.name == policy_name
-    )
-    (found,) = (condition for condition in status.conditions if condition.type == "Ready")
-    return found
-
-
 def states(decisions: Decisions) -> dict[str, State | None]:
     return {write.target.name: write.status.state for write in decisions.writes if isinstance(write, PatchPolicyStatus)}
-
-
-def gpu_node(
-    *, generation: int = 2, seen: int = 2, against: str = "", mode: str = "vgpu", owners: Mapping[str, str] = NO_OWNERS
-) -> OwnedGpuNode:
-    """Return a GpuNode as the API server has it; `owners` are those of the fields of its spec."""
-    owned = [{"manager": owner, "fieldsV1": {"f:spec": {".": {}, f"f:{field}": {}}}} for field, owner in owners.items()]
-    condition = Condition(
-        type="Ready",
-        status="False" if against else "True",
-        reason="VgpuInUse" if against else "Reconciled",
-        message=against,
-        last_transition_time="2026-01-01T00:00:00Z",
-    )
-    status = Status(
-        observed_generation=seen,
-        gpus=(Gpu(address="0000:65:00.0", mode=mode),),
-        conditions=(condition,),
-    )
-    content = {"metadata": {"name": "node01", "uid": "uid-1", "generation": generation, "managedFields": owned}}
-    made = msgspec.json.decode(msgspec.json.encode(content), type=OwnedGpuNode)
-    return with_(made, spec=Spec(mode=DesiredMode.VGPU, vgpu_config="default"), status=status)
 
 
 def test_a_spec_from_labels_and_policy_names_the_origin_of_each_field() -> None:

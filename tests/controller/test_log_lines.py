@@ -12,7 +12,7 @@ from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus
 from gpuvirt_sim.clock import SimClock
 from tests.controller.observedcluster import ObservedCluster, node, policy
-from tests.controller.test_writer import Server, label, writing
+from tests.controller.writeserver import Server, label, writing
 
 NODES = [node("vm-vgpus", f"node{number:03}.example.org") for number in range(40)]
 FIELDS = {"sandboxWorkloads": {"enabled": True, "defaultWorkload": "vm-vgpus"}}

@@ -27,8 +27,7 @@ from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPoli
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL, Workload
 from gpuvirt.web import controllermetrics
-from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, node, policy
-from tests.controller.test_decisions import gpu_node, ready
+from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, gpu_node, node, policy, ready
 
 DEPLOYS = replace(SETTINGS, image="gpuvirt:1")
 MANAGER = {"enabled": True, "repository": "registry.example", "image": "vgpu-manager", "version": "1"}

@@ -4,7 +4,7 @@ import pytest
 from lab.cluster.binaries import binaries
 
 from gpuvirt import __version__
-from tests.cli.test_kubectl import COMMANDS, called
+from tests.cli.kubectlplugin import COMMANDS, called
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 

@@ -4,8 +4,8 @@ import pytest
 from lab.cluster.settings import NODE
 
 from tests.cluster.controllerlab import PRESENT, WORKLOAD, agents_parts, controlled
+from tests.cluster.deployedagents import IMAGE
 from tests.cluster.labnamespace import LabNamespace
-from tests.cluster.test_controller_deploys import IMAGE
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 

@@ -8,10 +8,12 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.shares.budgets import DisruptionBudget, DisruptionBudgets
 from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
+from gpuvirt.cluster.shares.objects import SharingNode, SharingPod, demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.facts.ids import NodeName
 
 RESOURCE = "nvidia.com/vgpu"
+N = NodeName("n")
 Object = dict[str, object]
 
 
@@ -139,3 +141,10 @@ def index_of(nodes: Iterable[Object], pods: Iterable[Object] = ()) -> IndexUnder
     found.nodes(*nodes)
     found.pods(*pods)
     return found
+
+
+def reserve(found: IndexUnderTest, content: Object, name: NodeName = N) -> None:
+    asked = decoded_pod(content)
+    chosen = found.index.nodes[name].place(demand_of_pod(asked, Sharing().resource))
+    assert chosen is not None
+    found.index.reserve(asked, name, chosen)

@@ -16,7 +16,8 @@ from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
 from gpuvirt.web.clients import ClientRules
 from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.httpserver import HttpServer
-from tests.extender.test_serving import Connection, Standby, request
+from tests.extender.httpclient import Connection, request
+from tests.extender.standby import Standby
 from tests.web.certificates import Authority, Pair
 from tests.web.webservers import serving
 

@@ -3,22 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.shares.objects import demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import Units
-from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, node, pod
+from tests.extender.pods import IndexUnderTest, N, Object, decoded_pod, index_of, node, pod, reserve
 
-N = NodeName("n")
 NODE = node("n", a=1000, b=1000)
 ON_A = pod("one", 300, on="n", gpus=[{"a": 300}])
-
-
-def reserve(found: IndexUnderTest, content: Object, name: NodeName = N) -> None:
-    asked = decoded_pod(content)
-    chosen = found.index.nodes[name].place(demand_of_pod(asked, Sharing().resource))
-    assert chosen is not None
-    found.index.reserve(asked, name, chosen)
 
 
 def test_it_is_ready_once_nodes_and_pods_are_listed() -> None:

@@ -13,8 +13,8 @@ from gpuvirt.cluster.extender.binding import Binder
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
 from tests.apiserver.scriptedapi import CONFLICT
+from tests.extender.binderbench import Bench, benched
 from tests.extender.pods import IndexUnderTest, node, pod
-from tests.extender.test_bind import Bench, benched
 
 MADE, REFUSED = 201, 409
 UNKNOWN = "whether it is bound is not known"

@@ -12,13 +12,11 @@ from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, PreemptionArguments, Victims
 from gpuvirt.cluster.shares.reading import shares_for_pod
 from gpuvirt.cluster.shares.sharing import Sharing
-from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.facts.ids import PodUid
 from tests.extender.podapi import PodApi
-from tests.extender.pods import IndexUnderTest, Object, budgets_of, decoded_pod, index_of, node, pod
-from tests.extender.test_index import reserve
-from tests.extender.test_process import bind, is_ready, post, running, until
+from tests.extender.pods import IndexUnderTest, N, Object, budgets_of, decoded_pod, index_of, node, pod, reserve
+from tests.extender.processes import bind, is_ready, post, running, until
 
-N = NodeName("n")
 PINNED = [pod(f"pinned-{gpu}", 700, on="n", gpus=[{gpu: 700}], priority=9) for gpu in "bc"]
 """Of three GPUs, one is free, and two have 300 units each."""
 NOMINATED = pod("high", 700, priority=5, nominated="n")

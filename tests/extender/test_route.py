@@ -24,7 +24,7 @@ from gpuvirt.plain import Plain
 from tests.chart.helmchart import at, items
 from tests.extender.podapi import PodApi, serving
 from tests.extender.pods import node
-from tests.extender.test_process import get, is_ready, running, until
+from tests.extender.processes import get, is_ready, running, until
 
 D = TypeVar("D")
 NAME = ObjectName("gpuvirt-extender")

@@ -2,63 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from random import Random
 
 import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender.extender import Extender
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.web import connections, httpserver
 from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import REQUEST_S, HttpServer
-from tests.extender.pods import pod
+from tests.extender.httpclient import FILTER, Connection, ask, request
+from tests.extender.standby import Standby
 from tests.web.webservers import serving
 
 GET = b"GET /filter HTTP/1.1\r\nHost: x\r\n\r\n"
 """A request whose connection is kept after the answer, 405."""
-FILTER = msgspec.json.encode({"Pod": pod("p", 300), "NodeNames": ["n1"]})
-
-
-class Standby:
-    """A process that does not lead, and has listed nothing yet."""
-
-    def __init__(self) -> None:
-        credentials = Credentials("127.0.0.1", 1, "gpuvirt")
-        random = Random(1)  # noqa: S311  it keeps no secrets
-        self.extender = Extender(Client(credentials), Sharing(), RealClock(), random, lambda: False)
-
-    @property
-    def missing(self) -> str | None:
-        return self.extender.unlisted
-
-
-class Connection:
-    """A client's connection."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def send(self, content: bytes) -> None:
-        self.writer.write(content)
-        await self.writer.drain()
-
-    async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """Return status, headers and body of the next answer."""
-        async with asyncio.timeout(20):
-            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
-            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
-        return int(head[0].split()[1]), headers, body
-
-    async def is_closed(self) -> bool:
-        async with asyncio.timeout(20):
-            return await self.reader.read(1) == b""
 
 
 Connect = Callable[[], Awaitable[Connection]]
@@ -66,13 +24,6 @@ Connect = Callable[[], Awaitable[Connection]]
 
 def standby(*, request_s: float = REQUEST_S) -> HttpServer:
     return HttpServer(ExtenderPages(Standby(), RealClock(), None, Handshakes()).answer, request_s=request_s)
-
-
-def request(path: str = "/filter", body: bytes = FILTER, *, method: str = "POST", **headers: str) -> bytes:
-    given = {"Host": "x", "Content-Type": "application/json", "Content-Length": str(len(body))}
-    given |= {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
-    return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
 @pytest.fixture
@@ -93,16 +44,6 @@ async def connect(port: int) -> AsyncIterator[Callable[[], Awaitable[Connection]
     yield open_one
     for connection in opened:
         connection.writer.transport.abort()
-
-
-async def ask(port: int, content: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Return the answer to a request on a connection of its own."""
-    client = Connection(*await asyncio.open_connection("127.0.0.1", port))
-    try:
-        await client.send(content)
-        return await client.answer()
-    finally:
-        client.writer.transport.abort()
 
 
 async def test_a_replica_that_does_not_lead_answers_an_error_and_closes_the_connection(connect: Connect) -> None:

@@ -15,7 +15,7 @@ from gpuvirt_sim.clock import SimClock
 from tests.extender.namedobjects import Object
 from tests.extender.podapi import PodApi
 from tests.extender.pods import IndexUnderTest, decoded_pod, node, pod
-from tests.extender.test_process import Running, bind, is_ready, post, running, until
+from tests.extender.processes import Running, bind, is_ready, post, running, until
 
 LATE_S = 10.0
 N = NodeName("n")

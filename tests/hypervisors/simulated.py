@@ -82,3 +82,11 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def shows(text: str) -> bool:
+    return PASSWORD in text or ascii(PASSWORD)[1:-1] in text
+
+
+def shown_by_kernel(pid: int) -> bytes:
+    return b"".join(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))

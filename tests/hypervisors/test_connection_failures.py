@@ -24,6 +24,8 @@ from tests.hypervisors.simulated import (
     connected,
     is_running,
     key,
+    shown_by_kernel,
+    shows,
     until,
     vms,
 )
@@ -55,14 +57,6 @@ def _no_password(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[
     printed = capfd.readouterr()
     records = [(record.getMessage(), record.args, record.__dict__) for record in caplog.records]
     assert not [text for text in (printed.out, printed.err, repr(records)) if shows(text)]
-
-
-def shows(text: str) -> bool:
-    return PASSWORD in text or ascii(PASSWORD)[1:-1] in text
-
-
-def shown_by_kernel(pid: int) -> bytes:
-    return b"".join(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
 
 
 async def refusal(credentials: HypervisorCredentials) -> tuple[VmsUnknown, Refused]:

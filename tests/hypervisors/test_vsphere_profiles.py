@@ -16,8 +16,8 @@ from gpuvirt.hypervisors.connection import ChildHypervisor
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power
 from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.simulated import Center, center, connected, vms
+from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
 from tests.schedules.servedschedule import LEASES, NODES, Object
-from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
 from tests.web.certificates import Authority, Pair
 
 pytestmark = pytest.mark.ring("vsphere")

@@ -4,8 +4,8 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.install.workermarks import unmark_workers
 from tests.apiserver.scriptedapi import scripted
+from tests.schedules.scheduleday import Day
 from tests.schedules.servedschedule import NODES, Object
-from tests.schedules.test_served_schedule import Day
 from tests.web.certificates import Authority, Pair
 
 LEAVES: Object = {"key": "gpuvirt.io/leaves-soon", "effect": "PreferNoSchedule"}

@@ -18,7 +18,7 @@ from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import change_host_in
-from tests.doctor.test_kata import kata_findings, kata_host
+from tests.doctor.katahost import kata_findings, kata_host
 from tests.kata.witnessing import Root
 from tests.kubelet.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.ondemand.pods import ON_DEMAND

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, slot_of
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, slot_of
 from gpuvirt.hardware.scan import scan
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.allocation.ledger import Entry
@@ -29,11 +29,11 @@ from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
-from gpuvirt_sim.clock import BEGINNING
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import Process, SimKernel
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import NOBODY, UNGATED, change_drivers, change_host_in, driver_state
+from tests.node.allocatedgpus import A10, FIRST, SECOND, entry_of
 from tests.node.nodewithvgpus import VGPU
 from tests.node.pacedworker import OPERATION_S
 from tests.node.simnode import SimNode, Workers, running_node
@@ -47,8 +47,6 @@ CONFIGS = ConfigText(
     "  A10-12Q: [{devices: [1], vgpu-devices: {A10-12Q: 2}}]\n",
     "a ConfigMap",
 )
-FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
-A10 = "nvidia.com/GA102GL_A10"
 
 
 @pytest.fixture(autouse=True)
@@ -319,10 +317,6 @@ async def test_a_change_that_was_blocked_takes_no_further_step_of_its_plan(tmp_p
     bind = HostPath("/sys/bus/pci/drivers/nvidia/bind")
     put_back = [write for write in after if not is_unbind(write)][:2]
     assert put_back == [(override, b"\n"), (bind, gpu.encode())], "the old plan would probe for vfio-pci"
-
-
-def entry_of(gpu: PciAddress) -> Entry:
-    return Entry(ResourceName(A10), DeviceId(gpu), Target(gpu), IommuGroup(22), "allocate:1", BEGINNING)
 
 
 def test_a_change_does_not_lease_the_group_of_an_allocated_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

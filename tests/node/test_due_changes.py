@@ -42,17 +42,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.kernel import SimKernel
 from tests.life.life import A10, RTX, T4
-from tests.node.test_node_decisions import (
-    A10_NAME,
-    HOSTS,
-    VGPUS,
-    decided_at,
-    desiring,
-    facts_of,
-    observed,
-    with_answer,
-    with_host,
-)
+from tests.node.pictures import A10_NAME, HOSTS, VGPUS, decided_at, desiring, facts_of, observed, with_answer, with_host
 from tests.thoroughness import examples
 
 OF_A10, OF_T4, OF_RTX = UnitId(A10), UnitId(T4), UnitId(RTX)

@@ -1,10 +1,6 @@
 """Each file of a gate refuses by itself: the lock before the record is written, and a record that was just damaged."""
 
 import errno
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic  # noqa: TID251  the lines of allocations carry it
 
@@ -27,20 +23,9 @@ from gpuvirt.node.change.gate.gaterecord import (
     allocation,
 )
 from tests.node.diskfaults import failing
-from tests.node.test_gate_states import SLOT, draining
+from tests.node.gateholders import SLOT, draining, locked
 
 OTHER_SLOT = "0000:ca:00"
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Have a lock as another process would: locks belong to the open file, not to the process."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 def test_nothing_is_allocated_while_a_change_reads_the_allocations_before_it_begins(tmp_path: Path) -> None:

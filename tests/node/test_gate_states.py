@@ -3,14 +3,12 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
+from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver
@@ -29,39 +27,13 @@ from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.node.store import originaldrivers
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import NOBODY, change_drivers, change_host_in, inputs
+from tests.node.gateholders import GPU, SLOT, draining
 from tests.node.pacedworker import OPERATION_S
 from tests.node.simnode import SimNode, Workers, running_node
 from tests.sim.simulated import Simulated
 
-GPU = PciAddress("0000:65:00.0")
-SLOT = slot_of(GPU)
 A10 = "nvidia.com/GA102GL_A10"
 PASSTHROUGH, CONTAINER = Settings(mode=DesiredMode.PASSTHROUGH), Settings(mode=DesiredMode.CONTAINER)
-
-
-DRAINER = """
-import sys, time
-from pathlib import Path
-from gpuvirt.node.change.gate.gate import gate_at
-gate_at(Path(sys.argv[1])).drain("unit", (sys.argv[2],), "unbind it")
-print("drains", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def draining(folder: Path, slot: str = SLOT) -> Iterator["subprocess.Popen[str]"]:
-    """Run another process that drains a slot."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", DRAINER, str(folder), slot], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "drains\n"
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def record_of(gate: Gate, slot: str = SLOT) -> GateRecord:

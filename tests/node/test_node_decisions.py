@@ -4,7 +4,6 @@ import dataclasses
 import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, ResourceName
-from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.hardware.scan import scan, with_users
-from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Consumer, Entry, KubeletAccount, Ledger, OfSeveral
 from gpuvirt.model.allocation.nodeledger import node_ledger
 from gpuvirt.model.allocation.tenancy import TenantKind, tenant
@@ -24,16 +21,12 @@ from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
-from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.node.announcing import departures
 from gpuvirt.model.node.decisions import decide
-from gpuvirt.model.node.desirednode import RequestTerms
 from gpuvirt.model.node.nodedecisions import NodeDecisions
 from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.namereview import ReviewTerms
-from gpuvirt.model.offers.notice import NoticeTimes
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems
@@ -42,113 +35,32 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING
 from gpuvirt_sim.kernel import SimKernel
 from tests.life.life import A10, HOST, LEFT, RIGHT, RTX, T4
-from tests.node.simnode import IDS
+from tests.node.pictures import (
+    A10_NAME,
+    HOSTS,
+    NOTICE,
+    T4_NAME,
+    TERMS,
+    VGPUS,
+    _a10_off_the_bus,
+    _a10_unread,
+    a10_unplugged,
+    as_built,
+    decided_at,
+    desiring,
+    facts_of,
+    observed,
+    with_answer,
+    with_host,
+)
 from tests.thoroughness import examples
 
-NOTHING, NONE = NodeMemory(), dict[str, str]()
-TERMS = NodeTerms(Settings(), IDS, request=RequestTerms(in_cluster=True, follows_spec=True))
 UNMANAGED = DesiredMode.UNMANAGED
-NOTICE = replace(TERMS, notice=NoticeTimes(notice_s=0.5, notice_most_s=3.0, growth_s=15.0))
 REVIEW = replace(TERMS, review=ReviewTerms(30.0, expected=True))
 
-A10_NAME, T4_NAME = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("nvidia.com/TU104GL_TESLA_T4")
-VGPUS = ResourceName("nvidia.com/GRID_T4-8Q")
 
 Listed = Mapping[ResourceName, Mapping[DeviceId, bool]]
 """The devices that the kubelet gets by resource, and whether each is healthy."""
-
-
-def _as_built(_: SimKernel) -> None: ...
-
-
-def _a10_unplugged(kernel: SimKernel) -> None:
-    kernel.unplug(A10)
-
-
-def _a10_unread(kernel: SimKernel) -> None:
-    kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{A10}/vendor"), errno.EIO)
-
-
-def _a10_off_the_bus(kernel: SimKernel) -> None:
-    kernel.fall_off_bus(A10, fallen=True)
-
-
-def _rtx_on_its_native_driver(kernel: SimKernel) -> None:
-    kernel.rebind(RTX, "nvidia")
-
-
-def _vm_by_hand(kernel: SimKernel) -> None:
-    kernel.start_vm(IommuGroup(30), "qemu-by-hand")
-
-
-def _a_vgpu_removed(kernel: SimKernel) -> None:
-    kernel.write(HostPath(f"/sys/bus/mdev/devices/{min(kernel.mdev.devices)}/remove"), b"1")
-
-
-def _node_of_the_a10_deleted(kernel: SimKernel) -> None:
-    kernel.delete_node(IommuGroup(30))
-
-
-HOSTS: tuple[Callable[[SimKernel], None], ...] = (
-    _as_built,
-    _a10_unplugged,
-    _a10_unread,
-    _a10_off_the_bus,
-    _rtx_on_its_native_driver,
-    _vm_by_hand,
-    _a_vgpu_removed,
-    _node_of_the_a10_deleted,
-)
-
-
-@cache
-def facts_of(happens: Callable[[SimKernel], None]) -> Facts:
-    """Return the facts of the host after something has happened to it."""
-    kernel = build_host(HOST)
-    before = scan(kernel)
-    happens(kernel)
-    return with_users(kernel, scan(kernel, before))
-
-
-def with_host(picture: NodePicture, facts: Facts) -> NodePicture:
-    """Return the picture after an observation of the host, as an agent takes it."""
-    facts = facts.after(picture.inventory.facts) if picture.inventory is not None else facts
-    named = picture.ledger.with_type_names(facts)
-    inventory = build_inventory(facts, named.type_names)
-    ledger = named.with_known(known_devices(inventory), facts.platform.boot_id)
-    return replace(picture, inventory=inventory, ledger=ledger)
-
-
-def account(picture: NodePicture, at_s: float) -> KubeletAccount:
-    """Return an account of the kubelet with all allocations of a picture."""
-    held = {
-        (entry.resource, entry.device): entry.consumer or Consumer(namespace="default", pod=f"pod-{number}")
-        for number, entry in enumerate(picture.ledger.entries)
-    }
-    return KubeletAccount(BEGINNING, at_s, held)
-
-
-def with_answer(picture: NodePicture, at_s: float) -> NodePicture:
-    return replace(picture, ledger=picture.ledger.with_account(account(picture, at_s)))
-
-
-def observed(happens: Callable[[SimKernel], None] = _as_built) -> NodePicture:
-    """Return the picture of a node whose kubelet has answered."""
-    return with_answer(with_host(NodePicture(ledger=node_ledger(Ledger())), facts_of(happens)), 0.0)
-
-
-def desiring(
-    picture: NodePicture,
-    mode: DesiredMode,
-    vgpu_config: str | None = None,
-    *,
-    gpus: Mapping[str, str] = NONE,
-    withheld: tuple[Withheld, ...] = (),
-    reviewed: tuple[str, ...] | None = None,
-) -> NodePicture:
-    """Return the picture with a GpuNode that desires this mode, and a cluster without vGPU configs."""
-    spec = GpuNodeSpec(str(mode), gpus, vgpu_config, withheld, reviewed=reviewed)
-    return replace(picture, request=NodeRequest(configs=Observed(None), spec=Observed(spec)))
 
 
 def listed(decided: NodeDecisions) -> Listed:
@@ -186,12 +98,6 @@ def held(
     consumers = {key: Consumer(namespace="default", pod="a", container="compute")}
     known = KubeletAccount(BEGINNING, 20.0, consumers, frozenset(consumers), of_several=of_several)
     return replace(picture, ledger=picture.ledger.with_account(known))
-
-
-def decided_at(
-    picture: NodePicture, now_s: float = 0.0, memory: NodeMemory = NOTHING, terms: NodeTerms = TERMS
-) -> NodeDecisions:
-    return decide(picture, memory, terms, now_s, BEGINNING)
 
 
 # --- a picture, and what it decides
@@ -239,7 +145,7 @@ def test_a_gpu_is_withheld_unless_a_pod_has_it(change: Callable[[NodePicture], N
 def test_a_device_that_cannot_be_read_stays_listed_and_one_that_is_gone_does_not() -> None:
     before = decided_at(observed())
     assert A10 in ids(decided_at(observed(_a10_unread), 5.0, before.memory))
-    assert A10 not in ids(decided_at(observed(_a10_unplugged), 5.0, before.memory))
+    assert A10 not in ids(decided_at(observed(a10_unplugged), 5.0, before.memory))
 
 
 def test_a_new_name_waits_for_its_review_until_it_has_waited_long_enough() -> None:
@@ -453,7 +359,7 @@ class Pictures(RuleBasedStateMachine):
         self.decided = NodeDecisions()
         self.decide()
         if has_begun:
-            self.the_host_is_observed(_as_built)
+            self.the_host_is_observed(as_built)
             self.the_kubelet_answers()
             self.the_status_is_seen(None)
 
@@ -601,7 +507,7 @@ def test_what_cannot_be_read_takes_nothing_from_the_lists(unread: str, gpu: PciA
     before = decided_at(observed())
     kernel = build_host(HOST)
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{gpu}/{unread}"), errno.EIO)
-    picture = with_answer(with_host(observed(), with_users(kernel, scan(kernel, facts_of(_as_built)))), 1.0)
+    picture = with_answer(with_host(observed(), with_users(kernel, scan(kernel, facts_of(as_built)))), 1.0)
     after = decided_at(picture, 1.0, before.memory)
     assert ids(before) <= ids(after)
     assert after.memory.withdrawal.all == frozenset()

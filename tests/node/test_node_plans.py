@@ -7,19 +7,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.agent.gpunode import status_of
-from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.plans.nodeplan import BY_CATALOG, MIXED_MODE, NO_CARD, WHOLE, NodePlan, plan_node
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.invalid import Origin, Source
-from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
 from gpuvirt.model.vgputypes.profiles import profile_name
-from gpuvirt_sim.clock import BEGINNING
-from tests.node.nodewithvgpus import FIRST, T4_8Q, of
+from tests.node.nodewithvgpus import FIRST, ask, give_first_vgpu, reported
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 
@@ -43,21 +38,6 @@ CASES += [(host, DesiredMode.VGPU, DesiredMode.PASSTHROUGH, None) for host in HO
 CASES += [(host, before, DesiredMode.ON_DEMAND, None) for host in HOSTS for before in (DesiredMode.VGPU, WHOLE_GPUS)]
 CASES += [(host, DesiredMode.ON_DEMAND, DesiredMode.VGPU, "default") for host in HOSTS]
 CASES += [(host, DesiredMode.ON_DEMAND, WHOLE_GPUS, None) for host in HOSTS]
-
-
-async def ask(node: SimNode, mode: DesiredMode, config: str | None) -> None:
-    """Set the spec of the node's GpuNode, and let the agent follow it."""
-    request = NodeRequest(configs=Observed(None), spec=Observed(GpuNodeSpec(mode, vgpu_config=config)))
-    node.agent.observations.take_request(request)
-    for _ in range(3):
-        await node.advance(2)
-        await node.report_account()
-        await node.advance(30)
-
-
-def reported(node: SimNode) -> GpuNode:
-    empty = GpuNode(metadata=Metadata(name="node01"))
-    return GpuNode(metadata=Metadata(name="node01"), status=status_of(node.view, empty, BEGINNING))
 
 
 def plan(node: SimNode, mode: DesiredMode, config: str | None) -> NodePlan:
@@ -95,16 +75,6 @@ async def test_the_agent_does_what_the_plan_shows(
             assert Counter(gpu.vgpus_then) == found[PciAddress(gpu.address)], gpu
             moved = modes[PciAddress(gpu.address)] != node.gpu(gpu.address).mode
             assert gpu.changes == (was[PciAddress(gpu.address)] != found[PciAddress(gpu.address)] or moved), gpu
-
-
-async def give_first_vgpu(node: SimNode) -> None:
-    """Have a T4 carry two 8Q, of which a VM gets the first."""
-    await ask(node, DesiredMode.VGPU, "T4-8Q")
-    vgpu = of(node.kernel, FIRST)[0]
-    node.allocate(T4_8Q, [vgpu])
-    node.hold(T4_8Q, vgpu, pod="virt-launcher-vm-a-x2x4c")
-    await node.report_account()
-    await node.advance(10)
 
 
 async def test_users_are_in_the_way_and_stay(simulated: Simulated, tmp_path: Path) -> None:

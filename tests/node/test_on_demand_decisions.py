@@ -45,7 +45,7 @@ from gpuvirt_sim.clock import BEGINNING
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import Process
 from gpuvirt_sim.programs.tools import SimTools
-from tests.node.test_node_decisions import NOTICE, TERMS
+from tests.node.pictures import NOTICE, TERMS
 from tests.thoroughness import examples
 
 P100, T4, L40S, A30 = (PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "65", "98", "b1"))

@@ -18,10 +18,8 @@ from gpuvirt.model.node.parts import CandidatesBasis, Parts, candidates_part
 from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.offers.offermaking import Candidates
 from tests.life.life import A10, T4
+from tests.node.pictures import a10_unplugged, as_built, decided_at, desiring, facts_of, observed
 from tests.node.simnode import IDS
-from tests.node.test_node_decisions import _a10_unplugged as a10_unplugged
-from tests.node.test_node_decisions import _as_built as as_built
-from tests.node.test_node_decisions import decided_at, desiring, facts_of, observed
 
 FACTS = facts_of(as_built)
 NAMING = Naming(IDS)

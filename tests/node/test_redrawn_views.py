@@ -26,12 +26,7 @@ from gpuvirt.model.shares.sharedgpus import SharedGpu, SharedGpus
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.clock import BEGINNING
 from tests.life.life import A10, AUDIO, RIGHT, RTX, T4
-from tests.node.test_node_decisions import (
-    A10_NAME,
-    VGPUS,
-    decided_at,
-    observed,
-)
+from tests.node.pictures import A10_NAME, VGPUS, decided_at, observed
 
 BUSY = Reason(ReasonCode.UNIT_BUSY, "a GPU", "is being changed")
 UUID = "GPU-1"

@@ -21,7 +21,7 @@ from gpuvirt.node.change.gate.gaterecord import GateState
 from gpuvirt.node.change.gate.gates import Gates, plugin_gates
 from gpuvirt.node.change.gate.membership import Membership, NoGate, has_member
 from tests.node.diskfaults import failing
-from tests.node.test_gate_states import SLOT, draining
+from tests.node.gateholders import SLOT, draining
 
 Act = Callable[[], object]
 SECOND = "0000:ca:00"

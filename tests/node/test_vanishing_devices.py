@@ -24,7 +24,7 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
-from tests.node.test_node_decisions import TERMS
+from tests.node.pictures import TERMS
 from tests.thoroughness import examples
 
 T4, A10, L40S, ON_VFIO, FLEX = (PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "65", "98", "b1", "c1"))

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.nodes import unread_node
 from gpuvirt.facts.sysfs import MDEVS
 from gpuvirt.model.allocation.attachment import Attachment
@@ -19,6 +20,9 @@ from tests.node.simnode import SimNode, at_once
 
 ON_DEMAND = Settings(mode=DesiredMode.ON_DEMAND)
 P100 = "0000:3b:00.0"
+GPU = PciAddress(P100)
+V8Q = ResourceName("tencent.com/vgpu-86")
+NO_TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def one_p100() -> SimKernel:

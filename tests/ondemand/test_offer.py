@@ -1,14 +1,13 @@
 """The free room of a GPU in mode `on-demand`, and the listed ids: pure functions of facts and allocations."""
 
 from collections import Counter
-from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
+from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import GpuModes, LiveVgpu, SmiReport
 from gpuvirt.hardware.scan import scan
@@ -29,13 +28,10 @@ from gpuvirt.model.offers.ondemand.offer import OnDemandInputs, OnDemandOffer, g
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from tests.node.simnode import IDS
-from tests.ondemand.pods import P100, one_p100
+from tests.ondemand.pods import GPU, NO_TIME, V8Q, one_p100
 
-GPU = PciAddress(P100)
 ODD = Unread(HostPath("/sys/bus/mdev/devices"), errno=5)
 Q1, Q8 = VgpuType("GRID P100-1Q"), VgpuType("GRID P100-8Q")
-V8Q = ResourceName("tencent.com/vgpu-86")
-NO_TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def host() -> tuple[Inventory, GpuState]:

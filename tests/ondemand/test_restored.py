@@ -10,8 +10,7 @@ from gpuvirt.model.change.vgpus import ondemandplanning
 from gpuvirt.model.change.vgpus.gpustate import NAMESPACE, GpuState, gpu_state_of, holdings_of
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import build_inventory
-from tests.ondemand.pods import one_p100
-from tests.ondemand.test_offer import GPU, NO_TIME, V8Q
+from tests.ondemand.pods import GPU, NO_TIME, V8Q, one_p100
 
 P100_4Q = VgpuType("GRID P100-4Q")
 GROUPS = {"a": 201, "b": None, "c": 200, "d": 1000}

@@ -5,10 +5,21 @@ admitters of pkg/virt-api/webhooks: what they refuse is refused here.
 """
 
 import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
-from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
+import msgspec
+
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
+from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import Vm
+from gpuvirt.model.schedules.hypervisor import VmKey
+from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, scripted
+from tests.web.certificates import Pair
 
 Object = dict[str, object]
 NAMESPACE = "workers"
@@ -18,6 +29,7 @@ SUBRESOURCES = f"/apis/subresources.kubevirt.io/v1/namespaces/{NAMESPACE}/virtua
 SAVED = "gpuvirt.io/saved-run-strategy"
 LAG_S, SCHEDULED_S, RUNNING_S, GUEST_S = 2.0, 3.0, 10.0, 20.0
 INVALID: Reply = 422, {"kind": "Status", "message": "admission webhook denied the request", "code": 422}
+KEY = VmKey("uid-worker")
 
 
 @dataclass(slots=True)
@@ -249,3 +261,21 @@ def _is_done(request: Object, guest: Guest) -> bool:
     if request["action"] == "Stop":
         return guest.vmi is None or guest.vmi["uid"] != request.get("uid")
     return guest.vmi is not None and guest.deleted_s is None and guest.phase != "Succeeded"
+
+
+@asynccontextmanager
+async def connected(answer: Callable[[Call], Reply], server: Pair, ca: Path) -> AsyncIterator[KubeVirtVms]:
+    async with scripted(answer, server, ca) as api:
+        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
+        yield KubeVirtVms(client, NAMESPACE)
+        client.close()
+
+
+def convert_vm(strategy: str, devices: Mapping[str, object]) -> Vm:
+    """Return a VirtualMachine with these devices, which does not run."""
+    content = {
+        "metadata": {"name": "worker", "uid": "uid-worker"},
+        "spec": {"runStrategy": strategy, "template": {"spec": {"domain": {"devices": devices}}}},
+        "status": {"runStrategy": strategy},
+    }
+    return msgspec.convert(content, Vm)

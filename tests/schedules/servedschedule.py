@@ -21,6 +21,7 @@ MACHINE_API = "/apis/machine.openshift.io/v1beta1/namespaces/openshift-machine-a
 CLUSTER_API = "/apis/cluster.x-k8s.io/v1beta1/namespaces/fleet"
 CHECKS = (f"{MACHINE_API}/machinehealthchecks", f"{CLUSTER_API}/machinehealthchecks")
 LISTS = (ALL_SCHEDULES, SCHEDULES, NODES, PODS, LEASES, ATTACHMENTS, CONFIG_MAPS)
+SECRETS = "/api/v1/namespaces/gpuvirt/secrets"
 
 
 class ServedSchedule:

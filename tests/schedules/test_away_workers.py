@@ -1,6 +1,5 @@
 """Workers that a schedule keeps from pods: none of their units is free, and pods that wait for them say until when."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -10,12 +9,12 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.schedules.away import ScheduleSeen, away_workers
 from gpuvirt.model.schedules.spec import Leave, PhaseName
 from gpuvirt.model.schedules.status import Worker, WorkerStep
-from tests.cli.commandline import GPUVIRT, PATH
+from tests.cli.commandline import printed
 from tests.extender.podapi import serving
 from tests.extender.pods import node
+from tests.schedules.scheduleday import Day, playing
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import NODES
-from tests.schedules.test_served_schedule import Day, playing
 from tests.web.certificates import Authority, Pair
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
@@ -109,11 +108,3 @@ async def test_at_night_no_unit_of_the_day_is_free_and_its_pods_know_until_when(
     assert "fix:  gpuvirt schedule show gpus -n gpuvirt" in why
     assert "It is suspended until 2026-01-06 07:00 CET by schedule gpus, so nothing of it is free." in of_node
     assert ["nvidia.com/vgpu", "1000", "0"] in [line.split() for line in of_node.splitlines()]
-
-
-async def printed(kubeconfig: Path, *arguments: str) -> str:
-    """Return what a command prints."""
-    process = await asyncio.create_subprocess_exec(
-        *(*GPUVIRT, *arguments, "--kubeconfig", str(kubeconfig)), env={"PATH": PATH}, stdout=asyncio.subprocess.PIPE
-    )
-    return (await process.communicate())[0].decode()

@@ -1,57 +1,24 @@
 """The checks of nodes by `gpuvirt schedule check` before a phase begins: from the reports of their agents."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 import pytest
-from msgspec.structs import replace
 
 from gpuvirt.apps.schedulequestions import ScheduleQuestions
 from gpuvirt.cli.output import schedulecheckrender
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuMode, Spec
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.schedules.noderows import NodeCheck
 from gpuvirt.model.schedules.workerchecks import ScheduleCheck
-from tests.controller.observedcluster import ALL_ON
 from tests.node.nodewithvgpus import FIRST
-from tests.node.simnode import running_node
-from tests.node.test_node_plans import give_first_vgpu, reported
-from tests.schedules.servedschedule import NODES, Object
-from tests.schedules.test_schedule_questions import asking
-from tests.schedules.test_served_schedule import SCHEDULE, Day
+from tests.schedules.coverednode import NODE, POLICY, covered, put_report
+from tests.schedules.scheduleday import Day
+from tests.schedules.schedulequestions import asking
 from tests.sim.simulated import Simulated
 from tests.web.certificates import Authority, Pair
 
-POLICY, NODE = f"{CLUSTER_POLICIES.path}/cluster-policy", "bare01"
 CONFIG_MAP = "/api/v1/namespaces/gpuvirt/configmaps/own-configs"
-POOL = {"matchLabels": {"nvidia.com/pool": "vgpu"}}
-
-
-def covered(night: str, *, config_map: str = "") -> Day:
-    """Return a cluster with a node of a schedule, whose night has this vGPU config."""
-    day = Day(())
-    day.served.kinds |= {GPU_NODES.path, CLUSTER_POLICIES.path}
-    manager: Object = {"enabled": True, "config": {"name": config_map}}
-    day.served.put(POLICY, {"spec": {**ALL_ON, "vgpuDeviceManager": manager}})
-    day.served.put(f"{NODES}/{NODE}", {"metadata": {"labels": {"nvidia.com/pool": "vgpu"}}})
-    phases = [
-        {"name": "day", "start": "0 7 * * *", "nodes": POOL, "vgpuConfig": "T4-8Q"},
-        {"name": "night", "start": "0 20 * * *", "nodes": POOL, "vgpuConfig": night},
-    ]
-    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {"phases": phases}})
-    return day
-
-
-async def put_report(day: Day, simulated: Simulated, folder: Path, spec: Spec, **metadata: object) -> None:
-    """Store the GpuNode of a node with four T4, of which the first carries two T4-8Q; a VM has one of them."""
-    async with running_node(simulated("4xT4"), folder) as node:
-        await give_first_vgpu(node)
-        found = replace(reported(node), spec=spec)
-    content: Object = json.loads(msgspec.json.encode(found))
-    day.served.put(f"{GPU_NODES.path}/{NODE}", {**content, "metadata": metadata})
 
 
 def nights(found: ScheduleCheck) -> NodeCheck:

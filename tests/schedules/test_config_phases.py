@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.nodes.scheduled import KeptConfig, NodeConfig, config_of
 from gpuvirt.cluster.operator.schedules.configurednodes import unapplied
@@ -18,6 +17,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.faults import faults, shared_nodes
 from tests.schedules.configcluster import SPEC
+from tests.schedules.configuredpool import stored
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 POOL = {"matchLabels": {"nvidia.com/pool": "vgpu"}}
@@ -25,12 +25,6 @@ LABELS = {"nvidia.com/pool": "vgpu"}
 DAY = {"name": "day", "start": "0 7 * * *", "nodes": POOL, "vgpuConfig": "A10-4Q"}
 LIBVIRT = {"libvirt": {"secretRef": {"name": "host"}}}
 WORKERS = {"matchLabels": {"vgpu.type": "v100-4q"}}
-
-
-def stored(spec: Mapping[str, object], **status: object) -> VgpuSchedule:
-    """Return a schedule as the API server has it."""
-    metadata = {"name": "gpus", "namespace": "gpuvirt", "generation": 1}
-    return msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, VgpuSchedule)
 
 
 def found_faults(spec: Mapping[str, object], **status: object) -> list[str]:

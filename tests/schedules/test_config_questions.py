@@ -9,9 +9,9 @@ from gpuvirt.cli.output import schedulerender
 from gpuvirt.model.schedules.forecast import PlannedAction
 from gpuvirt.model.schedules.reports import ScheduleState
 from tests.schedules.configcluster import SPEC
+from tests.schedules.scheduleday import SCHEDULE, Day
+from tests.schedules.schedulequestions import asking
 from tests.schedules.servedschedule import NODES, Object
-from tests.schedules.test_schedule_questions import asking
-from tests.schedules.test_served_schedule import SCHEDULE, Day
 from tests.web.certificates import Authority, Pair
 
 IN_USE = "VM default/vm-1 uses it"

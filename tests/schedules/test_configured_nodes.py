@@ -1,9 +1,7 @@
 """The nodes of a phase follow each change, without all of them being decided again."""
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,35 +13,15 @@ from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
 from gpuvirt.cluster.operator.schedules.objects import schedule_of
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.status import ConfiguredNode
 from tests.schedules.configcluster import SPEC
-from tests.schedules.test_config_phases import stored
+from tests.schedules.configuredpool import gpu_node, node, stored
 
 NAMES = ("n1", "n2", "n3")
 HOURS = st.integers(0, 23)
 Nodes = dict[ObjectKey, ReadNode]
 GpuNodes = dict[ObjectKey, OwnedGpuNode]
-
-
-def node(name: str, pool: str) -> ReadNode:
-    """Return a node in a pool."""
-    return ReadNode(Metadata(name, labels={"nvidia.com/pool": pool}))
-
-
-def gpu_node(name: str, config: str, ready: str) -> OwnedGpuNode:
-    """Return the GpuNode of a node with a vGPU config of the schedule."""
-    at = "2026-01-05T00:00:00Z"
-    phase = "day" if config == "A10-4Q" else "night"
-    origins = {"vgpuConfig": f"VgpuSchedule gpus phase {phase}"}
-    condition = {"type": "Ready", "status": ready, "reason": "VgpuInUse", "message": "", "lastTransitionTime": at}
-    content: Mapping[str, object] = {
-        "metadata": {"name": name, "generation": 1},
-        "spec": {"mode": "vgpu", "vgpuConfig": config, "origins": origins},
-        "status": {"observedGeneration": 1, "conditions": [condition]},
-    }
-    return msgspec.convert(content, OwnedGpuNode)
 
 
 def of(configured: ConfiguredNodes, schedule: VgpuSchedule, hour: int) -> tuple[ConfiguredNode, ...] | None:

@@ -12,11 +12,10 @@ from gpuvirt.apps.controller import ControllerOptions, ControllerProcess
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from tests.apiserver.scriptedapi import scripted
-from tests.cli.test_startup import loaded_by
+from tests.cli.commandline import loaded_by
 from tests.kubelet.kubeletnode import until
-from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, Object
-from tests.schedules.test_secret_connection import SECRETS
-from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
+from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
+from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, SECRETS, Object
 from tests.web.certificates import Authority, Pair
 
 SCHEDULES_ALONE = ("cronsim", "gpuvirt.apps.schedules", "gpuvirt.cluster.operator.schedules", "gpuvirt.hypervisors")

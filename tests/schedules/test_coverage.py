@@ -6,9 +6,9 @@ import pytest
 
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.hypervisor import Power
+from tests.schedules.scheduleday import Day, playing
+from tests.schedules.schedulequestions import asking, put_secret
 from tests.schedules.servedschedule import CHECKS, CLUSTER_API, CONFIG_MAPS, MACHINE_API, NODES, Object
-from tests.schedules.test_schedule_questions import asking, put_secret
-from tests.schedules.test_served_schedule import Day, playing
 from tests.web.certificates import Authority, Pair
 
 NAMES = [f"worker-{number}" for number in range(1, 6)]

@@ -29,9 +29,9 @@ from gpuvirt.model.schedules.hypervisor import Hypervisor, Power
 from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.libvirthost import Server, uuid
 from tests.hypervisors.libvirthost import server as running_server
+from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import LEASES, NODES
-from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
 from tests.web.certificates import Authority, Pair
 
 pytestmark = pytest.mark.ring("libvirt")

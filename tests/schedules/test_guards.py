@@ -26,10 +26,9 @@ from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus, Worke
 from gpuvirt.model.schedules.times import CronLineError, verify_line
 from tests.apiserver.scriptedapi import NOT_FOUND, Reply, scripted
 from tests.apiserver.scriptedapi import Call as Request
-from tests.schedules.servedkubevirt import NAMESPACE, VMIS, VMS, ServedKubeVirt
-from tests.schedules.test_kubevirt_vms import KEY, connected, convert_vm
-from tests.schedules.test_transition import EVENING, FIRST, NODES, SCHEDULE, calls, decided, observed, worker
-from tests.schedules.test_transition import VMS as SEEN
+from tests.schedules.servedkubevirt import KEY, NAMESPACE, VMIS, VMS, ServedKubeVirt, connected, convert_vm
+from tests.schedules.workerround import EVENING, FIRST, NODES, SCHEDULE, calls, decided, observed, worker
+from tests.schedules.workerround import VMS as SEEN
 from tests.web.certificates import Authority, Pair
 
 FAILS: Reply = 500, {"kind": "ScheduleStatus", "message": "etcdserver: request timed out", "code": 500}

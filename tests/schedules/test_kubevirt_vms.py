@@ -1,21 +1,14 @@
 """The back end of KubeVirt against a stand-in with delays: calls, lost answers, conflicts, and admins' changes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
-from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import Vm
 from gpuvirt.model.schedules.hypervisor import (
     Accepted,
     Action,
@@ -29,13 +22,12 @@ from gpuvirt.model.schedules.hypervisor import (
     WorkerVm,
 )
 from tests.apiserver.scriptedapi import Call as Request
-from tests.apiserver.scriptedapi import Reply, scripted
-from tests.schedules.servedkubevirt import NAMESPACE, SAVED, Guest, ServedKubeVirt
+from tests.apiserver.scriptedapi import Reply
+from tests.schedules.servedkubevirt import KEY, SAVED, Guest, ServedKubeVirt, connected
 from tests.web.certificates import Authority, Pair
 
 STRATEGIES = ("Manual", "Always", "RerunOnFailure", "Once", "running")
 POWERS = (Power.ON, Power.OFF)
-KEY = VmKey("uid-worker")
 DERIVED = "ea808a30-c945-5eb9-867b-30e4631c0ba0"
 
 
@@ -70,14 +62,6 @@ class World:
         if event is Event.LOST_ANSWER:
             raise OSError
         return reply
-
-
-@asynccontextmanager
-async def connected(answer: Callable[[Request], Reply], server: Pair, ca: Path) -> AsyncIterator[KubeVirtVms]:
-    async with scripted(answer, server, ca) as api:
-        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
-        yield KubeVirtVms(client, NAMESPACE)
-        client.close()
 
 
 async def vm_of(vms: KubeVirtVms) -> WorkerVm:
@@ -259,13 +243,3 @@ async def test_a_namespace_without_rights_is_unknown_and_the_reason_names_the_va
     assert reading.code == "HypervisorForbidden"
     assert "schedule.kubeVirtNamespaces" in reading.text
     assert isinstance(answer, Refused)
-
-
-def convert_vm(strategy: str, devices: Mapping[str, object]) -> Vm:
-    """Return a VirtualMachine with these devices, which does not run."""
-    content = {
-        "metadata": {"name": "worker", "uid": "uid-worker"},
-        "spec": {"runStrategy": strategy, "template": {"spec": {"domain": {"devices": devices}}}},
-        "status": {"runStrategy": strategy},
-    }
-    return msgspec.convert(content, Vm)

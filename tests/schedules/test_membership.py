@@ -14,9 +14,9 @@ from gpuvirt.cluster.operator.schedules.membership import ObservedNodes
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.schedules.hypervisor import Power, VmKey
 from tests.kubelet.kubeletnode import until
+from tests.schedules.keptschedule import Opened, keeping, reached
+from tests.schedules.scheduleday import Day
 from tests.schedules.servedschedule import NODES, Object
-from tests.schedules.test_schedule_keeper import Opened, keeping, reached
-from tests.schedules.test_served_schedule import Day
 from tests.web.certificates import Authority, Pair
 
 DAY, NIGHT = {"vgpu.type": "v100-4q"}, {"vgpu.type": "v100-16q"}

@@ -1,58 +1,19 @@
 """The controller's task for schedules: rounds when they are due, and no request for what is not."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
-from random import Random
+from collections.abc import Callable
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
 from gpuvirt.cluster.operator.schedules.refusals import PATIENCE_S
-from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
-from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
+from gpuvirt.model.schedules.hypervisor import Power, VmKey
 from gpuvirt.web.exposition import text_of
 from gpuvirt.web.schedulemetrics import of_schedules
-from tests.apiserver.scriptedapi import scripted
 from tests.kubelet.kubeletnode import CLOCK, until
-from tests.schedules.modelhypervisor import Connection, Fault
+from tests.schedules.keptschedule import Opened, keeping, reached
+from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
 from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, Object
-from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
 from tests.web.certificates import Authority, Pair
 
 IN_THE_NIGHT: Object = {"phase": "night", "observedGeneration": 1}
-
-
-class Opened:
-    """The connections that were opened."""
-
-    def __init__(self, day: Day) -> None:
-        self.keeper: ScheduleKeeper | None = None
-        self.connections: list[Connection] = []
-        self._day = day
-
-    def __call__(self, schedule: FindSchedule) -> Hypervisor:
-        assert schedule() is not None
-        self.connections.append(Connection(self._day.hypervisor, lambda: True, self._before))
-        return self.connections[-1]
-
-    async def _before(self, what: str) -> Fault:
-        assert what
-        return Fault.NONE
-
-
-@asynccontextmanager
-async def keeping(day: Day, server: Pair, ca: Path, namespace: str = "gpuvirt") -> AsyncIterator[Opened]:
-    opened = Opened(day)
-    async with scripted(day.served.answer, server, ca) as api:
-        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
-        keeper = opened.keeper = ScheduleKeeper(client, namespace, day, opened, lambda: True)
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(keeper.run(Random(1)))
-            yield opened
-            task.cancel()
-        client.close()
 
 
 def page(opened: Opened) -> str:
@@ -87,11 +48,6 @@ async def turns() -> None:
     """Let other tasks have their turns."""
     for _ in range(50):
         await CLOCK.sleep(0.001)
-
-
-async def reached(day: Day, phase: str) -> None:
-    """Return once the status says that a phase was reached."""
-    await until(lambda: "status" in day.served.objects[SCHEDULE] and day.status().get("phase") == phase)
 
 
 async def test_a_switch_that_is_due_is_made_and_its_connection_closed(authority: Authority, server: Pair) -> None:

@@ -1,39 +1,20 @@
 """The output of `gpuvirt schedule` for a served schedule and a model hypervisor, and the override that it writes."""
 
-import base64
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.schedulequestions import ScheduleQuestions
-from gpuvirt.clock import Clock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.errors import ConfigError
-from gpuvirt.facts.ids import Namespace
-from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind
 from gpuvirt.model.schedules.forecast import ForecastBudget, PlannedAction
-from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
+from gpuvirt.model.schedules.hypervisor import Power, VmKey
 from gpuvirt.model.schedules.reports import ScheduleState, SwitchResult
-from tests.apiserver.scriptedapi import Call, Reply, scripted
-from tests.schedules.modelhypervisor import Connection, Fault
-from tests.schedules.servedcommands import BUDGETS, answering
+from tests.apiserver.scriptedapi import Call, Reply
+from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, playing
+from tests.schedules.schedulequestions import PASSWORD, asking, put_secret
+from tests.schedules.servedcommands import BUDGETS
 from tests.schedules.servedschedule import SCHEDULES, Object
-from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day, playing
 from tests.web.certificates import Authority, Pair
-
-VCENTER = "/api/v1/namespaces/gpuvirt/secrets/vcenter"
-PASSWORD = "hunter2-of-the-vcenter"  # noqa: S105  of the model
-
-
-def put_secret(day: Day, **without: str) -> None:
-    values = {"server": "vcenter:443", "ca": "PEM", "user": "gpuvirt", "password": PASSWORD, **without}
-    data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items() if value}
-    day.served.put(VCENTER, {"type": "Opaque", "data": data})
 
 
 def put_budget(day: Day, allowed: int) -> None:
@@ -41,33 +22,6 @@ def put_budget(day: Day, allowed: int) -> None:
     spec = {"selector": {"matchLabels": {"app": "train"}}}
     content: Object = {"metadata": {"namespace": "default"}, "spec": spec, "status": {"disruptionsAllowed": allowed}}
     day.served.put(path, content)
-
-
-@asynccontextmanager
-async def asking(
-    day: Day, server: Pair, ca: Path, answer: Callable[[Call], Reply] | None = None
-) -> AsyncIterator[ScheduleQuestions]:
-    """Yield the questions at 18:00 in Berlin, two hours before the night."""
-    opened: list[Connection] = []
-
-    async def before(what: str) -> Fault:
-        assert what
-        return Fault.NONE
-
-    async def connect(
-        kind: HypervisorKind, credentials: HypervisorCredentials, clock: Clock, may_call_until_s: Callable[[], float]
-    ) -> Hypervisor:
-        assert (kind, credentials.password, clock) == (HypervisorKind.VSPHERE, PASSWORD, day)
-        assert may_call_until_s() == float("inf")
-        opened.append(Connection(day.hypervisor, lambda: True, before))
-        return opened[-1]
-
-    day.now_s -= 7200.0
-    async with scripted(answer or answering(day.served), server, ca) as api:
-        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
-        yield ScheduleQuestions(client, Namespace("gpuvirt"), day, connect)
-        client.close()
-    assert all(connection.dead_at_s is not None for connection in opened), "each connection is closed"
 
 
 def ignore(_: SwitchResult) -> None:

@@ -22,11 +22,10 @@ from gpuvirt.model.schedules.hypervisor import Action, Call, Hypervisor, Refused
 from tests.apiserver.scriptedapi import Call as Request
 from tests.apiserver.scriptedapi import Reply, scripted
 from tests.schedules.modelhypervisor import Connection, Fault
-from tests.schedules.servedschedule import Object
-from tests.schedules.test_served_schedule import Day
+from tests.schedules.scheduleday import Day
+from tests.schedules.servedschedule import SECRETS, Object
 from tests.web.certificates import Authority, Pair
 
-SECRETS = "/api/v1/namespaces/gpuvirt/secrets"
 WHOLE = {"server": "vcenter.example", "ca": "PEM", "user": "gpuvirt", "password": "pass-4711\n"}
 FORBIDDEN: Reply = 403, {"kind": "Status", "message": "secrets is forbidden", "code": 403}
 

@@ -2,9 +2,9 @@
 
 from gpuvirt.model.schedules.forecast import PlannedAction
 from gpuvirt.model.schedules.hypervisor import Action, Call, Power, VmKey
+from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, playing
+from tests.schedules.schedulequestions import asking, put_secret
 from tests.schedules.servedschedule import NODES, Object
-from tests.schedules.test_schedule_questions import asking, put_secret
-from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day, playing
 from tests.web.certificates import Authority, Pair
 
 WORKERS: Object = {"matchLabels": {"pool": "gpu"}}

@@ -19,13 +19,13 @@ from gpuvirt.model.reasons import nodevms as reasons
 from gpuvirt.model.schedules.reports import ScheduleState
 from gpuvirt.model.schedules.spec import Leave, VmPolicy
 from gpuvirt.web.schedulemetrics import of_schedules
+from tests.cli.commandline import printed
 from tests.extender.podapi import serving
+from tests.schedules.coverednode import POOL, covered, put_report
+from tests.schedules.scheduleday import SCHEDULE, Day
+from tests.schedules.schedulequestions import asking
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import NODES, Object
-from tests.schedules.test_away_workers import printed
-from tests.schedules.test_config_checks import POOL, covered, put_report
-from tests.schedules.test_schedule_questions import asking
-from tests.schedules.test_served_schedule import SCHEDULE, Day
 from tests.sim.simulated import Simulated
 from tests.web.certificates import Authority, Pair
 

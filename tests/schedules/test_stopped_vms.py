@@ -23,12 +23,12 @@ from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.model.schedules.hypervisor import VmsUnknown
 from tests.apiserver.scriptedapi import Call, Reply, scripted
+from tests.node.nodewithvgpus import give_first_vgpu, reported
 from tests.node.simnode import running_node
-from tests.node.test_node_plans import give_first_vgpu, reported
+from tests.schedules.coverednode import NODE, POOL
+from tests.schedules.scheduleday import SCHEDULE, Day
 from tests.schedules.servedkubevirt import NAMESPACE, SAVED, Guest, ServedKubeVirt
 from tests.schedules.servedschedule import FORBIDDEN, NODES, Object
-from tests.schedules.test_config_checks import NODE, POOL
-from tests.schedules.test_served_schedule import SCHEDULE, Day
 from tests.sim.simulated import Simulated
 from tests.web.certificates import Authority, Pair
 

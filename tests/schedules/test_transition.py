@@ -1,7 +1,6 @@
 """One round's decisions: what each observation of a worker leads to."""
 
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
@@ -9,56 +8,29 @@ from msgspec.structs import replace
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
-from gpuvirt.model.schedules.hypervisor import Action, Call, Power, Refused, VmKey, VmsReading, VmsUnknown, WorkerVm
+from gpuvirt.model.schedules.hypervisor import Action, Call, Power, Refused, VmKey, VmsUnknown
 from gpuvirt.model.schedules.matching import candidates
-from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
-from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Phase, PhaseName, Schedule
+from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation
+from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Schedule
 from gpuvirt.model.schedules.status import ScheduleStatus, Worker, WorkerStep
-from gpuvirt.model.schedules.times import timeline_of
-from gpuvirt.model.schedules.transition import ROUND_S, VM_ROUND_S, Advance, advance
+from gpuvirt.model.schedules.transition import ROUND_S, VM_ROUND_S
+from tests.schedules.workerround import (
+    CORDONED,
+    DAY,
+    EVENING,
+    FIFTH,
+    FIRST,
+    NIGHT,
+    NODES,
+    SCHEDULE,
+    VMS,
+    calls,
+    decided,
+    observed,
+    worker,
+)
 
-DAY, NIGHT = PhaseName("day"), PhaseName("night")
-SCHEDULE = Schedule("gpus", "UTC", (Phase(DAY, "0 7 * * *"), Phase(NIGHT, "0 20 * * *")), generation=1)
-EVENING = datetime(2026, 1, 5, 20, 0, 5, tzinfo=UTC)
-FIRST, FIFTH = NodeName("worker-1"), NodeName("worker-5")
-VMS = {
-    VmKey("one"): WorkerVm(VmKey("one"), "worker-1", "421c5a83-0000-4000-8000-000000000001", Power.ON),
-    VmKey("five"): WorkerVm(VmKey("five"), "worker-5", "421c5a83-0000-4000-8000-000000000005", Power.SUSPENDED),
-}
-NODES = {
-    FIRST: WorkerNode(FIRST, "uid-1", "7", frozenset({DAY}), system_uuid=VMS[VmKey("one")].system_uuid, is_ready=True),
-    FIFTH: WorkerNode(FIFTH, "uid-5", "9", frozenset({NIGHT}), system_uuid=VMS[VmKey("five")].system_uuid),
-}
-CORDONED = replace(NODES[FIRST], is_unschedulable=True, cordoned_by="gpus", cordoned_for_s=60.0)
 POD = NodePod(PodUid("pod"), "default", "train-0")
-
-
-def observed(
-    first: WorkerNode = CORDONED,
-    pods: tuple[NodePod, ...] = (),
-    volumes: tuple[str, ...] = (),
-    vms: VmsReading | None = None,
-    calls: Mapping[VmKey, LastCall] | None = None,
-) -> ScheduleObservation:
-    reading = VMS if vms is None else vms
-    return ScheduleObservation({**NODES, FIRST: first}, {FIRST: pods}, {FIRST: volumes}, reading, calls or {})
-
-
-def decided(
-    seen: ScheduleObservation,
-    schedule: Schedule = SCHEDULE,
-    status: ScheduleStatus | None = None,
-    at: datetime = EVENING,
-) -> Advance:
-    return advance(schedule, timeline_of(schedule), status if status is not None else ScheduleStatus(DAY), seen, at)
-
-
-def worker(advance: Advance, name: NodeName = FIRST) -> Worker:
-    return next(worker for worker in advance.status.workers if worker.node == name)
-
-
-def calls(advance: Advance) -> list[Action]:
-    return [action.call.action for action in advance.actions if isinstance(action, CallVm)]
 
 
 def test_a_worker_is_cordoned_before_its_pods_are_evicted() -> None:

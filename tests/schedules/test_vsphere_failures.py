@@ -16,8 +16,7 @@ import pytest
 
 from gpuvirt.apps.controller import ControllerProcess
 from tests.cli.commandline import called
-from tests.hypervisors.simulated import PASSWORD
-from tests.hypervisors.test_connection_failures import shown_by_kernel, shows
+from tests.hypervisors.simulated import PASSWORD, shown_by_kernel, shows
 from tests.kubelet.kubeletnode import until
 from tests.schedules.controlled import WORKERS, controlled, vm_cluster
 from tests.schedules.fastclock import FastClock

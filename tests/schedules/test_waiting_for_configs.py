@@ -8,12 +8,12 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Spec
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.schedules.coming import PhaseConfig, ScheduledNode, node_phases
 from gpuvirt.model.schedules.spec import PhaseName
+from tests.cli.commandline import printed
 from tests.extender.podapi import serving
+from tests.schedules.coverednode import NODE, covered, put_report
+from tests.schedules.scheduleday import SCHEDULE, Day
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import NODES, Object
-from tests.schedules.test_away_workers import printed
-from tests.schedules.test_config_checks import NODE, covered, put_report
-from tests.schedules.test_served_schedule import SCHEDULE, Day
 from tests.sim.simulated import Simulated
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")

@@ -29,8 +29,8 @@ from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNO
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.sharedgpus import SharedGpus
 from tests.node.simnode import SimNode, running_node
+from tests.shares.limitednode import LIMITING, WITH_MEMORY, enforce
 from tests.shares.sharednode import GPUS, SharedNode, shared_node
-from tests.shares.test_share_limits import LIMITING, WITH_MEMORY, enforce
 from tests.sim.simulated import Simulated
 
 A, _ = GPUS

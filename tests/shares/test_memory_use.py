@@ -16,9 +16,9 @@ from gpuvirt.paths import HostPath
 from gpuvirt.web.agentmetrics import ShareFigures, _memory_used
 from gpuvirt_sim.files.tree import Link, constant
 from gpuvirt_sim.kernel import SimKernel
+from tests.shares.limitednode import enforce
 from tests.shares.memoryregions import region
 from tests.shares.sharednode import GPUS, SharedNode, shared_node
-from tests.shares.test_share_limits import enforce
 from tests.sim.simulated import Simulated
 
 A, B = GPUS

@@ -17,9 +17,9 @@ from gpuvirt.model.shares.node.records import ShareLimit
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.shares.recordstore import FILE
 from gpuvirt_sim.kubelet.starting import StartError
+from tests.shares.limitednode import LIMITED, enforce, library_on
 from tests.shares.mpsdaemon import MOST, MpsDaemon, write_program
 from tests.shares.sharednode import GPUS, SharedNode, shared_node
-from tests.shares.test_share_limits import LIMITED, enforce, library_on
 
 A, B = GPUS
 H200 = GpuId("GPU-bd5cfcb0-bb78-15f9-a306-0ea801b0bec8")

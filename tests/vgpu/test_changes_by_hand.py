@@ -14,9 +14,8 @@ from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, shared_cards
 from tests.change.changes import NOBODY, ReportStep, say_nothing
-from tests.change.test_unit_changes import L40S, HostUnit
+from tests.change.hostunit import L40S, T4, HostUnit
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
-from tests.vgpu.test_vgpu_changes import T4
 
 
 class OneVgpu:

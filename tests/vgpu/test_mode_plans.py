@@ -8,17 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType, parse_pci_id
+from gpuvirt.facts.ids import VgpuId, VgpuType, parse_pci_id
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import (
-    Framework,
     GpuInstance,
     GpuModes,
     LiveVgpu,
-    Scheduler,
-    SchedulerPolicy,
     SmiReport,
-    VgpuHost,
 )
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
@@ -39,18 +35,25 @@ from gpuvirt.model.change.vgpus.vgpuplanning import plan_vgpus
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes import catalog
-from gpuvirt.paths import HostPath
+from tests.vgpu.modegpu import (
+    A30,
+    BEST,
+    EQUAL,
+    GPU,
+    MOST,
+    NAMES,
+    ODD,
+    ONE_ON_EACH_HALF,
+    TYPES,
+    VFS,
+    gpu_state,
+    in_mig_mode,
+    named,
+    planned,
+)
 
-GPU = PciAddress("0000:17:00.0")
-VFS = [PciAddress(f"0000:17:{number // 8:02x}.{number % 8}") for number in range(4, 20)]
-(A30,) = catalog.cards_of(parse_pci_id("10de:20b7"), None)
-NAMES = {vgpu_type.profile.text: VgpuType(f"NVIDIA {vgpu_type.profile.text}") for vgpu_type in A30.types()}
-MOST = {NAMES[vgpu_type.profile.text]: vgpu_type.most for vgpu_type in A30.types()}
-TYPES = {str(number): vgpu_type for number, vgpu_type in enumerate(MOST)}
-BEST, EQUAL = Scheduler(SchedulerPolicy.BEST_EFFORT), Scheduler(SchedulerPolicy.EQUAL_SHARE)
 A30_PLACES = {"1g.6gb": (1, (0, 1, 2, 3)), "2g.12gb": (2, (0, 2)), "4g.24gb": (4, (0,))}
 """How many memory slices each takes, and where it may begin, as `nvidia-smi mig -lgipp` has it."""
-ODD = Unread(HostPath("/usr/bin/nvidia-smi"), seen="?")
 
 SPEC_FIELDS = [
     DesiredVgpus(),
@@ -68,20 +71,6 @@ SPEC_FIELDS = [
     DesiredVgpus({"A30-2-12C": 2}),
     DesiredVgpus({"A30-4-24C": 1}),
 ]
-
-
-def gpu_state() -> GpuState:
-    modes = GpuModes(GPU, mixed_sizes=False, can_mix_sizes=True, mig=False, mig_pending=False)
-    host = VgpuHost(GPU, Framework.MDEV, {vf: {} for vf in VFS})
-    return GpuState(host, most=MOST, card=A30, smi=SmiReport(modes, TYPES, BEST))
-
-
-def named(desired_vgpus: DesiredVgpus) -> dict[VgpuType, int]:
-    return {NAMES[name]: number for name, number in desired_vgpus.types.items()}
-
-
-def planned(one: GpuState, desired_vgpus: DesiredVgpus) -> VgpuPlan:
-    return plan_vgpus(one, named(desired_vgpus), desired_vgpus)
 
 
 class Gpu:
@@ -299,17 +288,6 @@ def test_cards_without_placements_are_checked_by_counts() -> None:
     assert not mixedsizes.fits(l40s, {names[16]: 3}), "two are documented"
     assert not mixedsizes.fits(l40s, {names[24]: 2, names[4]: 1}), "more than its framebuffer"
     assert mixedsizes.fits(None, {names[48]: 9}), "the placements are unknown"
-
-
-def in_mig_mode(*instances: GpuInstance, vgpus: tuple[str, ...] = ()) -> GpuState:
-    """Return a GPU state with such GPU instances and with vGPUs of such types."""
-    modes = GpuModes(GPU, mig=True, mig_pending=True, gpu_instances=instances)
-    creatable = zip(vgpus, VFS, strict=False)
-    live = tuple(LiveVgpu(VgpuId(f"vgpu-{slot}"), NAMES[name], slot, None) for name, slot in creatable)
-    return replace(gpu_state(), host=replace(gpu_state().host, live=live), smi=SmiReport(modes, TYPES, BEST))
-
-
-ONE_ON_EACH_HALF = (GpuInstance(1, "1g.6gb", 14, 1, 1), GpuInstance(2, "1g.6gb", 14, 3, 1))
 
 
 @pytest.mark.parametrize("vgpus", [(), ("A30-1-6C",), ("A30-1-6C", "A30-1-6C")])

@@ -11,7 +11,7 @@ from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_vgpus
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import ReasonCode
-from tests.vgpu.test_mode_plans import NAMES, ODD, ONE_ON_EACH_HALF, gpu_state, in_mig_mode, planned
+from tests.vgpu.modegpu import NAMES, ODD, ONE_ON_EACH_HALF, gpu_state, in_mig_mode, planned
 
 MIG_BACKED = DesiredVgpus({"A30-1-6C": 1})
 MIXED = DesiredVgpus({"A30-4C": 1, "A30-8C": 1}, Sizes.MIXED)

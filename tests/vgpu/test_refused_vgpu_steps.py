@@ -28,7 +28,7 @@ from gpuvirt.node.change.steps.vgpusteps import Run, claims, take_all, verify_vf
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import UNGATED, change_host_in, change_vgpus
-from tests.change.test_unit_changes import WHOLE, HostUnit
+from tests.change.hostunit import WHOLE, HostUnit
 from tests.contract.proofs import remove
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
 
