@@ -5,11 +5,12 @@ import logging
 import sys
 
 from tests.schedules.explore import Make, explored
+from tests.schedules.lagworld import LagWorld
 from tests.schedules.profileworld import ProfileWorld
 from tests.schedules.vmworld import VmWorld
 from tests.schedules.world import World
 
-WORLDS: tuple[Make, ...] = (World, ProfileWorld, VmWorld)
+WORLDS: tuple[Make, ...] = (World, ProfileWorld, VmWorld, LagWorld)
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from gpuvirt.cluster.operator.schedules import rounds
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.model.schedules import arriving, leaving, moves, profiles, transition, vmstops, workers
 from gpuvirt.model.schedules.hypervisor import Action, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
@@ -99,6 +100,11 @@ PROFILE_REMOVALS: Mapping[str, tuple[Patch, ...]] = {
 }
 """The guards of a change of vGPU types, noticed in a world with profiles."""
 
+
+LAG_REMOVALS: Mapping[str, tuple[Patch, ...]] = {
+    "no time before the last switch": (Patch(rounds, "not_before_switch", lambda now, last_switch: now),),
+}
+"""The guard against clocks that lag, noticed in a world with such clocks."""
 
 VM_REMOVALS: Mapping[str, tuple[Patch, ...]] = {
     "all VMs of a GPU or none": (Patch(vmstops, "_may_stop", lambda gpu, waits: True),),

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from tests.schedules.explore import explored, violation
+from tests.schedules.lagworld import LagWorld
 from tests.schedules.profileworld import ProfileWorld
-from tests.schedules.removals import PROFILE_REMOVALS, REMOVALS, VM_REMOVALS
+from tests.schedules.removals import LAG_REMOVALS, PROFILE_REMOVALS, REMOVALS, VM_REMOVALS
 from tests.schedules.vmworld import VmWorld
 from tests.thoroughness import examples
 
@@ -41,6 +42,19 @@ def test_changes_of_vgpu_types_survive_what_fails(first: int) -> None:
 def test_stops_of_vms_survive_what_fails(first: int) -> None:
     found = explored(range(first, first + PART), VmWorld)
     assert found is None, f"seed {found[0]}:\n{found[1]}"
+
+
+@pytest.mark.parametrize("first", SEEDS)
+def test_switches_are_not_undone_by_clocks_that_lag(first: int) -> None:
+    found = explored(range(first, first + PART), LagWorld)
+    assert found is None, f"seed {found[0]}:\n{found[1]}"
+
+
+@pytest.mark.parametrize("guard", sorted(LAG_REMOVALS))
+def test_the_removal_of_a_guard_against_lagging_clocks_is_noticed(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for patch in LAG_REMOVALS[guard]:
+        monkeypatch.setattr(patch.place, patch.name, patch.without)
+    assert any(violation(seed, make=LagWorld) is not None for seed in range(MOST_SEEDS))
 
 
 @pytest.mark.parametrize("guard", sorted(VM_REMOVALS))

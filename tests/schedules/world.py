@@ -63,12 +63,14 @@ class Term:
 class WorldClock:
     """The time of a world: it passes when a controller sleeps, and at points."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "World", lag_s: float = 0.0) -> None:
         self._world = world
+        self.lag_s = lag_s
+        """How far the wall clock of a controller is behind."""
 
     def now(self) -> datetime:
         """Return the wall-clock time."""
-        return self._world.now
+        return self._world.now - timedelta(seconds=self.lag_s)
 
     def monotonic_s(self) -> float:
         """Return the seconds since the begin."""
@@ -164,8 +166,12 @@ class World:
             self.hypervisor.pass_time()
             self.cluster.pass_time()
 
+    def new_clock(self) -> WorldClock:
+        """Return the clock of a controller that begins to lead."""
+        return WorldClock(self)
+
     def _new_term(self) -> Term:
-        clock = WorldClock(self)
+        clock = self.new_clock()
         term: list[Term] = []
 
         async def connect() -> Hypervisor:
