@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import parse_qs, urlsplit
 
+from tests.apiserver.mergepatch import merged_of
 from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
 
 Object = dict[str, object]
@@ -81,9 +82,7 @@ class ServedSchedule:
         asked = _fields(sent, "metadata").get("resourceVersion")
         if asked is not None and asked != _fields(found, "metadata")["resourceVersion"]:
             return CONFLICT
-        merged = _merged(found, sent)
-        assert isinstance(merged, dict)
-        self.put(path, merged)
+        self.put(path, merged_of(found, sent))
         return 200, self.objects[path]
 
     def _get(self, call: Call) -> Reply:
@@ -153,16 +152,3 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
     for pair in text.split(",") if text else ():
         key, _, value = pair.partition("=")
         yield key, value
-
-
-def _merged(before: object, patch: object) -> object:
-    """Return a merge patch's result (RFC 7386)."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(before) if isinstance(before, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = _merged(result.get(key), value)
-    return result
