@@ -12,13 +12,13 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from gpuvirt.cli.output import render
-from gpuvirt.cli.output.hostdev import Form, mdev_hostdev, pci_hostdev
 from gpuvirt.cli.output.tables import console, say
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.offers.view import NodeView, ResourceView
 from gpuvirt.node.agent import Agent
+from gpuvirt_sim.commands.hostdev import Form, mdev_hostdev, pci_hostdev
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import Pod, SimKubelet
@@ -201,7 +201,7 @@ class Story:
         (name, value), *_ = pod.env().items()
         device = value.split(",")[0]
         if name.startswith(MDEV_PREFIX):
-            return [(Form.KUBEVIRT_1_9, mdev_hostdev(VgpuId(device), "gpu0", display=True))]
+            return [(Form.KUBEVIRT_1_9, mdev_hostdev(VgpuId(device), "gpu0"))]
         return [(form, pci_hostdev(PciAddress(device), "gpu0", form)) for form in Form]
 
     def pods_with_devices(self) -> set[str]:

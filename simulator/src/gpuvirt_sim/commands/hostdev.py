@@ -18,7 +18,7 @@ class Form(StrEnum):
     KUBEVIRT_0_54 = "0.54"
 
 
-def pci_hostdev(address: PciAddress, name: str, form: Form = Form.KUBEVIRT_1_9) -> str:
+def pci_hostdev(address: PciAddress, name: str, form: Form) -> str:
     """Return the element for a PCI function; `name` is its name in the VM's spec."""
     domain, bus, rest = address.split(":")
     slot, function = rest.split(".")
@@ -34,9 +34,9 @@ def pci_hostdev(address: PciAddress, name: str, form: Form = Form.KUBEVIRT_1_9) 
     return _text(hostdev)
 
 
-def mdev_hostdev(uuid: VgpuId, name: str, *, display: bool = False) -> str:
-    """Return the element for a mediated device; by default KubeVirt gives the display to the VM's first one."""
-    shown = {"display": "on", "ramfb": "on"} if display else {}
+def mdev_hostdev(uuid: VgpuId, name: str) -> str:
+    """Return the element for the first mediated device of a VM, to which KubeVirt gives the display by default."""
+    shown = {"display": "on", "ramfb": "on"}
     hostdev = ET.Element("hostdev", {"type": "mdev", "mode": "subsystem", "model": "vfio-pci", **shown})
     ET.SubElement(ET.SubElement(hostdev, "source"), "address", {"uuid": uuid})
     ET.SubElement(hostdev, "alias", {"name": f"ua-gpu-{name}"})
