@@ -55,9 +55,5 @@ class VfsUnchangedError(GpuvirtError):
     """A GPU does not have the desired VFs, although the switch reported no error."""
 
 
-class MountError(GpuvirtError):
-    """A simulated host cannot be mounted."""
-
-
 class AlreadyRunningError(GpuvirtError):
     """Another agent runs on this node."""

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
-from gpuvirt.errors import MountError
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec
+from gpuvirt_sim.mounted.mounterror import MountError
 from gpuvirt_sim.mounted.nodes import Nodes
 from gpuvirt_sim.programs.executables import VgpuManager, install
 

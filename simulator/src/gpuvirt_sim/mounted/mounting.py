@@ -12,12 +12,12 @@ from pathlib import Path
 
 import mfusepy
 
-from gpuvirt.errors import MountError
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.mounted.calls import Calls
 from gpuvirt_sim.mounted.files import KernelFiles
 from gpuvirt_sim.mounted.mountedhost import KERNELS, MountedHost
+from gpuvirt_sim.mounted.mounterror import MountError
 from gpuvirt_sim.mounted.nodes import Nodes
 from gpuvirt_sim.mounted.record import NO_RECORD, Record
 from gpuvirt_sim.mounted.scratch import Scratch
