@@ -5,9 +5,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuvirt.archive import FORMAT, HOST, ArchiveManifest, Entry, NotRead, Opened, pack, unpack
+from gpuvirt.archive import FORMAT, HOST, ArchiveManifest, Entry, NotRead, pack
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.archives.hostcopy import HostCopy, copy_host
+from gpuvirt_sim.archives.unpacking import Opened, unpack
 from gpuvirt_sim.clock import BEGINNING
 
 MANIFEST = ArchiveManifest(

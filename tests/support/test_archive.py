@@ -13,13 +13,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpuvirt import archive
-from gpuvirt.archive import Folder, Members, Symlink, pack, unpack
+from gpuvirt.archive import Folder, Members, Symlink, pack
 from gpuvirt.errors import DamagedError
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.archives.hostcopy import copy_host
 from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostPath, HostRoots
+from gpuvirt_sim.archives import unpacking
 from gpuvirt_sim.archives.archived import ArchivedKernel
+from gpuvirt_sim.archives.unpacking import unpack
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import host_names, load_host
 from tests.sim.simulated import Simulated
@@ -117,14 +119,14 @@ def test_a_file_of_the_host_has_a_size() -> None:
 
 
 def test_a_decompression_bomb_is_refused_before_unpacking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MOST_UNPACKED_BYTES", 4 << 20)
+    monkeypatch.setattr(unpacking, "MOST_UNPACKED_BYTES", 4 << 20)
     bomb = (tarfile.TarInfo(f"{TOP}/logs/x"), b"0" * (8 << 20))
     with pytest.raises(DamagedError, match="unpacks to more than 4 MiB"):
         unpack(io.BytesIO(tar_of(bomb)))
 
 
 def test_an_archive_with_too_many_members_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MOST_MEMBERS", 100)
+    monkeypatch.setattr(unpacking, "MOST_MEMBERS", 100)
     with pytest.raises(DamagedError, match="more than 100 members"):
         unpack(io.BytesIO(tar_of(*(member(f"{TOP}/logs/{number}") for number in range(101)))))
 

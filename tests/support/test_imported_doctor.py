@@ -9,7 +9,6 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from gpuvirt.archive import unpack
 from gpuvirt.facts.setup import Setup, parts
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.access.kernel import Kernel
@@ -24,6 +23,7 @@ from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.archives.archived import ArchivedKernel
 from gpuvirt_sim.archives.importing import Imported, import_archive, import_host
+from gpuvirt_sim.archives.unpacking import unpack
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.devices.platform import Boot, Cpu, PlatformSpec, ScreenSpec
 from gpuvirt_sim.files.tree import File, Link, constant

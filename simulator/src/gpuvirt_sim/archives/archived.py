@@ -5,12 +5,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from gpuvirt.archive import Entry, Folder, Opened, Symlink
+from gpuvirt.archive import Entry, Folder, Symlink
 from gpuvirt.errors import DamagedError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES
 from gpuvirt.hardware.access.openfiles import OpenFile
 from gpuvirt.paths import HostPath
+from gpuvirt_sim.archives.unpacking import Opened
 from gpuvirt_sim.files.tree import File, Link, Node, Tree, fails
 
 

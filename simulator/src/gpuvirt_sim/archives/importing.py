@@ -12,7 +12,6 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt import documents, plain
-from gpuvirt.archive import unpack
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import VFIO_DRIVERS, FunctionKind, PciFunction, Unread, kind_of
@@ -31,6 +30,7 @@ from gpuvirt_sim.archives.archived import ArchivedKernel
 from gpuvirt_sim.archives.differences import Loss, differences, setup_differences
 from gpuvirt_sim.archives.importedplatform import platform_of
 from gpuvirt_sim.archives.importedvgpus import carries_of
+from gpuvirt_sim.archives.unpacking import unpack
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.hostspec import (
