@@ -17,7 +17,7 @@ import pytest
 from gpuvirt.apps.discover import DiscoverOptions, DiscoverProcess
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import NodeName, PciAddress
-from gpuvirt.loops.serialworker import InlineWorker, SerialWorker
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.node.discoverer import INTERVAL_S, Discoverer
 from gpuvirt.paths import HostPath
@@ -28,6 +28,7 @@ from gpuvirt_sim.files.tree import constant
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
 from tests.cli.commandline import ran
+from tests.inlineworker import InlineWorker
 from tests.kubelet.kubeletnode import until
 from tests.sim.simulated import Simulated
 

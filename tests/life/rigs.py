@@ -9,7 +9,6 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, with_users
-from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
@@ -29,6 +28,7 @@ from gpuvirt.node.store import ledgerstore
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.clock import BEGINNING, SimClock
 from gpuvirt_sim.kernel import SimKernel
+from tests.inlineworker import InlineWorker
 from tests.node.simnode import IDS, at_once
 
 Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, NodeName, PodUid, ResourceName
 from gpuvirt.hardware.access.tools import Tools
-from gpuvirt.loops.serialworker import InlineWorker, SerialWorker
+from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
@@ -35,6 +35,7 @@ from gpuvirt_sim.clock import BEGINNING, SimClock
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import change_host_in
+from tests.inlineworker import InlineWorker
 from tests.node.pacedworker import PacedKernel, PacedTools, PacedWorker
 
 T = TypeVar("T")

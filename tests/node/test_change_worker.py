@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.changeworker import JobFailed, attempt
 from gpuvirt.node.change.gate.gateerrors import UnitBlockedError, UnitBusyError, UnitUnsettledError
+from tests.inlineworker import InlineWorker
 
 FAILURES = [
     (UnitBlockedError("busy", "unbind it"), ReasonCode.WRITE_BLOCKED, "unbind it"),

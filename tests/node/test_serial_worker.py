@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from gpuvirt.clock import STOPPED_S, Signal
-from gpuvirt.loops.serialworker import InlineWorker, ThreadWorker, WorkerBlockedError
+from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
+from tests.inlineworker import InlineWorker
 
 
 @pytest.mark.parametrize("worker", [InlineWorker(), ThreadWorker("test")])

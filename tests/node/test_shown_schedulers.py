@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
-from gpuvirt.loops.serialworker import InlineWorker, WorkerBlockedError
+from gpuvirt.loops.serialworker import WorkerBlockedError
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
@@ -21,6 +21,7 @@ from gpuvirt.model.offers.view import NodeView, SchedulerView
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
+from tests.inlineworker import InlineWorker
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 

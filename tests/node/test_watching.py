@@ -13,7 +13,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.loops.serialworker import InlineWorker, ThreadWorker
+from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.telemetry import Telemetry
@@ -21,6 +21,7 @@ from gpuvirt.node.loops.watcher import Audience, Watcher
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.kernel import SimKernel
+from tests.inlineworker import InlineWorker
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 

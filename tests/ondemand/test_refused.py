@@ -12,7 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
-from gpuvirt.loops.serialworker import InlineWorker, SerialWorker, WorkerBlockedError
+from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.allocation.ledger import Entry, Stage
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.change.plan import Scope, StepScope
@@ -32,6 +32,7 @@ from gpuvirt_sim.clock import BEGINNING
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
 from tests.change.changes import UNGATED
+from tests.inlineworker import InlineWorker
 from tests.node.diskfaults import failing
 from tests.node.simnode import SimNode, running_node
 from tests.ondemand.pods import ON_DEMAND, P100, Pods, one_p100, settled, vgpus

@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, slot_of
-from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.change.plan import Scope, StepScope
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings, ShareSettings
@@ -35,6 +34,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.kernel import SimKernel
 from tests.change.changes import UNGATED
+from tests.inlineworker import InlineWorker
 from tests.node.simnode import SimNode, sharing_node
 from tests.shares.sharednode import nvidia_spec
 from tests.sim.simulated import Simulated

@@ -14,7 +14,6 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import NAMESPACE
-from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
@@ -25,6 +24,7 @@ from gpuvirt.node.shares.podends import Accounts, SharePodEnds
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt_sim.files.tree import Link, constant
+from tests.inlineworker import InlineWorker
 from tests.sim.simulated import Simulated
 
 P, Q = PodUid("8a5c0001-0000-4000-8000-000000000001"), PodUid("8a5c0001-0000-4000-8000-000000000002")

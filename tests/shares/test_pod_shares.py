@@ -17,7 +17,6 @@ from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.loops.cell import Cell
-from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from gpuvirt.model.shares.demand import ContainerKind, ContainerName, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
@@ -29,6 +28,7 @@ from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.shares.recordstore import RecordStore
 from gpuvirt.node.shares.specfiles import SpecFiles
 from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.inlineworker import InlineWorker
 from tests.kubelet.kubeletnode import CLOCK, until
 from tests.web.certificates import Authority, Pair
 

@@ -22,7 +22,6 @@ from typing_extensions import override
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.loops.cell import Cell
-from gpuvirt.loops.serialworker import InlineWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.reasons import Reason, gaterefusals, sharing
@@ -47,6 +46,7 @@ from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.clock import SimClock
+from tests.inlineworker import InlineWorker
 from tests.shares.sharednode import BOTH, GPUS, MINORS, nvidia_spec, spec_env
 
 LIMITED = replace(BOTH, memory_mib=dict.fromkeys(GPUS, 16_384))

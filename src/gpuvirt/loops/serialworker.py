@@ -30,14 +30,6 @@ class SerialWorker(Protocol):
         ...
 
 
-class InlineWorker:
-    """Runs jobs in the calling thread, for simulated hosts, which never block."""
-
-    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:  # noqa: ARG002
-        """Return what `job` returns."""
-        return job()
-
-
 async def _wait(job: asyncio.Future[T], timeout_s: float) -> None:
     """Wait for a job until its time is over; the time in which this process was stopped does not count.
 
