@@ -7,10 +7,10 @@ ignored.
 """
 
 from crd import Crd, whole
+from crdschema import Rule, Schema, description_of, structural, without_nulls
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import clusterpolicy
-from gpuvirt.cluster.kinds.schema import Rule, Schema, description_of, structural, without_nulls
 from gpuvirt.cluster.operator.operands import images, specchecks
 
 HEAD = """\

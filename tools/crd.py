@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import msgspec
 import yaml
+from crdschema import Schema
 from typing_extensions import override
 
-from gpuvirt.cluster.kinds.schema import Schema
 from gpuvirt.cluster.operator.definitions import OURS, PART_OF
 
 

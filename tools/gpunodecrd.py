@@ -1,10 +1,10 @@
 """The CustomResourceDefinition of GpuNode."""
 
 from crd import Crd, whole
+from crdschema import Rule, Schema, description_of, structural
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import gpunode
-from gpuvirt.cluster.kinds.schema import Rule, Schema, description_of, structural
 
 HEAD = """\
 # GpuNode: the desired state of a node's GPUs, and what its agent has observed (docs/reference.md). Optional for agents.

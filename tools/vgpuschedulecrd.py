@@ -5,10 +5,10 @@ it. Cron lines, time zones and workers of two schedules are checked by the contr
 """
 
 from crd import Crd, whole
+from crdschema import Rule, Schema, UnfitTypeError, description_of, structural, without_nulls
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import vgpuschedule
-from gpuvirt.cluster.kinds.schema import Rule, Schema, UnfitTypeError, description_of, structural, without_nulls
 from gpuvirt.cluster.operator.schedules.objects import LONGEST_DURATION
 from gpuvirt.model.schedules.faults import LONGEST_NAME
 from gpuvirt.model.schedules.times import LONGEST_LINE

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 
-from gpuvirt.cluster.kinds.clusterpolicy import Spec
-from gpuvirt.cluster.kinds.schema import Schema, structural
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands.rendering import render
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.plain import Plain
-from tests.operands.policies import ALL_KINDS, policy_of, specs
+from tests.operands.policies import ALL_KINDS, Schema, policy_of, spec_schema, specs
 from tests.operands.policies import given as given_policy
 
 
@@ -111,7 +109,7 @@ def test_the_base_policy_has_no_unsupported_field() -> None:
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [pytest.param(path, value, id=".".join(path)) for path, value in leaves(structural(Spec))],
+    [pytest.param(path, value, id=".".join(path)) for path, value in leaves(spec_schema())],
 )
 def test_each_field_is_rendered_or_reported_as_unsupported(path: tuple[str, ...], value: Plain) -> None:
     spec = with_field(path, value)
