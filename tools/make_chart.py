@@ -1,7 +1,7 @@
 """Generates what the chart shares with deploy/*.yaml, and the table of docs/values.md; --check reports stale files.
 
-The rights of agents are in deploy/node.yaml, kinds in their own manifests, and the descriptions of values in
-values.yaml: each is written once, so that copies can't differ.
+The rights of agents and operands are in deploy/*.yaml, kinds in their own manifests, and the descriptions of values
+in values.yaml: each is written once, so that copies can't differ.
 """
 
 import re
@@ -9,12 +9,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import yaml
 from chartvalues import table
 
 from gpuvirt import __version__
-from gpuvirt.cluster.kinds.workloads import encoded
-from gpuvirt.cluster.operator.operands.accounts import accounts
 
 Replacements = Sequence[tuple[str, str]]
 """Texts of a manifest, and those of the template in their place."""
@@ -103,13 +100,6 @@ def _common(indent: int) -> str:
     return f"{at}{{{{- with .Values.commonLabels }}}}\n{at}{{{{- toYaml . | nindent {indent} }}}}\n{at}{{{{- end }}}}\n"
 
 
-def operands() -> str:
-    """Return the template of the rights of operands with NVIDIA's images, because the controller can't grant rights."""
-    manifests = (yaml.safe_load(encoded(account)) for account in accounts("{{ .Release.Namespace }}"))
-    text = "".join(f"---\n{with_common_labels(yaml.safe_dump(manifest, sort_keys=False))}" for manifest in manifests)
-    return f"# Generated from src/gpuvirt/cluster/operator/operands/accounts.py by `make generate`.\n{text}"
-
-
 def versioned() -> str:
     """Return Chart.yaml with the version of this tree."""
     lines = (CHART / "Chart.yaml").read_text().splitlines()
@@ -133,7 +123,7 @@ def generated() -> dict[Path, str]:
         CHART / "Chart.yaml": versioned(),
         CHART / "templates/agent-access.yaml": template("node.yaml", CONTROLLERS),
         CHART / "templates/shares-access.yaml": template("shares.yaml", (), ".Values.extender.enabled"),
-        CHART / "templates/operand-access.yaml": operands(),
+        CHART / "templates/operand-access.yaml": template("operands.yaml", ()),
         CHART / "templates/discover.yaml": template(
             "discover.yaml", (), 'include "gpuvirt.discovers" .', OF_THE_DISCOVERER
         ),

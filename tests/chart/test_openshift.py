@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.workloads import DaemonSet, encoded
-from gpuvirt.cluster.operator.operands.accounts import NAMES
 from gpuvirt.cluster.operator.operands.rendering import render
 from gpuvirt.plain import Plain
 from tests.chart.helmchart import NAMESPACE, Helm, Manifest, Rendered, at, items
 from tests.chart.securitycontexts import OF_THE_HOST, RESTRICTED, refusals
+from tests.operands.operandaccounts import NAMES
 from tests.operands.policies import ALL_KINDS, full, policy_of
 
 pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]

@@ -10,14 +10,13 @@ from gpuvirt import __version__
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
 from gpuvirt.cluster.kinds.operandparts import ImageParts
 from gpuvirt.cluster.kinds.vmoperands import OnDemandVgpus
-from gpuvirt.cluster.kinds.workloads import encoded
-from gpuvirt.cluster.operator.operands.accounts import accounts
 from gpuvirt.cluster.operator.operands.images import image_of
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.plain import Plain
 from tests.chart.helmchart import CHART, NAMESPACE, ROOT, Helm, Manifest, Rendered, at, items, one_line
+from tests.operands.operandaccounts import objects
 
 pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]
 
@@ -346,9 +345,8 @@ def test_the_default_policy_has_no_unsupported_field(helm: Helm, values: tuple[s
 
 def test_service_accounts_of_operands_are_rendered(helm: Helm) -> None:
     rendered = helm.template(*GUIDE)
-    for account in accounts(NAMESPACE):
-        desired = yaml.safe_load(encoded(account))
-        assert rendered.one(desired["kind"], desired["metadata"]["name"]) == desired
+    for desired in objects(NAMESPACE):
+        assert rendered.one(str(desired["kind"]), str(at(desired, "metadata", "name"))) == desired
 
 
 def test_the_charts_crds_equal_those_of_the_manifests(helm: Helm) -> None:

@@ -11,9 +11,8 @@ import yaml
 from lab.cluster.settings import NODE
 
 from gpuvirt.cluster.kinds.clusterpolicy import REQUIRED
-from gpuvirt.cluster.kinds.workloads import encoded
-from gpuvirt.cluster.operator.operands.accounts import accounts
 from tests.cluster.labnamespace import GPUVIRT, PATIENCE_S, LabNamespace
+from tests.operands.operandaccounts import access
 
 ROOT = Path(__file__).parent.parent.parent
 NAMESPACE = "gpu-operator"
@@ -103,7 +102,7 @@ class ControlledNode:
 
     def apply_operand_access(self) -> None:
         """Create the accounts and rights of NVIDIA's operands, as an install does."""
-        self._apply("\n---\n".join(encoded(account).decode() for account in accounts(NAMESPACE)))
+        self._apply(access(NAMESPACE))
 
     def _apply(self, text: str) -> None:
         done = self.node.cluster.kubectl("apply", "-f", "-", given=text)

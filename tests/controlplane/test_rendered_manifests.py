@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands import bases
-from gpuvirt.cluster.operator.operands.accounts import accounts
 from gpuvirt.cluster.operator.operands.rendering import render
 from gpuvirt.cluster.operator.operands.site import RenderInputs
 from tests.cli.commandline import ran
 from tests.cluster.apilab import ApiLab
+from tests.operands.operandaccounts import access, objects
 from tests.operands.policies import ALL_KINDS, full, policy_of
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
@@ -55,10 +55,10 @@ def test_the_api_server_accepts_all_rendered_manifests(
     api = ApiLab(lab, tmp_path_factory.mktemp("rendered"))
     rendered = render(policy, site)
     assert rendered.faults == ()
-    manifests = (*accounts(NAMESPACE), *rendered.manifests)
-    given = "\n---\n".join(encoded(manifest).decode() for manifest in manifests)
+    manifests = [encoded(manifest).decode() for manifest in rendered.manifests]
+    given = "\n---\n".join((access(NAMESPACE), *manifests))
     reported = api.kubectl("apply", *STRICT, "-f", "-", given=given)
-    assert len(reported.splitlines()) == len(manifests)
+    assert len(reported.splitlines()) == len(objects(NAMESPACE)) + len(manifests)
 
 
 def test_validation_succeeds_after_the_node_offers_gpus(lab: PlayedCluster, tmp_path: Path) -> None:

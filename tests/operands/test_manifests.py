@@ -18,11 +18,11 @@ from gpuvirt.cluster.labels import (
     OS_LABEL,
 )
 from gpuvirt.cluster.operator.operands import bases
-from gpuvirt.cluster.operator.operands.accounts import NAMES
 from gpuvirt.cluster.operator.operands.rendering import render
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.plain import Plain
+from tests.operands.operandaccounts import NAMES
 from tests.operands.policies import ALL_IMAGES, EVERY_OPERAND, sandbox
 
 FILES = sorted(bases.FOLDER.iterdir())

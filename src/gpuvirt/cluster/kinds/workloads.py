@@ -1,4 +1,4 @@
-"""The kinds of objects that the controller writes for operands: DaemonSets, ConfigMaps, RBAC, Services, RuntimeClasses.
+"""The kinds of objects that the controller writes: DaemonSets, ConfigMaps, Roles, Services, RuntimeClasses.
 
 Source: Kubernetes' API reference: apps/v1, core/v1, rbac.authorization.k8s.io/v1, node.k8s.io/v1.
 """
@@ -51,10 +51,6 @@ class ConfigMap(Kind, frozen=True, kw_only=True, tag="ConfigMap"):
     data: dict[str, str]
 
 
-class ServiceAccount(Kind, frozen=True, kw_only=True, tag="ServiceAccount"):
-    """The identity of pods at the API server."""
-
-
 class PolicyRule(Written, frozen=True, kw_only=True):
     """Permitted verbs on resources."""
 
@@ -66,12 +62,6 @@ class PolicyRule(Written, frozen=True, kw_only=True):
 
 class Role(Kind, frozen=True, kw_only=True, tag="Role"):
     """Permissions in a namespace."""
-
-    rules: tuple[PolicyRule, ...]
-
-
-class ClusterRole(Kind, frozen=True, kw_only=True, tag="ClusterRole"):
-    """Permissions in the whole cluster."""
 
     rules: tuple[PolicyRule, ...]
 
@@ -94,13 +84,6 @@ class Subject(Written, frozen=True, kw_only=True):
 
 class RoleBinding(Kind, frozen=True, kw_only=True, tag="RoleBinding"):
     """Grants a role to accounts in a namespace."""
-
-    role_ref: RoleReference
-    subjects: tuple[Subject, ...]
-
-
-class ClusterRoleBinding(Kind, frozen=True, kw_only=True, tag="ClusterRoleBinding"):
-    """Grants a role to accounts in the whole cluster."""
 
     role_ref: RoleReference
     subjects: tuple[Subject, ...]
@@ -134,25 +117,12 @@ class RuntimeClass(Kind, frozen=True, kw_only=True, tag="RuntimeClass"):
     handler: str
 
 
-Manifest = (
-    DaemonSet
-    | ConfigMap
-    | ServiceAccount
-    | Role
-    | ClusterRole
-    | RoleBinding
-    | ClusterRoleBinding
-    | Service
-    | RuntimeClass
-)
+Manifest = DaemonSet | ConfigMap | Role | RoleBinding | Service | RuntimeClass
 _PLURALS = {
     DaemonSet: "daemonsets",
     ConfigMap: "configmaps",
-    ServiceAccount: "serviceaccounts",
     Role: "roles",
-    ClusterRole: "clusterroles",
     RoleBinding: "rolebindings",
-    ClusterRoleBinding: "clusterrolebindings",
     Service: "services",
     RuntimeClass: "runtimeclasses",
 }
