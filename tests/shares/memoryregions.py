@@ -2,7 +2,10 @@
 
 import struct
 
-from gpuvirt.model.shares.node.memoryregion import COUNT_AT, HEADER_BYTES, MAGIC, REGION_BYTES, SLOT_BYTES
+from gpuvirt.model.shares.node.memoryregion import COUNT_AT, HEADER_BYTES, MAGIC, SLOT_BYTES
+
+REGION_BYTES = 2008952
+"""The size of the file."""
 
 
 def region(*used: int) -> bytes:

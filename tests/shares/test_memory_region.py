@@ -11,14 +11,13 @@ from gpuvirt.model.shares.node.memoryregion import (
     HEADER_BYTES,
     MAGIC,
     MOST_BYTES,
-    REGION_BYTES,
     SLOT_BYTES,
     SLOTS,
     UnreadableRegion,
     count_of_slots,
     used_bytes,
 )
-from tests.shares.memoryregions import region
+from tests.shares.memoryregions import REGION_BYTES, region
 
 
 def read(content: bytes) -> int | UnreadableRegion:

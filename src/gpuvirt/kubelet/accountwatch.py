@@ -9,7 +9,6 @@ Source: pkg/kubelet/cm/devicemanager/manager.go of Kubernetes 1.36: UpdateAlloca
 sources are ready; devicesToAllocate leaves a pod the devices that the checkpoint has.
 """
 
-import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Protocol
@@ -28,8 +27,6 @@ from gpuvirt.model.allocation.ledger import Counted, KubeletAccount
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import HostPath, KubeletPaths
-
-log = logging.getLogger(__name__)
 
 
 class PodFolders:

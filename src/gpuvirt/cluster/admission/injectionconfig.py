@@ -8,7 +8,6 @@ image has the driver unless `driver` says otherwise.
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -156,11 +155,6 @@ class InjectionConfig(msgspec.Struct, frozen=True):
 
 def _matches(resource: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(resource, pattern) for pattern in patterns)
-
-
-def load(path: Path) -> InjectionConfig:
-    """Return the config in a file; raise ConfigError."""
-    return parse(documents.text_of(path), where=str(path))
 
 
 def parse(text: str, *, where: str) -> InjectionConfig:

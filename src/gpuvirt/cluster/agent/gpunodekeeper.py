@@ -1,6 +1,5 @@
 """Creates the node's GpuNode if it does not exist, writes the agent's view to its status, and writes events."""
 
-import logging
 from collections.abc import Iterator
 
 import msgspec
@@ -19,8 +18,6 @@ from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.node.podmemory import PodMemory
-
-log = logging.getLogger(__name__)
 
 REPORTER = "gpuvirt.io/node"
 PAUSE_S = 1.0

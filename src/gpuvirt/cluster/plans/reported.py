@@ -17,8 +17,6 @@ from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.inventory import Inventory, Mode, build_inventory
 from gpuvirt.model.vgputypes import catalog
 
-VFIO = "vfio-pci"
-
 
 class Reported(msgspec.Struct, frozen=True):
     """The GPUs of a node as the planner takes them."""

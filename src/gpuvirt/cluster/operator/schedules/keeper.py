@@ -1,7 +1,6 @@
 """The schedules of one term as the leader: each has a task while something is due, and costs nothing otherwise."""
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -37,8 +36,6 @@ from gpuvirt.model.schedules.status import ScheduleStatus
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import due_at
 from gpuvirt.tasks import keep_going
-
-log = logging.getLogger(__name__)
 
 Connect = Callable[[FindSchedule], Hypervisor]
 """Returns the connection to a schedule's hypervisor, which opens with the first reading."""

@@ -1,7 +1,6 @@
 """The calls to one hypervisor in one term as the leader: made with the lease, read after each unknown outcome."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -19,8 +18,6 @@ from gpuvirt.model.schedules.hypervisor import (
     VmsUnknown,
 )
 from gpuvirt.model.schedules.observed import LastCall
-
-log = logging.getLogger(__name__)
 
 ANSWER_S = 60.0
 """How long an answer is awaited. Without one the connection is closed, so that its request comes to nothing later."""

@@ -19,8 +19,6 @@ SLOT_BYTES = 1960
 SLOTS = 1024
 COUNT_AT = HEADER_BYTES + SLOTS * SLOT_BYTES
 """The place of the number of slots that were ever used, four bytes."""
-REGION_BYTES = 2008952
-"""The size of the file."""
 _HEADER = struct.Struct("<iII")
 _COUNT = struct.Struct("<i")
 _TOTAL = struct.Struct("<Q")

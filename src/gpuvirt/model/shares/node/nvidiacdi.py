@@ -18,8 +18,6 @@ from gpuvirt.plain import Plain
 KIND = "nvidia.com/gpu"
 FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """The folders of CDI specs; of two specs with one device, that of the later folder counts."""
-ALL = "all"
-"""The device with all GPUs."""
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
 Fields = dict[str, Plain]
