@@ -10,7 +10,7 @@ from typing import Annotated, NewType, Union, get_args, get_origin, get_type_hin
 
 import msgspec
 
-from gpuvirt.cli.changes import schedulers
+from gpuvirt.cli.changes import vgpuscheduler
 from gpuvirt.cli.output import fleetrender, vfiorender, vgpurender
 from gpuvirt.cluster.kinds import gpunode
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
@@ -50,8 +50,8 @@ COMMANDS: Mapping[str, object] = {
     "vgpu types": list[vgpurender.TypeRow],
     "vgpu create": list[vgpurender.VgpuResult],
     "vgpu delete": list[vgpurender.VgpuResult],
-    "vgpu scheduler get": list[schedulers.SchedulerRow],
-    "vgpu scheduler set": schedulers.SchedulerResult,
+    "vgpu scheduler get": list[vgpuscheduler.SchedulerRow],
+    "vgpu scheduler set": vgpuscheduler.SchedulerResult,
     "sim hosts": list[sim.SimulatedHostRow],
 }
 NAMES: Mapping[type, str] = {

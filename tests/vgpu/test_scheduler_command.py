@@ -8,8 +8,8 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cli.changes import schedulers, vfiohost
-from gpuvirt.cli.changes.schedulers import Order
+from gpuvirt.cli.changes import vfiohost
+from gpuvirt.cli.changes.vgpuscheduler import Order, set_scheduler, show_schedulers
 from gpuvirt.cli.formats import Output
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
@@ -42,7 +42,7 @@ class Place:
         """Return the exit code of the command."""
         try:
             order = Order(desired, persist=persist, dry_run=dry_run)
-            schedulers.set_(self.here, self.roots, gpu, order, output=Output.JSON)
+            set_scheduler(self.here, self.roots, gpu, order, output=Output.JSON)
         except typer.Exit as end:
             return end.exit_code
         return 0
@@ -67,7 +67,7 @@ def test_the_scheduler_is_set_once_and_shown(place: Place, capsys: Printed) -> N
     assert (place.has(T4), place.has(OTHER).policy) == (EQUAL_4, SchedulerPolicy.BEST_EFFORT)
     assert place.set(T4, EQUAL_4) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == []
-    schedulers.get(place.here, place.roots, [T4, OTHER], output=Output.TABLE)
+    show_schedulers(place.here, place.roots, [T4, OTHER], output=Output.TABLE)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:] == [[T4, "equal-share", "4", "ms", "-"], [OTHER, "best-effort", "-", "-"]]
 
@@ -93,7 +93,7 @@ def test_a_persistent_scheduler_is_written_to_the_modprobe_file(place: Place, ca
     assert "pci=0000:3b:00.0;RmPVMRL=0x00040003" in place.roots.local(FILE).read_text()
     assert read_kept(place.roots) == {T4: EQUAL_4, OTHER: FIXED}
     capsys.readouterr()
-    schedulers.get(place.here, place.roots, [], output=Output.JSON)
+    show_schedulers(place.here, place.roots, [], output=Output.JSON)
     rows = {row["gpu"]: row for row in json.loads(capsys.readouterr().out)}
     assert len(rows) == 4
     assert rows[T4]["scheduler"] == rows[T4]["kept"] == {"policy": "equal-share", "timeslice-ms": 4}
