@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.cli.diagnosis import whyvm
+from gpuvirt.cli.diagnosis.why import show_vm
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.explanation import StageOutcome
@@ -381,7 +381,7 @@ def test_the_blocker_is_shown_first_and_fits(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     found = explain(CASES[case][0])
-    whyvm.show(found)
+    show_vm(found)
     lines = capsys.readouterr().out.splitlines()
     assert found.blocker is not None
     assert lines[0].startswith("vm team/vm-a")

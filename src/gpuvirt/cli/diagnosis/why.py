@@ -5,20 +5,30 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from gpuvirt.apps.doctor import address_of, gather
-from gpuvirt.cli.diagnosis import whynode, whyvm
 from gpuvirt.cli.diagnosis.evidencehost import HostFolders, KubeVirtAt, surroundings
 from gpuvirt.cli.formats import Output
-from gpuvirt.cli.output import diagnosisrender
+from gpuvirt.cli.output.diagnosisrender import explanation, print_blocker, print_stages
 from gpuvirt.cli.output.render import print_document
+from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, completion, options
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.cluster.vms.evidence import ask
+from gpuvirt.cluster.vms.nodeevidence import ask_node
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName, ObjectName
 from gpuvirt.model.doctor.explaining import explain_device
 from gpuvirt.model.doctor.target import is_target, joined_target, node_target, object_target
-from gpuvirt.model.doctor.vms.vmevidence import ObjectKind
+from gpuvirt.model.doctor.vms import vmexplanation
+from gpuvirt.model.doctor.vms.nodeexplanation import NodeExplanation, explain_node
+from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, ObjectRef
+from gpuvirt.model.doctor.vms.vmexplanation import Explanation
+from gpuvirt.model.doctor.vms.vmfindings import counts_text
+from gpuvirt.model.doctor.vms.vmnodes import NodeFit
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 
@@ -28,6 +38,9 @@ ClusterFile = Annotated[
         "Kubeconfig of the cluster: of the VM or pod, or of the KubeVirt that is checked for a device."
     ),
 ]
+VM_COLUMNS = (Column("NODE"), Column("RESOURCE", folds=True), Column("ALLOCATABLE"), Column("FREE"), Column("REASON"))
+RESOURCE_COLUMNS = (Column("RESOURCE"), Column("ALLOCATABLE"), Column("FREE"))
+POD_COLUMNS = (Column("PENDING POD"), Column("REQUESTS", folds=True), Column("REASON", optional=True))
 TARGETS = "ADDRESS|UUID|RESOURCE|vm/NAME|vmi/NAME|pod/NAME|node/NAME"
 
 
@@ -80,18 +93,18 @@ def why(  # noqa: PLR0913  one parameter an option
     chosen = _target_of(target, name)
     if chosen.node is not None:
         credentials = apiserver.asked_credentials(kubeconfig, context)
-        whynode.explain(chosen.node, credentials, output, options.resource_of(resource))
+        _explain_node(chosen.node, credentials, output, options.resource_of(resource))
         return
     if chosen.found is not None:
         sharing = Sharing(options.resource_of(resource), Units(units))
-        whyvm.explain(chosen.found, apiserver.asked_credentials(kubeconfig, context), namespace, output, sharing)
+        _explain_vm(chosen.found, apiserver.asked_credentials(kubeconfig, context), namespace, output, sharing)
         return
     where = HostFolders(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
-    explanation = explain_device(gather(kernel, around), address_of(kernel, chosen.text) or chosen.text)
-    if not print_document(explanation, output):
-        diagnosisrender.explanation(explanation)
-    raise typer.Exit(1 if explanation.blocker is not None else 0)
+    found = explain_device(gather(kernel, around), address_of(kernel, chosen.text) or chosen.text)
+    if not print_document(found, output):
+        explanation(found)
+    raise typer.Exit(1 if found.blocker is not None else 0)
 
 
 class _Target(msgspec.Struct, frozen=True):
@@ -115,3 +128,114 @@ def _target_of(text: str, name: str | None) -> _Target:
             param_hint=TARGETS,
         )
     return target
+
+
+def _explain_vm(
+    target: tuple[ObjectKind, ObjectName],
+    credentials: Credentials,
+    namespace: str,
+    output: Output,
+    sharing: Sharing,
+) -> None:
+    """Explain why a VM, a VMI or a pod does not have its GPUs; exit with 1 if something blocks it."""
+    kind, name = target
+    found = vmexplanation.explain(
+        ask(credentials, ObjectRef(kind, name, apiserver.own_namespace(namespace, credentials)), sharing)
+    )
+    if not print_document(found, output):
+        show_vm(found)
+    raise typer.Exit(1 if found.blocker is not None else 0)
+
+
+def show_vm(found: Explanation) -> None:
+    """Print what blocks a VM, the stages, and the nodes."""
+    out = console()
+    kind, _, name = found.target.partition("/")
+    requests = f" requests {counts_text(found.requests)}" if found.requests else ""
+    say(out, f"{kind} {found.namespace}/{name}{requests}", style="bold")
+    out.print()
+    if found.blocker is None:
+        say(out, f"The {kind} has its devices.", style="green")
+    else:
+        print_blocker(out, found.blocker)
+    out.print()
+    print_stages(out, found.stages, width=10)
+    if found.scheduler:
+        out.print()
+        say(out, found.scheduler, head="the scheduler reports: ")
+    if found.nodes:
+        out.print()
+        _vm_nodes(found).print(out)
+    for unread in found.unread:
+        say(out, unread, head="could not be read: ", style="yellow")
+
+
+def _vm_nodes(found: Explanation) -> Table:
+    table = Table(VM_COLUMNS, below="MESSAGE")
+    for verdict in found.nodes:
+        obstacle = verdict.obstacle
+        code = Text("none", style="green") if obstacle is None else Text(str(obstacle.code), style="yellow")
+        below = () if obstacle is None else (f"{obstacle.subject} {obstacle.message}",)
+        for number, resource in enumerate(found.requests):
+            last = number == len(found.requests) - 1
+            table.add(
+                verdict.node,
+                resource,
+                str(verdict.allocatable[resource]),
+                _free(verdict, resource),
+                code if number == 0 else "",
+                below=below if last else (),
+            )
+    return table
+
+
+def _free(verdict: NodeFit, resource: str) -> str:
+    return NOTHING if verdict.free is None else str(verdict.free[resource])
+
+
+def _explain_node(node: str, credentials: Credentials, output: Output, units: str) -> None:
+    """Explain what a node has, and what is pending there; exit with 1 if something is wrong."""
+    found = explain_node(ask_node(credentials, node, units))
+    if not print_document(found, output):
+        _show_node(found)
+    raise typer.Exit(1 if found.is_blocked else 0)
+
+
+def _show_node(found: NodeExplanation) -> None:
+    """Print the node's resources, its reasons, and the pods that are pending."""
+    out = console()
+    _print_head(out, found)
+    resources = Table(RESOURCE_COLUMNS)
+    for resource in found.resources:
+        free = NOTHING if resource.free is None else str(resource.free)
+        resources.add(resource.name, str(resource.allocatable), free, below=filter(None, (resource.reason,)))
+    if found.resources:
+        out.print()
+        resources.print(out)
+    for reason in found.reasons:
+        say(out, reason)
+    out.print()
+    if found.pending is None:
+        say(out, "The cluster's pods could not be read, so pending pods are not known.", style="yellow")
+    elif not found.pending:
+        say(out, "No pod with a device of this node is pending.", style="green")
+    else:
+        pods = Table(POD_COLUMNS, below="MESSAGE")
+        for pod in found.pending:
+            pods.add(
+                f"{pod.namespace}/{pod.name}", counts_text(pod.requests), pod.code or NOTHING, below=(pod.message,)
+            )
+        pods.print(out)
+
+
+def _print_head(out: Console, found: NodeExplanation) -> None:
+    """Print what concerns the whole node."""
+    say(out, f"node {found.node} is {'ready' if found.ready else 'not ready'}", style="bold")
+    if found.away is not None:
+        say(out, f"It {found.away}, so nothing of it is free.", style="yellow")
+    for phase in found.phases:
+        say(out, f"It {phase}.")
+    if found.sharing is not None:
+        say(out, f"What limits the shares of new pods: {found.sharing}.")
+    if not found.has_agent:
+        say(out, "It has no GpuNode: gpuvirt's agent has not reported there.", style="yellow")
