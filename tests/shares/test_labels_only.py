@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.apps.node import ClusterTask, run
-from gpuvirt.cli.services.agentoptions import labelling_agent
+from gpuvirt.cli.services.node import labelling_agent
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION
