@@ -39,8 +39,7 @@ from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.reconcile.reports import Reports
-from gpuvirt.node.reconcile.schedulers import Schedulers
-from gpuvirt.node.reconcile.smiquestions import SmiQuestions
+from gpuvirt.node.reconcile.smiquestions import Schedulers, SmiQuestions
 from gpuvirt.node.reconcile.unitchanges import ChangeRequest, UnitChanges
 from gpuvirt.node.store import originaldrivers
 
