@@ -23,6 +23,7 @@ ROOT = Path(gpuvirt.__file__).parent
 TARGETS = (
     "node/change",
     "node/allocation",
+    "node/allocators.py",
     "model/change",
     "model/node/circumstances.py",
     "hardware/usage",

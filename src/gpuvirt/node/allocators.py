@@ -1,6 +1,7 @@
 """Both allocators of an agent: the one for devices that exist, and the one that creates vGPUs for a pod.
 
-The device plugins ask here: a request goes to the allocator of its ids.
+The device plugins ask here: a request goes to the allocator of its ids. Before each start of a container, its devices
+are checked.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,11 +10,13 @@ from functools import partial
 import msgspec
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.allocation.containerstarts import why_no_start
 from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
-from gpuvirt.node.allocation.allocator import AllocationRequest, Allocator, Callbacks
-from gpuvirt.node.allocation.startcheck import verify_start
+from gpuvirt.model.reasons import unhealthy
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest, Allocator, Callbacks
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.state import NodeState
@@ -104,6 +107,22 @@ class Allocators:
     async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceId]) -> None:
         """Let a container start with its devices; raise AllocationRefusedError."""
         recorded = self._kubelet.recorded()
-        verify_start(self._state, recorded, resource, devices)
+        _verify_start(self._state, recorded, resource, devices)
         if self.on_demand is not None:
             await self.on_demand.pre_start(resource, devices, recorded)
+
+
+def _verify_start(
+    state: NodeState, recorded: Recorded | Unknown, resource: ResourceName, devices: Sequence[DeviceId]
+) -> None:
+    """Raise AllocationRefusedError if a container must not start with devices; the kubelet tries again.
+
+    Ids of on-demand vGPUs, which name no device, are passed over.
+    """
+    named = [device for device in devices if not is_on_demand_id(device)]
+    if not named:
+        return
+    if (inventory := state.inventory) is None:
+        raise AllocationRefusedError(unhealthy.unknown_resource(resource))
+    if (reason := why_no_start(inventory, state.ledger.entries, recorded, resource, named)) is not None:
+        raise AllocationRefusedError(reason)
