@@ -14,7 +14,7 @@ from lab.cluster.ourimage import NAME
 
 from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.cluster.labels import AGENT_LABELS, NODE_LABEL
-from gpuvirt.cluster.operator.operands.labeller import labeller
+from gpuvirt.cluster.operator.operands.agent import labeller
 from gpuvirt.cluster.operator.operands.site import RenderInputs
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.facts.ids import ResourceName

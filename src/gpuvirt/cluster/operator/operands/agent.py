@@ -1,4 +1,4 @@
-"""The node agent's DaemonSet (manifests/agent.yaml), settings and permissions."""
+"""The operands that run gpuvirt itself: the agent with its settings and permissions, the labeller, the MPS daemon."""
 
 import re
 from collections.abc import Iterator
@@ -63,6 +63,27 @@ def agent(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | Spec
         subjects=(Subject(kind="ServiceAccount", name=NAME, namespace=site.settings.namespace),),
     )
     yield _daemon_set(policy, site, settings)
+
+
+def labeller(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+    """Yield the DaemonSet of agents that only label the nodes for containers, if the settings ask for these labels."""
+    if not site.settings.labels_vgpu_types:
+        return
+    found = overlay.base(policy, site, "labeller")
+    context = bases.main_of(found).security_context
+    if site.settings.namespace_sets_uid and context is not None:
+        found = bases.with_main(found, security_context=replace(context, run_as_user=None, run_as_group=None))
+    yield assembly.daemon_set(policy, site, found)
+
+
+def mps_daemon(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+    """Yield the DaemonSet of the MPS daemon, which nothing restarts, if the policy asks for it beside the agent."""
+    plugin = policy.spec.sandbox_device_plugin
+    if not is_desired(policy) or plugin.shares is None or plugin.shares.mps.enabled is not True:
+        return
+    secrets = assembly.secrets(site.settings.pull_secrets, plugin)
+    found = bases.with_pod(overlay.base(policy, site, "mps"), image_pull_secrets=secrets)
+    yield assembly.daemon_set(policy, site, found, owned=False)
 
 
 def is_desired(policy: ClusterPolicy) -> bool:

@@ -4,12 +4,10 @@ from collections.abc import Callable, Iterator
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.workloads import Manifest
-from gpuvirt.cluster.operator.operands.agent import agent
+from gpuvirt.cluster.operator.operands.agent import agent, labeller, mps_daemon
 from gpuvirt.cluster.operator.operands.dcgm import dcgm, dcgm_exporter
 from gpuvirt.cluster.operator.operands.deviceplugin import device_plugin, gfd
 from gpuvirt.cluster.operator.operands.driver import driver
-from gpuvirt.cluster.operator.operands.labeller import labeller
-from gpuvirt.cluster.operator.operands.mpsdaemon import mps_daemon
 from gpuvirt.cluster.operator.operands.site import Fault, OperandName, Rendered, RenderInputs
 from gpuvirt.cluster.operator.operands.toolkit import runtime_classes, toolkit
 from gpuvirt.cluster.operator.operands.validator import validator
