@@ -16,6 +16,7 @@ from gpuvirt.model.change.drivers import drivers_of, withdrawn
 from gpuvirt.model.change.invalidstates import InvalidStates, invalid_states
 from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand
 from gpuvirt.model.change.vgpus.gpustate import Holding
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node.announcing import announced, counted, taken
 from gpuvirt.model.node.desirednode import DesiredNode, desire
 from gpuvirt.model.node.desiredunits import DesiredUnits
@@ -23,13 +24,18 @@ from gpuvirt.model.node.nodedecisions import NodeDecisions
 from gpuvirt.model.node.offering import offering_of
 from gpuvirt.model.node.parts import VgpusBasis, ViewBasis, holdings_part, vgpus_part, view_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
-from gpuvirt.model.node.shown import problems_of, view_inputs
+from gpuvirt.model.offers.deviceusers import DeviceUsers
+from gpuvirt.model.offers.givenshares import with_given
 from gpuvirt.model.offers.namereview import NameReview
 from gpuvirt.model.offers.offers import Offers, first_names
 from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
 from gpuvirt.model.offers.sharing import ShareInputs, share_gpus
+from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.offers.viewinputs import ViewInputs
 from gpuvirt.model.offers.withdrawal import Departing, withdraw
+from gpuvirt.model.offers.withholding import withholdings
+from gpuvirt.model.reasons import Reason
 
 
 def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: float, at: datetime) -> NodeDecisions:
@@ -58,7 +64,7 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     names = _names(picture, offers, on_demand, review)
     units = DesiredUnits(vgpus, desired.modes)
     decisions = NodeDecisions(desired=units, invalid=invalid, names=names, memory=after)
-    shown = view_inputs(picture, decisions, inventory, drivers, offering.users, terms)
+    shown = _view_inputs(picture, decisions, inventory, drivers, offering.users, terms)
     drawn = view_part(parts.view, ViewBasis(shown))
     view = replace(drawn.value, at=at)
     return replace(decisions, view=view, memory=dataclasses.replace(after, parts=replace(parts, view=drawn)))
@@ -67,7 +73,7 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
 def _undecided(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, at: datetime) -> NodeDecisions:
     """Return the decisions before the first observation of the host: the invalid desired state."""
     invalid = _invalid(memory.desired, None, NodeVgpus())
-    problems = problems_of(picture, invalid, memory.review)
+    problems = _problems_of(picture, invalid, memory.review)
     view = NodeView(at=at, problems=problems, invalid=invalid.all, agent=terms.agent, host_observed=False)
     return NodeDecisions(view, invalid=invalid, memory=memory)
 
@@ -107,3 +113,43 @@ def _names(picture: NodePicture, offers: Offers, on_demand: OnDemandOffer, revie
     """Return the first names of the offered devices, and the resources but those that are not registered yet."""
     offered = (offers.by_resource.keys() | on_demand.names) - review.waiting.keys()
     return OfferedNames(first_names(offers, picture.ledger.first_names), picture.ledger.resources | offered)
+
+
+def _view_inputs(
+    picture: NodePicture,
+    decided: NodeDecisions,
+    inventory: Inventory,
+    drivers: DesiredDrivers,
+    users: DeviceUsers,
+    terms: NodeTerms,
+) -> ViewInputs:
+    """Return what the view follows from; `drivers` are the desired ones, `users` those of all devices."""
+    memory, modes, given = decided.memory, decided.memory.desired.modes, picture.shares
+    workload = workload_of(modes.default, inventory)
+    naming = picture.naming(terms)
+    return ViewInputs(
+        inventory,
+        memory.offers,
+        users,
+        naming if decided.names is None else replace(naming, first_names=decided.names.first_names),
+        picture.registrations,
+        _problems_of(picture, decided.invalid, memory.review),
+        terms.agent,
+        invalid=decided.invalid.all,
+        desired_by_gpu={gpu: str(modes.of(gpu)) for gpu in drivers},
+        vgpu_configs=decided.desired.vgpus.configs,
+        schedulers={gpu: report.scheduler for gpu, report in memory.smi.schedulers.items()},
+        workload=workload,
+        conditions=conditions(inventory, workload, drivers),
+        withholdings={**memory.review.waiting, **withholdings(memory.desired.spec)},
+        sharing=with_given(memory.sharing, given),
+        pods_with_shares=given.pods_by_gpu() if given is not None else {},
+        on_demand=memory.on_demand,
+        given=users.given,
+    )
+
+
+def _problems_of(picture: NodePicture, invalid: InvalidStates, review: NameReview) -> tuple[Reason, ...]:
+    """Return the problems of the node, the invalid desired state first."""
+    found = (*invalid.reasons, picture.unrecorded_tenants, review.problem, *picture.problems.values())
+    return tuple(dict.fromkeys(reason for reason in found if reason is not None))
