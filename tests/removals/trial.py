@@ -11,6 +11,7 @@ import os
 import resource
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from time import process_time
 from typing import NoReturn
@@ -72,6 +73,8 @@ class _Trying:
     def __init__(self, items: Mapping[str, pytest.Item], most_cpu_s: int) -> None:
         self._items, self._most_cpu_s = items, most_cpu_s
         self._known = removals()
+        for name in modules():  # agents and commands load some of them late
+            import_module(name)
         self._functions = Functions(frozenset(str(source_of(name)) for name in modules()))
         self._passed, self._broken = set[str](), set[str]()
         gc.collect()

@@ -3,18 +3,19 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.loops.serialworker import SerialWorker
+from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.change.desired import DesiredUnit
 from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.change.changeworker import ChangeWorker, JobFailed, attempt
+from gpuvirt.node.change.gate.gateerrors import UnitBusyError, why_not_passed
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.change.steps.vgpusteps import Run
@@ -25,6 +26,8 @@ from gpuvirt.node.reconcile.operands import Operands, PendingChange
 from gpuvirt.node.reconcile.podaccount import PodAccount
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class ChangeRequest(msgspec.Struct, frozen=True):
@@ -55,6 +58,40 @@ class ChangeResult(msgspec.Struct, frozen=True):
     outcome: Outcome
     blocked_at: str | None = None
     """The step that the kernel blocks."""
+
+
+class ChangeWorker(msgspec.Struct, frozen=True):
+    """The serial worker of a change. A step that the kernel blocks makes the plan outdated and is its last step."""
+
+    worker: SerialWorker
+    change: Change
+
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        """Return what `job` returns; raise WorkerBlockedError if the kernel blocks it."""
+        try:
+            return await self.worker.run(job, name=name, timeout_s=timeout_s)
+        except WorkerBlockedError:
+            self.change.expire()
+            raise
+
+
+async def attempt(
+    change: ChangeRequest, job: Callable[[], Outcome], taken: Sequence[str], worker: SerialWorker, timeout_s: float
+) -> ChangeResult:
+    """Return the result of a change's job, or why the job has none.
+
+    `taken` are the steps that the job has begun. The kernel may block the last one.
+    """
+    try:
+        return ChangeResult(await worker.run(job, name="change", timeout_s=timeout_s))
+    except WorkerBlockedError as error:
+        step = taken[-1] if taken else change.blocked_at or str(error)
+        return ChangeResult(change.everywhere(refusals.blocked(change.unit, step)), step)
+    except UnitBusyError as error:
+        return ChangeResult(change.everywhere(why_not_passed(change.unit, error)), change.blocked_at)
+    except OSError as error:
+        reason = refusals.failed("observe the host", change.unit, Seen("", str(error)))
+        return ChangeResult(change.everywhere(reason), change.blocked_at)
 
 
 class UnitChanges:
@@ -95,7 +132,7 @@ class UnitChanges:
         def job() -> Outcome:
             return foresee(observe(self._site, inputs, change.desired), change.unit, change.desired)
 
-        return await self._attempted(change, job, (), self._workers(change.unit), self._intervals.vgpu_change_s)
+        return await attempt(change, job, (), self._workers(change.unit), self._intervals.vgpu_change_s)
 
     async def _applied(self, change: ChangeRequest) -> ChangeResult:
         unit, desired = change.unit, change.desired
@@ -119,20 +156,7 @@ class UnitChanges:
         vgpus = any(plan.steps or plan.follows for plan in plans)
         timeout_s = self._intervals.vgpu_change_s if vgpus else self._intervals.driver_change_s
         worker = ChangeWorker(self._workers(unit), change.change)
-        return await self._attempted(change, job, taken, worker, timeout_s)
-
-    async def _attempted(
-        self,
-        change: ChangeRequest,
-        job: Callable[[], Outcome],
-        taken: Sequence[str],
-        worker: SerialWorker,
-        timeout_s: float,
-    ) -> ChangeResult:
-        found = await attempt(change.unit, job, taken, worker=worker, timeout_s=timeout_s, blocked_at=change.blocked_at)
-        if isinstance(found, JobFailed):
-            return ChangeResult(change.everywhere(found.reason), found.blocked_at)
-        return ChangeResult(found)
+        return await attempt(change, job, taken, worker, timeout_s)
 
     def _stopped(self, operands: Operands, change: ChangeRequest) -> AbstractAsyncContextManager[Reason | None]:
         """Keep another project's device plugin stopped while the context lasts; it gives why that failed.
