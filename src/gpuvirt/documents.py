@@ -1,22 +1,25 @@
 """Reads documents into typed records: YAML that people write, JSON that programs write.
 
-An error in a YAML file is reported with file, line and `$.path`. msgspec's messages have no lines, and not the names
-that were expected; this module adds them. msgspec doesn't say in which value of a mapping an error is, either: its path
-has `[...]` there, and its line is that of the mapping. Mappings of large values are read value by value
-(`WrittenDocument.part`). A file has at most 1 MiB; `yamlsyntax` has further limits. `null_is_absent` is for documents
-of Go programs (`nulls`).
+An error in a YAML file is reported with file, line and `$.path`, in plain words: "expected a list, found text 'a'".
+msgspec's messages have no lines and not the names that were expected, name kinds by Python's and JSON's types, and show
+at most the kind of what was found; this module adds the rest. msgspec doesn't say in which value of a mapping an error
+is, either: its path has `[...]` there, and its line is that of the mapping. Mappings of large values are read value by
+value (`WrittenDocument.part`). A file has at most 1 MiB; `yamlsyntax` has further limits. `null_is_absent` is for
+documents of Go programs (`nulls`).
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from math import isinf
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 import msgspec.inspect
 
-from gpuvirt import mismatches, nulls, plain
+from gpuvirt import nulls, plain
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.plain import Plain, Step
 
@@ -26,9 +29,25 @@ P = TypeVar("P")
 MOST_BYTES = 1 << 20
 MOST_HINTED = 64
 """The characters of the longest word for which a similar one is searched."""
+MOST_SHOWN = 60
+"""The characters that are shown of a text that was found."""
+KINDS = {
+    "array": "a list",
+    "object": "a mapping",
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "bytes": "text in base64",
+    "datetime": "a time as text",
+}
 
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.+)`$")
 _BAD_ENUM = re.compile(r"^Invalid enum value '?(.*?)'?$", re.DOTALL)
+_KIND = re.compile(r"^Expected `(?P<kinds>[^`]+)`(?: (?P<limit>(?!, got).+?))?(?:, got `(?P<got>[^`]+)`)?$", re.DOTALL)
+_LENGTH = re.compile(r"^of length (?P<sign>[<>]=) (?P<number>\d+)$")
+_PATTERN = re.compile(r"^matching regex (?P<pattern>.+)$", re.DOTALL)
+_LACKS = re.compile(r"^Object missing required field `(?P<name>.+)`$")
 _AT = re.compile(r"^(?P<message>.*?)(?: - at `(?P<path>[^`]+)`)?$", re.DOTALL)
 
 
@@ -124,8 +143,52 @@ def _fault(error: msgspec.ValidationError, content: object, shape: type[T]) -> t
         return f"no such key; expected one of: {known}", f"{path}.{unknown[1]}"
     if bad := _BAD_ENUM.match(message):
         members = list(_members(msgspec.inspect.type_info(shape), path))
-        return f"expected one of: {', '.join(members)}; found {mismatches.shown(bad[1])}{_hint(bad[1], members)}", path
-    return mismatches.worded(message, None if plain.ANY in path else mismatches.shown(_at(content, path))), path
+        return f"expected one of: {', '.join(members)}; found {_shown(bad[1])}{_hint(bad[1], members)}", path
+    return _worded(message, None if plain.ANY in path else _shown(_at(content, path))), path
+
+
+def _worded(message: str, found: str | None) -> str:
+    """Return msgspec's message in plain words; `found` is the value that it is about in words (`_shown`), None where
+    only msgspec has seen it."""
+    if lacking := _LACKS.match(message):
+        return f"lacks the key {lacking['name']}"
+    if (mismatch := _KIND.match(message)) is None:
+        return message
+    kinds = [KINDS.get(kind, kind) for kind in mismatch["kinds"].split(" | ") if kind != "null"]
+    expected = f"expected {_any_of(kinds or ['nothing'])}{_limit(mismatch['limit'])}"
+    found = found or {**KINDS, "null": "nothing"}.get(mismatch["got"] or "")
+    return f"{expected}, found {found}" if found else expected
+
+
+def _shown(value: object) -> str:
+    """Return a found value in words: the kind, and the value itself if it is short."""
+    match value:
+        case None | bool():
+            return {None: "nothing", True: "true", False: "false"}[value]
+        case int() | float():
+            is_infinite = isinstance(value, float) and isinf(value)
+            return "a number that is too large" if is_infinite else plain.one_line(str(value), MOST_SHOWN)
+        case str():
+            return f"text {json.dumps(plain.one_line(value, MOST_SHOWN), ensure_ascii=False)}"
+        case list():
+            return "a list" if value else "an empty list"
+        case _:
+            return "a mapping" if value else "an empty mapping"
+
+
+def _any_of(kinds: list[str]) -> str:
+    *others, last = kinds
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _limit(limit: str | None) -> str:
+    if limit is None:
+        return ""
+    if length := _LENGTH.match(limit):
+        return f" with {'at least' if length['sign'] == '>=' else 'at most'} {length['number']} in it"
+    if pattern := _PATTERN.match(limit):
+        return f" that matches {pattern['pattern']}"
+    return f" {limit}"
 
 
 def _steps(path: str) -> list[Step]:
