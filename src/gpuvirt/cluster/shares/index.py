@@ -19,7 +19,6 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.shares.clusterbooks import ClusterBooks
 from gpuvirt.cluster.shares.nominations import Nominations
 from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
-from gpuvirt.cluster.shares.podunits import gpus_of_pod, units_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.settings import Enforcement
@@ -148,7 +147,7 @@ class Index:
     def reserve(self, pod: SharingPod, node: NodeName, chosen: Placement) -> None:
         """Count a pod on a node whose binding is about to be sent."""
         self._reserved.setdefault(pod.uid, {})[node] = chosen
-        self._books.put(node, pod.uid, chosen.used, units_of_pod(pod, self._sharing), pod.spec.priority)
+        self._books.put(node, pod.uid, chosen.used, self._sharing.units_of(pod), pod.spec.priority)
 
     def release(self, pod: PodUid, node: NodeName) -> None:
         """Free the units of a binding that has certainly failed; no effect once an event has confirmed it."""
@@ -164,7 +163,7 @@ class Index:
 
     def withhold(self, pod: SharingPod) -> None:
         """Count a pod on each GPU, until `restore`: on each node that is here, or comes, and that does not have it."""
-        self._withheld[pod.uid] = units_of_pod(pod, self._sharing)
+        self._withheld[pod.uid] = self._sharing.units_of(pod)
         for name in tuple(self.nodes):
             self._count_withheld(name)
 
@@ -186,13 +185,13 @@ class Index:
             pod
             for pod in self._pods.values()
             if not (pod.spec.node_name or pod.metadata.deletion_timestamp or pod.spec.scheduling_gates)
-            and units_of_pod(pod, self._sharing)
+            and self._sharing.units_of(pod)
         ]
 
     def bound_pods(self) -> Iterator[tuple[SharingPod, Units]]:
         """Yield the pods that use units on a node, with their units."""
         for pod in self._pods.values():
-            if pod.spec.node_name and (total := units_of_pod(pod, self._sharing)):
+            if pod.spec.node_name and (total := self._sharing.units_of(pod)):
                 yield pod, total
 
     def totals(self) -> ShareTotals:
@@ -279,9 +278,9 @@ class Index:
 
     def _count(self, pod: SharingPod, name: NodeName, node: _NodePods) -> None:
         """Count a pod on its node: on its GPUs, or on each where they are not known."""
-        total = units_of_pod(pod, self._sharing)
+        total = self._sharing.units_of(pod)
         if total:
-            self._books.put(name, pod.uid, gpus_of_pod(pod, node.gpus, self._sharing), total, pod.spec.priority)
+            self._books.put(name, pod.uid, self._sharing.gpus_of(pod, node.gpus), total, pod.spec.priority)
 
     def _count_withheld(self, name: NodeName) -> None:
         """Count the withheld pods on a node; none of them can be evicted from there."""
