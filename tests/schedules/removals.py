@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.operator.schedules import rounds
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
-from gpuvirt.model.schedules import arriving, leaving, moves, profiles, transition, vmstops, workers
+from gpuvirt.model.schedules import arriving, leaving, matching, profiles, transition, vmstops, workers
 from gpuvirt.model.schedules.hypervisor import Action, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.moves import Round
 from gpuvirt.model.schedules.observed import WorkerNode
@@ -79,8 +79,8 @@ REMOVALS: Mapping[str, tuple[Patch, ...]] = {
     "what kubectl drain leaves": (Patch(leaving, "blockers", lambda pods, drain: ()),),
     "vGPU seen free": (Patch(arriving, "is_gpu_free", lambda around: True),),
     "match of VM and Node": (
-        Patch(moves, "candidates", _by_name),
-        Patch(moves, "is_consistent", lambda node, vm: True),
+        Patch(matching, "candidates", _by_name),
+        Patch(matching, "is_consistent", lambda node, vm: True),
     ),
     "new heartbeat": (
         Patch(arriving, "is_alive", lambda worker, node: node.is_ready),

@@ -19,7 +19,7 @@ from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.byhand import switch_by_hand
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.hypervisor import Action, Call, OutcomeUnknown, Power, Refused, VmKey, VmsUnknown
-from gpuvirt.model.schedules.moves import unmatched
+from gpuvirt.model.schedules.matching import unmatched
 from gpuvirt.model.schedules.observed import LastCall
 from gpuvirt.model.schedules.spec import Drain, Phase, PhaseName, PhaseOverride, Schedule
 from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus, Worker, WorkerStep

@@ -1,15 +1,51 @@
-"""Finds the VM that a worker's node runs in, by provider ID, system UUID or name.
+"""The VM that a worker's node runs in: found by provider ID, system UUID or name, and kept while it certainly is that.
 
 Source: cloud-provider-vsphere writes `vsphere://<config.uuid>` as providerID, kubevirt-cloud-provider
 `kubevirt://<name>`. Firmware shows the first three fields of a system UUID in either byte order, by version.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from gpuvirt.model.schedules.hypervisor import VmKey, WorkerVm
+from msgspec.structs import replace
+
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.schedules.hypervisor import VmKey, VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.observed import WorkerNode
+from gpuvirt.model.schedules.status import NO_VM, Worker
 
 UUID_LENGTH = 36
+
+
+def match(worker: Worker, node: WorkerNode | None, vms: VmsReading) -> Worker:
+    """Return the worker with its VM, if exactly one matches its node; a match is kept while the node is the same."""
+    if isinstance(vms, VmsUnknown) or node is None:
+        return worker
+    if worker.vm and worker.node_uid == node.uid:
+        return worker
+    found = candidates(node, vms)
+    if len(found) != 1:
+        return replace(worker, vm=NO_VM, vm_name="")
+    return replace(worker, vm=found[0].key, vm_name=found[0].name)
+
+
+def duplicates(workers: Sequence[Worker]) -> frozenset[VmKey]:
+    """Return the VMs that several nodes were matched with: none of these is the VM of a worker."""
+    keys = [worker.vm for worker in workers if worker.vm]
+    return frozenset(key for key in keys if keys.count(key) > 1)
+
+
+def unmatched(worker: Worker, node: WorkerNode | None, vms: Mapping[VmKey, WorkerVm]) -> Reason | None:
+    """Return why no call may be made for a worker's VM; None if the VM is certainly its node's."""
+    if not worker.vm:
+        names = [vm.name for vm in candidates(node, vms)] if node is not None else []
+        return reasons.vm_not_matched(worker.node, names)
+    vm = vms.get(worker.vm)
+    if vm is None:
+        return reasons.vm_not_visible(worker.node, worker.vm_name)
+    if node is not None and not is_consistent(node, vm):
+        return reasons.vm_not_matched(worker.node, [vm.name])
+    return None
 
 
 def candidates(node: WorkerNode, vms: Mapping[VmKey, WorkerVm]) -> tuple[WorkerVm, ...]:

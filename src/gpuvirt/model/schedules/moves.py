@@ -1,10 +1,8 @@
 """The next move of one worker, and what the moves of leaving and arriving workers have in common."""
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import msgspec
-from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
@@ -22,10 +20,10 @@ from gpuvirt.model.schedules.hypervisor import (
     VmsUnknown,
     WorkerVm,
 )
-from gpuvirt.model.schedules.matching import candidates, is_consistent
+from gpuvirt.model.schedules.matching import unmatched
 from gpuvirt.model.schedules.observed import ScheduleObservation, WorkerNode, elapsed_s
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
-from gpuvirt.model.schedules.status import NO_VM, Worker, WorkerStep
+from gpuvirt.model.schedules.status import Worker, WorkerStep
 
 CALL_AGAIN_S = 20.0
 """How long after a call its effect is awaited before the same call is made again."""
@@ -74,37 +72,6 @@ def is_off(vms: VmsReading, key: VmKey) -> bool:
         return False
     vm = vms.get(key)
     return vm is not None and vm.power in {Power.SUSPENDED, Power.OFF} and not vm.is_changing
-
-
-def match(worker: Worker, node: WorkerNode | None, vms: VmsReading) -> Worker:
-    """Return the worker with its VM, if exactly one matches its node; a match is kept while the node is the same."""
-    if isinstance(vms, VmsUnknown) or node is None:
-        return worker
-    if worker.vm and worker.node_uid == node.uid:
-        return worker
-    found = candidates(node, vms)
-    if len(found) != 1:
-        return replace(worker, vm=NO_VM, vm_name="")
-    return replace(worker, vm=found[0].key, vm_name=found[0].name)
-
-
-def duplicates(workers: Sequence[Worker]) -> frozenset[VmKey]:
-    """Return the VMs that several nodes were matched with: none of these is the VM of a worker."""
-    keys = [worker.vm for worker in workers if worker.vm]
-    return frozenset(key for key in keys if keys.count(key) > 1)
-
-
-def unmatched(worker: Worker, node: WorkerNode | None, vms: Mapping[VmKey, WorkerVm]) -> Reason | None:
-    """Return why no call may be made for a worker's VM; None if the VM is certainly its node's."""
-    if not worker.vm:
-        names = [vm.name for vm in candidates(node, vms)] if node is not None else []
-        return reasons.vm_not_matched(worker.node, names)
-    vm = vms.get(worker.vm)
-    if vm is None:
-        return reasons.vm_not_visible(worker.node, worker.vm_name)
-    if node is not None and not is_consistent(node, vm):
-        return reasons.vm_not_matched(worker.node, [vm.name])
-    return None
 
 
 def found_vm(worker: Worker, around: Round) -> WorkerVm | Move:

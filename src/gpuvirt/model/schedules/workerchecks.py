@@ -7,7 +7,7 @@ import msgspec
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Power, VmKey, VmsUnknown, WorkerVm
-from gpuvirt.model.schedules.moves import unmatched
+from gpuvirt.model.schedules.matching import unmatched
 from gpuvirt.model.schedules.noderows import NodeCheck
 from gpuvirt.model.schedules.observed import ScheduleObservation
 from gpuvirt.model.schedules.profiles import keeps_type

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.arriving import is_alive
 from gpuvirt.model.schedules.hypervisor import VmsUnknown
-from gpuvirt.model.schedules.moves import Move, duplicates, is_off, mark, match
+from gpuvirt.model.schedules.matching import duplicates, match
+from gpuvirt.model.schedules.moves import Move, is_off, mark
 from gpuvirt.model.schedules.observed import ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.status import NO_VM, Worker, WorkerStep
 
