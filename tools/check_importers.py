@@ -1,0 +1,102 @@
+"""Finds modules that could be one with their only importer: those that stay apart stand below, with the reason.
+
+Two modules of different top-level packages need no reason, since a layer is between them, and neither do two that have
+more than 300 lines together.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent.parent / "src/gpuvirt"
+MOST_LINES = 300
+
+KIND, CHECK, OPERAND = "one of the kinds", "one of the checks", "one of the operands"
+APART: Mapping[str, str] = {
+    "apps/schedules.py": "loaded with --schedules alone",
+    "cli/output/schedulecheckrender.py": "output is apart from commands",
+    "cli/output/sharesrender.py": "output is apart from commands",
+    "cluster/kinds/clusterapi.py": KIND,
+    "cluster/kinds/endpointslices.py": KIND,
+    "cluster/kinds/webhookconfigurations.py": KIND,
+    "cluster/operator/deployment/rollout.py": "decides by the agents' pods alone",
+    "cluster/operator/operands/dcgm.py": OPERAND,
+    "cluster/operator/operands/deviceplugin.py": OPERAND,
+    "cluster/operator/schedules/kubevirt/blockedgpus.py": "decides by GpuNodes alone; its importer reads VMs",
+    "cluster/webhookcertificate/rotation.py": "decides; its importer writes",
+    "hardware/access/writer.py": "started by its path",
+    "hardware/vgpu/sriov_vf.py": "one of the back ends of vGPUs",
+    "hypervisors/libvirt/reading.py": "reads all VMs; its importer changes one",
+    "kubelet/grpcservers.py": "the simulated kubelet uses it, too",
+    "kubelet/proto/podresources_pb2.py": "generated",
+    "model/doctor/checks/devices.py": CHECK,
+    "model/doctor/checks/gracegates.py": CHECK,
+    "model/doctor/checks/kata.py": CHECK,
+    "model/doctor/checks/runtime.py": CHECK,
+    "model/reasons/findingcodes.py": "one of the two lists of codes",
+    "node/agentfiles.py": "a part of the agent, which only puts parts together",
+    "node/change/gate/damageage.py": "a clock of its own, which tests move",
+    "node/change/unitgates.py": "gates belong to changes; its importer decides when these begin",
+    "node/loops/latercall.py": "a helper of any loop",
+    "node/outlets.py": "a part of the agent, which only puts parts together",
+}
+"""The modules that stay apart from their only importer."""
+
+
+def _imports(path: Path, name: str, modules: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules that a module imports, wherever the import is."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module, names, level):
+                above = package[: len(package) + 1 - level] if level else []
+                source = ".".join((*above, *((module,) if module else ())))
+                for alias in names:
+                    inner = f"{source}.{alias.name}"
+                    yield inner if inner in modules else source
+            case _:
+                pass
+
+
+def find_faults(sources: Path, apart: Mapping[str, str]) -> list[str]:
+    """Return the modules that could be one with their only importer, and the reasons for modules that could not."""
+    modules = {_name(path, sources): path for path in sorted(sources.rglob("*.py"))}
+    importers = defaultdict[str, set[str]](set)
+    for name, path in modules.items():
+        for imported in _imports(path, name, modules):
+            if imported != name:
+                importers[imported].add(name)
+    lines = {name: len(path.read_text().splitlines()) for name, path in modules.items()}
+    alone = {name: next(iter(others)) for name, others in importers.items() if len(others) == 1 and name in modules}
+    faults, known = list[str](), set[str]()
+    for name, importer in sorted(alone.items()):
+        path, together = modules[name], lines[name] + lines[importer]
+        shown = path.relative_to(sources).as_posix()
+        known.add(shown)
+        if path.name == "__init__.py" or shown in apart or name.split(".")[1:2] != importer.split(".")[1:2]:
+            continue
+        if together <= MOST_LINES:
+            faults.append(f"{shown}: only {importer} imports it, and both have {together} lines: could they be one?")
+    return faults + [f"{name}: does not have one importer alone" for name in sorted(apart.keys() - known)]
+
+
+def _name(path: Path, sources: Path) -> str:
+    parts = path.relative_to(sources.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def main() -> int:
+    """Check the package, or the folder of another."""
+    is_other = len(sys.argv) > 1
+    faults = find_faults(Path(sys.argv[1]) if is_other else SOURCES, {} if is_other else APART)
+    for fault in faults:
+        print(fault)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
