@@ -114,8 +114,8 @@ class Daemonsets(OpenPart, frozen=True, kw_only=True):
     update_strategy: Annotated[
         UpdateStrategy | None,
         Meta(
-            description="How pods are replaced that can be replaced at any time: RollingUpdate or OnDelete. If unset:"
-            " RollingUpdate. The other pods are replaced when they are deleted."
+            description="How the pods that can be replaced at any time are updated: RollingUpdate or OnDelete. If"
+            " unset: RollingUpdate. The other pods are replaced when they are deleted."
         ),
     ] = None
     rolling_update: RollingUpdate | None = None

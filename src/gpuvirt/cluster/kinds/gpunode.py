@@ -156,7 +156,9 @@ class Planning(Part, frozen=True, kw_only=True):
         None
     )
     class_code: Annotated[int, Meta(description="The PCI class code, of 24 bits.")]
-    total_vfs: Annotated[int | None, Meta(description="The most VFs that it can have; null: it has no SR-IOV.")] = None
+    total_vfs: Annotated[
+        int | None, Meta(description="The maximum number of VFs of the GPU; null: it has no SR-IOV.")
+    ] = None
     framework: Annotated[
         Framework | None, Meta(description="How its driver creates vGPUs; null: the present driver creates none.")
     ] = None
@@ -229,7 +231,10 @@ class SharesStatus(Part, frozen=True, kw_only=True):
     """How the GPUs in mode shared are shared."""
 
     enforcement: Annotated[
-        Enforcement, Meta(description="The enforcement of new pods' shares. Pods keep the one that they began with.")
+        Enforcement,
+        Meta(
+            description="The enforcement of new pods' shares. Running pods keep the enforcement that they started with."
+        ),
     ]
     origin: Annotated[
         str, Meta(description="The source of enforcement: a label, a field of this spec, or the agent's settings.")

@@ -35,7 +35,8 @@ class SecretRef(Part, frozen=True, kw_only=True):
     """A Secret of the schedule's namespace."""
 
     name: Annotated[
-        str, Meta(description="The Secret has server and ca, and user and password or certificate and key.")
+        str,
+        Meta(description="The name of a Secret with server and ca, and with user and password or certificate and key."),
     ]
 
 
@@ -69,10 +70,10 @@ class HypervisorSpec(Part, frozen=True, kw_only=True):
 
 
 class ProfileSpec(Part, frozen=True, kw_only=True):
-    """A vGPU type that worker VMs of a phase have in it. It is changed while the VM is off."""
+    """A vGPU type of worker VMs in a phase. The type is changed while the VM is off."""
 
     workers: Annotated[
-        LabelSelector, Meta(description="The workers of the phase that have it; all if it is missing.")
+        LabelSelector, Meta(description="The workers of the phase that get the type. If unset: all.")
     ] = LabelSelector()
     vgpu_type: Annotated[str, Meta(description="The hypervisor's name of the type: grid_v100-16q.")]
     labels: Annotated[dict[str, str], Meta(description="Labels that the nodes get with the type.")] = msgspec.field(
@@ -87,7 +88,8 @@ class PhaseSpec(Part, frozen=True, kw_only=True):
     start: Annotated[str, Meta(description="A cron line of five fields, in timeZone: 0 7 * * 1-5.")]
     workers: Annotated[LabelSelector | None, Meta(description="The nodes whose VMs run in this phase.")] = None
     profiles: Annotated[
-        tuple[ProfileSpec, ...], Meta(description="vGPU types of workers; the first that selects a worker counts.")
+        tuple[ProfileSpec, ...],
+        Meta(description="vGPU types of workers. The first profile that selects a worker applies."),
     ] = ()
     nodes: Annotated[
         LabelSelector | None, Meta(description="The nodes whose GPUs get vgpuConfig: nodes with GPUs of their own.")
@@ -116,13 +118,13 @@ class PhaseSpec(Part, frozen=True, kw_only=True):
 
 
 class OverrideSpec(Part, frozen=True, kw_only=True):
-    """A phase that holds for some time, whatever the cron lines say."""
+    """A phase that applies for some time, instead of the phase of the cron lines."""
 
     phase: Annotated[str, Meta(description="The name of the phase.")]
     begin: Annotated[str, Meta(description="When the phase begins, in timeZone: 2026-12-24T12:00.")] = msgspec.field(
         name="from"
     )
-    until: Annotated[str, Meta(description="When the cron lines hold again, in timeZone.")]
+    until: Annotated[str, Meta(description="When the cron lines apply again, in timeZone.")]
 
 
 class DrainSpec(Part, frozen=True, kw_only=True):
@@ -148,13 +150,16 @@ class Spec(Part, frozen=True, kw_only=True):
     hypervisor: HypervisorSpec = HypervisorSpec()
     phases: Annotated[tuple[PhaseSpec, ...], Meta(description="The phases, each with its workers or nodes.")] = ()
     overrides: Annotated[
-        tuple[OverrideSpec, ...], Meta(description="Phases that hold at other times; a later one goes first.")
+        tuple[OverrideSpec, ...], Meta(description="Phases that apply at other times. A later entry takes precedence.")
     ] = ()
-    announce: Annotated[str, Meta(description="How long before a phase it is announced: 15m.")] = "15m"
+    announce: Annotated[str, Meta(description="How long before its start a phase is announced: 15m.")] = "15m"
     drain: DrainSpec = DrainSpec()
-    leave: Annotated[Leave, Meta(description="Suspend: the VM's memory is kept. ShutDown: the guest ends.")] = (
-        Leave.SUSPEND
-    )
+    leave: Annotated[
+        Leave,
+        Meta(
+            description="How a worker's VM is stopped. Suspend: its memory is kept. ShutDown: the guest is shut down."
+        ),
+    ] = Leave.SUSPEND
     suspend: Annotated[bool, Meta(description="Do nothing for this schedule.")] = False
 
 
@@ -172,9 +177,9 @@ class WorkerStatus(Part, frozen=True, kw_only=True):
     step: Annotated[WorkerStep, Meta(description="The step that the worker is in.")] = WorkerStep.NONE
     since: Annotated[str, Meta(description="When the step began (RFC 3339).")] = ""
     renewal: Annotated[str | None, Meta(description="renewTime of its Lease when its VM was first seen on.")] = None
-    held: Annotated[bool, Meta(description="Whether the step was not done in time.")] = False
+    held: Annotated[bool, Meta(description="Whether the step was not completed in time.")] = False
     forced: Annotated[int, Meta(description="The pods that were deleted against budgets.")] = 0
-    code: Annotated[str, Meta(description="The code of the reason why the step is not done.")] = ""
+    code: Annotated[str, Meta(description="The code of the reason why the step is not completed.")] = ""
     subject: Annotated[str, Meta(description="The subject of the reason.")] = ""
     message: Annotated[str, Meta(description="The reason in words.")] = ""
     fix: Annotated[str, Meta(description="How to remove the cause.")] = ""
@@ -203,9 +208,9 @@ class VmStatus(Part, frozen=True, kw_only=True):
     phase: Annotated[str, Meta(description="The phase that stops it; it is started when that phase ends.")]
     step: Annotated[VmStep, Meta(description="Wait, Stop, Stopped or Start.")]
     since: Annotated[str, Meta(description="When the step began (RFC 3339).")] = ""
-    held: Annotated[bool, Meta(description="Whether the step was not done in time.")] = False
+    held: Annotated[bool, Meta(description="Whether the step was not completed in time.")] = False
     forced: Annotated[bool, Meta(description="Whether it was stopped against a PodDisruptionBudget.")] = False
-    code: Annotated[str, Meta(description="The code of the reason why the step is not done.")] = ""
+    code: Annotated[str, Meta(description="The code of the reason why the step is not completed.")] = ""
     subject: Annotated[str, Meta(description="The subject of the reason.")] = ""
     message: Annotated[str, Meta(description="The reason in words.")] = ""
     fix: Annotated[str, Meta(description="How to remove the cause.")] = ""
@@ -220,17 +225,19 @@ class TransitionStatus(Part, frozen=True, kw_only=True):
 
 
 class Status(Part, frozen=True, kw_only=True):
-    """How far the schedule is."""
+    """The progress of the schedule."""
 
     phase: Annotated[str | None, Meta(description="The phase that was reached last.")] = None
-    last_switch: Annotated[str | None, Meta(description="When the phase of now began, by the spec (RFC 3339).")] = None
+    last_switch: Annotated[
+        str | None, Meta(description="When the current phase began according to the spec (RFC 3339).")
+    ] = None
     next_phase: Annotated[str | None, Meta(description="The phase that begins next.")] = None
     next_switch: Annotated[str | None, Meta(description="When it begins (RFC 3339).")] = None
     announced: Annotated[str | None, Meta(description="The phase that is announced.")] = None
     transition: TransitionStatus | None = None
     workers: Annotated[tuple[WorkerStatus, ...], Meta(description="The workers.")] = ()
     nodes: Annotated[
-        tuple[NodeStatus, ...], Meta(description="The nodes that have a vGPU config by the phase of now.")
+        tuple[NodeStatus, ...], Meta(description="The nodes whose vGPU config the current phase sets.")
     ] = ()
     vms: Annotated[
         tuple[VmStatus, ...], Meta(description="The VMs of such nodes that a phase waits for, stops or has stopped.")
@@ -242,7 +249,7 @@ class Status(Part, frozen=True, kw_only=True):
 
 
 class VgpuSchedule(msgspec.Struct, frozen=True):
-    """Worker VMs and vGPU configs that share GPUs over time: which hold in which phase, and when each phase begins."""
+    """The phases in which worker VMs and vGPU configs take turns on GPUs, and when each phase begins."""
 
     metadata: Metadata
     spec: Spec = Spec()

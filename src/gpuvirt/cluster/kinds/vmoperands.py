@@ -58,7 +58,8 @@ class SandboxWorkloads(Part, frozen=True, kw_only=True):
     mode: Annotated[
         SandboxMode | None,
         Meta(
-            description="The software that runs the VMs. With kata, KubeVirt's configuration is left alone. If unset:"
+            description="The software that runs the VMs. With kata, gpuvirt does not change KubeVirt's configuration."
+            " If unset:"
             " kubevirt."
         ),
     ] = None
@@ -120,7 +121,10 @@ class OnDemandVgpus(Part, frozen=True, kw_only=True):
     ] = None
     sizes: Annotated[
         Sizes | None,
-        Meta(description="Whether vGPUs of several sizes may share a GPU: mixed or equal. If unset: as the GPU is."),
+        Meta(
+            description="Whether vGPUs of several sizes may share a GPU: mixed or equal. If unset: the GPU's present"
+            " mode."
+        ),
     ] = None
 
 
@@ -170,8 +174,8 @@ class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
     resources_without_gpus: Annotated[
         tuple[str, ...] | None,
         Meta(
-            description="Resources of other device plugins, and DRA drivers, that are no GPUs, besides those that"
-            " gpuvirt knows: example.com/nic, example.com, *.example.com."
+            description="Resources of other device plugins, and DRA drivers, that do not stand for GPUs, in addition"
+            " to those that gpuvirt knows: example.com/nic, example.com, *.example.com."
         ),
     ] = None
     on_demand: Annotated[OnDemandVgpus | None, Meta(description="How GPUs in mode on-demand are offered.")] = None
@@ -179,7 +183,7 @@ class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
 
 
 class KataSandboxDevicePlugin(Operand, frozen=True, kw_only=True):
-    """Offers GPUs to Kata's VMs in mode kata: the agent, by the other fields of sandboxDevicePlugin. If unset: true."""
+    """Offers GPUs to Kata's VMs in mode kata. The agent does it, as sandboxDevicePlugin configures. If unset: true."""
 
 
 class CcManager(Operand, frozen=True, kw_only=True):
