@@ -323,7 +323,7 @@ def test_the_second_scheduler_is_restarted_when_it_needs_a_certificate(helm: Hel
     [
         (
             ("extender.tls.clients.caSecretName=a",),
-            "clients have certificates only with TLS; set extender.tls.secretName",
+            "clients send certificates only with TLS; set extender.tls.secretName",
         ),
         ((TLS, "extender.tls.clients.names={a}"), "asks for no certificates; set extender.tls.clients.caSecretName"),
         (("scheduler.enabled=true", *MUTUAL[:2]), "needs a certificate of this CA; set scheduler.tls.secretName, too"),

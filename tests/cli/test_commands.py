@@ -303,7 +303,7 @@ def test_the_users_kubeconfig_is_found_as_kubectl_finds_it(tmp_path: Path) -> No
     home = {"HOME": str(tmp_path)}
     none = ran("status", environment=home)
     assert none.returncode == 2
-    assert f"no {tmp_path}/.kube/config; expected a kubeconfig" in none.stderr
+    assert f"nor {tmp_path}/.kube/config; expected a kubeconfig" in none.stderr
     (tmp_path / ".kube").mkdir()
     (tmp_path / ".kube/config").write_text("clusters: []")
     read = ran("status", environment=home)

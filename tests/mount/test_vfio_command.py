@@ -96,7 +96,7 @@ def test_nvidias_command_line(tmp_path: Path) -> None:
         ("bind 0000:99:00.0", "this host has no such function"),
         ("bind 0000:04:00.1", f"it is bound together with its GPU, {GPU}"),
         (f"bind {GPU} --also x", "is not a PCI address"),
-        (f"bind {GPU} --force", "standard input is no terminal"),
+        (f"bind {GPU} --force", "standard input is not a terminal"),
     ],
 )
 def test_invalid_arguments(tmp_path: Path, arguments: str, message: str) -> None:

@@ -106,5 +106,5 @@ async def test_at_night_no_unit_of_the_day_is_free_and_its_pods_know_until_when(
     assert "no unit is free: worker-1 is suspended until 2026-01-06 07:00 CET by schedule gpus" in text
     assert "waits for another phase: its workers are suspended until 2026-01-06 07:00 CET by schedule gpus" in why
     assert "fix:  gpuvirt schedule show gpus -n gpuvirt" in why
-    assert "It is suspended until 2026-01-06 07:00 CET by schedule gpus, so nothing of it is free." in of_node
+    assert "It is suspended until 2026-01-06 07:00 CET by schedule gpus, so none of its devices are free." in of_node
     assert ["nvidia.com/vgpu", "1000", "0"] in [line.split() for line in of_node.splitlines()]

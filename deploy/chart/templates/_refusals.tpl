@@ -8,7 +8,7 @@
 {{- end -}}
 {{- with .Values.extender.tls -}}
 {{- if and .clients.caSecretName (not .secretName) -}}
-{{- fail "extender.tls.clients.caSecretName: clients have certificates only with TLS; set extender.tls.secretName, too" -}}
+{{- fail "extender.tls.clients.caSecretName: clients send certificates only with TLS; set extender.tls.secretName, too" -}}
 {{- end -}}
 {{- if and .clients.names (not .clients.caSecretName) -}}
 {{- fail "extender.tls.clients.names: the extender asks for no certificates; set extender.tls.clients.caSecretName, too" -}}

@@ -39,27 +39,27 @@ SIMULATOR = "gpuvirt-sim"
 
 
 COMMANDS = {
-    "devices": Command("diagnosis", "List the GPUs of this host or of other nodes, and what each is offered as."),
-    "doctor": Command("diagnosis", "Find what keeps the GPUs of this host from VMs."),
-    "why": Command("diagnosis", "Explain what keeps a GPU from VMs, or a VM from its GPUs."),
-    "plan": Command("diagnosis", "Show what a label would change on a node, changing nothing."),
+    "devices": Command("diagnosis", "List the GPUs of this host or cluster, and their resources."),
+    "doctor": Command("diagnosis", "Find the problems that keep the GPUs of this host from VMs."),
+    "why": Command("diagnosis", "Explain why no VM can use a GPU, or why a VM lacks its GPUs."),
+    "plan": Command("diagnosis", "Preview the changes that a label would make on a node."),
     "node": Command("services", "Run the agent of this node: offer its GPUs to the kubelet."),
     "controller": Command("services", "Run the controller, which deploys operands to GPU nodes."),
     "extender": Command("services", "Run the scheduler extender, which places shares of GPUs."),
-    "webhook": Command("services", "Run the admission webhook for pods of Kata with vGPUs."),
-    "status": Command("diagnosis", "Show whether gpuvirt is ready, and the state of each component on each GPU node."),
-    "shares": Command("diagnosis", "Show the shared GPUs of the cluster, and what is left."),
+    "webhook": Command("services", "Run the admission webhook for Kata pods with vGPUs."),
+    "status": Command("diagnosis", "Show whether gpuvirt and its components on nodes are ready."),
+    "shares": Command("diagnosis", "Show the shared GPUs of the cluster, and their free units."),
     "schedule": Command("changes", "Show, plan and check VgpuSchedules, and switch phases.", extra="schedules"),
-    "uninstall": Command("services", "Remove what gpuvirt has created in the cluster."),
-    "discover": Command("services", "Label this node by its NVIDIA GPUs and operating system."),
+    "uninstall": Command("services", "Remove gpuvirt's objects and labels from the cluster."),
+    "discover": Command("services", "Label this node with its NVIDIA GPUs and operating system."),
     "demo": Command("", "Show what gpuvirt does, on a simulated host with GPUs.", distribution=SIMULATOR),
     "support": Command("diagnosis", "Pack the state of this host's GPUs into one archive."),
     "vfio": Command("changes", "Bind GPUs to a VFIO driver for VMs, or back to the host's."),
     "vgpu": Command("changes", "Create and delete vGPUs, and apply vGPU configs."),
-    "install": Command("services", "Install what helm cannot; the chart's Jobs run this."),
+    "install": Command("services", "Run the installation steps of the chart's Jobs."),
     "sim": Command("", "Simulate hosts with GPUs, and run programs on them.", distribution=SIMULATOR),
     "mps": Command("services", "Run NVIDIA's MPS daemon, which limits shares of GPUs."),
-    "validate": Command("services", "Check a container node, for NVIDIA's operands."),
+    "validate": Command("services", "Run the checks of container nodes for NVIDIA's operands."),
     "version": Command("diagnosis", "Print the version."),
 }
 """The commands by name. The module of each has a function of the same name or, for a group of commands, an `app`."""
@@ -79,7 +79,7 @@ def program_for(words: Sequence[str]) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        help="GPU virtualization for Kubernetes: GPUs and vGPUs of a node as devices of VMs.",
+        help="GPU virtualization for Kubernetes: whole GPUs and vGPUs for VMs, shares of GPUs for pods.",
     )
     program.callback()(root)
     called = next((word for word in words if not word.startswith("-")), None)

@@ -121,8 +121,8 @@ def mount(
     nodes: Annotated[
         Nodes,
         typer.Option(
-            help="Kind of the nodes below /dev: `null` for devices, all /dev/null, that containers can get; `files` for"
-            " files, of which that of an IOMMU group can be open once, as on a real host."
+            help="Kind of the nodes below /dev. `null`: device nodes that containers can get, all of them /dev/null."
+            " `files`: files; the file of an IOMMU group can be open only once, as on a real host."
         ),
     ] = Nodes.NULL,
     manager: Manager = VgpuManager.HOST,
@@ -139,7 +139,7 @@ def mount(
         typer.Option(
             metavar="FILE",
             dir_okay=False,
-            help="File to append each write to the host and each call of its programs to, as lines of JSON.",
+            help="Append all writes to the host and calls of its programs to this file, as lines of JSON.",
         ),
     ] = None,
 ) -> None:
@@ -185,8 +185,8 @@ def import_(
 ) -> None:
     """Make a simulated host from a support archive.
 
-    `sim run`, `sim mount`, `demo` and tests take the YAML file. Standard error lists what the simulated host can't show
-    as the archive's host did. The archive is not unpacked to disk. If it is damaged, no file is written.
+    `sim run`, `sim mount`, `demo` and tests take the YAML file. Standard error lists the differences of the simulated
+    host from the archive's host. The archive is not unpacked to disk. If it is damaged, no file is written.
     """
     if output is not None:
         options.check_folder(output)

@@ -27,7 +27,7 @@ Until = Annotated[
     typer.Option(
         "--until",
         metavar="TIME",
-        help="When the cron lines hold again: 2026-12-28T07:00 or 07:00, in the schedule's time zone."
+        help="Time from which the cron lines apply again: 2026-12-28T07:00 or 07:00, in the schedule's time zone."
         " Default: the next switch.",
     ),
 ]
@@ -106,14 +106,14 @@ def check(
     namespace: apiserver.OwnNamespaceOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Ask the hypervisor what can be done with workers' VMs, and plan what each phase changes on nodes; change nothing.
+    """Check whether workers' VMs can switch, and plan the changes of each phase on nodes; change nothing.
 
     For nodes with a vGPU config, the command says which vGPUs each phase would change, and which VMs and pods use them
-    now: a node waits for those. For workers, it reads the schedule's Secret, and needs gpuvirt's extra of the
-    hypervisor (gpuvirt[vsphere] or gpuvirt[libvirt]; none for KubeVirt); gpuvirt's image has both.
+    now: a node waits for those. For workers, it reads the schedule's Secret, and needs gpuvirt's
+    extra for the hypervisor (gpuvirt[vsphere] or gpuvirt[libvirt]; none for KubeVirt); gpuvirt's image has both.
 
-    It exits with 1 if something is known to keep a worker or a node from switching, or if the hypervisor gives no
-    answer. What is not proven or not known does not count, nor do users of vGPUs, who may be gone by then.
+    It exits with 1 if a known obstacle keeps a worker or a node from switching, or if the hypervisor does not answer.
+    Unproven and unknown facts do not count, nor do users of vGPUs, which may be gone by then.
     """
     found = asyncio.run(_questions(kubeconfig, context, namespace).check(name))
     if not render.print_document(found, output):

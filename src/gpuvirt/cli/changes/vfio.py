@@ -33,7 +33,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Bind GPUs to a VFIO driver for VMs, or back to the host's.\n\n"
-    "No command changes a GPU that a VM or a pod has.",
+    "No command changes a GPU that a VM uses or that is allocated to a pod.",
 )
 
 Addresses = Annotated[list[str] | None, typer.Argument(metavar="ADDRESS...", help="PCI addresses: 0000:65:00.0")]
@@ -55,7 +55,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="After a confirmation, unbind a GPU that processes of the host use; never one that a pod or VM has.",
+        help="After a confirmation, unbind a GPU that processes of the host use; never a GPU of a pod or VM.",
     ),
 ]
 
@@ -64,7 +64,8 @@ WithoutReset = Annotated[
     bool,
     typer.Option(
         "--without-reset",
-        help="Also return a GPU that a VM had and that the kernel can't reset: its memory is still in it.",
+        help="Also return a GPU that a VM has used and that the kernel can't reset. The VM's data is still in the"
+        " GPU's memory.",
     ),
 ]
 
@@ -101,7 +102,7 @@ def bind(  # noqa: PLR0913  a command's options
 ) -> None:
     """Bind GPUs, with all functions of their slots, to a VFIO driver.
 
-    The driver is vfio-pci, or the variant of it that the kernel's modules have for the device. gpuvirt records the
+    The driver is vfio-pci, or the kernel's variant driver for the device. gpuvirt records the
     original driver of each function, and `unbind` restores it.
     """
     known = vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
@@ -125,7 +126,7 @@ def unbind(  # noqa: PLR0913  a command's options
 ) -> None:
     """Bind GPUs back to their original drivers.
 
-    A GPU that a pod or a VM has stays on its VFIO driver.
+    A GPU that a VM uses, or that is allocated to a pod, stays on its VFIO driver.
     """
     known = vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     here = vfiohost.host(known, require_reset=not without_reset)
@@ -200,7 +201,7 @@ def _would(host: Host, plan: Plan, desired: DesiredUnit) -> VfioResult:
 def _ask(plans: Iterable[Plan]) -> None:
     """Ask the user to confirm an unbind that may break processes of the host."""
     if not sys.stdin.isatty():
-        raise typer.BadParameter("--force asks for a confirmation, and standard input is no terminal")
+        raise typer.BadParameter("--force asks for a confirmation, but standard input is not a terminal")
     gpus = ", ".join(step.address for plan in plans for step in plan.steps if isinstance(step, Unbind))
     if gpus:
         typer.confirm(f"Unbind {gpus} from the host's drivers, even if processes use it?", abort=True)

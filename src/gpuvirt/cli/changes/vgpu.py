@@ -42,8 +42,8 @@ def apply(  # noqa: PLR0913  a command's options
 ) -> None:
     """Apply a vGPU config to the GPUs that it names.
 
-    The command creates the config's vGPUs, and removes unused vGPUs that the config does not have. It never removes a
-    vGPU that is in use.
+    The command creates the config's vGPUs, and removes unused vGPUs that the config does not include. It never removes
+    a vGPU that is in use.
     """
     where = vgpuapply.AppliedHost(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.apply(where, config_file, selected, rebind=rebind, dry_run=dry_run)
@@ -79,7 +79,7 @@ def list_(  # noqa: PLR0913  a command's options
     kubeconfig: fleet.ClusterFile = None,
     context: apiserver.ContextOption = "",
 ) -> None:
-    """List the vGPUs of this host or of other nodes, and their users."""
+    """List the vGPUs of this host or cluster, and their users."""
     if (gpu_nodes := fleet.asked_nodes(node, kubeconfig, context, every=all_nodes)) is not None:
         found = fleetrender.vgpus_of(gpu_nodes)
         ids = (row.id for row in found)

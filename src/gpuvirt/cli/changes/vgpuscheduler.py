@@ -107,7 +107,7 @@ def set_(  # noqa: PLR0913  a command's options
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Set the vGPU scheduler of a GPU until its driver is loaded again.
+    """Set the vGPU scheduler of a GPU until its driver is reloaded.
 
     While VMs use vGPUs of the GPU, the command refuses to set it. With `--persist` it still writes the modprobe file,
     for the next load of the driver.

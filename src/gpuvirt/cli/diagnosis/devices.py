@@ -32,12 +32,12 @@ def devices(  # noqa: PLR0913  one parameter an option
     kubeconfig: fleet.ClusterFile = None,
     context: apiserver.ContextOption = "",
 ) -> None:
-    """List the GPUs of this host or of other nodes, and what each is offered as.
+    """List the GPUs of this host or cluster, and their resources.
 
-    The list has each GPU's mode, driver, users and vGPUs, and the reason why a GPU is not offered. The command changes
-    nothing. Where the agent runs, the list is the agent's. Without an agent, or beside an agent with --plugin-only, the
-    command reads the host, and the agent's ledger for the devices that pods have and for resource names. With --node or
-    -A, the list is of nodes of a cluster, as their agents have reported them in their GpuNodes.
+    The list shows each GPU's mode, driver, users and vGPUs, and the reason why a GPU is not offered. The command
+    changes nothing. If the agent runs on this host, the list is the agent's. Without an agent, or with an agent in
+    --plugin-only, the command reads the host, and takes allocations and resource names from the agent's ledger. With
+    --node or -A, it shows nodes of the cluster, as their agents report them in GpuNodes.
     """
     if (gpu_nodes := fleet.asked_nodes(node, kubeconfig, context, every=all_nodes)) is not None:
         rows = fleetrender.devices_of(gpu_nodes)

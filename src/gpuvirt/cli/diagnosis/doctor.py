@@ -26,9 +26,9 @@ def doctor(  # noqa: PLR0913  one parameter an option
     output: options.OutputFormat = Output.TABLE,
     every: Annotated[bool, typer.Option("--all", "-a", help="Also show findings that are ok.")] = False,
 ) -> None:
-    """Find what keeps the GPUs of this host from VMs.
+    """Find the problems that keep the GPUs of this host from VMs.
 
-    The checks cover firmware, IOMMU, drivers, GPUs, vGPUs, the kubelet and KubeVirt. A finding has its place, the
+    The checks cover firmware, IOMMU, drivers, GPUs, vGPUs, the kubelet and KubeVirt. Each finding names its place, the
     reason why it matters, and a fix. The command changes nothing. It exits with 1 if a finding is an error.
     """
     where = HostFolders(host_root, system_root, kubelet_dir)

@@ -39,7 +39,7 @@ NodeArgument = Annotated[
 def plan(  # noqa: PLR0913  one parameter an option
     target: NodeArgument,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The node, after `node`.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="The node's name, after `node`.", show_default=False)
     ] = None,
     *,
     vgpu_config: Annotated[
@@ -60,12 +60,13 @@ def plan(  # noqa: PLR0913  one parameter an option
     context: apiserver.ContextOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Show what a label would change on a node, changing nothing.
+    """Preview the changes that a label would make on a node.
 
-    The command reads the node's GpuNode, and plans by the same functions as the node's agent: the vGPUs that each GPU
-    would carry, who is in the way, and how many VMs of each type then fit. What only the node can show is named.
+    The command reads the node's GpuNode, and plans with the same code as the node's agent. It shows the vGPUs that each
+    GPU would carry, the users that block the change, and how many VMs of each type would then fit. It also names the
+    facts that only the node can show. It changes nothing.
 
-    It exits with 0 if all of it could be done at once, with 1 otherwise.
+    It exits with 0 if the agent could make all changes at once, with 1 otherwise.
     """
     node = _node(target, name)
     if vgpu_config is None and workload is None:

@@ -33,11 +33,11 @@ def shares(  # noqa: PLR0913  one parameter an option
     output: options.ListFormat = ListOutput.TABLE,
     no_headers: options.NoHeaders = False,
 ) -> None:
-    """Show the shared GPUs of the cluster, and what is left.
+    """Show the shared GPUs of the cluster, and their free units.
 
     Each GPU has a bar and its pods. The command reads nodes, pods, VgpuSchedules and, for the memory that pods with
-    limits use, GpuNodes. A pod whose GPUs are not known yet counts on each shared GPU of its node. No unit of a worker
-    that a VgpuSchedule has suspended is free.
+    limits use, GpuNodes. A pod whose GPUs are not known yet counts on each shared GPU of its node. While a VgpuSchedule
+    has suspended a worker, none of its units is free.
     """
     listing = ListFormat(output, no_headers)
     sharing = Sharing(options.resource_of(resource), Units(units))

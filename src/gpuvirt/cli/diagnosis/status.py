@@ -71,9 +71,11 @@ def _print_verdict(out: Console, found: ClusterStatus, reason: str, invalid: Seq
 def status(  # noqa: PLR0913  one parameter an option
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show each change until interrupted.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until all is ready, or --timeout is over.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until all components are ready, or until --timeout.")
+    ] = False,
     timeout: Annotated[
-        int, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long --wait waits.")
+        int, typer.Option("--timeout", min=1, metavar="SECONDS", help="Seconds that --wait waits at most.")
     ] = WAIT_S,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
@@ -81,9 +83,9 @@ def status(  # noqa: PLR0913  one parameter an option
     output: options.ListFormat = ListOutput.TABLE,
     no_headers: options.NoHeaders = False,
 ) -> None:
-    """Show whether gpuvirt is ready, and the state of each component on each GPU node.
+    """Show whether gpuvirt and its components on nodes are ready.
 
-    The components have the names of the operands of NVIDIA's operator, also those that are parts of gpuvirt's agent.
+    The components have the names of the operands of NVIDIA's operator, even if gpuvirt's agent does their work.
     The command reads GpuNodes and pods. It exits with 1 if the ClusterPolicy or a component is not ready.
     """
     listing = ListFormat(output, no_headers)

@@ -46,13 +46,16 @@ def support(  # noqa: PLR0913  one parameter an option
     ] = None,
     hide_names: Annotated[
         bool,
-        typer.Option("--hide-names", help="Replace names of node, namespaces, pods and containers: node-1, pod-1, ..."),
+        typer.Option(
+            "--hide-names", help="Replace the names of the node, namespaces, pods and containers by node-1, pod-1, ..."
+        ),
     ] = False,
 ) -> None:
     """Pack the state of this host's GPUs into one archive.
 
-    The archive is for a bug report, and has no secrets. The command writes only the archive, and reads no file whose
-    read can hang or has an effect. As root it reads more. `gpuvirt sim import` makes a simulated host from the archive.
+    The archive is for a bug report, and has no secrets. The command writes only the archive, and reads no file that can
+    block or that has side effects when it is read. As root, it can read more files. `gpuvirt sim import` makes a
+    simulated host from the archive.
     """
     if output == STANDARD_OUTPUT and sys.stdout.isatty():
         raise ConfigError("standard output is a terminal; name a file, or redirect standard output", where="--output")

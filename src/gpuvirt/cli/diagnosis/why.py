@@ -79,14 +79,13 @@ def why(  # noqa: PLR0913  one parameter an option
     units: options.SharedUnits = WHOLE,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Explain what keeps a GPU from VMs, or a VM from its GPUs.
+    """Explain why no VM can use a GPU, or why a VM lacks its GPUs.
 
     For a PCI address, a UUID (of an mdev, or `GPU-...`) or a resource, the command checks this host, and prints the
-    stages between the GPU and a VM. Of a resource, it takes the device that passes most stages. For vm/NAME (or vm
-    NAME), vmi/NAME or pod/NAME, it reads the cluster of --kubeconfig, KUBECONFIG or ~/.kube/config, and prints the
+    stages between the GPU and a VM. For a resource, it follows the device that passes the most stages. For vm/NAME (or
+    vm NAME), vmi/NAME or pod/NAME, it reads the cluster of --kubeconfig, KUBECONFIG or ~/.kube/config, and prints the
     requested devices, the scheduler's message, and what blocks the pod on each node. For node/NAME, it prints the
-    node's resources, the reasons of its GPUs, and the pending pods that request what the node has, with what blocks
-    each.
+    node's resources, the reasons of its GPUs, and the pending pods that request them, each with its obstacle.
 
     It exits with 0 if nothing blocks the device, VM or pod, with 1 otherwise.
     """
@@ -232,10 +231,10 @@ def _print_head(out: Console, found: NodeExplanation) -> None:
     """Print what concerns the whole node."""
     say(out, f"node {found.node} is {'ready' if found.ready else 'not ready'}", style="bold")
     if found.away is not None:
-        say(out, f"It {found.away}, so nothing of it is free.", style="yellow")
+        say(out, f"It {found.away}, so none of its devices are free.", style="yellow")
     for phase in found.phases:
         say(out, f"It {phase}.")
     if found.sharing is not None:
-        say(out, f"What limits the shares of new pods: {found.sharing}.")
+        say(out, f"Enforcement of the shares of new pods: {found.sharing}.")
     if not found.has_agent:
         say(out, "It has no GpuNode: gpuvirt's agent has not reported there.", style="yellow")

@@ -44,10 +44,12 @@ app = typer.Typer(
 
 NodeNameOption = Annotated[
     str,
-    typer.Option("--node-name", "-n", envvar="NODE_NAME", metavar="NAME", help="The node whose label is followed."),
+    typer.Option(
+        "--node-name", "-n", envvar="NODE_NAME", metavar="NAME", help="The node whose label selects the vGPU config."
+    ),
 ]
 NamespaceOption = Annotated[
-    str, typer.Option("--namespace", "-ns", envvar="NAMESPACE", metavar="NAME", help="Where NVIDIA's operands run.")
+    str, typer.Option("--namespace", "-ns", envvar="NAMESPACE", metavar="NAME", help="Namespace of NVIDIA's operands.")
 ]
 ConfigFile = Annotated[
     str, typer.Option("--config-file", "-f", envvar="CONFIG_FILE", metavar="FILE", help="vGPU configs.")
@@ -59,13 +61,13 @@ DefaultConfig = Annotated[
         "-d",
         envvar="DEFAULT_VGPU_CONFIG",
         metavar="NAME",
-        help="The config of a node without the label.",
+        help="The vGPU config of a node without the label.",
     ),
 ]
 HostRoot = Annotated[
     Path,
     typer.Option(
-        "--host-root-mount", "-m", envvar="HOST_ROOT_MOUNT", metavar="DIR", help="Where the host's / is mounted."
+        "--host-root-mount", "-m", envvar="HOST_ROOT_MOUNT", metavar="DIR", help="Folder where the host's / is mounted."
     ),
 ]
 DriverRoot = Annotated[
@@ -75,7 +77,7 @@ DriverRoot = Annotated[
         "-a",
         envvar="DRIVER_ROOT_CTR_PATH",
         metavar="DIR",
-        help="Where the driver's / is mounted.",
+        help="Folder where the driver's / is mounted.",
     ),
 ]
 KubeletDir = Annotated[
@@ -133,9 +135,9 @@ def run(  # noqa: PLR0913  one parameter an option
     with_reboot: WithReboot = False,
     with_shutdown: WithShutdown = False,
 ) -> None:
-    """Keep the vGPUs of this node as its label nvidia.com/vgpu.config says, beside NVIDIA's device plugin.
+    """Apply the vGPU config that this node's label nvidia.com/vgpu.config names, beside NVIDIA's device plugin.
 
-    It runs until SIGTERM or SIGINT. Starting and ending change no device.
+    It runs until SIGTERM or SIGINT. Starting or stopping it changes no device.
     """
     set_up(LogFormat.TEXT, verbose=False)
     _warn_of_unused(
@@ -143,7 +145,7 @@ def run(  # noqa: PLR0913  one parameter an option
             "--with-reboot": (with_reboot, "the host is not rebooted"),
             "--with-shutdown-host-gpu-clients": (with_shutdown, "the host's services are not stopped"),
             "--gpu-clients-file": (clients_file, "the host's services are not stopped"),
-            "--host-mig-manager-state-file": (state_file, "no other MIG manager is told"),
+            "--host-mig-manager-state-file": (state_file, "no other MIG manager is notified"),
             "--host-kubelet-systemd-service": (kubelet_service, "the kubelet is not stopped"),
         }
     )

@@ -43,7 +43,9 @@ Every = Annotated[bool, typer.Option("--all", "-a", help="All of NVIDIA's GPUs o
 DeviceId = Annotated[str | None, typer.Option("--device-id", "-d", metavar="ADDRESS", help="One device.")]
 HostRoot = Annotated[
     Path,
-    typer.Option(envvar="HOST_ROOT", exists=True, file_okay=False, metavar="DIR", help="Where the host's / is seen."),
+    typer.Option(
+        envvar="HOST_ROOT", exists=True, file_okay=False, metavar="DIR", help="Folder where the host's / is mounted."
+    ),
 ]
 BindSwitches = Annotated[bool, typer.Option("--bind-nvswitches", envvar="BIND_NVSWITCHES", help="NVSwitches, too.")]
 UnbindSwitches = Annotated[bool, typer.Option("--unbind-nvswitches", envvar="BIND_NVSWITCHES", help="NVSwitches, too.")]

@@ -100,7 +100,7 @@ def needed_credentials(credentials: "Credentials | None") -> "Credentials":
 def no_credentials() -> ConfigError:
     """Return the error of a command that needs an API server and has no credentials."""
     return ConfigError(
-        "no API server: this process has no service account's token; expected one, or a kubeconfig",
+        "no API server: this process has no service account token; expected one, or a kubeconfig",
         where="--kubeconfig",
     )
 
@@ -115,7 +115,7 @@ def demanded_credentials(kubeconfig: Path | None, context: str = "") -> "Credent
         credentials = credentials_of(default)
     if credentials is None:
         raise ConfigError(
-            f"no API server: this is no pod with a service account's token, and no {default}; expected a kubeconfig",
+            f"no API server: found neither a service account token of a pod nor {default}; expected a kubeconfig",
             where="--kubeconfig",
         )
     return credentials

@@ -125,17 +125,17 @@ GpuAddresses = Annotated[
 LogFormatOption = Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="Format of the log.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 SharedResource = Annotated[
-    str, typer.Option("--resource", metavar="NAME", help="Resource by which pods request units of GPUs.")
+    str, typer.Option("--resource", metavar="NAME", help="Name of the resource that stands for units of GPUs.")
 ]
 SharedUnits = Annotated[int, typer.Option("--units", min=1, metavar="NUMBER", help="Units of a whole GPU.")]
 OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 ListFormat = Annotated[
     ListOutput,
     typer.Option(
-        "--output", "-o", help="Output format. wide shows all columns; name prints names that other commands take."
+        "--output", "-o", help="Output format. wide shows all columns; name prints names that other commands accept."
     ),
 ]
-NoHeaders = Annotated[bool, typer.Option("--no-headers", help="Print only the rows: no headings, no text beside them.")]
+NoHeaders = Annotated[bool, typer.Option("--no-headers", help="Print only the rows, without headings and other text.")]
 
 LEDGER = HostPath("/var/lib/gpuvirt/ledger.json")
 ROOT = Path("/")

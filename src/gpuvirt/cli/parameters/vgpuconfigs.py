@@ -41,7 +41,7 @@ Selected = Annotated[
 ValidConfig = Annotated[
     bool,
     typer.Option(
-        "--valid-config", "-a", envvar="VGPU_DM_VALID_CONFIG", help="Only check that the file has that config."
+        "--valid-config", "-a", envvar="VGPU_DM_VALID_CONFIG", help="Only check that the file contains the config."
     ),
 ]
 Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="The PCI address of a GPU: 0000:65:00.0")]

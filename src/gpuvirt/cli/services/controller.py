@@ -17,7 +17,7 @@ from gpuvirt.facts.ids import ObjectName, parse_object_name
 from gpuvirt.model.desired.settings import parse_units_resource
 from gpuvirt.model.shares.demand import WHOLE, Units
 
-LeaderElect = Annotated[bool, typer.Option(help="Act only while this process has the Lease gpuvirt-controller.")]
+LeaderElect = Annotated[bool, typer.Option(help="Act only while this process holds the Lease gpuvirt-controller.")]
 Coexist = Annotated[
     bool,
     typer.Option(
@@ -83,8 +83,8 @@ Webhook = Annotated[
     typer.Option(
         envvar="GPUVIRT_WEBHOOK",
         metavar="NAME",
-        help="Service and configuration of `gpuvirt webhook`. The controller then keeps its certificate, the"
-        " Secret NAME-cert, and has the API server trust it.",
+        help="Service and configuration of `gpuvirt webhook`. The controller then issues and renews its certificate,"
+        " the Secret NAME-cert, and makes the API server trust it.",
     ),
 ]
 Schedules = Annotated[

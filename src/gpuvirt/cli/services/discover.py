@@ -38,7 +38,7 @@ def discover(  # noqa: PLR0913  one parameter an option
     listen: ListenOption,
     log_format: options.LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Label this node by its NVIDIA GPUs and operating system.
+    """Label this node with its NVIDIA GPUs and operating system.
 
     The command needs no rights on the host and opens no device. It runs until SIGTERM or SIGINT.
     """

@@ -42,10 +42,12 @@ Namespace = Annotated[
         help="Namespace of the Lease and the Service. Default: the pod's, else that of the kubeconfig's context.",
     ),
 ]
-Elect = Annotated[bool, typer.Option(help="Answer only while this process has the Lease gpuvirt-extender.")]
+Elect = Annotated[bool, typer.Option(help="Answer only while this process holds the Lease gpuvirt-extender.")]
 Listen = Annotated[
     str,
-    typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address at which kube-scheduler asks."),
+    typer.Option(
+        envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address on which the extender serves kube-scheduler."
+    ),
 ]
 MetricsListen = Annotated[
     str,
@@ -67,11 +69,12 @@ PodIps = Annotated[
         POD_IPS,
         envvar="GPUVIRT_POD_IPS",
         metavar="ADDRESS,...",
-        help="Addresses of this process for --service. The slice gets the one of the Service's family.",
+        help="IP addresses of this process for --service. The slice gets the address of the Service's IP family.",
     ),
 ]
 Resource = Annotated[
-    str, typer.Option(envvar="GPUVIRT_RESOURCE", metavar="NAME", help="Resource by which pods request units.")
+    str,
+    typer.Option(envvar="GPUVIRT_RESOURCE", metavar="NAME", help="Name of the resource that stands for units of GPUs."),
 ]
 UnitsOption = Annotated[
     int, typer.Option(envvar="GPUVIRT_UNITS", min=1, max=1_000_000, metavar="N", help="Units of a whole GPU.")
@@ -80,13 +83,13 @@ PolicyOption = Annotated[
     Policy,
     typer.Option(
         envvar="GPUVIRT_POLICY",
-        help="binpack keeps whole GPUs free, spread shares each with the fewest pods; the annotation"
-        " gpuvirt.io/shares-policy of a pod decides for that pod.",
+        help="binpack keeps whole GPUs free, spread shares each GPU with the fewest pods. The annotation"
+        " gpuvirt.io/shares-policy of a pod takes precedence for that pod.",
     ),
 ]
 TlsCert = Annotated[
     Path | None,
-    typer.Option(envvar="GPUVIRT_TLS_CERT", metavar="FILE", help="Certificate for HTTPS; read again at changes."),
+    typer.Option(envvar="GPUVIRT_TLS_CERT", metavar="FILE", help="Certificate for HTTPS; read again when it changes."),
 ]
 TlsKey = Annotated[Path | None, typer.Option(envvar="GPUVIRT_TLS_KEY", metavar="FILE", help="Key of the certificate.")]
 ClientCa = Annotated[
@@ -94,7 +97,7 @@ ClientCa = Annotated[
     typer.Option(
         envvar="GPUVIRT_CLIENT_CA",
         metavar="FILE",
-        help="CA of the certificates by which clients prove who they are; read again at changes. Needs --tls-cert."
+        help="CA that signs the clients' certificates; read again when it changes. Needs --tls-cert."
         " Without it, any client that reaches the address can bind pods that request units.",
     ),
 ]
@@ -102,7 +105,8 @@ ClientCerts = Annotated[
     ClientCertificates,
     typer.Option(
         envvar="GPUVIRT_CLIENT_CERTS",
-        help="With --client-ca: required refuses other clients, optional answers, counts and logs them.",
+        help="With --client-ca: required refuses clients without a permitted certificate; optional answers, counts"
+        " and logs them.",
     ),
 ]
 ClientName = Annotated[
@@ -139,8 +143,8 @@ def extender(  # noqa: PLR0913  one parameter an option
     """Run the scheduler extender, which places shares of GPUs.
 
     It answers filter, prioritize, preempt and bind of the kube-scheduler for pods that request units of GPUs, and runs
-    until SIGTERM or SIGINT. Of several replicas one answers, and the others are ready to take over. While none does,
-    pods with units wait, and others do not.
+    until SIGTERM or SIGINT. One of several replicas answers, and the others stand by. While none answers, pods that
+    request units stay pending; other pods are not affected.
     """
     set_up(log_format, verbose=verbose)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
@@ -164,7 +168,7 @@ def _service(name: str, addresses: str, *, elects: bool) -> ServiceOptions | Non
     if not name:
         return None
     if not elects:
-        raise ConfigError("an extender that takes part in no election writes no EndpointSlice", where="--service")
+        raise ConfigError("an extender without leader election writes no EndpointSlice", where="--service")
     found = tuple(filter(None, map(str.strip, addresses.split(","))))
     if not found:
         raise ConfigError("expected the addresses of this process, as in 10.0.0.7 or 10.0.0.7,fd00::7", where=POD_IPS)
@@ -187,7 +191,7 @@ def _clients(authority: Path | None, certificates: ClientCertificates, names: li
 def _tls(certificate: Path | None, key: Path | None, clients: ClientRules | None) -> CertificateFiles | None:
     if certificate is None and key is None:
         if clients is not None:
-            raise ConfigError("clients have certificates only with TLS; expected a certificate and its key", where=TLS)
+            raise ConfigError("clients send certificates only with TLS; expected a certificate and its key", where=TLS)
         return None
     if certificate is None or key is None:
         raise ConfigError("expected both a certificate and its key", where=TLS)

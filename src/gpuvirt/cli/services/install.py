@@ -16,7 +16,7 @@ from gpuvirt.install import installing, verifying
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Install what helm cannot; the chart's Jobs run this.\n\nIt also lists images, and checks an installation.",
+    help="Run the installation steps of the chart's Jobs.\n\nIt also lists images, and checks an installation.",
 )
 
 
@@ -33,8 +33,8 @@ def crds(
 ) -> None:
     """Create or update gpuvirt's CustomResourceDefinitions.
 
-    Definitions of other products stay unchanged. The command also ends an uninstall's hold, which keeps controllers
-    from acting.
+    Definitions of other products stay unchanged. The command also deletes the Lease by which an uninstall keeps
+    controllers from acting.
     """
     manifests = installing.read_kinds(folder)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
@@ -84,7 +84,9 @@ def policy(
 def images(
     manifests: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[MANIFEST]...", help="Output of helm template, or a ClusterPolicy. Without: stdin."),
+        typer.Argument(
+            metavar="[MANIFEST]...", help="Output of helm template, or a ClusterPolicy. Default: standard input."
+        ),
     ] = None,
     *,
     systems: Annotated[
@@ -101,8 +103,8 @@ def images(
 ) -> None:
     """List all images that an installation pulls, one a line.
 
-    The operands' images are those that the ClusterPolicy enables. `helm template` prints the manifests of the values
-    that you install.
+    The list includes the images of the operands that the ClusterPolicy enables. `helm template` prints the manifests
+    for your values.
     """
     texts = [(str(file), documents.text_of(file)) for file in manifests or ()] or [("stdin", sys.stdin.read())]
     for name in image_lists.images_of(texts, image_lists.ImageInputs(frozenset(systems or ()), image)):
@@ -112,15 +114,15 @@ def images(
 @app.command("verify")
 def verify(
     *,
-    timeout: Annotated[int, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long to wait.")] = 240,
+    timeout: Annotated[int, typer.Option("--timeout", min=1, metavar="SECONDS", help="Seconds to wait at most.")] = 240,
     namespace: apiserver.OwnNamespaceOption = "",
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
 ) -> None:
     """Check that an installation works; `helm test` runs this.
 
-    The kinds are served, a controller leads, and all that the ClusterPolicy wants is ready. The command waits for both,
-    and exits with 1 if a part does not work.
+    The command checks that the API server serves gpuvirt's kinds, that a controller leads, and that all components of
+    the ClusterPolicy are ready. It waits for the last two, and exits with 1 if one of them does not work.
     """
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     client, own = Client(credentials), apiserver.own_namespace(namespace, credentials)

@@ -25,8 +25,8 @@ def run(
 ) -> None:
     """Run the daemon of the node's driver, which is on the host or in its container.
 
-    The daemon's end ends all processes that use a GPU through it. After SIGTERM or SIGINT it takes no new ones, and
-    ends once the last one has.
+    If the daemon exits, all processes that use a GPU through it end. After SIGTERM or SIGINT it accepts no new clients,
+    and exits once the last client has ended.
     """
     control = _control(system_root, driver_root)
     start = mpsdaemon.prepare(system_root, driver_root)
@@ -37,9 +37,9 @@ def run(
 def quit_daemon(
     *, system_root: options.DriverSystemRoot = options.ROOT, driver_root: options.DriverRoot = options.DRIVER_ROOT
 ) -> None:
-    """End the daemon once its last client has ended.
+    """Stop the daemon once its last client has ended.
 
-    Until then it takes no new clients, so that containers with a limit by MPS do not start.
+    Until then it accepts no new clients, so containers with a limit by MPS do not start.
     """
     _control(system_root, driver_root).ask((mpscontrol.QUIT,), timeout_s=None)
 

@@ -40,7 +40,8 @@ PluginOnly = Annotated[
     bool,
     typer.Option(
         "--plugin-only",
-        help="Only observe and offer, unprivileged; needs the kubelet's device-plugins folder and /dev/vfio.",
+        help="Only observe the host and offer devices, unprivileged; needs the kubelet's device-plugins folder and"
+        " /dev/vfio.",
     ),
 ]
 LabelsOnly = Annotated[

@@ -26,16 +26,16 @@ def uninstall(
         bool,
         typer.Option(
             "--force",
-            help="Uninstall although pods have shares of GPUs: their containers run on, and do not start again.",
+            help="Uninstall although pods have shares of GPUs. Their containers keep running, but can't be restarted.",
         ),
     ] = False,
 ) -> None:
-    """Remove what gpuvirt has created in the cluster.
+    """Remove gpuvirt's objects and labels from the cluster.
 
     The command removes operands, the discoverer, labels, entries in KubeVirt's configuration, GpuNodes, and the
-    ClusterPolicy of the chart. It changes no device, and VMs keep theirs. It prints each removal, and each object that
-    stays, with the reason. If it is interrupted, run it again. While pods have shares of GPUs, it removes nothing:
-    containers with shares restart only while agents run.
+    ClusterPolicy of the chart. It changes no device, and VMs keep theirs. It prints each removal, and the reason why an
+    object is kept. If it is interrupted, run it again. While pods have shares of GPUs, it removes nothing, because
+    containers with shares can restart only while agents run.
     """
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     own = apiserver.own_namespace(namespace, credentials)

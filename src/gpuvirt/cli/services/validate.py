@@ -23,7 +23,7 @@ from gpuvirt.validator import Check
 app = typer.Typer(
     name="validate",
     no_args_is_help=True,
-    help="Check a container node, for NVIDIA's operands.",
+    help="Run the checks of container nodes for NVIDIA's operands.",
 )
 FOLDER = Path("/run/nvidia/validations")
 Folder = Annotated[
@@ -61,7 +61,7 @@ def driver(
 ) -> None:
     """Check NVIDIA's driver, and write driver-ready.
 
-    The driver is on the host or in its container. The file has the place of the driver.
+    The driver is on the host or in its container. The file names the driver's paths.
     """
     roots = DriverRoots(system_root, driver_root, HostPath(driver_dir), Path(started) if started else None)
     _validate(validation.driver_check(roots), validations_dir / validation.DRIVER, wait=wait)

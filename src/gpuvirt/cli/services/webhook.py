@@ -23,11 +23,15 @@ def webhook(  # noqa: PLR0913  one parameter an option
         typer.Option(
             envvar="GPUVIRT_WEBHOOK_CONFIG",
             metavar="FILE",
-            help="YAML file with the RuntimeClasses of Kata and what their pods get; read again at changes.",
+            help="YAML file with the RuntimeClasses of Kata and the parts that their pods get; read again when it"
+            " changes.",
         ),
     ],
     listen: Annotated[
-        str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address at which the API server asks.")
+        str,
+        typer.Option(
+            envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address on which the webhook serves the API server."
+        ),
     ] = ":8443",
     metrics_listen: Annotated[
         str,
@@ -40,7 +44,8 @@ def webhook(  # noqa: PLR0913  one parameter an option
         typer.Option(
             envvar="GPUVIRT_TLS_CERT",
             metavar="FILE",
-            help="Certificate; read again at changes. Without it the webhook speaks HTTP, which no API server does.",
+            help="Certificate for HTTPS; read again when it changes. Without it, the webhook serves HTTP, which API"
+            " servers do not use.",
         ),
     ] = None,
     tls_key: Annotated[
@@ -49,11 +54,12 @@ def webhook(  # noqa: PLR0913  one parameter an option
     log_format: options.LogFormatOption = LogFormat.TEXT,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run the admission webhook for pods of Kata with vGPUs.
+    """Run the admission webhook for Kata pods with vGPUs.
 
-    It adds the guest's driver, the licence daemon and what the containers need of them to pods that request a vGPU and
-    have a RuntimeClass of its config. It runs until SIGTERM or SIGINT, and asks the API server for nothing. While no
-    replica runs, the API server refuses pods of these RuntimeClasses, and no others.
+    To pods that request a vGPU and have a RuntimeClass of its config, it adds the guest's driver, the licence daemon,
+    and the mounts and variables that the containers need for them. It runs until SIGTERM or SIGINT, and sends no
+    requests to the API server. While no replica runs, the API server refuses pods of these RuntimeClasses, and no
+    others.
     """
     set_up(log_format, verbose=verbose)
     address = address_of(listen)
