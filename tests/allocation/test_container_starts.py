@@ -377,7 +377,7 @@ async def test_the_answer_of_another_plugin_keeps_no_container_from_its_start(tm
 
 
 def test_a_device_whose_group_is_unknown_has_no_node(simulated: Simulated) -> None:
-    """So has a VF of NVIDIA's without a vGPU: it is no device of its own."""
+    """So has a VF of NVIDIA's without a vGPU: it is not a device of its own."""
     kernel = gpus_in(12, 14)
     answer = PluginAnswer((unread_node(HostPath("/dev/vfio/12")),), (("PCI_RESOURCE_X", LEFT),))
     assert foreign_nodes(build_inventory(scan(kernel)), answer) == ()

@@ -78,7 +78,7 @@ async def test_a_gpu_that_a_vm_had_does_not_return_to_containers_without_a_reset
         await report_account(node)
         assert driver(kernel) == "vfio-pci"
         assert ReasonCode.NO_RESET in noted(node)
-        assert any("pod default/vm-a has had it" in note.message for note in node.view.problems)
+        assert any("pod default/vm-a has used it" in note.message for note in node.view.problems)
     kernel.reboot_id()
     async with running_node(kernel, tmp_path, in_mode(mode)) as node:
         await report_account(node)
@@ -208,7 +208,7 @@ async def test_a_gpu_that_a_container_of_another_plugin_had_goes_to_no_vm_withou
         assert node.offered[A10][FIRST] is False
         (reason,) = node.gpu(FIRST).reasons
         assert reason.code is ReasonCode.NO_RESET
-        assert "pod default/cuda has had it" in reason.message
+        assert "pod default/cuda has used it" in reason.message
         assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
     kernel.reboot_id()
     async with running_node(kernel, tmp_path, in_mode(DesiredMode.PASSTHROUGH)) as node:

@@ -38,7 +38,7 @@ async def test_a_gpu_without_a_reset_goes_to_one_pod_alone(simulated: Simulated,
         assert node.offered == {A10: {FIRST: False, SECOND: True}}
         (reason,) = node.gpu(FIRST).reasons
         assert reason.code is ReasonCode.NO_RESET
-        assert "pod default/vm-a has had it since the host booted" in reason.message
+        assert "pod default/vm-a has used it since the host booted" in reason.message
         assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
         assert node.allocate(A10, [SECOND])
 

@@ -120,7 +120,7 @@ def test_a_resource_with_another_type_is_reported_with_the_new_name_and_the_pods
     changed = reason_of(first, ["ns/b", "ns/a"])
     assert changed is not None
     assert changed.code is ReasonCode.RESOURCE_TYPE_CHANGED
-    for words in (f"{V8Q} stands for {P16} now", f"{P8}, which is {OTHER} now", "pod ns/a: requests it, pod ns/b"):
+    for words in (f"{V8Q} now stands for {P16}", f"{P8}, which is {OTHER} now", "pod ns/a: requests it, pod ns/b"):
         assert words in changed.text
     assert reason_of(first, []) is not None, "a pod that is created later gets the other type"
     gone = reason_of(second, ["ns/a"])

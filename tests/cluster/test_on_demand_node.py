@@ -92,7 +92,7 @@ def test_a_node_on_demand_offers_each_type_and_forgets_a_pod_that_ends(node: Lab
 
         as_before = json.dumps({**TYPES, HALF: "GRID T4-4Q"})  # as a driver with other numbers would have left it
         node.kubectl("annotate", "node", NODE, "--overwrite", f"gpuvirt.io/vgpu-types={as_before}")
-        node.until(lambda: f"{HALF} stands for GRID T4-8Q now" in type_changes(node), lambda: type_changes(node))
+        node.until(lambda: f"{HALF} now stands for GRID T4-8Q" in type_changes(node), lambda: type_changes(node))
         node.until(lambda: annotation(node) == TYPES, lambda: str(annotation(node)))
 
         admin.cluster.label(f"{WORKLOAD}=vm-passthrough")

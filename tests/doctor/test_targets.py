@@ -33,10 +33,10 @@ def test_a_device_or_resource_is_itself(target: str) -> None:
         (("vm", None), "'vm' lacks a name; expected vm/NAME, or vm NAME"),
         (("vm/", None), "'vm/' lacks a name; expected vm/NAME"),
         (("vm/a", "b"), "'vm/a' has a name already; expected vm/a, or vm b"),
-        (("pdo", "a"), "'pdo' is no kind that why explains; did you mean pod/a?"),
-        (("nod/a", None), "'nod' is no kind that why explains; did you mean node/a?"),
-        (("deployment", "a"), "'deployment' is no kind that why explains; expected vm, vmi, pod, node"),
-        (("0000:65:00.0", "a"), "is no kind"),
+        (("pdo", "a"), "'pdo' is not a kind that why explains; did you mean pod/a?"),
+        (("nod/a", None), "'nod' is not a kind that why explains; did you mean node/a?"),
+        (("deployment", "a"), "'deployment' is not a kind that why explains; expected vm, vmi, pod, node"),
+        (("0000:65:00.0", "a"), "is not a kind"),
     ],
 )
 def test_ambiguous_words_are_refused(words: tuple[str, str | None], message: str) -> None:

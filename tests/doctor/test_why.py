@@ -263,7 +263,7 @@ def test_a_gpu_is_found_by_the_uuid_that_its_driver_shows() -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("GPU-00000000-1111-2222-3333-444444444444", "is the UUID of no GPU that NVIDIA's driver has"),
+        ("GPU-00000000-1111-2222-3333-444444444444", "is not the UUID of a GPU on NVIDIA's driver"),
         ("MIG-00000000-1111-2222-3333-444444444444", "is the id of a MIG device; expected the UUID or the address"),
     ],
 )

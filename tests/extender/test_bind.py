@@ -79,7 +79,7 @@ async def test_a_pod_of_0_units_is_bound_without_gpus(bench: Bench) -> None:
 
 async def test_a_pod_that_requires_limits_is_bound_only_where_shares_are_limits(bench: Bench) -> None:
     bench.add(pod("p", 300, enforcement="required"))
-    assert "is not bound to node n: the pod requires shares that are limits" in await bench.bind("p")
+    assert "is not bound to node n: the pod requires enforced shares" in await bench.bind("p")
     assert bench.known.free("n") == {"a": 1000, "b": 500}
     bench.known.nodes(node("n", "hami-core", a=1000, b=500), node("m", c=1000))
     assert await bench.bind("p") == ""

@@ -46,8 +46,8 @@ def test_a_pod_that_requires_limits_passes_only_nodes_whose_shares_are_limits() 
     answer = ask(found, pod("p", 500, enforcement="required"), *names)
     assert answer.node_names == names[:3]
     assert answer.failed_and_unresolvable_nodes["soft"] == (
-        "the pod requires shares that are limits (gpuvirt.io/enforcement: required), and those of the node are none:"
-        " it has no annotation gpuvirt.io/shares-enforcement: hami-core, mps, hami-core-mps"
+        "the pod requires enforced shares (gpuvirt.io/enforcement: required), but the node does not enforce shares: it"
+        " has no annotation gpuvirt.io/shares-enforcement: hami-core, mps, hami-core-mps"
     )
     assert answer.failed_and_unresolvable_nodes.keys() == {"soft", "newer", "unknown"}
     assert "shares no GPUs" in answer.failed_and_unresolvable_nodes["unknown"]

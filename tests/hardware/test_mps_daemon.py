@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_mounted_starts_no_daemon(short_path: Path) -> N
 async def test_a_second_daemon_does_not_take_the_sockets_of_the_first(short_path: Path) -> None:
     root, daemon = installed(short_path / "host"), MpsDaemon(short_path / "mps/pipe")
     async with await daemon.start():
-        with pytest.raises(NotReadyError, match=r"has an MPS daemon that serves it; end it by gpuvirt mps quit"):
+        with pytest.raises(NotReadyError, match=r"an MPS daemon already serves .*; stop it with gpuvirt mps quit"):
             await ThreadWorker("programs").run(
                 lambda: prepare(root, short_path / "driver", short_path / "mps", Programs().run),
                 name="the start of a daemon",

@@ -102,7 +102,9 @@ def test_an_agent_killed_during_a_blocked_write_is_replaced(tmp_path: Path, shor
         assert host.driver(BLOCKED) == "vfio-pci"
         done = shell(f"{' '.join(GPUVIRT)} vfio unbind {BLOCKED} --host-root host --kubelet-dir {kubelet}", tmp_path)
         assert done.returncode == 1
-        written = f"WriteBlocked: {BLOCKED} waits in the kernel since the step: {BLOCKED}: driver_override = none"
+        written = (
+            f"WriteBlocked: {BLOCKED} has been blocked in the kernel since the step: {BLOCKED}: driver_override = none"
+        )
         assert written in " ".join(done.stdout.split())
         rebind = f"echo vfio-pci > devices/{OTHER}/driver_override; echo {OTHER} > drivers/nvidia/unbind"
         shell(f"{rebind}; echo {OTHER} > drivers_probe", host.folder / "sys/bus/pci")

@@ -164,7 +164,7 @@ async def test_a_container_starts_only_with_the_vgpu_of_the_kubelets_record(tmp_
         pods = Pods(node)
         pod = pods.admit("a", V8Q)
         node.recorded.containers.clear()
-        with pytest.raises(AllocationRefusedError, match="does not say that the container has this vGPU"):
+        with pytest.raises(AllocationRefusedError, match="does not assign this vGPU to the container"):
             pods.pre_start(pod)
         node.recorded.unread = True
         with pytest.raises(AllocationRefusedError) as refused:

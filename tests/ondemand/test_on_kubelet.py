@@ -78,7 +78,7 @@ async def test_a_container_starts_although_the_kubelet_has_written_its_record_wi
     async with node_with(1, short_path) as node:
         node.kubelet.overtakes_writes = True
         pod = await node.kubelet.run_pod("a", Container("compute", {T4_8Q: 1}))
-        with pytest.raises(StartError, match="does not say that the container has this vGPU"):
+        with pytest.raises(StartError, match="does not assign this vGPU to the container"):
             await start_container(node.kubelet, pod, "compute", node.folder / "cdi")
         await CLOCK.sleep(1.0)  # the lists of the allocation are sent
         node.kubelet.overtakes_writes = False

@@ -197,7 +197,7 @@ async def test_an_unknown_resource_is_refused(tmp_path: Path) -> None:
         await settled(node)
         pods = Pods(node)
         text = await pods.refusal("tencent.com/vgpu-999", pods.free(V8Q))
-        assert "is no device of tencent.com/vgpu-999" in text
+        assert "is not a device of tencent.com/vgpu-999" in text
 
 
 async def test_no_vgpu_is_created_before_the_host_was_observed(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ async def test_a_creation_that_the_kernel_blocks_is_refused(tmp_path: Path) -> N
         await settled(node)
         pods = Pods(node)
         text = await pods.refusal(V8Q, pods.free(V8Q))
-        assert "waits in the kernel since the step: 0000:3b:00.0: create GRID P100-8Q" in text
+        assert "has been blocked in the kernel since the step: 0000:3b:00.0: create GRID P100-8Q" in text
         assert entries(node) == 0
 
 

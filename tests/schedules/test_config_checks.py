@@ -58,14 +58,14 @@ async def test_a_check_names_the_vgpus_that_would_change_and_who_uses_them(
     assert "4 GPUs" in text
     assert f"{FIRST}: 2 x T4-8Q -> 1 x T4-8Q (while these users stay)" in text
     assert "VgpuInUse" in text
-    assert "Nothing is known that keeps the nodes from switching." in text
+    assert "No known obstacle keeps the nodes from switching." in text
     assert not day.served.writes
 
 
 @pytest.mark.parametrize(
     ("night", "spec", "metadata", "code", "words"),
     [
-        ("T4-9Q", Spec(mode=DesiredMode.VGPU), {}, "ConfigInvalid", "phase night has the vGPU config T4-9Q, and no"),
+        ("T4-9Q", Spec(mode=DesiredMode.VGPU), {}, "ConfigInvalid", "names the vGPU config T4-9Q, which does"),
         ("A10-4Q", Spec(mode=DesiredMode.VGPU), {}, "ConfigInvalid", "selects no GPU of this node"),
         ("T4-4Q", Spec(mode=DesiredMode.VGPU, vgpu_config="T4-8Q"), {"managedFields": OWNED}, "VgpuConfigOverridden",
          "set in its GpuNode by kubectl-edit"),

@@ -50,7 +50,7 @@ def test_a_switch_by_hand_needs_an_end_if_no_phase_begins_later() -> None:
     assert switch.end == datetime(2026, 1, 6, 7, tzinfo=UTC)
     with pytest.raises(ConfigError, match="which has passed"):
         switch_by_hand(SCHEDULE, "day", "2026-01-05T19:00", EVENING)
-    with pytest.raises(ConfigError, match="which is no day"):
+    with pytest.raises(ConfigError, match="which is not a date"):
         switch_by_hand(SCHEDULE, "day", "2026-02-30T19:00", EVENING)
     with pytest.raises(ConfigError, match="expected"):
         switch_by_hand(SCHEDULE, "day", "tomorrow", EVENING)
@@ -192,7 +192,7 @@ def off(strategy: str, **devices: object) -> VmObjects:
 @pytest.mark.parametrize(
     ("action", "objects", "code", "words"),
     [
-        (Action.START, off("WaitAsReceiver"), "WrongPowerState", "takes no request to start"),
+        (Action.START, off("WaitAsReceiver"), "WrongPowerState", "accepts no request to start"),
         (Action.START, off("Halted"), "HypervisorRefused", "not by a schedule"),
         (Action.SET_VGPU_TYPE, off("Manual"), "NotOneVgpu", "0 gpus and 0 hostDevices"),
         (Action.SET_VGPU_TYPE, off("Manual", gpus=[{"name": "a", "deviceName": "x/a"}] * 2), "NotOneVgpu", "2 gpus"),

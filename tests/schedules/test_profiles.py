@@ -175,4 +175,4 @@ def test_a_worker_that_one_of_its_phases_gives_no_type_is_a_fault() -> None:
     assert list(missing_profiles([NODE, replace(NODE, types={})])) == []
     (found,) = missing_profiles([replace(NODE, types={NIGHT: LARGE})])
     assert found.code is ReasonCode.PROFILE_MISSING
-    assert "phase night, and none of phase day" in found.message
+    assert "phase night, but none in phase day" in found.message

@@ -212,7 +212,7 @@ async def test_a_switch_ends_at_its_time(
         ("noon", "", "VgpuSchedule gpus: $.spec.phases: no phase has the name 'noon'; expected one of day, night"),
         ("night", "2026-01-05T17:59", "--until: is 2026-01-05T17:59, which has passed"),
         ("night", "tomorrow", "--until: is 'tomorrow'; expected 2026-12-28T07:00 or 07:00"),
-        ("night", "2026-02-30T07:00", "--until: is '2026-02-30T07:00', which is no day"),
+        ("night", "2026-02-30T07:00", "--until: is '2026-02-30T07:00', which is not a date"),
     ],
 )
 async def test_a_switch_that_can_not_be_is_refused(

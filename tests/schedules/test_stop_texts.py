@@ -97,8 +97,8 @@ async def test_the_vms_of_a_schedule_are_shown_with_their_steps_and_reasons(
         "PodDisruptionBudget team/at-least-one allows no further disruption; fix:",
         "change the budget, or set drain.onTimeout: Force",
         "team/vm-b bare0 night Start (held) Mon 2026-01-05 17:58 CET -",
-        "StepPending: VM team/vm-b waits for the effect of the step Start; fix: see the",
-        "events of the VM and its VMI",
+        "StepPending: VM team/vm-b waits for the step Start to take effect; fix: see",
+        "the events of the VM and its VMI",
         "team/vm-c bare0 night Stopped Mon 2026-01-05 17:58 CET yes",
     ]
     assert (row.state, [str(reason.code) for reason in row.reasons]) == (

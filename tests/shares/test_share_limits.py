@@ -83,7 +83,7 @@ async def test_a_pod_that_requires_limits_starts_once_the_nodes_shares_are_limit
         pod = await node.admit("p", 300, gpu=A)
         node.api[PodUid(pod.uid)] = replace(node.api[PodUid(pod.uid)], requires_limits=True)
         node.pods.observe(dict(node.api))
-        with pytest.raises(StartError, match="LimitRequired: pod default/p requires that its share"):
+        with pytest.raises(StartError, match="LimitRequired: pod default/p requires an enforced limit"):
             await node.start(pod)
         assert not node.specs
         (refusal,) = node.agent.shares.refusals.take()
@@ -202,7 +202,7 @@ async def test_no_container_starts_while_the_memory_of_its_gpu_is_unknown(short_
         node.share(NodeSharing({A: Units(1000)}, minors=MINORS))
         await node.agent.allocator._judge()
         pod = await node.admit("p", 300, gpu=A)
-        with pytest.raises(StartError, match="LimitNotPossible: GPU-a has a memory that is not known"):
+        with pytest.raises(StartError, match="LimitNotPossible: GPU-a has an unknown memory size"):
             await node.start(pod)
         assert not node.records.pods
 

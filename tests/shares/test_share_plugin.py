@@ -140,7 +140,7 @@ async def test_a_record_with_other_units_than_the_pod_requests_is_refused(short_
     async with shared_node(short_path) as node:
         pod = await node.admit("p", 300, report=False)
         node.bind("p", pod.uid, [("c0", APP, 200)], "GPU-b")
-        with pytest.raises(StartError, match="has 300 units in the kubelet's record, and requests 200"):
+        with pytest.raises(StartError, match="has 300 units in the kubelet's record, but requests 200"):
             await node.start(pod)
 
 

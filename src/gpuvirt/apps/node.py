@@ -238,7 +238,7 @@ async def _wait_for(folder: Path, clock: Clock) -> None:
     waited = False
     while not os.path.isdir(folder):  # noqa: PTH112, ASYNC240  a stat each second
         if not waited:
-            log.warning("waiting for the kubelet, no device is offered before: the folder %s is missing", folder)
+            log.warning("waiting for the kubelet; no device is offered until the folder %s exists", folder)
         waited = True
         await clock.sleep(FOLDER_CHECK_S)
 

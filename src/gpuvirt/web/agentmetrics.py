@@ -210,8 +210,8 @@ def _limits(shares: ShareRecords) -> Iterator[str]:
 def _memory_used(shares: ShareFigures) -> Iterator[str]:
     yield from gauge(
         "gpuvirt_share_memory_used_bytes",
-        "The memory that a container with a limit uses, as its own processes count it; none while it is unknown, or no"
-        " process has used the GPU.",
+        "The memory that a container with a limit uses, as its own processes count it; no value while it is unknown,"
+        " or no process has used the GPU.",
         ("gpu", "namespace", "pod", "container"),
         [
             ((gpu, pod.namespace, pod.name, name), float(used))

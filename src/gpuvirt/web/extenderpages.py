@@ -151,7 +151,7 @@ class ExtenderPages(msgspec.Struct):
             ),
             counter(
                 "gpuvirt_extender_clients_total",
-                "Requests of kube-scheduler, by what is known of the client's certificate.",
+                "Requests of kube-scheduler, by the verification of the client's certificate.",
                 ("certificate",),
                 [((str(standing),), count) for standing, count in self.asked_by.items()],
             ),

@@ -44,7 +44,7 @@ def _of_switches(found: Sequence[VgpuSchedule]) -> Iterator[str]:
     )
     yield from gauge(
         "gpuvirt_schedule_ready",
-        "1 if a VgpuSchedule is in its phase of now; otherwise 0, with the code of the reason.",
+        "1 if a VgpuSchedule is in its current phase; otherwise 0, with the code of the reason.",
         ("schedule", "reason"),
         [sample for stored in found for sample in _condition(stored, READY)],
     )

@@ -51,7 +51,7 @@ def check(found: ScheduleCheck) -> None:
     out.print()
     what = "workers and nodes" if found.nodes and found.workers else "nodes" if found.nodes else "workers"
     if found.holds:
-        say(out, f"Nothing is known that keeps the {what} from switching.", style="green")
+        say(out, f"No known obstacle keeps the {what} from switching.", style="green")
     else:
         say(out, f"The schedule can't switch all {what}.", style="bold red")
 

@@ -98,7 +98,7 @@ def schedules(rows: Iterable[ScheduleRow], layout: Layout) -> None:
     if rows:
         table.print(out, layout)
     elif layout.headings:
-        say(out, "The namespace has no VgpuSchedule; another one is --namespace NAME.")
+        say(out, "The namespace has no VgpuSchedule; choose another namespace with --namespace NAME.")
 
 
 def schedule_cells(row: ScheduleRow) -> tuple[Cell, ...]:
@@ -207,7 +207,7 @@ def switches(rows: Iterable[SwitchRow], zone: str) -> Table:
 
 def steps(out: Console, found: Forecast, zone: str, assumed: Reason | None) -> None:
     """Print the steps of a transition, and the workers that they do not bring to its end."""
-    say(out, f"Steps to phase {found.phase} at {when(found.at, zone)}, by what is observed now:", style="bold")
+    say(out, f"Steps to phase {found.phase} at {when(found.at, zone)}, from the state observed now:", style="bold")
     if assumed is not None:
         say(out, "The hypervisor was not read: the VM of a Ready node is assumed to be on, any other to be off.")
         say_reason(out, assumed, style="yellow")
@@ -248,9 +248,9 @@ def switch(found: SwitchResult) -> None:
         return
     if found.forecast is None:
         until = f" until {when(found.end, row.time_zone)}" if row.next_switch is not None else ""
-        say(out, f"Phase {found.phase} holds already{until}; --until TIME makes it hold longer.")
+        say(out, f"Phase {found.phase} is already in effect{until}; --until TIME extends it.")
         return
-    say(out, f"Phase {found.phase} will hold until {when(found.end, row.time_zone)}.")
+    say(out, f"Phase {found.phase} will be in effect until {when(found.end, row.time_zone)}.")
     if row.state is ScheduleState.PAUSED:
         say(out, "spec.suspend is set: no step is taken before it is removed.", style="yellow")
     out.print()
@@ -260,7 +260,10 @@ def switch(found: SwitchResult) -> None:
 def switched(found: SwitchResult) -> None:
     """Print whether a switch was written."""
     if found.written:
-        say(console(), f"The override is written; gpuvirt schedule show {found.schedule.name} follows the workers.")
+        say(
+            console(),
+            f"The override is written; gpuvirt schedule show {found.schedule.name} shows the progress of the workers.",
+        )
 
 
 def head(out: Console, row: ScheduleRow) -> None:

@@ -95,7 +95,7 @@ def _limits(found: SharesOverview) -> str:
     if not by & set(LIMITS):
         return "Shares are accounting: nothing keeps a container from using more of its GPU."
     if by <= set(LIMITS):
-        return "Each share has a limit; docs/sharing.md says what each means of ENFORCED can't limit."
+        return "Each share has a limit; docs/sharing.md describes what each value of ENFORCED can't limit."
     return "Pods without a limit can use more of their GPU than their share."
 
 
@@ -112,7 +112,9 @@ def bar(gpu: GpuOverview) -> Text:
 def _below(node: NodeOverview) -> list[str]:
     below = [f"no unit is free: {node.node} {node.away}"] if node.away is not None else []
     if any(share.enforcement != node.enforcement for gpu in node.gpus for share in gpu.pods):
-        below.append(f"new pods of {node.node}: {node.enforcement}; pods keep what they began with")
+        below.append(
+            f"new pods of {node.node}: {node.enforcement}; running pods keep the enforcement that they started with"
+        )
     if node.unplaced:
         pods = ", ".join(map(_share, node.unplaced))
         below.append(f"their GPUs are not known yet, so they count on each GPU of {node.node}: {pods}")

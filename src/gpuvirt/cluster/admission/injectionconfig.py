@@ -191,7 +191,7 @@ def _class(written: WrittenDocument[_File], name: str, content: object) -> Class
         try:
             parse_object_name(value)
         except InvalidIdError as error:
-            raise written.fault(f"is no name of {kind}: {error}", at) from error
+            raise written.fault(f"is not the name of {kind}: {error}", at) from error
     driver = _driver(written, steps, of)
     _check_quantities(written, steps, of)
     hot = of.profile is InjectionProfile.HOT_PLUG

@@ -124,7 +124,7 @@ def pod_on_node(pod: RequestingPod, resource: ResourceName, whole: Units) -> Pod
     try:
         requires = needs_limits(pod, demand, whole)
     except InvalidAnnotationError as error:
-        log.warning("pod %s starts only where its share is a limit: %s", pod.where, error)
+        log.warning("pod %s starts only on a node that enforces shares: %s", pod.where, error)
         requires = True
     policy = pod.metadata.annotations.policy
     return PodOnNode(

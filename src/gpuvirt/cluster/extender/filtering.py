@@ -30,8 +30,8 @@ from gpuvirt.model.shares.wording import requested_text
 NO_UNITS = f"the node shares no GPUs: it has no annotation {SHARED_GPUS_ANNOTATION}"
 
 NO_LIMITS = (
-    f"the pod requires shares that are limits ({REQUIRED_ANNOTATION}: {REQUIRED}), and those of the node are none:"
-    f" it has no annotation {LIMITS_ANNOTATION}: {', '.join(LIMITS)}"
+    f"the pod requires enforced shares ({REQUIRED_ANNOTATION}: {REQUIRED}), but the node does not enforce shares: it"
+    f" has no annotation {LIMITS_ANNOTATION}: {', '.join(LIMITS)}"
 )
 
 HELD = (

@@ -30,7 +30,9 @@ from gpuvirt.model.vgputypes.profiles import profile_name
 
 WHOLE = "GPU"
 """The type of a VM that gets a whole GPU."""
-OLD_AGENT = "its agent does not report what a plan needs; expected an agent and a kind GpuNode of this version or newer"
+OLD_AGENT = (
+    "its agent does not report the inputs of a plan; expected an agent and a kind GpuNode of this version or newer"
+)
 NEEDS_SMI = "nvidia-smi on the node decides (MIG mode, sizes, scheduler), so the vGPUs are those of the config"
 SMI_COUNTS = "nvidia-smi on the node decides how many vGPUs fit (MIG mode, sizes)"
 BY_CATALOG = (

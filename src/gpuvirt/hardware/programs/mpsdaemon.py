@@ -71,7 +71,7 @@ def _check_alone(control: MpsControl) -> None:
         raise NotReadyError(f"{error}; it comes with NVIDIA's driver") from error
     except ToolError:
         return
-    raise NotReadyError(f"{control.pipes} has an MPS daemon that serves it; end it by gpuvirt mps quit")
+    raise NotReadyError(f"an MPS daemon already serves {control.pipes}; stop it with gpuvirt mps quit")
 
 
 def _mount(folder: Path, root: Path, run: Run) -> None:

@@ -36,7 +36,9 @@ QUERY = '{"execute": "query-migrate"}'
 POSSIBLE = Ability(True)
 TAINTS = "the check asked QEMU's monitor: libvirt notes `custom-monitor` for this VM until it ends"
 _NOT_RUNNING = Ability(
-    None, Problem.NO_SUSPEND, "only QEMU knows, and it does not run; `leave: ShutDown` needs no proof"
+    None,
+    Problem.NO_SUSPEND,
+    "only a running QEMU can report this, and it does not run; `leave: ShutDown` needs no proof",
 )
 _NO_AGENT = Ability(
     None, Problem.TOOLS_MISSING, "no guest agent is connected; the guest may follow ACPI's power button"

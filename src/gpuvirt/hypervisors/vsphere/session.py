@@ -78,7 +78,7 @@ class VsphereSession:
         )
         content: vim.ServiceInstanceContent = vim.ServiceInstance("ServiceInstance", stub).RetrieveContent()
         if content.sessionManager is None:
-            raise BackEndError(Problem.INCOMPLETE, "the server is no vCenter or ESX", is_certain=True)
+            raise BackEndError(Problem.INCOMPLETE, "the server is neither a vCenter nor an ESX host", is_certain=True)
         content.sessionManager.Login(self._user, self._password, None)
         return content
 

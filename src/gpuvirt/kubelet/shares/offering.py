@@ -63,7 +63,9 @@ class SharePlugin(PluginServer):
     async def allocate(self, request: pb.AllocateRequest, call: PluginCall) -> pb.AllocateResponse:
         containers = wire.asked_for(request)
         if unknown := _unknown(containers):
-            await self.refuse(call, grpc.StatusCode.NOT_FOUND, f"{unknown!r} is no id of a unit: expected u0, u1 ...")
+            await self.refuse(
+                call, grpc.StatusCode.NOT_FOUND, f"{unknown!r} is not the id of a unit; expected u0, u1 ..."
+            )
         try:
             attachments = await self._allocator.allocate(containers)
         except ShareRefusedError as error:

@@ -273,7 +273,7 @@ def _check_without_gpus(settings: Settings, where: str) -> None:
             parse_resource_name(f"{domain}/x" if "/" not in domain else text)
         except InvalidIdError as error:
             raise ConfigError(
-                f"{text!r} is no resource or domain; expected domain/name, domain, or *.domain",
+                f"{text!r} is not a resource or domain; expected domain/name, domain, or *.domain",
                 where=where,
                 path=f"$.resources_without_gpus[{index}]",
             ) from error
@@ -308,7 +308,8 @@ def _check_shares(shares: ShareSettings, where: str) -> None:
         raise ConfigError(str(error), where=where, path="$.shares.resource") from error
     if not _LIBRARY.fullmatch(shares.hami_core.library):
         raise ConfigError(
-            f"{shares.hami_core.library!r} is no path of a library; expected an absolute path without `..` and colons",
+            f"{shares.hami_core.library!r} is not the path of a library; expected an absolute path without `..` and"
+            " colons",
             where=where,
             path="$.shares.hami_core.library",
         )
@@ -330,7 +331,7 @@ def _check_on_demand(on_demand: OnDemandSettings, where: str) -> None:
         parse_resource_name(f"{on_demand.prefix}1")
     except InvalidIdError as error:
         raise ConfigError(
-            f"{on_demand.prefix!r} begins no resource's name; expected DOMAIN/NAME, as tencent.com/vgpu-",
+            f"{on_demand.prefix!r} is not the beginning of a resource name; expected DOMAIN/NAME, as tencent.com/vgpu-",
             where=where,
             path="$.on_demand.prefix",
         ) from error

@@ -46,7 +46,7 @@ KEEPS_DRIVER = frozenset(
 )
 """Why the agent does not bind a GPU to its desired driver."""
 
-FOR_VMS = "needed for VMs alone: the GPU is shared by pods"
+FOR_VMS = "only for VMs, and pods share this GPU"
 
 
 def explain_device(evidence: Evidence, target: str) -> DeviceExplanation:

@@ -51,7 +51,7 @@ def joined_target(target: str, name: str | None) -> str:
         return target
     meant = nearest(kind, NAMED_KINDS) or nearest(kind, (*KINDS, *NODE_KINDS))
     hint = f"did you mean {meant}/{name or rest}?" if meant else f"expected {', '.join(NAMED_KINDS)}"
-    raise ConfigError(f"{kind!r} is no kind that why explains; {hint}", where=COMMAND)
+    raise ConfigError(f"{kind!r} is not a kind that why explains; {hint}", where=COMMAND)
 
 
 def node_target(text: str) -> NodeName | None:
@@ -104,7 +104,7 @@ def no_device(evidence: Evidence, address: PciAddress) -> Finding:
 
 def no_such_uuid(uuid: str) -> Finding:
     """Return the finding for an id of NVIDIA's driver that is that of no GPU on this host, or of a MIG device."""
-    message = "is the UUID of no GPU that NVIDIA's driver has on this host; a GPU on vfio-pci has none"
+    message = "is not the UUID of a GPU on NVIDIA's driver on this host; a GPU on vfio-pci has no UUID"
     if uuid.upper().startswith("MIG"):
         message = "is the id of a MIG device; expected the UUID or the address of its GPU"
     fix = "gpuvirt devices lists the addresses of all GPUs, nvidia-smi -L the UUIDs of those that the driver has"

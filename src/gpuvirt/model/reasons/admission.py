@@ -23,26 +23,26 @@ def mdev_in_kata(path: str, resource: str, runtime_class: str) -> Reason:
 
 def container_name_taken(path: str, name: str) -> Reason:
     """Containers of a pod have different names, and the webhook adds one of this name."""
-    message = f"has the name of the container {name}, which the webhook adds to pods with a vGPU"
+    message = f"has the same name as the container {name} that the webhook adds to pods with a vGPU"
     return Reason(ReasonCode.INJECTED_NAME_TAKEN, f"container {name}", message, (Seen(path),), "rename the container")
 
 
 def volume_name_taken(path: str, name: str, expected: str) -> Reason:
     """Volumes of a pod have different names, and the webhook adds one of this name."""
-    message = f"has the name of the volume {name}, which the webhook adds to pods with a vGPU; expected {expected}"
+    message = f"has the same name as the volume {name} that the webhook adds to pods with a vGPU; expected {expected}"
     return Reason(ReasonCode.INJECTED_NAME_TAKEN, f"volume {name}", message, (Seen(path),), "rename the volume")
 
 
 def amount_invalid(path: str, detail: str) -> Reason:
     """Extended resources are counted in whole devices."""
-    message = "has an amount that is no whole number"
+    message = "has an amount that is not a whole number"
     fix = "request a whole number, as in 1"
     return Reason(ReasonCode.VGPU_AMOUNT_INVALID, "a vGPU request", message, (Seen(path, detail),), fix)
 
 
 def licence_secret_invalid(path: str, value: str, detail: str) -> Reason:
     """The annotation becomes the name of a Secret in a volume of the pod."""
-    message = f"names no Secret: {detail}"
+    message = f"is not the name of a Secret: {detail}"
     fix = "set it to the name of a Secret of the pod's namespace that has the licence's token, or remove it"
     return Reason(ReasonCode.LICENCE_SECRET_INVALID, "the annotation", message, (Seen(path, value),), fix)
 
@@ -50,5 +50,5 @@ def licence_secret_invalid(path: str, value: str, detail: str) -> Reason:
 def webhook_not_configured(file: str, detail: str) -> Reason:
     """The webhook can't know what to add to a pod."""
     message = "has no valid config yet"
-    fix = "mend the config; the webhook reads it again within 10 s of a change"
+    fix = "correct the config; the webhook reads it again within 10 s of a change"
     return Reason(ReasonCode.WEBHOOK_NOT_CONFIGURED, "the webhook", message, (Seen(file, detail),), fix)

@@ -34,12 +34,12 @@ def image_unknown() -> Reason:
 
 def pod_missing(daemon_set: str, known: str) -> Reason:
     """A taint may keep the pod away."""
-    fix = "see the node's taints and daemonsets.tolerations: kubectl describe node"
+    fix = "compare the node's taints (kubectl describe node) with daemonsets.tolerations of the ClusterPolicy"
     return Reason(ReasonCode.POD_MISSING, f"DaemonSet {daemon_set}", f"has no pod on this node{known}", fix=fix)
 
 
 def os_unknown(driver: str, labels: str, label: str) -> Reason:
     """The operating system selects the image."""
-    message = "can't be deployed to this node: the operating system selects its image, and no label has it"
+    message = "can't be deployed to this node: the operating system selects its image, and no label names it"
     fix = f"run gpuvirt discover or NFD, or label the node by hand: {label}=ubuntu22.04"
     return Reason(ReasonCode.OS_UNKNOWN, driver, message, (Seen.absent(f"label {labels}"),), fix)

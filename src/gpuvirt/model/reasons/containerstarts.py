@@ -9,7 +9,10 @@ from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 def nodes_changed(device: str, target: str, recorded: Sequence[str], own: Sequence[str]) -> Reason:
     """The kernel chooses the numbers of groups and of VFIO devices, and a device gets others after a reboot."""
-    message = f"can't start its container: the recorded nodes are not those of {target}, and may be another pod's"
+    message = (
+        f"can't be used by its container: the device nodes in the kubelet's record are not those of {target}, and may"
+        " be another pod's"
+    )
     seen = (Seen(CHECKPOINT, ", ".join(recorded)), Seen(f"nodes of {target}", ", ".join(own) or "none"))
     fix = "delete the pod, so that a new one gets a device with its nodes; a Deployment or a Job creates it again"
     return Reason(ReasonCode.NODES_CHANGED, device, message, seen, fix)
@@ -17,6 +20,9 @@ def nodes_changed(device: str, target: str, recorded: Sequence[str], own: Sequen
 
 def nodes_unknown(device: str, why: str) -> Reason:
     """The container may have been admitted before a reboot, and its recorded nodes may be another pod's by now."""
-    message = "can't start its container: gpuvirt does not know with which nodes, and it may be older than this boot"
+    message = (
+        "can't be used by its container: the recorded device nodes are unknown, and the container may be from before"
+        " this boot"
+    )
     fix = "the kubelet tries again; make its checkpoint readable, or delete the pod"
     return Reason(ReasonCode.ALLOCATIONS_UNKNOWN, device, message, (Seen(CHECKPOINT, why),), fix)

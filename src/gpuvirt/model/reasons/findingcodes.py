@@ -21,7 +21,7 @@ class FindingCode(Code):
         "the host has no IOMMU group: the IOMMU is off in the firmware or by the kernel's command line, or not enabled",
         Level.ERROR,
     )
-    KERNEL_ARGUMENT = _host("KernelArgument", "an argument of the kernel disables what GPUs need (`nomodeset`)")
+    KERNEL_ARGUMENT = _host("KernelArgument", "a kernel argument disables the drivers of GPUs (`nomodeset`)")
     INTERRUPTS_NOT_REMAPPED = _host(
         "InterruptsNotRemapped",
         "no interrupt goes through a chip that remaps (`/sys/kernel/irq/*/chip_name`), so vfio refuses devices; a"
@@ -36,9 +36,11 @@ class FindingCode(Code):
 
     VFIO_MISSING = _host("VfioMissing", "this kernel has no vfio-pci", Level.ERROR)
     VFIO_BLOCKED = _host("VfioBlocked", "modprobe or the kernel is configured not to load vfio-pci", Level.ERROR)
-    IDS_NOT_BOUND = _host("IdsNotBound", "vfio-pci is configured for a device's id, but another driver was faster")
+    IDS_NOT_BOUND = _host(
+        "IdsNotBound", "vfio-pci is configured for a device's id, but another driver bound the device first"
+    )
     DRIVERS_FIGHT = _host("DriversFight", "a GPU is bound to nouveau, or nouveau is loaded beside nvidia")
-    BOOT_CONSOLE = _host("BootConsole", "the host's screen is on a GPU that is on a VFIO driver")
+    BOOT_CONSOLE = _host("BootConsole", "a GPU that is bound to a VFIO driver shows the host's console")
 
     NO_VGPU_TYPES = _host("NoVgpuTypes", "a GPU is set up for vGPUs but lists no vGPU type")
     VFS_OFF = _host("VfsOff", "the vGPU manager runs, but a GPU's VFs are off")
@@ -76,7 +78,9 @@ class FindingCode(Code):
     PERMITTED_NAME_UNKNOWN = _host(
         "PermittedNameUnknown", "KubeVirt permits a name that is similar to a resource of this node"
     )
-    SELECTOR_MISMATCH = _host("SelectorMismatch", "KubeVirt permits a resource for other devices than those it has")
+    SELECTOR_MISMATCH = _host(
+        "SelectorMismatch", "KubeVirt permits a resource with a selector that does not match the resource's devices"
+    )
     NOT_EXTERNAL = _host(
         "NotExternal", "KubeVirt offers a resource itself (no `externalResourceProvider: true`)", Level.ERROR
     )
@@ -106,16 +110,19 @@ class FindingCode(Code):
     TOO_FEW_DEVICES = _workload("TooFewDevices", "the node has fewer devices in total than are requested")
     ALL_ALLOCATED = _workload("AllAllocated", "other pods request the node's devices; their names are shown")
     NO_FREE_PIECE = _workload(
-        "NoFreePiece", "no shared GPU of the node has the requested units left, though all together may have"
+        "NoFreePiece",
+        "no single shared GPU of the node has the requested units free, although all together may have them",
     )
-    NO_GPU_LARGE_ENOUGH = _workload("NoGpuLargeEnough", "no shared GPU of the node has the requested units in all")
+    NO_GPU_LARGE_ENOUGH = _workload(
+        "NoGpuLargeEnough", "each shared GPU of the node has fewer units than are requested"
+    )
     SHARES_NOT_ENFORCED = _workload(
         "SharesNotEnforced",
-        "the pod requires a share that is a limit (`gpuvirt.io/enforcement`), and the node's are none",
+        "the pod requires an enforced share (`gpuvirt.io/enforcement`), but the node does not enforce shares",
     )
     INVALID_SHARE = _workload(
         "InvalidShare",
-        "a container requests more units than a GPU has, and no number of whole GPUs, or the pod's"
+        "a container requests more units than a GPU has, but not a multiple of whole GPUs, or the pod's"
         " `gpuvirt.io/enforcement` is not `required`",
     )
     NODE_NOT_READY = _workload("NodeNotReady", "the node is not ready")
@@ -124,11 +131,14 @@ class FindingCode(Code):
         "WorkerAway", "a VgpuSchedule has suspended the node's VM, drains the node, or is starting the VM"
     )
     OTHER_PHASE = _workload(
-        "OtherPhase", "the node offers the resource in another phase of a VgpuSchedule, which gives it the vGPU config"
+        "OtherPhase",
+        "the node offers the resource only in another phase of a VgpuSchedule, with the vGPU config of that phase",
     )
     NODE_SELECTOR_MISMATCH = _workload("NodeSelectorMismatch", "the node lacks a label of the nodeSelector")
     TAINT_NOT_TOLERATED = _workload("TaintNotTolerated", "the node has a taint that the pod does not tolerate")
-    NOT_COUNTED = _workload("NotCounted", "the kubelet does not count devices that the agent reports as healthy")
+    NOT_COUNTED = _workload(
+        "NotCounted", "the kubelet does not count devices as healthy that the agent reports as healthy"
+    )
     NO_SUCH_RESOURCE = _workload(
         "NoSuchResource", "no node offers the resource, or the node does not; similar names are shown"
     )

@@ -14,15 +14,15 @@ def allocating(unit: str, path: str) -> Reason:
     """An allocation shares the lock of the unit's slot; it may create a vGPU."""
     message = "can't be changed yet: a device of its PCI slot is being allocated now"
     fix = (
-        "try the command again; the agent tries again by itself. If it lasts, the creation of a vGPU waits in the"
-        " kernel: stop the process that uses the GPU"
+        "try the command again; the agent tries again by itself. If this persists, the kernel blocks the creation of a"
+        " vGPU: stop the process that uses the GPU"
     )
     return Reason(ReasonCode.UNIT_BUSY, unit, message, (Seen(path, "shared by an allocation"),), fix)
 
 
 def gate_failed(unit: str, path: str, problem: str) -> Reason:
     """A file by which allocations and changes exclude each other can't be used."""
-    message = "can't be allocated or changed: the file by which allocations and changes exclude each other fails"
+    message = "can't be allocated or changed: the lock file that keeps allocations and changes apart can't be used"
     fix = (
         "EMFILE: restart the process that names this reason; ENOSPC: free space on that file system; EROFS or EACCES:"
         " mount the folder writable, or see `ausearch -m avc`"
@@ -32,10 +32,7 @@ def gate_failed(unit: str, path: str, problem: str) -> Reason:
 
 def takes_no_part(path: str, problem: str) -> Reason:
     """A device plugin can't write the folder of its gates, so that commands can't ask it to drain devices."""
-    message = (
-        "takes no part in the exclusion of allocations and changes, so gpuvirt's commands refuse to change any device"
-        " that it lists"
-    )
+    message = "can't lock its devices against changes, so gpuvirt's commands refuse to change any device that it lists"
     fix = "let the pod create folders in the kubelet's device-plugins folder; or stop it before a command changes GPUs"
     return Reason(ReasonCode.GATE_FAILED, "the device plugin", message, (Seen(path, problem),), fix)
 
@@ -44,8 +41,8 @@ def agent_silent(unit: str, waited_s: float, where: str) -> Reason:
     """The kubelet could allocate devices that a command is about to change."""
     message = f"is offered by this node's agent, which has not withdrawn it from the kubelet within {waited_s:g} s"
     fix = (
-        "see the agent's log; `gpuvirt devices` shows a state that is several seconds old if the agent hangs; or stop"
-        " the agent and try again"
+        "see the agent's log (if the agent hangs, `gpuvirt devices` shows a state that is several seconds old), or"
+        " stop the agent and try again"
     )
     return Reason(ReasonCode.AGENT_SILENT, unit, message, (Seen(where, "Draining, not acknowledged"),), fix)
 

@@ -15,7 +15,7 @@ def unreachable(server: str, words: str) -> Reason:
 def not_trusted(server: str, words: str) -> Reason:
     """The server is another one, or the CA is."""
     fix = "put the PEM certificate that signs the hypervisor's into `ca` of the Secret, and its name into `server`"
-    return _reason(ReasonCode.HYPERVISOR_NOT_TRUSTED, server, "has no certificate that `ca` proves", words, fix)
+    return _reason(ReasonCode.HYPERVISOR_NOT_TRUSTED, server, "presents no certificate that `ca` verifies", words, fix)
 
 
 def wrong_credentials(server: str, words: str) -> Reason:
@@ -40,38 +40,47 @@ def credentials_missing(secret: str, namespace: str) -> Reason:
 
 def session_lost(server: str, words: str) -> Reason:
     """A login succeeds, and the next request has no session."""
-    fix = "see the hypervisor's limit of sessions for this user; nothing is done until it answers"
+    fix = "check the hypervisor's session limit for this user; gpuvirt does nothing until the hypervisor answers"
     return _reason(ReasonCode.HYPERVISOR_SESSION_LOST, server, "ends each session at once", words, fix)
 
 
 def forbidden(server: str, words: str) -> Reason:
     """The user may log in."""
     fix = "give the user the privileges that docs/hypervisors.md lists, on the worker VMs"
-    return _reason(ReasonCode.HYPERVISOR_FORBIDDEN, server, "does not permit it to the user", words, fix)
+    return _reason(ReasonCode.HYPERVISOR_FORBIDDEN, server, "denies the request to this user", words, fix)
 
 
 def kubevirt_forbidden(server: str, words: str) -> Reason:
     """The chart gives the controller no right to VMs that its values do not name."""
     fix = "add the namespace to schedule.kubeVirtNamespaces of the chart"
-    return _reason(ReasonCode.HYPERVISOR_FORBIDDEN, server, "does not permit it to gpuvirt", words, fix)
+    return _reason(ReasonCode.HYPERVISOR_FORBIDDEN, server, "denies the request to gpuvirt", words, fix)
 
 
 def answer_incomplete(server: str, words: str) -> Reason:
     """The missing parts of an answer count as unknown."""
-    fix = "see whether the user may read the VM; if it may, pack a support archive"
+    fix = "check whether the user may read the VM; if so, pack a support archive: gpuvirt support"
     return _reason(ReasonCode.HYPERVISOR_ANSWER_INCOMPLETE, server, "gave an incomplete answer", words, fix)
 
 
 def silent(server: str, words: str) -> Reason:
     """It is asked again with a new connection."""
-    fix = "see the hypervisor's load; the VMs are read again before anything is repeated"
+    fix = "check the hypervisor's load; gpuvirt reads the VMs again before it repeats a call"
     return _reason(ReasonCode.HYPERVISOR_SILENT, server, "did not answer in time", words, fix)
 
 
 def connection_ended(server: str, words: str) -> Reason:
     """It was killed, or its lease ended."""
-    fix = "nothing if it was once: the VMs are read again before anything is repeated; else see the memory limit"
-    return _reason(ReasonCode.HYPERVISOR_CONNECTION_ENDED, server, "was asked by a process that ended", words, fix)
+    fix = (
+        "no action needed if it happens once: gpuvirt reads the VMs again before it repeats a call; otherwise check"
+        " the memory limit"
+    )
+    return _reason(
+        ReasonCode.HYPERVISOR_CONNECTION_ENDED,
+        server,
+        "lost its connection, because the connected process of gpuvirt has ended",
+        words,
+        fix,
+    )
 
 
 def refused(server: str, words: str) -> Reason:
@@ -82,25 +91,25 @@ def refused(server: str, words: str) -> Reason:
 
 def call_failed(server: str, words: str) -> Reason:
     """The VMs show what it has done."""
-    fix = "see the VM's events in the hypervisor; the VMs are read again before anything is repeated"
+    fix = "see the VM's events in the hypervisor; gpuvirt reads the VMs again before it repeats a call"
     return _reason(ReasonCode.HYPERVISOR_CALL_FAILED, server, "failed during the call", words, fix)
 
 
 def no_graphics_capacity(server: str, words: str) -> Reason:
     """A GPU carries vGPUs of one size, and those of VMs that run."""
-    fix = "find the VM that has the GPU: it is no worker of this schedule, or has not been suspended"
+    fix = "find the VM that uses the GPU: it is not a worker of this schedule, or has not been suspended"
     return _reason(ReasonCode.NO_GRAPHICS_CAPACITY, server, "has no GPU with room for the VM's vGPU", words, fix)
 
 
 def wrong_power_state(server: str, words: str) -> Reason:
     """The VM has changed since it was read."""
-    fix = "nothing if it was once: the VM is read again"
-    return _reason(ReasonCode.WRONG_POWER_STATE, server, "has the VM in another state", words, fix)
+    fix = "no action needed if it happens once: gpuvirt reads the VM again"
+    return _reason(ReasonCode.WRONG_POWER_STATE, server, "reports that the VM is in another state", words, fix)
 
 
 def vm_not_found(server: str, words: str) -> Reason:
     """It was deleted, or is hidden."""
-    fix = "see that the VM exists, and that the user may read it"
+    fix = "check that the VM exists, and that the user may read it"
     return _reason(ReasonCode.VM_NOT_FOUND, server, "shows no such VM", words, fix)
 
 
@@ -112,14 +121,14 @@ def guest_tools_missing(server: str, words: str) -> Reason:
 
 def suspend_not_supported(server: str, words: str) -> Reason:
     """The host's vGPU manager decides."""
-    fix = "set `leave: ShutDown`, or install a vGPU manager and a hypervisor that suspend on the host"
+    fix = "set `leave: ShutDown`, or install a hypervisor and a vGPU manager that can suspend such VMs"
     return _reason(ReasonCode.SUSPEND_NOT_SUPPORTED, server, "can't suspend the VM", words, fix)
 
 
 def vgpu_type_not_offered(server: str, words: str) -> Reason:
     """Another host of a cluster may offer it."""
     fix = "see the host's GPUs and its vGPU manager; the host may be in maintenance"
-    return _reason(ReasonCode.VGPU_TYPE_NOT_OFFERED, server, "does not say what it can do", words, fix)
+    return _reason(ReasonCode.VGPU_TYPE_NOT_OFFERED, server, "does not list the VM's vGPU type", words, fix)
 
 
 def not_one_vgpu(server: str, words: str) -> Reason:
@@ -131,7 +140,7 @@ def not_one_vgpu(server: str, words: str) -> Reason:
 def back_end_missing(server: str, words: str) -> Reason:
     """gpuvirt's image has all libraries."""
     fix = "pip install 'gpuvirt[vsphere]' or 'gpuvirt[libvirt]'"
-    return _reason(ReasonCode.BACK_END_MISSING, server, "can't be asked without its library", words, fix)
+    return _reason(ReasonCode.BACK_END_MISSING, server, "can't be reached: its library is not installed", words, fix)
 
 
 def kubevirt_missing(server: str, words: str) -> Reason:
@@ -143,7 +152,7 @@ def kubevirt_missing(server: str, words: str) -> Reason:
 def lease_lost(server: str) -> Reason:
     """Another controller may lead."""
     fix = "see the controller's log for its lease; another controller may lead"
-    return _reason(ReasonCode.LEASE_LOST, server, "was not asked, since this controller does not lead", "", fix)
+    return _reason(ReasonCode.LEASE_LOST, server, "got no request, because this controller does not lead", "", fix)
 
 
 def _reason(code: ReasonCode, server: str, message: str, words: str, fix: str) -> Reason:

@@ -44,7 +44,10 @@ def hyper_converged_unknown(where: str) -> Reason:
 
 def hyper_converged_ambiguous(where: str, count: int) -> Reason:
     """HCO works with one object."""
-    message = f"belongs to HCO, which reverts what others write to it, and there are {count} HyperConvergeds"
+    message = (
+        f"belongs to HCO, which reverts the changes of others, and the cluster has {count} HyperConvergeds; expected"
+        " one"
+    )
     return state_unknown(where, message, "keep one HyperConverged; or, where HCO is gone, remove its label and owner")
 
 
@@ -92,7 +95,9 @@ def grace_gates_missing(resource: str, where: str, gates: Sequence[str]) -> Reas
 
 def selector_taken(resource: str, selector: str, why: str, place: str) -> Reason:
     """HCO takes each selector once."""
-    message = f"can't be permitted: its entry, or its selector {selector!r}, {why}, and HCO takes each selector once"
+    message = (
+        f"can't be permitted: its entry, or its selector {selector!r}, {why}, and HCO accepts each selector only once"
+    )
     fix = "give the entry this name, or enable it; or have nodes offer the devices under one name"
     return Reason(ReasonCode.SELECTOR_TAKEN, resource, message, (Seen(place),), fix)
 
@@ -120,14 +125,16 @@ def mdevs_of_kubevirt(where: str, types: Sequence[str], nodes: Sequence[str]) ->
         f"creates mediated devices of the types {_shown(types)} on GPUs without any, also on {_shown(nodes)}, where"
         " gpuvirt creates vGPUs; gpuvirt offers those of KubeVirt, too",
         (Seen(f"{where} mediatedDevicesConfiguration", ", ".join(types[:MOST_NAMES])),),
-        "leave the vGPUs to one of them: set mediatedDevicesConfiguration.enabled to false, or remove the types, or"
+        "let only one of them create vGPUs: set mediatedDevicesConfiguration.enabled to false, or remove the types, or"
         " name only other nodes in nodeMediatedDeviceTypes",
     )
 
 
 def gate_disabled(where: str, gate: str) -> Reason:
     """An administrator has disabled a gate that is needed."""
-    message = f"has the feature gate {gate}, which is needed, in disabledFeatureGates; the controller leaves it there"
+    message = (
+        f"has the required feature gate {gate} in disabledFeatureGates; the controller does not remove it from there"
+    )
     fix = f"remove {gate} from developerConfiguration.disabledFeatureGates"
     return Reason(ReasonCode.GATE_DISABLED, where, message, fix=fix)
 
@@ -135,7 +142,8 @@ def gate_disabled(where: str, gate: str) -> Reason:
 def too_old(where: str) -> Reason:
     """No setting keeps this version from deleting mediated devices."""
     message = (
-        "belongs to a KubeVirt that deletes mediated devices which it did not create, and has no setting against it"
+        "belongs to a KubeVirt that deletes mediated devices which it did not create, and has no setting that prevents"
+        " this"
     )
     fix = "update KubeVirt to 0.58.2, 0.59.1 or later"
     return Reason(ReasonCode.KUBEVIRT_TOO_OLD, where, message, fix=fix)

@@ -57,7 +57,7 @@ def ledger_lost(path: object, what: str) -> Reason:
 
 def record_history_lost(path: object, what: str) -> Reason:
     """The file about the kubelet's checkpoint could not be used."""
-    consequence = "a checkpoint that exists counts; without one the allocations are unknown"
+    consequence = "an existing checkpoint of the kubelet is used; without one, the allocations are unknown"
     return _lost(ReasonCode.LEDGER_LOST, path, what, consequence)
 
 
@@ -77,7 +77,7 @@ def drivers_lost(path: object, name: str) -> Reason:
 
 def tenancies_lost(path: object) -> Reason:
     """The file with the tenants of GPUs was damaged or deleted in this boot."""
-    message = "was damaged or deleted; who had each GPU in this boot is unknown"
+    message = "was damaged or deleted; the tenants of GPUs in this boot are unknown"
     consequence = "GPUs that the kernel can't reset are withheld until the host is rebooted"
     return _lost(ReasonCode.TENANCIES_LOST, path, message, consequence)
 

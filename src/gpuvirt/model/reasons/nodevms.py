@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gpuvirt.model.reasons.reason import Reason, without_code
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
-_FIX = "end the VM by hand, or wait; the node gets the vGPU config then"
+_FIX = "shut down the VM, or wait until it ends; then the node gets the vGPU config"
 
 
 def vm_not_stopped(vm: str, why: str, fix: str = _FIX) -> Reason:
@@ -16,7 +16,7 @@ def vm_not_stopped(vm: str, why: str, fix: str = _FIX) -> Reason:
 def vm_not_alone(vm: str, node: str, others: Sequence[str]) -> Reason:
     """The GPU would keep its vGPUs, and the VM would be off for nothing."""
     why = f"other users of its GPU on node {node} stay: {', '.join(others)}"
-    return vm_not_stopped(vm, why, "end those users, or see what they wait for; all VMs of the GPU are stopped then")
+    return vm_not_stopped(vm, why, "stop those users, or see what they wait for; then all VMs of the GPU are stopped")
 
 
 def vm_budget(vm: str, budget: str) -> Reason:
@@ -33,7 +33,7 @@ def vm_budget_settles(vm: str, budget: str) -> Reason:
 
 def vm_pending(vm: str, step: str) -> Reason:
     """A step takes some time."""
-    message = f"waits for the effect of the step {step}"
+    message = f"waits for the step {step} to take effect"
     return Reason(ReasonCode.STEP_PENDING, f"VM {vm}", message, fix="see the events of the VM and its VMI")
 
 

@@ -38,7 +38,7 @@ def address_not_accepted(address: str) -> Reason:
 
 def virtual_function(function: PciFunction) -> Reason:
     """NVIDIA's VFs are the parents of vGPUs."""
-    message = f"is a VF of {function.physfn} on {function.driver}, and NVIDIA's VFs work as vGPUs only"
+    message = f"is a VF of {function.physfn} on {function.driver}, but NVIDIA's VFs work only as vGPUs"
     fix = f"bind it to nvidia and set a vGPU type, or switch off the VFs of {function.physfn}"
     seen = (driver_link(function.address, function.driver),)
     return Reason(ReasonCode.VIRTUAL_FUNCTION, function.address, message, seen, fix)
@@ -64,7 +64,7 @@ def group_allocated(device: str, group: int | None, other: str, allocated_to: st
 def allocated_under_other_name(device: str, allocated_to: str, own: str, offered_as: str) -> Reason:
     """The device was allocated before it got another resource name."""
     message = f"is allocated to {allocated_to} as {own}; it is offered as {offered_as} when it is free"
-    fix = "stop the VM that uses it, or wait for its end"
+    fix = "stop the VM that uses it, or wait until it ends"
     return Reason(ReasonCode.ALLOCATED_UNDER_OTHER_NAME, device, message, fix=fix)
 
 
@@ -72,14 +72,14 @@ def allocated_under_other_id(device: str, allocated_to: str, resource: str, othe
     """Another device plugin, such as KubeVirt's own, has allocated the device under an id of its own."""
     message = f"is allocated to {allocated_to} by another device plugin, as {resource}: {other}"
     seen = (Seen("the kubelet's checkpoint and pod-resources API"),)
-    fix = "stop the VM that uses it, or wait for its end; let only one device plugin offer the device"
+    fix = "stop the VM that uses it, or wait until it ends; let only one device plugin offer the device"
     return Reason(ReasonCode.ALLOCATED_UNDER_OTHER_NAME, device, message, seen, fix)
 
 
 def name_taken(device: str, kind: str, resource: str, other: str) -> Reason:
     """KubeVirt finds mdevs and PCI functions in different environment variables."""
     message = (
-        f"is {kind}, and the resource {resource} has {other}; KubeVirt looks for these in different environment"
+        f"is {kind}, but the resource {resource} has {other}; KubeVirt looks for these in different environment"
         " variables"
     )
     fix = "give each kind an alias of its own in the agent's settings"
@@ -95,8 +95,8 @@ def withdrawn(address: str) -> Reason:
 
 def leaves_after_pod(device: str, pod: str) -> Reason:
     """The device of a pod is withdrawn, and listed as healthy for its pod alone."""
-    message = f"is withdrawn, and stays listed for {pod}, which the kubelet could reject at its next start without it"
-    fix = "no action needed: it leaves when the pod has ended; to keep it, take back the change of the desired state"
+    message = f"is withdrawn, but stays listed for {pod}: without it, a restarted kubelet could reject the pod"
+    fix = "no action needed: it is withdrawn when the pod has ended; to keep it, revert the change of the desired state"
     return Reason(ReasonCode.LEAVES_AFTER_POD, device, message, fix=fix)
 
 
@@ -109,5 +109,5 @@ def given_on_demand(vgpu: str) -> Reason:
 def undesired(vgpu: str) -> Reason:
     """The vGPU will be removed."""
     message = "is no longer desired, so it is no longer offered, and is removed when it is free"
-    fix = "to keep it, set a vGPU config that has it"
+    fix = "to keep it, set a vGPU config that includes it"
     return Reason(ReasonCode.WITHDRAWN, vgpu, message, fix=fix)

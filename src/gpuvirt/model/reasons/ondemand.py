@@ -18,7 +18,7 @@ def no_room(resource: str, vgpu_type: str, gpus: Mapping[str, str]) -> Reason:
 
 def not_recorded(device: str, why: str) -> Reason:
     """The kubelet's record has to name the vGPU with which a container starts."""
-    message = "can't start its container: the kubelet's record does not say that the container has this vGPU"
+    message = "can't be used by its container: the kubelet's record does not assign this vGPU to the container"
     fix = "delete the pod; a Deployment or a Job creates it again"
     return Reason(ReasonCode.UNKNOWN_DEVICE, device, message, (Seen(CHECKPOINT, why),), fix)
 
@@ -32,7 +32,7 @@ def not_written(path: object, error: str) -> Reason:
 
 def type_changed(resource: str, before: str, now: str, moved_to: str | None, pods: Sequence[str]) -> Reason:
     """The numbers of vGPU types may change with the driver, and the names of resources have these numbers."""
-    message = f"stands for {now} now, and stood for {before}, {_new_name(moved_to)}"
+    message = f"now stands for {now}; before, it stood for {before}, {_new_name(moved_to)}"
     return Reason(ReasonCode.RESOURCE_TYPE_CHANGED, resource, message, _requested_by(pods), _fix(before, moved_to))
 
 

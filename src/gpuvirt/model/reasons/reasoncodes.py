@@ -36,7 +36,7 @@ class ReasonCode(Code):
     )
     KIND_NOT_OFFERED = _not_offered("KindNotOffered", "the setting `offer` lacks this kind of function", Level.OK)
     VIRTUAL_FUNCTION = _not_offered(
-        "VirtualFunction", "a VF of NVIDIA, which works as a vGPU only, is on a VFIO driver"
+        "VirtualFunction", "an NVIDIA VF, which works only as a vGPU, is bound to a VFIO driver"
     )
     VFS_ENABLED = _not_offered(
         "VfsEnabled",
@@ -50,9 +50,9 @@ class ReasonCode(Code):
         passes=True,
     )
     GIVEN_ON_DEMAND = _not_offered(
-        "GivenOnDemand", "the vGPU was created for the pod that has it, and is removed when the pod has ended", Level.OK
+        "GivenOnDemand", "the vGPU was created on demand for a pod, and is removed when that pod has ended", Level.OK
     )
-    NO_VGPUS = _not_offered("NoVgpus", "the GPU could carry vGPUs and has none")
+    NO_VGPUS = _not_offered("NoVgpus", "the GPU can carry vGPUs, but carries none")
     GROUP_ALLOCATED = _not_offered(
         "GroupAllocated",
         "another device of the IOMMU group is allocated to another container, by the ledger or the kubelet's"
@@ -77,24 +77,27 @@ class ReasonCode(Code):
     CDI_SPEC_MISSING = _not_offered("CdiSpecMissing", "the GPU is shared, and NVIDIA's CDI specs do not have it")
     LIMIT_NOT_POSSIBLE = _not_offered(
         "LimitNotPossible",
-        "shares are to be limits, and the limit can't be put in place: the GPU's memory is unknown, or the library is"
-        " missing. Containers that would run without their limit do not start",
+        "shares are limits on this node, but a limit can't be set: the GPU's memory is unknown, or the library is"
+        " missing. Containers do not start without their limit",
     )
     LIMIT_REQUIRED = _not_offered(
-        "LimitRequired", "a pod requires that its share is a limit (`gpuvirt.io/enforcement`), and the node's are none"
+        "LimitRequired",
+        "the pod requires an enforced share (`gpuvirt.io/enforcement`), but the node does not enforce shares",
     )
     WITHDRAWN = _not_offered("Withdrawn", "the device returns to the host, or its vGPU is not desired", Level.OK)
     LEAVES_AFTER_POD = _not_offered(
         "LeavesAfterPod",
-        "the device is withdrawn, and its pod has several containers with devices. It stays listed as healthy until the"
-        " pod has ended: a kubelet that starts would reject the pod. No other pod gets it",
+        "the device is withdrawn, and its pod has several containers with devices. It stays listed as healthy until"
+        " the pod has ended, because a restarted kubelet would otherwise reject the pod. No other pod gets the device",
         Level.OK,
     )
 
     NODE_MISSING = _unhealthy(
         "NodeMissing", "`/dev/vfio/<group>`, or the device's own node, is missing or has changed", Level.ERROR
     )
-    GROUP_NOT_VIABLE = _unhealthy("GroupNotViable", "a function of the IOMMU group has a host driver, or gets one")
+    GROUP_NOT_VIABLE = _unhealthy(
+        "GroupNotViable", "a function of the IOMMU group is bound to a host driver, or is about to be"
+    )
     FELL_OFF_BUS = _unhealthy("FellOffBus", "the configuration space of the function reads as 0xffff", Level.ERROR)
     UNREAD = _unhealthy(
         "Unread",
@@ -105,7 +108,7 @@ class ReasonCode(Code):
     IN_USE_ELSEWHERE = _unhealthy("InUseElsewhere", "a process that belongs to no pod has the device open")
     NO_RESET = _unhealthy(
         "NoReset",
-        "the kernel can't reset the GPU, and a pod has had it since the host booted"
+        "the kernel can't reset the GPU, and a pod has used it since the host booted"
         " ([below](#gpus-that-cant-be-reset)). `gpuvirt doctor` warns of such GPUs",
     )
     UNBIND_PENDING = _unhealthy(
@@ -115,25 +118,25 @@ class ReasonCode(Code):
     )
     DRIVER_CHANGED = _unhealthy("DriverChanged", "the device of a pod has been bound to another driver")
     DEVICE_GONE = _unhealthy("DeviceGone", "the device of a pod has been removed from the host")
-    TYPE_CHANGED = _unhealthy("TypeChanged", "the vGPU of a pod has been given another type")
+    TYPE_CHANGED = _unhealthy("TypeChanged", "the type of a pod's vGPU has changed")
 
     AWAITED_AFTER_REBOOT = _unhealthy(
         "AwaitedAfterReboot",
-        "a pod from before a reboot has the device, which is not there yet. It is listed as healthy, so that the"
-        " kubelet admits the pod again; the container starts once the device is there",
+        "the device is allocated to a pod from before a reboot, and does not exist yet. It is listed as healthy, so"
+        " that the kubelet admits the pod again; the container starts once the device exists",
         passes=True,
     )
 
     UNKNOWN_RESOURCE = _allocate("UnknownResource", "the agent does not offer the resource")
     UNKNOWN_DEVICE = _allocate("UnknownDevice", "the resource has no such device")
-    IDENTITY_CHANGED = _allocate("IdentityChanged", "the slot has another card than at the last observation")
+    IDENTITY_CHANGED = _allocate("IdentityChanged", "the card in the slot is not the card of the last observation")
     GROUP_CHANGED = _allocate(
         "GroupChanged", "the device's IOMMU group or the group's members have changed since the last observation"
     )
     NODES_CHANGED = _allocate(
         "NodesChanged",
-        "the GPU or vGPU of a container that is to start has other device nodes than in the kubelet's record, which"
-        " another pod's device may have by now",
+        "the device nodes of a starting container's GPU or vGPU differ from those in the kubelet's record, which may"
+        " belong to another pod's device by now",
     )
 
     IN_USE = _change("InUse", "a process has the device open. `--force` never takes it from a VM", passes=True)
@@ -152,9 +155,9 @@ class ReasonCode(Code):
     )
     ALLOCATION_UNMAPPED = _change(
         "AllocationUnmapped",
-        "a pod has a device of another plugin whose id and answer show no device of the host"
-        " ([below](#devices-of-other-plugins)), so that it may be this GPU; until that pod ends, the GPU keeps its"
-        " native driver",
+        "a device of another plugin is allocated to a pod, and neither its id nor the plugin's answer identifies a"
+        " device of the host ([below](#devices-of-other-plugins)), so it may be this GPU. The GPU keeps its native"
+        " driver until that pod ends",
         passes=True,
     )
     STILL_ALLOCATABLE = _change(
@@ -173,7 +176,7 @@ class ReasonCode(Code):
     DRIVER_LOCK = _change("DriverLock", "NVIDIA's driver has clients and refuses to release the GPU", passes=True)
     DRIVER_PINNED = _change(
         "DriverPinned",
-        "driverctl or an override that gpuvirt did not write keeps the function from its native driver",
+        "driverctl, or a driver_override that gpuvirt did not write, keeps the native driver from binding the function",
     )
     PREREQUISITE_MISSING = _change(
         "PrerequisiteMissing",
@@ -199,20 +202,21 @@ class ReasonCode(Code):
     )
     GATE_FAILED = _change(
         "GateFailed",
-        "a file by which allocations and changes exclude each other can't be opened, locked or written; nothing passes."
-        " `--plugin-only` goes on without it, and commands refuse all devices that it lists",
+        "a lock file that keeps allocations and changes of a device apart can't be opened, locked or written, so"
+        " gpuvirt does neither. An agent with `--plugin-only` continues without the file, and commands refuse to"
+        " change the devices that it lists",
         Level.ERROR,
         passes=True,
     )
     PLAN_OUTDATED = _change(
         "PlanOutdated",
         "the desired state or the allocations have changed since the change was planned, or a step took too long. The"
-        " change has stopped, put back what it had done, and is planned again",
+        " change was stopped and rolled back, and is planned again",
         passes=True,
     )
     AGENT_SILENT = _change(
         "AgentSilent",
-        "a command waits for the agent to withdraw the devices from the kubelet, which has not happened within 10 s",
+        "a command has asked the agent to withdraw devices from the kubelet, and the agent has not done so within 10 s",
     )
     MANAGED = _change("ManagedByAgent", "the agent manages the GPU and would undo a change by hand")
 
@@ -224,7 +228,7 @@ class ReasonCode(Code):
     )
     SIZES_DIFFER = _vgpu("SizesDiffer", "vGPUs of several sizes are desired on one GPU, and `sizes: mixed` is not set")
     NO_ROOM = _vgpu("NoRoom", "more vGPUs, or more units of a GPU, are desired than fit (also by VFs or GPU instances)")
-    NO_SUCH_TYPE = _vgpu("NoSuchType", "the host names no such vGPU type for the GPU", Level.ERROR)
+    NO_SUCH_TYPE = _vgpu("NoSuchType", "the host lists no such vGPU type for the GPU", Level.ERROR)
     NO_VGPU_HOST = _vgpu("NoVgpuHost", "the GPU's driver is a VFIO driver, or creates no vGPUs")
     VF_REJECTED_TYPE = _vgpu("VfRejectedType", "a VF rejected a type that it lists as creatable; another VF is used")
     CONFIG_INVALID = _vgpu(
@@ -302,16 +306,17 @@ class ReasonCode(Code):
     )
     COMPONENTS_OFF = _controller(
         "ComponentsOff",
-        "the ClusterPolicy or a label of the node disables what would offer its GPUs, and nothing else offers them",
+        "the ClusterPolicy or a label of the node disables the component that would offer its GPUs, and no other"
+        " component offers them",
     )
     OS_UNKNOWN = _controller(
         "OsUnknown",
-        "a driver or vGPU manager is enabled, and no label has the node's operating system, which selects its image",
+        "a driver or vGPU manager is enabled, but no label names the node's operating system, which selects the image",
     )
     POD_MISSING = _controller(
         "PodMissing",
-        "a pod that should exist does not: of a DaemonSet that serves the node (a taint may keep it away), or a VMI's"
-        " virt-launcher pod, with what KubeVirt reports of it",
+        "an expected pod does not exist: the pod of a DaemonSet on the node (a taint may keep it away), or a VMI's"
+        " virt-launcher pod (the message has KubeVirt's report)",
         Level.ERROR,
     )
 
@@ -343,8 +348,8 @@ class ReasonCode(Code):
     )
     MDEVS_OF_KUBEVIRT = _kubevirt(
         "MdevsOfKubeVirt",
-        "KubeVirt is configured to create mediated devices on nodes where gpuvirt creates vGPUs. It fills each GPU that"
-        " has none, and gpuvirt offers them, too",
+        "KubeVirt is configured to create mediated devices on nodes where gpuvirt creates vGPUs. KubeVirt creates"
+        " them on each GPU that carries none, and gpuvirt offers them, too",
     )
     GRACE_GATES_MISSING = _kubevirt(
         "GraceGatesMissing",
@@ -353,15 +358,16 @@ class ReasonCode(Code):
     )
     SELECTOR_TAKEN = _kubevirt(
         "SelectorTaken",
-        "HCO permits each selector once, and other names have all spellings of this one (`10DE:26B9`, `10de:26b9` ...),"
-        " or its entry is disabled",
+        "HCO accepts each selector only once, and entries of other resources have all spellings of this one"
+        " (`10DE:26B9`, `10de:26b9` ...), or its entry is disabled",
     )
     GATE_DISABLED = _kubevirt(
-        "GateDisabled", "a feature gate that is needed is in `disabledFeatureGates`, where the controller leaves it"
+        "GateDisabled",
+        "a required feature gate is in `disabledFeatureGates`, and the controller does not remove it from there",
     )
     MDEV_DELETION_RISK = _kubevirt("MdevDeletionRisk", "KubeVirt would delete mediated devices, so none are created")
     RESOURCE_STILL_REFERENCED = _kubevirt(
-        "ResourceStillReferenced", "VMs or pods still request the resource, so an undo leaves its entry"
+        "ResourceStillReferenced", "VMs or pods still request the resource, so an undo keeps its entry"
     )
 
     HYPERVISOR_UNREACHABLE = _hypervisor(
@@ -383,21 +389,21 @@ class ReasonCode(Code):
     )
     CREDENTIALS_INCOMPLETE = _hypervisor(
         "CredentialsIncomplete",
-        "the Secret does not exist, or lacks the server, the CA or the credentials, or one is empty",
+        "the Secret does not exist, or its server, CA or credentials are missing or empty",
         Level.ERROR,
     )
     HYPERVISOR_SESSION_LOST = _hypervisor(
         "HypervisorSessionLost",
-        "the hypervisor ends each session at once, also one that has just logged in",
+        "the hypervisor ends each session immediately after the login",
         Level.UNKNOWN,
         passes=True,
     )
     HYPERVISOR_FORBIDDEN = _hypervisor(
-        "HypervisorForbidden", "the hypervisor does not permit this to the user of the Secret", Level.ERROR
+        "HypervisorForbidden", "the hypervisor denies this request to the user of the Secret", Level.ERROR
     )
     HYPERVISOR_ANSWER_INCOMPLETE = _hypervisor(
         "HypervisorAnswerIncomplete",
-        "an answer lacks what it must have, or was not understood. The state of VMs counts as unknown, never as off",
+        "an answer lacks required parts, or was not understood. The state of VMs counts as unknown, never as off",
         Level.UNKNOWN,
     )
     HYPERVISOR_SILENT = _hypervisor(
@@ -413,7 +419,7 @@ class ReasonCode(Code):
         passes=True,
     )
     HYPERVISOR_REFUSED = _hypervisor(
-        "HypervisorRefused", "the hypervisor refused the call; the message has its own words", Level.ERROR
+        "HypervisorRefused", "the hypervisor refused the call; the message quotes its answer", Level.ERROR
     )
     HYPERVISOR_CALL_FAILED = _hypervisor(
         "HypervisorCallFailed",
@@ -421,10 +427,12 @@ class ReasonCode(Code):
         Level.UNKNOWN,
     )
     NO_GRAPHICS_CAPACITY = _hypervisor(
-        "NoGraphicsCapacity", "no GPU has room for the vGPUs of the VM that is to start", Level.ERROR, passes=True
+        "NoGraphicsCapacity", "no GPU has room for the vGPUs of a VM that a schedule starts", Level.ERROR, passes=True
     )
     WRONG_POWER_STATE = _hypervisor(
-        "WrongPowerState", "the VM is not in the state that the call needs: someone else has changed it", passes=True
+        "WrongPowerState",
+        "the VM is not in the state that the call requires: another user or program has changed it",
+        passes=True,
     )
     VM_NOT_FOUND = _hypervisor("VmNotFound", "the hypervisor shows no such VM to the user of the Secret", Level.ERROR)
     GUEST_TOOLS_MISSING = _hypervisor(
@@ -444,7 +452,7 @@ class ReasonCode(Code):
     )
     LEASE_LOST = _hypervisor(
         "LeaseLost",
-        "the controller does not lead, or has not renewed its lease, so it asks the hypervisor nothing",
+        "the controller does not lead, or has not renewed its lease, so it sends the hypervisor no requests",
         Level.UNKNOWN,
         passes=True,
     )
@@ -459,14 +467,16 @@ class ReasonCode(Code):
     )
     INJECTED_NAME_TAKEN = _admission(
         "InjectedNameTaken",
-        "a container or a volume of the pod has the name of one that the webhook adds",
+        "a container or volume of the pod has the same name as one that the webhook adds",
         Level.ERROR,
     )
     VGPU_AMOUNT_INVALID = _admission(
-        "VgpuAmountInvalid", "the amount of a vGPU, or of units of a GPU, is no whole number", Level.ERROR
+        "VgpuAmountInvalid", "the requested number of vGPUs, or of units of a GPU, is not a whole number", Level.ERROR
     )
     LICENCE_SECRET_INVALID = _admission(
-        "LicenceSecretInvalid", "the annotation `gpuvirt.io/licence-secret` is no name of a Secret", Level.ERROR
+        "LicenceSecretInvalid",
+        "the annotation `gpuvirt.io/licence-secret` is not a valid name of a Secret",
+        Level.ERROR,
     )
     WEBHOOK_NOT_CONFIGURED = _admission(
         "WebhookNotConfigured",
@@ -479,7 +489,7 @@ class ReasonCode(Code):
     )
     CRON_LINE_INVALID = _schedule(
         "CronLineInvalid",
-        "`start` of a phase is no cron line of five fields (`@daily` and seconds are none)",
+        "`start` of a phase is not a cron line of five fields (`@daily` and seconds are not supported)",
         Level.ERROR,
     )
     TIME_ZONE_UNKNOWN = _schedule("TimeZoneUnknown", "the controller knows no time zone of this name", Level.ERROR)
@@ -490,7 +500,8 @@ class ReasonCode(Code):
     )
     NODE_IN_TWO_SCHEDULES = _schedule(
         "NodeInTwoSchedules",
-        "several VgpuSchedules have vGPU configs for a node, which keeps the one that it has; nothing is done for them",
+        "several VgpuSchedules set a vGPU config for a node. The node keeps its present config, and nothing is done"
+        " for these schedules",
         Level.ERROR,
     )
     VGPU_CONFIG_PENDING = _schedule(
@@ -556,7 +567,8 @@ class ReasonCode(Code):
     )
     SCHEDULE_NOT_ALLOWED = _schedule(
         "NotAllowed",
-        "a VgpuSchedule is not in the controller's namespace, where alone its Secret and its rights hold",
+        "a VgpuSchedule is not in the controller's namespace, the only one in which the controller reads Secrets and"
+        " runs schedules",
         Level.ERROR,
     )
     HYPERVISOR_UNKNOWN = _schedule(
@@ -574,12 +586,12 @@ class ReasonCode(Code):
     NODE_NOT_REGISTERED = _schedule("NodeNotRegistered", "the Node object of a worker does not exist", passes=True)
     WORKER_LABELS_LOST = _schedule(
         "WorkerLabelsLost",
-        "a worker's Node was deleted, and has come back without the labels of its phase",
+        "a worker's Node was deleted, and registered again without the labels of its phase",
         Level.ERROR,
     )
     POD_BLOCKS_DRAIN = _schedule(
         "PodBlocksDrain",
-        "a pod of a worker has no controller, or an emptyDir volume, so that `kubectl drain` would refuse it, too",
+        "a pod of a worker has no controller, or has an emptyDir volume; `kubectl drain` would refuse it, too",
         passes=True,
     )
     PODS_LEFT = _schedule(
@@ -587,11 +599,15 @@ class ReasonCode(Code):
     )
     VOLUMES_ATTACHED = _schedule("VolumesAttached", "volumes are still attached to a worker", passes=True)
     GPU_STILL_USED = _schedule(
-        "GpuStillUsed", "a worker waits for the GPU: a worker of another phase has not been seen off", passes=True
+        "GpuStillUsed",
+        "a worker waits for the GPU: the VM of a worker of another phase is not known to be off",
+        passes=True,
     )
-    STEP_PENDING = _schedule("StepPending", "a step of a worker has not shown its effect yet", Level.OK, passes=True)
+    STEP_PENDING = _schedule("StepPending", "a step of a worker has not taken effect yet", Level.OK, passes=True)
     CALL_REFUSED = _schedule("CallRefused", "the hypervisor has refused a call for a worker's VM", Level.ERROR)
     NO_HEARTBEAT = _schedule(
-        "NoHeartbeat", "a worker's VM runs, and its kubelet has not renewed its Lease or is not Ready", passes=True
+        "NoHeartbeat", "a worker's VM runs, but its kubelet has not renewed its Lease, or is not Ready", passes=True
     )
-    CLOCK_SKEWED = _schedule("ClockSkewed", "the clock of a resumed worker is over 30 s off the controller's")
+    CLOCK_SKEWED = _schedule(
+        "ClockSkewed", "the clock of a resumed worker differs from the controller's by more than 30 s"
+    )

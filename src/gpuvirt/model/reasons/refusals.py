@@ -60,7 +60,7 @@ def fell_off_bus(subject: str, address: PciAddress) -> Reason:
 
 def carries_vgpus(address: PciAddress, count: int) -> Reason:
     """The vGPUs would be removed with the driver."""
-    message = f"carries {count} vGPU{'' if count == 1 else 's'}, which would be removed with its driver"
+    message = f"carries {count} vGPU{'' if count == 1 else 's'}, which a change of its driver would remove"
     fix = "remove the vGPUs first, when no VM uses them: --remove-vgpus; an agent in mode passthrough does so"
     return Reason(ReasonCode.CARRIES_VGPUS, address, message, fix=fix)
 
@@ -68,15 +68,15 @@ def carries_vgpus(address: PciAddress, count: int) -> Reason:
 def vfs_enabled(function: PciFunction) -> Reason:
     """A VM can open a physical function with VFs only with a token; gpuvirt changes VFs only of a native driver."""
     fix = (
-        f"gpuvirt does not change VFs that {function.driver} has enabled. When no VM uses one: remove what enables them"
-        f" at boot, and reboot; or: echo 0 > {sysfs.device_path(function.address, 'sriov_numvfs')}"
+        f"gpuvirt does not change VFs that {function.driver} has enabled. When no VM uses one: remove the setting that"
+        f" enables them at boot, and reboot; or: echo 0 > {sysfs.device_path(function.address, 'sriov_numvfs')}"
         if function.on_vfio
         else f"gpuvirt vfio bind --remove-vgpus {function.address} switches them off when they are free; an agent in"
         " mode passthrough does so"
     )
     message = (
-        f"has {len(function.virtfns)} VFs: a VM can open it with a VF token only, and a change of its driver removes"
-        " them"
+        f"has {len(function.virtfns)} VFs: a VM can open it only with a VF token, and a change of its driver removes"
+        " the VFs"
     )
     seen = (Seen(sysfs.device_path(function.address, "virtfn0")),)
     return Reason(ReasonCode.VFS_ENABLED, function.address, message, seen, fix)
@@ -88,8 +88,8 @@ def used_by_host(address: PciAddress, use: str) -> Reason:
         ReasonCode.USED_BY_HOST,
         address,
         f"{use}, so it stays with the host",
-        fix="end that use first: another primary display in the firmware, or initcall_blacklist=sysfb_init on the"
-        " kernel's command line; unmount; take the interface down",
+        fix="end that use first: set another primary display in the firmware, or initcall_blacklist=sysfb_init on the"
+        " kernel's command line; unmount the disk; take the interface down",
     )
 
 
@@ -98,7 +98,7 @@ def foreign_endpoint(other: PciFunction, going: Sequence[PciAddress]) -> Reason:
     message = (
         f"shares IOMMU group {other.iommu_group} with {other.address} ({other.id}), which is bound to {other.driver}"
     )
-    fix = f"put the card into another slot, or let that function move too: --also {other.address}"
+    fix = f"put the card into another slot, or bind that function, too: --also {other.address}"
     seen = (Seen(f"{sysfs.IOMMU_GROUPS}/{other.iommu_group}/devices/{other.address}"),)
     return Reason(ReasonCode.FOREIGN_ENDPOINT, going[0] if going else other.address, message, seen, fix)
 
@@ -160,7 +160,7 @@ def allocations_unknown(
     return Reason(
         ReasonCode.ALLOCATIONS_UNKNOWN,
         subject,
-        "may be allocated to a pod: the kubelet's allocations are not known completely",
+        "may be allocated to a pod: the kubelet's allocations are not completely known",
         seen,
         f"{as_root} the kubelet's folder by --kubelet-dir if it is not the default; or use --assume-unallocated (a pod"
         " that has the device loses it)"
@@ -175,7 +175,7 @@ def record_incomplete(path: str, text: str) -> Reason:
     return Reason(
         ReasonCode.ALLOCATIONS_UNKNOWN,
         "a device of this host",
-        "may be allocated to a pod: the kubelet's checkpoint does not have all pods that run",
+        "may be allocated to a pod: the kubelet's checkpoint does not list all running pods",
         (Seen(path, text),),
         "let the agent list the pods of its node (verb list of pods), or delete those that have devices (kubectl get"
         " pods -A --field-selector spec.nodeName=NODE): gpuvirt continues when the checkpoint has the devices of all"
@@ -199,14 +199,16 @@ def allocation_unmapped(address: PciAddress, pod: str, what: str) -> Reason:
 
 def unsettled(unit: str, detail: str) -> Reason:
     """The kubelet records an allocation after the answer to Allocate."""
-    message = "was allocated a moment ago, and the kubelet may not report that yet"
+    message = "was just allocated, and the kubelet may not report the allocation yet"
     fix = "try again in ten seconds"
     return Reason(ReasonCode.ALLOCATIONS_UNKNOWN, unit, message, (Seen("", detail),), fix)
 
 
 def still_counted(address: str, counted: Sequence[str]) -> Reason:
     """A pod could be admitted with the device at any moment."""
-    message = "is being returned to the host or its vGPUs removed, but the kubelet still counts it as allocatable"
+    message = (
+        "is being returned to the host, or its vGPUs are being removed, but the kubelet still counts it as allocatable"
+    )
     seen = (Seen("GetAllocatableResources", ", ".join(counted)) if counted else Seen("GetAllocatableResources"),)
     return Reason(ReasonCode.STILL_ALLOCATABLE, address, message, seen, WAIT_FOR_COUNT)
 
@@ -214,7 +216,8 @@ def still_counted(address: str, counted: Sequence[str]) -> Reason:
 def count_unknown(address: str, unread: Unread) -> Reason:
     """The kubelet runs and does not say what it counts, so it may admit a pod with the device."""
     message = (
-        "is being returned to the host or its vGPUs removed, but the kubelet does not say whether it still counts it"
+        "is being returned to the host, or its vGPUs are being removed, but the kubelet does not report whether it"
+        " still counts it"
     )
     fix = "gpuvirt continues when GetAllocatableResources answers without the device; see the kubelet's log"
     seen = (Seen(f"GetAllocatableResources of {unread.path}", unread.seen or unread.detail),)
@@ -224,7 +227,7 @@ def count_unknown(address: str, unread: Unread) -> Reason:
 def locked(address: PciAddress, users: Sequence[OpenDeviceUser]) -> Reason:
     """NVIDIA's driver refuses its unbind lock."""
     message = f"can't be released: the NVIDIA driver still has clients{f': {named(users)}' if users else ''}"
-    fix = "stop the clients, nvidia-persistenced and DCGM among them"
+    fix = "stop the clients, including nvidia-persistenced and DCGM"
     seen = (Seen(f"/proc/driver/nvidia/gpus/{address}/unbindLock", "stays 0"),)
     return Reason(ReasonCode.DRIVER_LOCK, address, message, seen, fix)
 
@@ -252,8 +255,8 @@ def blocked(address: str, step: str) -> Reason:
     return Reason(
         ReasonCode.WRITE_BLOCKED,
         address,
-        f"waits in the kernel since the step: {step}",
-        fix="stop the process that uses the device; the step then ends, and the device can't be changed before",
+        f"has been blocked in the kernel since the step: {step}",
+        fix="stop the process that uses the device; the device can't be changed until the blocked step ends",
     )
 
 

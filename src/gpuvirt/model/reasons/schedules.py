@@ -17,13 +17,13 @@ def spec_invalid(field: str, problem: str) -> Reason:
 def cron_line_invalid(field: str, line: str, problem: str) -> Reason:
     """A start of a phase is no cron line."""
     fix = "write minute, hour, day of the month, month and day of the week: 0 7 * * 1-5"
-    return Reason(ReasonCode.CRON_LINE_INVALID, field, f"is no cron line: {problem}", (Seen(field, line),), fix)
+    return Reason(ReasonCode.CRON_LINE_INVALID, field, f"is not a cron line: {problem}", (Seen(field, line),), fix)
 
 
 def time_zone_unknown(field: str, zone: str) -> Reason:
     """The zone is not in the database."""
     fix = "write a name of the IANA database: Europe/Berlin, UTC"
-    return Reason(ReasonCode.TIME_ZONE_UNKNOWN, field, "names no known time zone", (Seen(field, zone),), fix)
+    return Reason(ReasonCode.TIME_ZONE_UNKNOWN, field, "is not a known time zone", (Seen(field, zone),), fix)
 
 
 def phase_unreachable(phase: str, line: str) -> Reason:
@@ -49,7 +49,7 @@ def worker_in_two_schedules(node: str, schedules: Sequence[str]) -> Reason:
 
 def node_in_two_schedules(node: str, schedules: Sequence[str]) -> Reason:
     """Two schedules would change the vGPU config of one node."""
-    message = f"has vGPU configs by several schedules: {', '.join(schedules)}"
+    message = f"gets vGPU configs from several schedules: {', '.join(schedules)}"
     fix = "change the labels of the node, or the nodes of a phase"
     return Reason(ReasonCode.NODE_IN_TWO_SCHEDULES, f"node {node}", message, fix=fix)
 
@@ -58,7 +58,7 @@ def vgpu_config_pending(node: str, config: str, problem: str, code: str = "") ->
     """The agent applies it once no VM uses a vGPU that has to go. `code` is the agent's, if the catalogue has it."""
     known = ReasonCode.named(code) or ReasonCode.VGPU_CONFIG_PENDING
     message = f"does not have the vGPU config {config} yet: {problem}"
-    fix = "the node gets it once the VMs that use its vGPUs have ended or were migrated"
+    fix = "stop or migrate the VMs that use its vGPUs, or wait until they end; then the node gets the vGPU config"
     return Reason(known, f"node {node}", message, fix=fix)
 
 
@@ -66,9 +66,9 @@ def no_gpu_node(node: str, config: str) -> Reason:
     """A node's agent makes its GpuNode."""
     message = (
         f"does not have the vGPU config {config} yet: it has no GpuNode, so it has no GPUs that gpuvirt manages, or no"
-        " agent has begun there"
+        " agent has started there"
     )
-    fix = "gpuvirt status shows whether an agent runs on the node; its label gpuvirt.io/node is true then"
+    fix = "check with gpuvirt status whether an agent runs on the node; such nodes have the label gpuvirt.io/node=true"
     return Reason(ReasonCode.VGPU_CONFIG_PENDING, f"node {node}", message, fix=fix)
 
 
@@ -81,7 +81,7 @@ def vgpu_config_overridden(node: str, config: str, origin: str) -> Reason:
 
 def vgpu_config_unknown(phase: str, config: str, where: str, near: str | None) -> Reason:
     """Agents would keep the vGPUs that they have. `near` is the most similar name of a config."""
-    message = f"has the vGPU config {config}, and no vGPU config has this name"
+    message = f"names the vGPU config {config}, which does not exist"
     hint = f"; did you mean {near}?" if near is not None else ""
     seen = Seen("vGPU configs", f"those of {where}, and the built-in ones (gpuvirt vgpu default-config)")
     fix = f"correct vgpuConfig of the phase, or add the vGPU config to {where}{hint}"
@@ -96,13 +96,13 @@ def vgpu_config_unusable(node: str, config: str, problem: str) -> Reason:
 
 def vgpu_configs_unread(phase: str, config: str, problem: str) -> Reason:
     """A name that is no built-in one may be right."""
-    message = f"has the vGPU config {config}, and it is not known whether a vGPU config has this name: {problem}"
+    message = f"names the vGPU config {config}, and gpuvirt does not know whether it exists: {problem}"
     return Reason(ReasonCode.VGPU_CONFIGS_UNKNOWN, f"phase {phase}", message, fix="see the ClusterPolicy's ConfigMap")
 
 
 def mode_without_vgpus(node: str, config: str, mode: str) -> Reason:
     """A vGPU config holds for GPUs in mode vgpu alone."""
-    message = f"gets no vGPUs by the vGPU config {config}: the mode of the node is {mode}"
+    message = f"gets no vGPUs from the vGPU config {config}: the mode of the node is {mode}"
     fix = f"kubectl label node {node} nvidia.com/gpu.workload.config=vm-vgpu"
     return Reason(ReasonCode.MODE_WITHOUT_VGPUS, f"node {node}", message, fix=fix)
 
@@ -116,22 +116,22 @@ def profile_label_selects(field: str, key: str, phases: Sequence[str]) -> Reason
 
 def profile_missing(node: str, given: Sequence[str], lacking: Sequence[str]) -> Reason:
     """The VM would keep the type of another phase."""
-    message = f"has a vGPU type of phase {', '.join(given)}, and none of phase {', '.join(lacking)}"
-    fix = "write a profile that selects the node into each of its phases"
+    message = f"has a vGPU type in phase {', '.join(given)}, but none in phase {', '.join(lacking)}"
+    fix = "add a profile that selects the node to each of its phases"
     return Reason(ReasonCode.PROFILE_MISSING, f"node {node}", message, fix=fix)
 
 
 def not_one_vgpu(node: str, vm: str, types: Sequence[str], desired: str) -> Reason:
     """It is not known which vGPU would be changed."""
     message = f"is on VM {vm} with {len(types)} vGPUs; its type can't be changed to {desired}"
-    fix = "give the VM exactly one vGPU, or take the profile away"
+    fix = "give the VM exactly one vGPU, or remove the profile"
     return Reason(ReasonCode.NOT_ONE_VGPU, f"node {node}", message, (Seen("vGPUs", ", ".join(types)),), fix)
 
 
 def suspended_with_type(node: str, vm: str, vgpu_type: str, desired: str) -> Reason:
     """A hypervisor changes no device of a suspended VM."""
     message = f"is on VM {vm}, which is suspended with the vGPU type {vgpu_type}, so it can't get {desired}"
-    fix = "resume the VM, which is then shut down; or power it off, by which its memory is lost"
+    fix = "resume the VM, and the schedule shuts it down; or power it off (its suspended memory is lost)"
     return Reason(ReasonCode.SUSPENDED_WITH_TYPE, f"node {node}", message, fix=fix)
 
 
@@ -160,7 +160,7 @@ def vm_not_matched(node: str, candidates: Sequence[str]) -> Reason:
 def vm_not_visible(node: str, vm: str) -> Reason:
     """A VM that is not shown may run."""
     message = f"is on VM {vm}, which the hypervisor no longer shows"
-    fix = "see that the user of the Secret may see the VM; if it was deleted, delete the Node, too"
+    fix = "check that the user of the Secret may see the VM; if the VM was deleted, delete the Node, too"
     return Reason(ReasonCode.VM_NOT_VISIBLE, f"node {node}", message, fix=fix)
 
 
@@ -172,13 +172,13 @@ def node_not_registered(node: str) -> Reason:
 
 def worker_labels_lost(node: str, phases: Sequence[str]) -> Reason:
     """A controller of the cloud deletes the Node of a VM that is off."""
-    message = f"was deleted and registered again, and is not selected by its phases any more: {', '.join(phases)}"
+    message = f"was deleted and registered again, and is no longer selected by its phases: {', '.join(phases)}"
     return Reason(ReasonCode.WORKER_LABELS_LOST, f"node {node}", message, fix="label it: kubectl label node")
 
 
 def pods_block_drain(node: str, pods: Sequence[str]) -> Reason:
     """`kubectl drain` refuses these pods without --force or --delete-emptydir-data."""
-    message = f"is not drained, because pods have no controller or an emptyDir volume: {_named(pods)}"
+    message = f"is not drained, because some pods have no controller, or have an emptyDir volume: {_named(pods)}"
     fix = "delete the pods, or set deleteBarePods or deleteEmptyDirData in the schedule's drain"
     return Reason(ReasonCode.POD_BLOCKS_DRAIN, f"node {node}", message, fix=fix)
 
@@ -197,14 +197,14 @@ def volumes_attached(node: str, attachments: Sequence[str]) -> Reason:
 
 def gpu_still_used(node: str, workers: Sequence[str]) -> Reason:
     """Two phases would have one GPU."""
-    message = f"waits for the GPU, which workers of another phase may have: {_named(workers)}"
+    message = f"waits for the GPU, which workers of another phase may still use: {_named(workers)}"
     return Reason(ReasonCode.GPU_STILL_USED, f"node {node}", message, fix="see what those workers wait for")
 
 
 def step_pending(node: str, step: str) -> Reason:
     """A step takes some time."""
     fix = "see the events of the schedule, and the tasks of the hypervisor"
-    return Reason(ReasonCode.STEP_PENDING, f"node {node}", f"waits for the effect of the step {step}", fix=fix)
+    return Reason(ReasonCode.STEP_PENDING, f"node {node}", f"waits for the step {step} to take effect", fix=fix)
 
 
 def call_refused(node: str, code: str, text: str) -> Reason:
@@ -215,13 +215,13 @@ def call_refused(node: str, code: str, text: str) -> Reason:
 
 def no_heartbeat(node: str) -> Reason:
     """The condition Ready is that of before the suspension for up to 50 s."""
-    message = "is not taken for ready: its VM runs, and its kubelet has not renewed its Lease or is not Ready"
+    message = "does not count as ready: its VM runs, but its kubelet has not renewed its Lease, or is not Ready"
     return Reason(ReasonCode.NO_HEARTBEAT, f"node {node}", message, fix="see the kubelet's log in the VM")
 
 
 def clock_skewed(node: str, seconds: int) -> Reason:
     """A resumed guest's clock may stand at the time of its suspension."""
-    message = f"has a clock that is {seconds} s off the controller's"
+    message = f"has a clock that differs from the controller's by {seconds} s"
     fix = "set the guest's clock at resume: VMware Tools or chrony with makestep"
     return Reason(ReasonCode.CLOCK_SKEWED, f"node {node}", message, fix=fix)
 

@@ -18,7 +18,7 @@ def no_room(subject: str, units: int, free: Mapping[str, int], kept: Mapping[str
     message = f"requests {units} units, which no GPU of this node has left"
     seen = tuple(Seen(gpu, f"{left} free") for gpu, left in sorted(free.items())) or (Seen("this node", "no GPU"),)
     seen += tuple(Seen(pod, why) for pod, why in sorted(kept.items()))
-    fix = "end a pod that has units of a GPU, or request fewer units; `gpuvirt shares` lists both"
+    fix = "delete a pod that has units of a GPU, or request fewer units; `gpuvirt shares` lists pods and free units"
     return Reason(ReasonCode.NO_ROOM, subject, message, seen, fix)
 
 
@@ -52,7 +52,7 @@ def not_recorded(resource: str, units: int, why: str) -> Reason:
 
 def units_differ(subject: str, recorded: int, requested: int) -> Reason:
     """The record belongs to another request than the pod has."""
-    message = f"has {recorded} units in the kubelet's record, and requests {requested}"
+    message = f"has {recorded} units in the kubelet's record, but requests {requested}"
     return Reason(ReasonCode.UNKNOWN_DEVICE, subject, message, (Seen(CHECKPOINT),), "create the pod again")
 
 
@@ -79,7 +79,10 @@ def spec_not_written(path: object, error: str) -> Reason:
 
 def limit_required(pod: str) -> Reason:
     """A pod asks for a limit where the shares of the node are none."""
-    message = "requires that its share of a GPU is a limit, and the shares of this node are none, so it does not start"
+    message = (
+        "requires an enforced limit for its share of a GPU, but this node does not enforce shares, so the pod does not"
+        " start"
+    )
     fix = "kubectl label node NODE gpuvirt.io/shares.enforcement=hami-core, or mps; or remove the pod's annotation"
     seen = (Seen("gpuvirt.io/enforcement", "required"), Seen("shares.enforcement", "none"))
     return Reason(ReasonCode.LIMIT_REQUIRED, pod, message, seen, fix)
@@ -87,7 +90,7 @@ def limit_required(pod: str) -> Reason:
 
 def limit_without_memory(gpu: str) -> Reason:
     """A limit is a part of the GPU's memory."""
-    message = "has a memory that is not known, so that no container can be limited to a part of it"
+    message = "has an unknown memory size, so no container can be limited to part of it"
     fix = "set shares.gpu_memory_mib for its product; `gpuvirt devices` names the product"
     return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, gpu, message, (Seen.absent("shares.gpu_memory_mib"),), fix)
 
@@ -95,7 +98,7 @@ def limit_without_memory(gpu: str) -> Reason:
 def limit_without_library(path: object, why: str) -> Reason:
     """The dynamic linker starts programs without a library that it can't load, so they would have no limit."""
     message = "can't be used as the library that limits shares, so no container with part of a GPU starts"
-    fix = "copy the library there, as a file for this node's architecture; docs/sharing.md says how it is built"
+    fix = "copy the library there, as a file for this node's architecture; docs/sharing.md describes how to build it"
     return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, str(path), message, (Seen("", why),), fix)
 
 
@@ -108,7 +111,7 @@ def limit_not_written(path: object, error: str) -> Reason:
 def limit_without_daemon(folder: object, why: str) -> Reason:
     """A process that finds no MPS daemon runs without it, and without its limits."""
     message = "has no MPS daemon that answers, so no container with part of a GPU starts"
-    fix = "kubectl get pods -l app=gpuvirt-mps on this node; docs/sharing.md says how the daemon is run"
+    fix = "kubectl get pods -l app=gpuvirt-mps on this node; docs/sharing.md describes how to run the daemon"
     return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, str(folder), message, (Seen("", why),), fix)
 
 
@@ -122,7 +125,7 @@ def too_many_clients(gpu: str, clients: int) -> Reason:
 def records_lost(path: object, what: str) -> Reason:
     """The file with the shares of containers could not be used."""
     message = f"{what}; the shares of containers were read from their CDI specs instead"
-    return Reason(ReasonCode.LEDGER_LOST, str(path), message, fix="no action needed while the host is not rebooted")
+    return Reason(ReasonCode.LEDGER_LOST, str(path), message, fix="no action needed unless the host is rebooted")
 
 
 def records_not_written(path: object, error: str) -> Reason:

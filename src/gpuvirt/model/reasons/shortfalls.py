@@ -12,7 +12,8 @@ from gpuvirt.model.reasons.refusals import WAIT_FOR_COUNT, failed
 
 SMI = "nvidia-smi -q"
 OTHER_MAKERS = (
-    "see what else creates or removes vGPUs on this host: another device manager, KubeVirt's mediated devices"
+    "find the other program that creates or removes vGPUs on this host: another device manager, KubeVirt's mediated"
+    " devices"
 )
 
 
@@ -132,7 +133,10 @@ def _counts(asked: Mapping[VgpuType, int] | Mapping[str, int]) -> str:
 
 def vgpu_leaving(gpu: PciAddress, vgpu: VgpuId) -> Reason:
     """The kernel removes a vGPU that is still allocated to a pod."""
-    message = f"no longer lists vGPU {vgpu}, which a pod has: it is being removed, and its place is still taken"
+    message = (
+        f"no longer lists vGPU {vgpu}, which is allocated to a pod: the kernel is still removing it, and its capacity"
+        " is not free yet"
+    )
     fix = "delete the pod; nothing else can be done to that vGPU"
     return Reason(ReasonCode.UNBIND_PENDING, gpu, message, (Seen.absent(sysfs.mdev_path(vgpu)),), fix)
 
@@ -191,7 +195,7 @@ def program_missing(gpu: PciAddress, program: str, step: str, error: str) -> Rea
         gpu,
         f"keeps its vGPUs, since a later step needs {program}, which is not installed: {step}",
         (Seen("", error),),
-        "install NVIDIA's vGPU manager on the host, or see that its container runs on this node (label"
+        "install NVIDIA's vGPU manager on the host, or check that its container runs on this node (label"
         " nvidia.com/gpu.deploy.vgpu-manager=true)",
     )
 

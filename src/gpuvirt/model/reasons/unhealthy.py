@@ -11,13 +11,13 @@ from gpuvirt.model.reasons.refusals import named
 
 OFFERED_AGAIN = "no action needed: the agent offers the device again in its present state"
 STOP_OR_RESTART = "restore the device, or stop the VM that uses it"
-OPENED_ELSEWHERE = "stop that process, or no longer offer the device on this node"
+OPENED_ELSEWHERE = "stop that process, or stop offering the device on this node"
 
 
 def node_missing(device: str, node: str, message: str = "", fix: str = "") -> Reason:
     """The node by which a VM opens the device does not exist."""
     message = message or f"can't be opened: {node} does not exist"
-    fix = fix or "bind it to its driver again, or restart udev; the first device of a group brings the group's node"
+    fix = fix or "bind it to its driver again, or restart udev; a group's node appears with the group's first device"
     return Reason(ReasonCode.NODE_MISSING, device, message, (Seen.absent(node),), fix)
 
 
@@ -56,10 +56,10 @@ def not_reset(address: str, tenant: str, *, is_known: bool) -> Reason:
     `is_known`: the kernel can't reset the GPU; else that could not be read.
     """
     why, danger = (NO_RESET_METHOD, RESET_UNKNOWN)[not is_known], "the next tenant may read the memory left in it"
-    message = f"{why}, and {tenant} has had it since the host booted: {danger}"
+    message = f"{why}, and {tenant} has used it since the host booted: {danger}"
     fix = (
         "reboot the host, or bind all functions of its bus to vfio-pci; `require_reset: false`, and the option"
-        " --without-reset of gpuvirt vfio unbind, give it to the next tenant as it is"
+        " --without-reset of gpuvirt vfio unbind, let the next tenant use it without a reset"
     )
     seen = (Seen(sysfs.device_path(address, "reset_method"), "lists no method" if is_known else "not read"),)
     return Reason(ReasonCode.NO_RESET, address, message, seen, fix)
@@ -79,16 +79,23 @@ def device_gone(device: str, folder: str, fix: str = STOP_OR_RESTART) -> Reason:
 
 def awaited_vgpu(device: str) -> Reason:
     """The vGPU of a pod from before a reboot has not been made again yet."""
-    message = "was the vGPU of a pod before the host booted, and has not been made again yet; its containers wait"
-    fix = "wait for the agent, which makes it again if the node's vGPU config still has it; if not, delete the pod"
+    message = (
+        "was the vGPU of a pod before the host rebooted, and has not been created again yet; the pod's containers wait"
+    )
+    fix = (
+        "wait for the agent, which creates it again if the node's vGPU config still includes it; otherwise delete the"
+        " pod"
+    )
     seen = (Seen.absent(f"{sysfs.MDEVS}/{device}"),) if is_mdev_uuid(device) else ()
     return Reason(ReasonCode.AWAITED_AFTER_REBOOT, device, message, seen, fix)
 
 
 def awaited_gpu(device: str, seen: tuple[Seen, ...]) -> Reason:
     """The whole GPU of a pod from before a reboot has not been bound again yet."""
-    message = "was the GPU of a pod before the host booted, and is not bound for VMs again yet; its containers wait"
-    fix = "wait for the agent, which binds it if its mode is passthrough; if it is not, delete the pod"
+    message = (
+        "was the GPU of a pod before the host rebooted, and is not bound for VMs again yet; the pod's containers wait"
+    )
+    fix = "wait for the agent, which binds it if its mode is passthrough; otherwise delete the pod"
     return Reason(ReasonCode.AWAITED_AFTER_REBOOT, device, message, seen, fix)
 
 
@@ -118,4 +125,4 @@ def unknown_resource(resource: str) -> Reason:
 def unknown_device(device: str, resource: str, known: Sequence[str]) -> Reason:
     """The kubelet asks for a device that the resource does not have."""
     seen = (Seen("its devices", ", ".join(known) or "none"),)
-    return Reason(ReasonCode.UNKNOWN_DEVICE, device, f"is no device of {resource}", seen, "see: gpuvirt devices")
+    return Reason(ReasonCode.UNKNOWN_DEVICE, device, f"is not a device of {resource}", seen, "see: gpuvirt devices")

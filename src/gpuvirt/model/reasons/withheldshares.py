@@ -19,7 +19,7 @@ def _information(address: str) -> str:
 
 def not_nvidias(address: str, pci_id: str) -> Reason:
     """Only NVIDIA's driver lets containers share a GPU by gpuvirt's units."""
-    message = f"is {pci_id}, and only GPUs of NVIDIA can be in mode shared"
+    message = f"is {pci_id}, but only NVIDIA GPUs can be in mode shared"
     return Reason(ReasonCode.MODE_UNSUPPORTED, address, message, fix="set mode container for it")
 
 
@@ -50,7 +50,7 @@ def enforcement_unknown(address: str) -> Reason:
 
 def memory_unknown(subject: str, model: str, enforcement: str) -> Reason:
     """Shares are limits on this node, and a limit is a part of the GPU's memory."""
-    message = f"is {model}, whose memory is not known, so its shares can't be limited"
+    message = f"is {model}, whose memory size is unknown, so its shares can't be limited"
     seen = (Seen("shares.enforcement", enforcement), Seen.absent(f"shares.gpu_memory_mib.{model}"))
     fix = "set shares.gpu_memory_mib to the MiB that nvidia-smi shows for this product, or set enforcement none"
     return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, subject, message, seen, fix)

@@ -75,4 +75,4 @@ def _end(text: str, now: datetime, zone: ZoneInfo) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError as error:
-        raise ConfigError(f"is {text!r}, which is no day; expected {EXPECTED}", where="--until") from error
+        raise ConfigError(f"is {text!r}, which is not a date; expected {EXPECTED}", where="--until") from error

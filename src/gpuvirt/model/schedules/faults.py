@@ -81,7 +81,7 @@ def _phase_faults(schedule: Schedule) -> Iterator[Reason]:
 
 
 def _too_long(name: str) -> str:
-    return f"has {len(name)} characters, and {LONGEST_NAME} are the most, as in the value of a node's label"
+    return f"has {len(name)} characters; expected at most {LONGEST_NAME}, as in the value of a node's label"
 
 
 def _line_faults(schedule: Schedule) -> Iterator[Reason]:

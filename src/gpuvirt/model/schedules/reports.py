@@ -48,7 +48,7 @@ class ScheduleRow(msgspec.Struct, frozen=True):
     time_zone: str
     workers: int
     nodes: int
-    """The nodes that have a vGPU config by the phase of now."""
+    """The nodes whose vGPU config the current phase sets."""
     reasons: tuple[Reason, ...]
     """The faults in the spec, or the reasons why workers and nodes wait."""
 
@@ -87,7 +87,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
 
 class OverrideRow(msgspec.Struct, frozen=True):
-    """A phase that holds for some time, whatever the cron lines say. Times are in UTC."""
+    """A phase that applies for some time, instead of the phase of the cron lines. Times are in UTC."""
 
     phase: PhaseName
     begin: datetime

@@ -110,7 +110,7 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
     generation: int = 0
     """The spec that the status follows."""
     nodes: tuple[ConfiguredNode, ...] = ()
-    """The nodes that have a vGPU config by the phase of now."""
+    """The nodes whose vGPU config the current phase sets."""
     vms: tuple[NodeVm, ...] = ()
     """The VMs of such nodes that a phase waits for, stops or has stopped."""
     last_switch: datetime | None = None

@@ -45,7 +45,7 @@ def zone_of(name: str) -> ZoneInfo:
 def verify_line(line: str) -> None:
     """Raise CronLineError, with what is wrong, for a line that is no cron line of five fields."""
     if len(line) > LONGEST_LINE:
-        raise CronLineError(f"it has {len(line)} characters, and {LONGEST_LINE} are the most")
+        raise CronLineError(f"it has {len(line)} characters; expected at most {LONGEST_LINE}")
     if len(line.split()) != FIELDS:
         raise CronLineError(f"it has {len(line.split())} fields instead of {FIELDS}")
     try:

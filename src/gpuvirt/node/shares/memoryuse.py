@@ -61,7 +61,9 @@ class MemoryFollower:
         unreadable = {key: use.why for key, use in uses.items() if isinstance(use, UnreadableRegion)}
         for (uid, container), why in unreadable.items():
             if self._logged.get((uid, container)) != why:
-                log.warning("what container %s of pod %s uses is unknown: its region %s", container, uid, why)
+                log.warning(
+                    "the memory that container %s of pod %s uses is unknown: its region %s", container, uid, why
+                )
         self._logged = unreadable
         if uses != self._shares.used.get():
             self._shares.used.set(uses)

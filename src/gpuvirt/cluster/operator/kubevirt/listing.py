@@ -134,7 +134,7 @@ def _fitting(
         if _identity(entry) in disabled:
             reasons.append(_taken(subject, entry, "is disabled"))
         elif (selector := next(free, None)) is None:
-            reasons.append(_taken(subject, entry, "belongs to other resource names in all its spellings"))
+            reasons.append(_taken(subject, entry, "is used by other resource names in all its spellings"))
         else:
             taken.add((entry.part, selector))
             fitting.append(OurEntry(entry.part, selector, entry.resource))

@@ -58,7 +58,7 @@ async def read_schedule(client: Client, namespace: Namespace, name: str) -> Vgpu
         if schedule.metadata.name == name:
             return schedule
     names = ", ".join(schedule.metadata.name for schedule in found)
-    hint = f"expected one of {names}" if names else "it has none; another namespace is --namespace NAME"
+    hint = f"expected one of {names}" if names else "it has none; choose another namespace with --namespace NAME"
     raise NotFoundError(f"namespace {namespace} has no VgpuSchedule {name!r}; {hint}")
 
 

@@ -62,7 +62,7 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
     for position, override in enumerate(spec.overrides):
         begin, end = _local(override.begin), _local(override.until)
         if begin is None or end is None:
-            text = "has a time that is no local time such as 2026-12-24T12:00"
+            text = "has a time that is not a local time such as 2026-12-24T12:00"
             faults.append(reasons.spec_invalid(f"spec.overrides[{position}]", text))
         else:
             overrides.append(PhaseOverride(PhaseName(override.phase), begin, end))
@@ -95,12 +95,12 @@ def _phase_faults(phase: kind.PhaseSpec, field: str) -> Iterator[Reason]:
     if phase.workers is None and phase.nodes is None:
         yield reasons.spec_invalid(field, "has neither workers nor nodes")
     if phase.workers is None and phase.profiles:
-        yield reasons.spec_invalid(f"{field}.profiles", "are of workers, and the phase has none")
+        yield reasons.spec_invalid(f"{field}.profiles", "apply to workers, but the phase has none")
     if (phase.nodes is None) is not (phase.vgpu_config is None):
         text = "is needed beside vgpuConfig" if phase.nodes is None else "needs a vgpuConfig beside it"
         yield reasons.spec_invalid(f"{field}.nodes", text)
     if phase.nodes is None and phase.vms is not VmPolicy.WAIT:
-        yield reasons.spec_invalid(f"{field}.vms", "is about VMs of nodes, and the phase has none")
+        yield reasons.spec_invalid(f"{field}.vms", "applies to VMs of nodes, but the phase has none")
     if phase.vgpu_config is not None and not _CONFIG.fullmatch(phase.vgpu_config):
         expected = "expected a name as the label nvidia.com/vgpu.config has it, such as A10-4Q"
         yield reasons.spec_invalid(f"{field}.vgpuConfig", f"is {phase.vgpu_config!r}; {expected}")
@@ -113,7 +113,7 @@ def _hypervisor_faults(spec: kind.Spec) -> Iterator[Reason]:
         text = f"names {'several hypervisors' if named else 'no hypervisor'}; expected one of {_HYPERVISORS}"
         yield reasons.spec_invalid("spec.hypervisor", text)
     if place.kube_virt is not None and spec.leave is Leave.SUSPEND:
-        yield reasons.spec_invalid("spec.leave", "is Suspend, which KubeVirt does not have; expected ShutDown")
+        yield reasons.spec_invalid("spec.leave", "is Suspend, which KubeVirt does not support; expected ShutDown")
 
 
 def _phase_of(phase: kind.PhaseSpec) -> Phase:

@@ -214,7 +214,7 @@ def shared_groups(evidence: Evidence) -> Iterator[Finding]:
             yield _shared(evidence, gpu, group, foreign)
     alone = sum(isinstance(gpu.function.iommu_group, int) for gpu in gpus.values())
     if alone and not done:
-        yield fine(number_of_gpus(alone), "in IOMMU groups with functions of their own card alone")
+        yield fine(number_of_gpus(alone), "in IOMMU groups with only functions of their own card")
 
 
 def _foreign_functions(evidence: Evidence, gpu: Gpu) -> tuple[PciFunction, ...]:

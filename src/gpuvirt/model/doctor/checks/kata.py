@@ -60,7 +60,7 @@ def _invalid(file: Attribute, runtimes: Sequence[KataRuntime]) -> Finding:
         f"is not valid, so that {_names(runtimes)} starts no pod with devices",
         (Seen(file.path, EXPECTED),),
         why=WHY,
-        fix=(f"mend or delete {file.path}; the program that wrote it writes it again",),
+        fix=(f"correct or delete {file.path}; the program that wrote it writes it again",),
     )
 
 
@@ -92,7 +92,7 @@ def _refused_by_go(file: Attribute, text: str, spec: CdiSpec, runtimes: Sequence
             f"is refused by the library of {_names(behind)}, which starts no pod with devices",
             (Seen(file.path, fault),),
             why=WHY,
-            fix=(f"mend or delete {file.path}; the program that wrote it writes it again",),
+            fix=(f"correct or delete {file.path}; the program that wrote it writes it again",),
         )
 
 
@@ -147,7 +147,8 @@ def _of_cold_plug(runtime: KataRuntime, *, has_mdevs: bool) -> Iterator[Finding]
             f"the Kata runtime {name}",
             f"can't plug mediated devices before its VM starts: it {what}, and this node has such vGPUs",
             (Seen(where, f"[hypervisor.*] cold_plug_vfio = {port!r}"),),
-            why="a pod of this RuntimeClass that requests such a vGPU doesn't start, or takes what others use",
+            why="a pod of this RuntimeClass that requests such a vGPU doesn't start, or takes the whole GPU from its"
+            " other users",
             fix=(
                 f"keep pods that request these vGPUs off the RuntimeClass of {name}: KubeVirt's VMs can use them,",
                 "or use cards whose vGPUs are VFs (vendor-specific VFIO), or whole GPUs; see docs/kata.md",

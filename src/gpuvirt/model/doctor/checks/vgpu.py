@@ -35,7 +35,7 @@ def _no_vgpus(evidence: Evidence, gpu: Gpu, host: VgpuHost) -> Finding:
     lines: tuple[str, ...] = ("no type can be created now: delete what occupies the GPU's capacity",)
     if types:
         name = profile_name(next((name for name in types if name.endswith("Q")), types[0]))
-        lines = (f"# makes {name}; any other creatable type works too", *_made_by(evidence, gpu, name))
+        lines = (f"# creates {name}; any other creatable type works, too", *_made_by(evidence, gpu, name))
     folder = "mdev_supported_types" if host.framework is Framework.MDEV else "virtfn*/nvidia/creatable_vgpu_types"
     return Finding(
         Level.WARNING,
@@ -43,7 +43,7 @@ def _no_vgpus(evidence: Evidence, gpu: Gpu, host: VgpuHost) -> Finding:
         "could carry vGPUs, but has none",
         ReasonCode.NO_VGPUS,
         (Seen(f"{device_path(gpu.function.address)}/{folder}", ", ".join(types) or "no creatable type"),),
-        why="in this state the GPU can't be used by any VM",
+        why="no VM can use the GPU in this state",
         fix=(*lines, f"or pass it through whole: gpuvirt vfio bind {gpu.function.address}"),
     )
 

@@ -46,7 +46,7 @@ def invalid_request(subject: str, shares: SharesSeen | None) -> Finding | None:
         return problem(
             FindingCode.INVALID_SHARE,
             subject,
-            "has an annotation whose value gpuvirt does not know, so that no node fits",
+            "has an annotation with an unknown value, so no node fits",
             (Seen("$.metadata.annotations", shares.invalid_requirement),),
             fix=(f"create it again with {REQUIRED_ANNOTATION}: {REQUIRED}, or without the annotation",),
         )
@@ -68,9 +68,9 @@ def no_limits(node: str, shares: SharesSeen) -> Finding | None:
     return problem(
         FindingCode.SHARES_NOT_ENFORCED,
         node,
-        "has shares that are no limits, and the pod requires limits",
+        "does not enforce shares, but the pod requires enforced shares",
         (Seen(f"pod {REQUIRED_ANNOTATION}", REQUIRED), Seen.absent(f"node {node} {LIMITS_ANNOTATION}")),
-        fix=(f"kubectl label node {node} {LABEL}=hami-core (or mps), or use a node whose shares are limits",),
+        fix=(f"kubectl label node {node} {LABEL}=hami-core (or mps), or use a node that enforces shares",),
     )
 
 

@@ -117,7 +117,7 @@ def shutdown_refusal(server: str, objects: VmObjects) -> Reason | None:
     if strategy not in BY_REQUEST | BY_STRATEGY | {"Halted"}:
         return problems.refused(server, f"runStrategy is {strategy}, expected Manual, Always, RerunOnFailure or Once")
     if objects.current.grace_s <= 0:
-        text = "terminationGracePeriodSeconds is 0, by which KubeVirt takes the power at once"
+        text = "terminationGracePeriodSeconds is 0, so KubeVirt powers the VM off at once"
         return problems.refused(server, text)
     return None
 
@@ -130,7 +130,9 @@ def start_refusal(server: str, objects: VmObjects) -> Reason | None:
     if strategy == "Halted":
         text = "runStrategy is Halted, and not by a schedule; set Manual to have the schedule start the VM"
         return problems.refused(server, text)
-    return problems.wrong_power_state(server, f"runStrategy is {strategy}, which takes no request to start; set Manual")
+    return problems.wrong_power_state(
+        server, f"runStrategy is {strategy}, with which KubeVirt accepts no request to start; set Manual"
+    )
 
 
 def type_refusal(server: str, objects: VmObjects) -> Reason | None:
@@ -164,7 +166,7 @@ def _ability(refusal: Reason | None) -> Ability:
 
 def _remarks(objects: VmObjects) -> Iterator[str]:
     yield f"runStrategy: {objects.vm.spec.strategy}"
-    yield f"KubeVirt takes the power {objects.current.grace_s} s after it has asked the guest to shut down"
+    yield f"KubeVirt powers the VM off {objects.current.grace_s} s after it has asked the guest to shut down"
     for condition in objects.vmi.status.conditions if objects.vmi is not None else ():
         if condition.type == "LiveMigratable":
             yield f"live migration: {'yes' if condition.status == 'True' else f'no ({condition.reason})'}"
