@@ -26,7 +26,7 @@ ALL = (
     *("extender.enabled=true", "scheduler.enabled=true", "psa.enabled=true", "operator.labelVgpuTypes=true"),
     *("webhook.enabled=true", "webhook.config.classes.kata.profile=hot-plug"),
 )
-SITE = replace(ALL_KINDS, settings=replace(ALL_KINDS.settings, namespace=NAMESPACE, namespace_sets_uid=True))
+INPUTS = replace(ALL_KINDS, settings=replace(ALL_KINDS.settings, namespace=NAMESPACE, namespace_sets_uid=True))
 KIND = "SecurityContextConstraints"
 NETWORKED = (
     *("sandboxDevicePlugin", "vgpuManager", "driver", "toolkit", "validator"),
@@ -50,7 +50,7 @@ def by_account(found: Rendered) -> dict[str, Manifest]:
 
 def operands(policy: ClusterPolicy) -> dict[str, Plain]:
     """Return the specs of the pods that the controller deploys, by DaemonSet."""
-    sets = [manifest for manifest in render(policy, SITE).manifests if isinstance(manifest, DaemonSet)]
+    sets = [manifest for manifest in render(policy, INPUTS).manifests if isinstance(manifest, DaemonSet)]
     return {label.metadata.name: at(yaml.safe_load(encoded(label)), "spec", "template", "spec") for label in sets}
 
 
@@ -149,7 +149,7 @@ def test_the_hosts_network_is_permitted_where_the_values_set_it(helm: Helm) -> N
 def test_the_controller_sets_no_uid_either(helm: Helm) -> None:
     arguments = items(at(rendered(helm).pods()["gpuvirt-controller"], "containers", 0, "args"))
     assert "--namespace-sets-uid" in arguments
-    plain = replace(SITE, settings=replace(SITE.settings, namespace_sets_uid=False))
+    plain = replace(INPUTS, settings=replace(INPUTS.settings, namespace_sets_uid=False))
     (labels,) = (
         manifest for manifest in render(full(), plain).manifests if manifest.metadata.name == "gpuvirt-node-labels"
     )

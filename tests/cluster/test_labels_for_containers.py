@@ -15,7 +15,7 @@ from lab.cluster.ourimage import NAME
 from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.cluster.labels import AGENT_LABELS, NODE_LABEL
 from gpuvirt.cluster.operator.operands.agent import labeller
-from gpuvirt.cluster.operator.operands.site import RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.facts.ids import ResourceName
 from tests.cluster.apilab import NAMESPACE, NODE, ROOT, ApiLab
@@ -36,8 +36,8 @@ HOST = {"name": "host", "mountPath": "/host", "readOnly": True, "mountPropagatio
 def agents_on(host: Path) -> Mapping[str, object]:
     """Return the DaemonSet as the controller renders it, with a simulated host in place of the node."""
     settings = ControllerSettings(NAMESPACE, pull_policy="Never", labels_vgpu_types=True)
-    site = RenderInputs(settings, f"{PREFIX}/{NAME}")
-    (rendered,) = labeller(policy_of({}), site)
+    inputs = RenderInputs(settings, f"{PREFIX}/{NAME}")
+    (rendered,) = labeller(policy_of({}), inputs)
     assert isinstance(rendered, DaemonSet)
     found = yaml.safe_load(msgspec.json.encode(rendered))
     del found["metadata"]["ownerReferences"]  # to a policy that does not exist

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.cluster.labels import NODE_LABEL
-from gpuvirt.cluster.operator.operands.site import OperandName
+from gpuvirt.cluster.operator.operands.inputs import OperandName
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.operator.writes import ApplyObject, PatchNode
 from gpuvirt.cluster.resources import Metadata

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands import bases
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 from gpuvirt.cluster.operator.operands.rendering import render
-from gpuvirt.cluster.operator.operands.site import RenderInputs
 from tests.cli.commandline import ran
 from tests.cluster.apilab import ApiLab
 from tests.operands.operandaccounts import access, objects
@@ -21,7 +21,7 @@ from tests.operands.policies import ALL_KINDS, full, policy_of
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 NAMESPACE = "default"
-SITE = replace(ALL_KINDS, settings=replace(ALL_KINDS.settings, namespace=NAMESPACE))
+INPUTS = replace(ALL_KINDS, settings=replace(ALL_KINDS.settings, namespace=NAMESPACE))
 NRI = {
     "sandboxWorkloads": {"enabled": True},
     "sandboxDevicePlugin": {"shares": {"mps": {"enabled": True}}},
@@ -41,19 +41,19 @@ def test_kubectl_takes_the_operands_manifests_as_they_are(lab: PlayedCluster, tm
 
 
 @pytest.mark.parametrize(
-    ("policy", "site"),
+    ("policy", "inputs"),
     [
-        (full(), SITE),
-        (policy_of({}), replace(SITE, settings=replace(SITE.settings, images=IMAGES))),
-        (policy_of(NRI), replace(SITE, settings=replace(SITE.settings, images=IMAGES), runtime="crio")),
+        (full(), INPUTS),
+        (policy_of({}), replace(INPUTS, settings=replace(INPUTS.settings, images=IMAGES))),
+        (policy_of(NRI), replace(INPUTS, settings=replace(INPUTS.settings, images=IMAGES), runtime="crio")),
     ],
     ids=["full", "defaults", "nri"],
 )
 def test_the_api_server_accepts_all_rendered_manifests(
-    lab: PlayedCluster, tmp_path_factory: pytest.TempPathFactory, policy: ClusterPolicy, site: RenderInputs
+    lab: PlayedCluster, tmp_path_factory: pytest.TempPathFactory, policy: ClusterPolicy, inputs: RenderInputs
 ) -> None:
     api = ApiLab(lab, tmp_path_factory.mktemp("rendered"))
-    rendered = render(policy, site)
+    rendered = render(policy, inputs)
     assert rendered.faults == ()
     manifests = [encoded(manifest).decode() for manifest in rendered.manifests]
     given = "\n---\n".join((access(NAMESPACE), *manifests))

@@ -9,15 +9,15 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.workloads import Manifest, encoded
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 from gpuvirt.cluster.operator.operands.rendering import render
-from gpuvirt.cluster.operator.operands.site import RenderInputs
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.facts.ids import ResourceName
 from tests.operands.policies import (
     ALL_IMAGES,
     ALL_KINDS,
     EVERY_OPERAND,
-    SITE,
+    INPUTS,
     full,
     given,
     policy_of,
@@ -30,13 +30,13 @@ SHOWN = 16
 SHARED = SharedResource(ResourceName("gpuvirt.io/gpu"))
 
 RENDERINGS: Mapping[str, tuple[ClusterPolicy, RenderInputs]] = {
-    "VMs": (sandbox(), SITE),
+    "VMs": (sandbox(), INPUTS),
     "containers": (policy_of({}), ALL_IMAGES),
     "containers on CRI-O": (policy_of({}), replace(ALL_IMAGES, runtime="crio")),
     "every operand": (sandbox(**EVERY_OPERAND), ALL_IMAGES),
     "every field": (full(), ALL_KINDS),
     "the guide's policy": (policy_of(given("guidepolicy.yaml")["spec"]), ALL_IMAGES),
-    "shared GPUs": (sandbox(), replace(SITE, settings=replace(SITE.settings, shared=SHARED))),
+    "shared GPUs": (sandbox(), replace(INPUTS, settings=replace(INPUTS.settings, shared=SHARED))),
     "OpenShift": (
         sandbox(**EVERY_OPERAND),
         replace(ALL_IMAGES, settings=replace(ALL_IMAGES.settings, namespace_sets_uid=True)),

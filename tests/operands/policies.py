@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
-from gpuvirt.cluster.operator.operands.site import RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.plain import Plain
 
 GIVEN = Path(__file__).parent.parent / "apiserver"
 KIND = Path(__file__).parents[2] / "deploy/clusterpolicies.yaml"
-SITE = RenderInputs(
+INPUTS = RenderInputs(
     ControllerSettings("gpu-operator"),
     "registry.example/gpuvirt:1",
     vgpu_os=frozenset({"ubuntu22.04"}),
     config_maps={"kernel-module-params": ("nvidia.conf", "b.conf"), "params": ("nvidia.conf",)},
 )
 ALL_KINDS = replace(
-    SITE,
-    settings=replace(SITE.settings, labels_vgpu_types=True),
+    INPUTS,
+    settings=replace(INPUTS.settings, labels_vgpu_types=True),
     container_os=frozenset({"ubuntu22.04", "rhel9"}),
     has_container_nodes=True,
 )

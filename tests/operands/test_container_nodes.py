@@ -6,9 +6,9 @@ from msgspec.structs import replace
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.podparts import Container
 from gpuvirt.cluster.kinds.workloads import DaemonSet, RuntimeClass, Service
+from gpuvirt.cluster.operator.operands.inputs import OperandName, Rendered, RenderInputs
 from gpuvirt.cluster.operator.operands.rendering import render
-from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, RenderInputs
-from tests.operands.policies import ALL_KINDS, SITE, full, policy_of
+from tests.operands.policies import ALL_KINDS, INPUTS, full, policy_of
 
 IMAGES = {
     "DRIVER_IMAGE": "r/driver:580",
@@ -28,8 +28,8 @@ FOR_CONTAINERS = set(OperandName) - {
 }
 
 
-def daemon_set(name: str, policy: ClusterPolicy, site: RenderInputs = NODES) -> DaemonSet:
-    found = render(policy, site)
+def daemon_set(name: str, policy: ClusterPolicy, inputs: RenderInputs = NODES) -> DaemonSet:
+    found = render(policy, inputs)
     (one,) = (
         manifest for manifest in found.manifests if isinstance(manifest, DaemonSet) and manifest.metadata.name == name
     )
@@ -65,11 +65,15 @@ def test_a_container_node_has_all_container_operands_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "site",
-    [SITE, replace(NODES, settings=replace(NODES.settings, coexists=True)), replace(NODES, has_container_nodes=False)],
+    "inputs",
+    [
+        INPUTS,
+        replace(NODES, settings=replace(NODES.settings, coexists=True)),
+        replace(NODES, has_container_nodes=False),
+    ],
 )
-def test_without_nodes_to_serve_no_operand_is_rendered_and_no_fault_reported(site: RenderInputs) -> None:
-    found = render(policy_of({}), site)
+def test_without_nodes_to_serve_no_operand_is_rendered_and_no_fault_reported(inputs: RenderInputs) -> None:
+    found = render(policy_of({}), inputs)
     assert (operands(found), found.faults) == (set(), ())
 
 
@@ -117,7 +121,7 @@ def test_driver_settings_are_honoured() -> None:
 def test_the_toolkit_waits_for_the_driver_and_finds_the_container_runtime() -> None:
     toolkit = daemon_set("nvidia-container-toolkit-daemonset", policy_of({}))
     (check,) = toolkit.spec.template.spec.init_containers
-    assert (check.image, check.args) == (SITE.image, ("validate", "driver", "--wait"))
+    assert (check.image, check.args) == (INPUTS.image, ("validate", "driver", "--wait"))
     assert variables(check)["GPUVIRT_DRIVER_STARTED"] == "/run/nvidia/validations/.driver-ctr-ready"
     reported = variables(main_of(toolkit))
     assert reported["RUNTIME"] == "containerd"

@@ -1,7 +1,7 @@
 """No byte of an object that the controller applies changes unnoticed: the pods of a changed DaemonSet are replaced."""
 
+from gpuvirt.cluster.operator.operands.inputs import OperandName
 from gpuvirt.cluster.operator.operands.rendering import render
-from gpuvirt.cluster.operator.operands.site import OperandName
 from tests.operands.digests import RENDERINGS, differences, digests, recorded
 
 IF_CHANGED = """
@@ -16,7 +16,7 @@ def test_every_object_is_rendered_as_recorded() -> None:
 
 
 def test_every_operand_is_rendered() -> None:
-    found = {operand for policy, site in RENDERINGS.values() for operand in render(policy, site).operands}
+    found = {operand for policy, inputs in RENDERINGS.values() for operand in render(policy, inputs).operands}
     assert found == set(OperandName)
 
 

@@ -10,8 +10,8 @@ from gpuvirt.cluster.kinds.podparts import Container
 from gpuvirt.cluster.kinds.workloads import ConfigMap, DaemonSet, Manifest, Role, encoded, resource_of
 from gpuvirt.cluster.operator.operands.assembly import template_of
 from gpuvirt.cluster.operator.operands.images import os_tag
+from gpuvirt.cluster.operator.operands.inputs import OperandName, Rendered, RenderInputs
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
-from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, RenderInputs
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.settings import (
@@ -26,7 +26,7 @@ from gpuvirt.model.desired.settings import (
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.plain import Plain
-from tests.operands.policies import ALL_KINDS, SITE, full, policy_of, sandbox, specs
+from tests.operands.policies import ALL_KINDS, INPUTS, full, policy_of, sandbox, specs
 
 
 def daemon_sets(found: Rendered) -> dict[str, DaemonSet]:
@@ -53,7 +53,7 @@ VGPU = {"enabled": True, "repository": "registry.example", "image": "vgpu-manage
 
 
 def test_the_mps_daemon_runs_on_labelled_nodes_and_waits_for_its_clients() -> None:
-    daemon = daemon_sets(render(sandbox(sandboxDevicePlugin={"shares": {"mps": {"enabled": True}}}), SITE))[
+    daemon = daemon_sets(render(sandbox(sandboxDevicePlugin={"shares": {"mps": {"enabled": True}}}), INPUTS))[
         "gpuvirt-mps"
     ]
     pod = daemon.spec.template.spec
@@ -85,14 +85,14 @@ def test_the_mps_daemon_runs_on_labelled_nodes_and_waits_for_its_clients() -> No
     ],
 )
 def test_no_mps_daemon_runs_unless_the_policy_asks_for_it(plugin: Plain) -> None:
-    assert OperandName.MPS not in render(sandbox(sandboxDevicePlugin=plugin), SITE).operands
+    assert OperandName.MPS not in render(sandbox(sandboxDevicePlugin=plugin), INPUTS).operands
 
 
 # --- the agent
 
 
 def test_the_agent_runs_on_labelled_nodes_and_updates_on_delete() -> None:
-    agent = agent_of(render(sandbox(), SITE))
+    agent = agent_of(render(sandbox(), INPUTS))
     pod = agent.spec.template.spec
     assert pod.node_selector["gpuvirt.io/node"] == "true"
     assert agent.spec.update_strategy.type == "OnDelete"
@@ -115,21 +115,21 @@ def test_the_agent_runs_on_labelled_nodes_and_updates_on_delete() -> None:
     ],
 )
 def test_without_vms_no_agent_is_rendered(spec: Plain) -> None:
-    assert OperandName.AGENT not in render(policy_of(spec), SITE).operands
+    assert OperandName.AGENT not in render(policy_of(spec), INPUTS).operands
 
 
 @pytest.mark.parametrize("parts", [{}, {"sandboxDevicePlugin": {"enabled": False}, "kataManager": {"enabled": True}}])
 def test_kata_gets_the_operands_that_kubevirt_gets(parts: dict[str, object]) -> None:
     manager = {"vgpuManager": {"enabled": True, "repository": "r", "image": "vgpu-manager", "version": "1"}}
     kata = sandbox(**manager, **parts, sandboxWorkloads={"enabled": True, "mode": "kata"})
-    assert {OperandName.AGENT, OperandName.VGPU_MANAGER} <= render(kata, SITE).operands
-    for_kubevirt = [encoded(manifest) for manifest in render(sandbox(**manager), SITE).manifests]
-    assert [encoded(manifest) for manifest in render(kata, SITE).manifests] == for_kubevirt
+    assert {OperandName.AGENT, OperandName.VGPU_MANAGER} <= render(kata, INPUTS).operands
+    for_kubevirt = [encoded(manifest) for manifest in render(sandbox(**manager), INPUTS).manifests]
+    assert [encoded(manifest) for manifest in render(kata, INPUTS).manifests] == for_kubevirt
 
 
 def test_agent_settings_follow_the_policy_and_the_agent_accepts_them() -> None:
     config = {"config": {"name": "custom-vgpu-config", "default": "A10-4Q"}}
-    found = render(sandbox(vgpuDeviceManager=config), SITE)
+    found = render(sandbox(vgpuDeviceManager=config), INPUTS)
     (written,) = (
         manifest
         for manifest in found.manifests
@@ -139,7 +139,7 @@ def test_agent_settings_follow_the_policy_and_the_agent_accepts_them() -> None:
     assert (read.vgpu_config_map, read.vgpu_config) == ("custom-vgpu-config", "A10-4Q")
     (role,) = (manifest for manifest in found.manifests if isinstance(manifest, Role))
     assert role.rules[0].resource_names == ("custom-vgpu-config",)
-    plain = render(sandbox(), SITE)
+    plain = render(sandbox(), INPUTS)
     assert template_of(agent_of(found)) != template_of(agent_of(plain)), "the agent reads its settings at its start"
 
 
@@ -147,7 +147,7 @@ def test_agent_settings_follow_the_policy_and_the_agent_accepts_them() -> None:
     ("setting", "expected"), [({}, True), ({"requireReset": True}, True), ({"requireReset": False}, False)]
 )
 def test_the_policy_sets_whether_a_gpu_must_be_reset_between_pods(setting: Plain, expected: bool) -> None:
-    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": setting}), SITE)
+    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": setting}), INPUTS)
     (written,) = (
         manifest
         for manifest in found.manifests
@@ -158,7 +158,7 @@ def test_the_policy_sets_whether_a_gpu_must_be_reset_between_pods(setting: Plain
 
 def test_the_policy_names_resources_without_gpus() -> None:
     setting: Plain = {"resourcesWithoutGpus": ["example.com/nic"]}
-    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": setting}), SITE)
+    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": setting}), INPUTS)
     (written,) = (
         manifest
         for manifest in found.manifests
@@ -171,7 +171,7 @@ def test_the_policy_names_resources_without_gpus() -> None:
 def test_the_policy_sets_how_vgpus_on_demand_are_offered() -> None:
     def on_demand(part: Plain) -> OnDemandSettings:
         policy = policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": {"onDemand": part}})
-        found = (manifest for manifest in render(policy, SITE).manifests if isinstance(manifest, ConfigMap))
+        found = (manifest for manifest in render(policy, INPUTS).manifests if isinstance(manifest, ConfigMap))
         text = next(manifest for manifest in found if manifest.metadata.name == "gpuvirt-node").data["node.yaml"]
         return documents.parse(text, Settings, where="node.yaml").on_demand
 
@@ -189,7 +189,7 @@ def test_the_policy_sets_how_vgpus_on_demand_are_offered() -> None:
 @pytest.mark.parametrize(("field", "value"), [("prefix", "no domain"), ("types", ["A10"])])
 def test_invalid_settings_of_vgpus_on_demand_keep_the_deployed_agent(field: str, value: Plain) -> None:
     plugin: Plain = {"onDemand": {field: value}}
-    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": plugin}), SITE)
+    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": plugin}), INPUTS)
     (fault,) = found.faults
     assert fault.because.path.startswith(f"$.spec.sandboxDevicePlugin.onDemand.{field}")
     assert OperandName.AGENT in found.operands
@@ -198,7 +198,7 @@ def test_invalid_settings_of_vgpus_on_demand_keep_the_deployed_agent(field: str,
 def test_the_policy_sets_what_limits_shares() -> None:
     def shares(part: Plain) -> ShareSettings:
         policy = policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": {"shares": part}})
-        found = (manifest for manifest in render(policy, SITE).manifests if isinstance(manifest, ConfigMap))
+        found = (manifest for manifest in render(policy, INPUTS).manifests if isinstance(manifest, ConfigMap))
         text = next(manifest for manifest in found if manifest.metadata.name == "gpuvirt-node").data["node.yaml"]
         assert ("shares" in text) == (documents.parse(text, Settings, where="node.yaml").shares != ShareSettings())
         return documents.parse(text, Settings, where="node.yaml").shares
@@ -223,27 +223,27 @@ def test_the_policy_sets_what_limits_shares() -> None:
 )
 def test_invalid_limits_of_shares_keep_the_deployed_agent(part: Plain, path: str) -> None:
     policy = policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": {"shares": part}})
-    found = render(policy, SITE)
+    found = render(policy, INPUTS)
     (fault,) = found.faults
     assert fault.because.path == f"$.spec.sandboxDevicePlugin.shares{path}"
     assert OperandName.AGENT in found.operands
 
 
 def test_agents_offer_shared_gpus_as_the_resource_that_the_extender_places() -> None:
-    def shares(site: RenderInputs) -> ShareSettings:
-        found = (manifest for manifest in render(sandbox(), site).manifests if isinstance(manifest, ConfigMap))
+    def shares(inputs: RenderInputs) -> ShareSettings:
+        found = (manifest for manifest in render(sandbox(), inputs).manifests if isinstance(manifest, ConfigMap))
         text = next(manifest for manifest in found if manifest.metadata.name == "gpuvirt-node").data["node.yaml"]
         return documents.parse(text, Settings, where="node.yaml").shares
 
     shared = SharedResource(ResourceName("nvidia.com/share"), Units(100))
-    assert shares(replace(SITE, settings=replace(SITE.settings, shared=shared))) == ShareSettings(
+    assert shares(replace(INPUTS, settings=replace(INPUTS.settings, shared=shared))) == ShareSettings(
         resource="nvidia.com/share", units=100
     )
-    assert shares(SITE) == ShareSettings()
+    assert shares(INPUTS) == ShareSettings()
 
 
 def test_an_invalid_config_map_name_keeps_the_deployed_agent() -> None:
-    found = render(sandbox(vgpuDeviceManager={"config": {"name": "No Such"}}), SITE)
+    found = render(sandbox(vgpuDeviceManager={"config": {"name": "No Such"}}), INPUTS)
     (fault,) = found.faults
     assert fault.because.path == "$.spec.vgpuDeviceManager.config.name"
     assert OperandName.AGENT in found.operands
@@ -252,7 +252,7 @@ def test_an_invalid_config_map_name_keeps_the_deployed_agent() -> None:
 
 def test_paths_of_the_host_are_honoured() -> None:
     paths = {"rootFS": "/host-root", "driverInstallDir": "/opt/driver", "kubeletRootDir": "/data/kubelet/"}
-    agent = agent_of(render(sandbox(hostPaths=paths), SITE))
+    agent = agent_of(render(sandbox(hostPaths=paths), INPUTS))
     volumes = {
         volume.name: volume.host_path.path
         for volume in agent.spec.template.spec.volumes
@@ -271,8 +271,8 @@ def test_paths_of_the_host_are_honoured() -> None:
 
 
 def test_each_operating_system_has_its_own_vgpu_manager() -> None:
-    site = replace(SITE, vgpu_os=frozenset({"ubuntu22.04", "rhel9"}))
-    found = daemon_sets(render(sandbox(vgpuManager=VGPU), site))
+    inputs = replace(INPUTS, vgpu_os=frozenset({"ubuntu22.04", "rhel9"}))
+    found = daemon_sets(render(sandbox(vgpuManager=VGPU), inputs))
     ours = {name: manifest for name, manifest in found.items() if name.startswith("nvidia-vgpu-manager-daemonset-")}
     assert {main_of(resource).image for resource in ours.values()} == {
         "registry.example/vgpu-manager:570.1-ubuntu22.04",
@@ -282,14 +282,14 @@ def test_each_operating_system_has_its_own_vgpu_manager() -> None:
     selector = one.spec.template.spec.node_selector
     assert selector == {"nvidia.com/gpu.deploy.vgpu-manager": "true", "gpuvirt.io/os": "rhel9"}
     assert one.spec.selector.match_labels == {"app": "nvidia-vgpu-manager-daemonset", "gpuvirt.io/os": "rhel9"}
-    alone = daemon_sets(render(sandbox(vgpuManager=VGPU), replace(SITE, vgpu_os=frozenset({"rhel9"}))))
+    alone = daemon_sets(render(sandbox(vgpuManager=VGPU), replace(INPUTS, vgpu_os=frozenset({"rhel9"}))))
     assert alone["nvidia-vgpu-manager-daemonset-rhel9"] == one, "another operating system changes nothing"
 
 
 def test_no_operand_that_unbinds_gpus_runs_beside_vms() -> None:
     everything = {**VGPU, "driverManager": {"repository": "r", "image": "k8s-driver-manager", "version": "v1"}}
     strategy = {"updateStrategy": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%"}}
-    found = daemon_sets(render(sandbox(vgpuManager=everything, daemonsets=strategy), SITE))
+    found = daemon_sets(render(sandbox(vgpuManager=everything, daemonsets=strategy), INPUTS))
     for name in ("gpuvirt-node", "nvidia-vgpu-manager-daemonset-ubuntu22.04"):
         assert found[name].spec.update_strategy.type == "OnDelete"
         assert found[name].spec.template.spec.init_containers == ()
@@ -309,8 +309,8 @@ def test_no_operand_that_unbinds_gpus_runs_beside_vms() -> None:
 )
 def test_an_image_comes_from_the_policy_or_from_the_controller(image: Plain, found: str) -> None:
     assert isinstance(image, dict)
-    site = replace(SITE, settings=replace(SITE.settings, images={"VGPU_MANAGER_IMAGE": "env/m:2"}))
-    rendered = daemon_sets(render(sandbox(vgpuManager={"enabled": True, **image}), site))
+    inputs = replace(INPUTS, settings=replace(INPUTS.settings, images={"VGPU_MANAGER_IMAGE": "env/m:2"}))
+    rendered = daemon_sets(render(sandbox(vgpuManager={"enabled": True, **image}), inputs))
     assert main_of(rendered["nvidia-vgpu-manager-daemonset-ubuntu22.04"]).image == found
 
 
@@ -325,7 +325,7 @@ def test_an_image_comes_from_the_policy_or_from_the_controller(image: Plain, fou
 )
 def test_an_incomplete_image_is_a_fault_and_other_operands_are_rendered(image: Plain, path: str, reported: str) -> None:
     assert isinstance(image, dict)
-    found = render(sandbox(vgpuManager={"enabled": True, **image}), SITE)
+    found = render(sandbox(vgpuManager={"enabled": True, **image}), INPUTS)
     (fault,) = (fault for fault in found.faults if fault.operand is OperandName.VGPU_MANAGER)
     assert (fault.because.path, reported in fault.because.message) == (path, True)
     assert "gpuvirt-node" in daemon_sets(found)
@@ -335,13 +335,13 @@ def test_an_incomplete_image_is_a_fault_and_other_operands_are_rendered(image: P
 def test_module_parameter_files_are_mounted_singly_from_an_existing_config_map() -> None:
     policy = sandbox(vgpuManager={**VGPU, "kernelModuleConfig": {"name": "kernel-module-params"}})
     assert config_maps_of(policy) == {"kernel-module-params"}
-    manager = daemon_sets(render(policy, SITE))["nvidia-vgpu-manager-daemonset-ubuntu22.04"]
+    manager = daemon_sets(render(policy, INPUTS))["nvidia-vgpu-manager-daemonset-ubuntu22.04"]
     mounts = [mount for mount in main_of(manager).volume_mounts if mount.mount_path.startswith("/drivers")]
     assert [(mount.mount_path, mount.sub_path) for mount in mounts] == [
         ("/drivers/b.conf", "b.conf"),
         ("/drivers/nvidia.conf", "nvidia.conf"),
     ]
-    (fault,) = render(policy, replace(SITE, config_maps={})).faults
+    (fault,) = render(policy, replace(INPUTS, config_maps={})).faults
     assert fault.because.path == "$.spec.vgpuManager.kernelModuleConfig.name"
     assert "kubectl create configmap kernel-module-params" in fault.because.message
 
@@ -369,7 +369,7 @@ def test_common_daemonset_settings_apply_to_all_daemonsets() -> None:
         "tolerations": [{"key": "a", "operator": "Exists"}],
         "priorityClassName": "low",
     }
-    for daemon in daemon_sets(render(sandbox(vgpuManager=VGPU, daemonsets=common), SITE)).values():
+    for daemon in daemon_sets(render(sandbox(vgpuManager=VGPU, daemonsets=common), INPUTS)).values():
         for labels in (daemon.metadata.labels, daemon.spec.template.metadata.labels):
             assert labels["team"] == "gpu"
             assert labels["app"] != "mine"
@@ -381,15 +381,15 @@ def test_common_daemonset_settings_apply_to_all_daemonsets() -> None:
 
 def test_environment_variables_are_unique_and_the_policy_wins() -> None:
     env = [{"name": "GPUVIRT_SYSTEM_ROOT", "value": "/x"}, {"name": "A", "value": "1"}, {"name": "A", "value": "2"}]
-    container = main_of(agent_of(render(sandbox(sandboxDevicePlugin={"env": env}), SITE)))
+    container = main_of(agent_of(render(sandbox(sandboxDevicePlugin={"env": env}), INPUTS)))
     assert value_of(container, "A") == "2"
     assert value_of(container, "GPUVIRT_SYSTEM_ROOT") == "/x"
 
 
 def test_the_template_label_distinguishes_current_pods_from_outdated_pods() -> None:
-    before = agent_of(render(sandbox(), SITE))
-    assert template_of(agent_of(render(sandbox(), SITE))) == template_of(before)
-    newer = agent_of(render(sandbox(), replace(SITE, image="registry.example/gpuvirt:2")))
+    before = agent_of(render(sandbox(), INPUTS))
+    assert template_of(agent_of(render(sandbox(), INPUTS))) == template_of(before)
+    newer = agent_of(render(sandbox(), replace(INPUTS, image="registry.example/gpuvirt:2")))
     assert template_of(newer) != template_of(before)
     assert template_of(newer) == newer.spec.template.metadata.labels["gpuvirt.io/template"]
 

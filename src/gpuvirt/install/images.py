@@ -15,8 +15,8 @@ from gpuvirt.cluster.kinds import clusterpolicy
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault, StoredPolicy, read_policy
 from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.cluster.labels import OS_LABEL
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
-from gpuvirt.cluster.operator.operands.site import RenderInputs
 from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.errors import ConfigError
@@ -92,9 +92,9 @@ def images_of(manifests: Iterable[tuple[str, str]], inputs: ImageInputs) -> tupl
     """Return all images of manifests (origin and text), each once, sorted; raise ConfigError."""
     found = _found(manifests)
     named = {container.image for container in found.containers if container.image}
-    site = _site(found.containers, inputs)
+    render_inputs = _render_inputs(found.containers, inputs)
     for policy in found.policies:
-        named |= _of_operands(policy, site, inputs)
+        named |= _of_operands(policy, render_inputs, inputs)
     if not named:
         raise ConfigError(
             "names no image; expected the output of helm template, or a ClusterPolicy", where="the manifests"
@@ -135,7 +135,7 @@ def _policy(text: str, where: str) -> ClusterPolicy:
     return policy
 
 
-def _site(containers: Iterable[_Container], inputs: ImageInputs) -> RenderInputs:
+def _render_inputs(containers: Iterable[_Container], inputs: ImageInputs) -> RenderInputs:
     """Return the render inputs of the controller in the manifests."""
     variables, beside = dict[str, str](), False
     for container in containers:
@@ -154,10 +154,10 @@ def _site(containers: Iterable[_Container], inputs: ImageInputs) -> RenderInputs
     )
 
 
-def _of_operands(policy: ClusterPolicy, site: RenderInputs, inputs: ImageInputs) -> set[str]:
+def _of_operands(policy: ClusterPolicy, render_inputs: RenderInputs, inputs: ImageInputs) -> set[str]:
     """Return the images of all operands that a policy enables."""
     known = dict.fromkeys(config_maps_of(policy), ())
-    rendered = render(policy, replace(site, config_maps=known))
+    rendered = render(policy, replace(render_inputs, config_maps=known))
     where = f"ClusterPolicy {policy.metadata.name}"
     for fault in rendered.faults:
         raise ConfigError(fault.because.message, where=where, path=fault.because.path)

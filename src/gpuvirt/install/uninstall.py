@@ -40,7 +40,7 @@ from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Def
 from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.undoer import KubeVirtUndoer
 from gpuvirt.cluster.operator.nodes.labels import removed_labels
-from gpuvirt.cluster.operator.operands.site import OperandName
+from gpuvirt.cluster.operator.operands.inputs import OperandName
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.cluster.shares.nodekeys import keys_without_shares
 from gpuvirt.cluster.shares.objects import SHARING_PODS, SharingPod

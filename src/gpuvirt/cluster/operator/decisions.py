@@ -26,8 +26,8 @@ from gpuvirt.cluster.operator.nodedecisions import ClusterInputs
 from gpuvirt.cluster.operator.nodememory import DecidedNodes
 from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict
 from gpuvirt.cluster.operator.nodesummary import NodesSummary
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
-from gpuvirt.cluster.operator.operands.site import RenderInputs
 from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy import invalidstates, policies, status

@@ -18,7 +18,7 @@ from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeProblem, NodeV
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, VgpuSwitch
 from gpuvirt.cluster.operator.nodes.scheduled import ScheduledConfig, config_of
 from gpuvirt.cluster.operator.nodesummary import NodesSummary, NodeWrite, running_on
-from gpuvirt.cluster.operator.operands.site import OperandName
+from gpuvirt.cluster.operator.operands.inputs import OperandName
 from gpuvirt.cluster.operator.picture import NO_PODS, OperandPods, read_of, read_of_gpu_node
 from gpuvirt.cluster.operator.policy.invalidstates import of_node
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, WriteTarget

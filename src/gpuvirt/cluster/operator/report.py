@@ -26,7 +26,7 @@ from gpuvirt.cluster.labels import (
 )
 from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeProblem, ObservedNode, problems_of
-from gpuvirt.cluster.operator.operands.site import OperandName
+from gpuvirt.cluster.operator.operands.inputs import OperandName
 from gpuvirt.cluster.operator.picture import NO_PODS, pods_by_node
 from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.model.desired.workload import Workload

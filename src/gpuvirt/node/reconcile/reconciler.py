@@ -63,7 +63,7 @@ class Reconciler:
         self._state = state
         self._account = account
         self._reports = reports
-        self._site = change_host
+        self._change_host = change_host
         self._clock = clock = options.clock
         self._intervals = intervals = options.intervals
         workers = cache(options.workers)
@@ -105,8 +105,9 @@ class Reconciler:
 
     def _due(self, inventory: Inventory) -> Mapping[UnitId, DesiredUnit]:
         """Decide, and return the units whose changes begin now; the gates and the notes follow."""
-        journal = originaldrivers.read(self._site.original_drivers).of_boot(inventory.facts.platform.boot_id)
-        self._reports.problem("drivers", originaldrivers.lost(self._site.original_drivers) if journal.damaged else None)
+        recorded = self._change_host.original_drivers
+        journal = originaldrivers.read(recorded).of_boot(inventory.facts.platform.boot_id)
+        self._reports.problem("drivers", originaldrivers.lost(recorded) if journal.damaged else None)
         self._difference = difference = compare(inventory, self._desired, journal)
         self._take_rollbacks()
         decided = decide_changes(difference, self._surroundings(inventory), self._attempts, self._clock.monotonic_s())

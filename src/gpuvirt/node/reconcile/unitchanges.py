@@ -106,7 +106,7 @@ class UnitChanges:
         intervals: Intervals,
         operands: Operands | None,
     ) -> None:
-        self._site = change_host
+        self._change_host = change_host
         self._state = state
         self._account = account
         self._workers = workers
@@ -130,7 +130,7 @@ class UnitChanges:
         inputs = self._account.inputs(offered=False)
 
         def job() -> Outcome:
-            return foresee(observe(self._site, inputs, change.desired), change.unit, change.desired)
+            return foresee(observe(self._change_host, inputs, change.desired), change.unit, change.desired)
 
         return await attempt(change, job, (), self._workers(change.unit), self._intervals.vgpu_change_s)
 
@@ -150,7 +150,7 @@ class UnitChanges:
             log.info("%s (because of %s isolation unit %s)", step.text, cause, unit, extra={"unit": unit})
 
         def job() -> Outcome:
-            return apply(self._site, unit, desired, inputs, Run(report, change.change), inventory)
+            return apply(self._change_host, unit, desired, inputs, Run(report, change.change), inventory)
 
         plans = [self._state.decisions.desired.vgpus.plan_of(gpu) for gpu in desired]
         vgpus = any(plan.steps or plan.follows for plan in plans)

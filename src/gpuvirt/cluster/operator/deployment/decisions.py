@@ -12,7 +12,7 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.drift import Mark, StoredObject, is_due, signed
 from gpuvirt.cluster.operator.deployment.rollout import rollout
 from gpuvirt.cluster.operator.operands.assembly import template_of
-from gpuvirt.cluster.operator.operands.site import OperandName, Rendered
+from gpuvirt.cluster.operator.operands.inputs import OperandName, Rendered
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, WriteTarget
 from gpuvirt.cluster.resources import Resource, pods

@@ -19,7 +19,7 @@ from gpuvirt.cluster.labels import (
 )
 from gpuvirt.cluster.operator.nodes.placement import NodePlacement
 from gpuvirt.cluster.operator.operands import agent
-from gpuvirt.cluster.operator.operands.site import OperandName
+from gpuvirt.cluster.operator.operands.inputs import OperandName
 from gpuvirt.model.desired.workload import LABEL, Workload
 from gpuvirt.model.reasons import Reason, ReasonCode, clusterproblems
 

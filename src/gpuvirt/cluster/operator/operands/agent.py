@@ -23,7 +23,7 @@ from gpuvirt.cluster.kinds.workloads import (
     Subject,
 )
 from gpuvirt.cluster.operator.operands import assembly, bases, hostpaths, overlay
-from gpuvirt.cluster.operator.operands.site import RBAC_GROUP, OperandName, RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import RBAC_GROUP, OperandName, RenderInputs
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
@@ -36,7 +36,7 @@ SETTINGS_DIGEST = "gpuvirt.io/settings"
 """Annotation of the agent's pods: a digest of the settings, since the agent reads them only when it starts."""
 
 
-def agent(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+def agent(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the agent's DaemonSet, settings and permissions."""
     if not is_desired(policy):
         return
@@ -48,42 +48,42 @@ def agent(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | Spec
         )
         return
     try:
-        settings = settings_of(policy, site.settings.shared)
+        settings = settings_of(policy, inputs.settings.shared)
     except ConfigError as error:
         field = re.sub("_([a-z])", lambda match: match[1].upper(), error.path.removeprefix("$."))
         yield SpecFault(f"$.spec.sandboxDevicePlugin.{field}", error.message)
         return
-    yield ConfigMap(api_version=workloads.CORE, metadata=_named(policy, site, NAME), data={CONFIG_FILE: settings})
+    yield ConfigMap(api_version=workloads.CORE, metadata=_named(policy, inputs, NAME), data={CONFIG_FILE: settings})
     rule = PolicyRule(api_groups=("",), resources=("configmaps",), resource_names=(name,), verbs=("list", "watch"))
-    yield Role(api_version=workloads.RBAC, metadata=_named(policy, site, CONFIGS), rules=(rule,))
+    yield Role(api_version=workloads.RBAC, metadata=_named(policy, inputs, CONFIGS), rules=(rule,))
     yield RoleBinding(
         api_version=workloads.RBAC,
-        metadata=_named(policy, site, CONFIGS),
+        metadata=_named(policy, inputs, CONFIGS),
         role_ref=RoleReference(api_group=RBAC_GROUP, kind="Role", name=CONFIGS),
-        subjects=(Subject(kind="ServiceAccount", name=NAME, namespace=site.settings.namespace),),
+        subjects=(Subject(kind="ServiceAccount", name=NAME, namespace=inputs.settings.namespace),),
     )
-    yield _daemon_set(policy, site, settings)
+    yield _daemon_set(policy, inputs, settings)
 
 
-def labeller(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+def labeller(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet of agents that only label the nodes for containers, if the settings ask for these labels."""
-    if not site.settings.labels_vgpu_types:
+    if not inputs.settings.labels_vgpu_types:
         return
-    found = overlay.base(policy, site, "labeller")
+    found = overlay.base(policy, inputs, "labeller")
     context = bases.main_of(found).security_context
-    if site.settings.namespace_sets_uid and context is not None:
+    if inputs.settings.namespace_sets_uid and context is not None:
         found = bases.with_main(found, security_context=replace(context, run_as_user=None, run_as_group=None))
-    yield assembly.daemon_set(policy, site, found)
+    yield assembly.daemon_set(policy, inputs, found)
 
 
-def mps_daemon(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+def mps_daemon(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet of the MPS daemon, which nothing restarts, if the policy asks for it beside the agent."""
     plugin = policy.spec.sandbox_device_plugin
     if not is_desired(policy) or plugin.shares is None or plugin.shares.mps.enabled is not True:
         return
-    secrets = assembly.secrets(site.settings.pull_secrets, plugin)
-    found = bases.with_pod(overlay.base(policy, site, "mps"), image_pull_secrets=secrets)
-    yield assembly.daemon_set(policy, site, found, owned=False)
+    secrets = assembly.secrets(inputs.settings.pull_secrets, plugin)
+    found = bases.with_pod(overlay.base(policy, inputs, "mps"), image_pull_secrets=secrets)
+    yield assembly.daemon_set(policy, inputs, found, owned=False)
 
 
 def is_desired(policy: ClusterPolicy) -> bool:
@@ -160,13 +160,13 @@ def _text(value: StrEnum | None) -> str | None:
     return str(value) if value is not None else None
 
 
-def _named(policy: ClusterPolicy, site: RenderInputs, name: str) -> ObjectMeta:
-    return assembly.metadata(policy, site, OperandName.AGENT, name)
+def _named(policy: ClusterPolicy, inputs: RenderInputs, name: str) -> ObjectMeta:
+    return assembly.metadata(policy, inputs, OperandName.AGENT, name)
 
 
-def _daemon_set(policy: ClusterPolicy, site: RenderInputs, settings: str) -> DaemonSet:
+def _daemon_set(policy: ClusterPolicy, inputs: RenderInputs, settings: str) -> DaemonSet:
     plugin, kubelet = policy.spec.sandbox_device_plugin, hostpaths.kubelet_of(policy.spec.host_paths)
-    found = overlay.base(policy, site, "agent")
+    found = overlay.base(policy, inputs, "agent")
     main = bases.main_of(found)
     found = bases.with_main(
         found,
@@ -177,4 +177,4 @@ def _daemon_set(policy: ClusterPolicy, site: RenderInputs, settings: str) -> Dae
         ),
     )
     found = bases.with_metadata(found, annotations={SETTINGS_DIGEST: assembly.digest(settings.encode())})
-    return assembly.daemon_set(policy, site, overlay.configured(found, site, replace(plugin, args=())))
+    return assembly.daemon_set(policy, inputs, overlay.configured(found, inputs, replace(plugin, args=())))

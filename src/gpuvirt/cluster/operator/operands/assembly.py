@@ -19,7 +19,7 @@ from gpuvirt.cluster.kinds.operandparts import ImageParts, Operand, Resources
 from gpuvirt.cluster.kinds.podparts import EnvVar, PodTemplate, ProbeSpec, ResourceNeeds, TemplateMeta
 from gpuvirt.cluster.kinds.workloads import DaemonSet, RollingUpdate, Service
 from gpuvirt.cluster.labels import OPERAND_LABEL, TEMPLATE_LABEL
-from gpuvirt.cluster.operator.operands.site import MANAGED_BY, PART_OF, OperandName, RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import MANAGED_BY, PART_OF, OperandName, RenderInputs
 from gpuvirt.cluster.operator.operands.specchecks import is_share
 
 ON_DELETE = "OnDelete"
@@ -28,7 +28,7 @@ OURS = {"app", PART_OF[0], MANAGED_BY[0]}
 OUR_PREFIX = "gpuvirt.io/"
 
 
-def daemon_set(policy: ClusterPolicy, site: RenderInputs, found: DaemonSet, *, owned: bool = True) -> DaemonSet:
+def daemon_set(policy: ClusterPolicy, inputs: RenderInputs, found: DaemonSet, *, owned: bool = True) -> DaemonSet:
     """Return an operand's DaemonSet with the policy's settings for all DaemonSets.
 
     Without `owned` it stays when the policy is deleted.
@@ -43,7 +43,7 @@ def daemon_set(policy: ClusterPolicy, site: RenderInputs, found: DaemonSet, *, o
         priority_class_name=desired.priority_class_name or pod.priority_class_name,
         dns_policy="ClusterFirstWithHostNet" if pod.host_network else "",
     )
-    about = metadata(policy, site, OperandName(chosen["app"]), found.metadata.name)
+    about = metadata(policy, inputs, OperandName(chosen["app"]), found.metadata.name)
     return replace(
         found,
         metadata=replace(
@@ -60,20 +60,20 @@ def daemon_set(policy: ClusterPolicy, site: RenderInputs, found: DaemonSet, *, o
     )
 
 
-def service(policy: ClusterPolicy, site: RenderInputs, found: Service) -> Service:
+def service(policy: ClusterPolicy, inputs: RenderInputs, found: Service) -> Service:
     """Return a manifest's Service as an object of the operand whose name it has."""
-    about = metadata(policy, site, OperandName(found.metadata.name), found.metadata.name)
+    about = metadata(policy, inputs, OperandName(found.metadata.name), found.metadata.name)
     return replace(found, metadata=replace(about, annotations=found.metadata.annotations))
 
 
 def metadata(
-    policy: ClusterPolicy, site: RenderInputs, operand: OperandName, name: str, *, clusterwide: bool = False
+    policy: ClusterPolicy, inputs: RenderInputs, operand: OperandName, name: str, *, clusterwide: bool = False
 ) -> ObjectMeta:
     """Return the metadata of an operand's object, which Kubernetes deletes together with the policy."""
     owner = policy.metadata
     return ObjectMeta(
         name=name,
-        namespace="" if clusterwide else site.settings.namespace,
+        namespace="" if clusterwide else inputs.settings.namespace,
         labels={"app": operand.value, **dict((PART_OF, MANAGED_BY)), OPERAND_LABEL: operand.value},
         owner_references=(
             OwnerReference(api_version=API_VERSION, kind=KIND, name=owner.name, uid=owner.uid, controller=True),

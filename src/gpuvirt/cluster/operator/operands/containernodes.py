@@ -8,20 +8,20 @@ container toolkit configures, or by the annotation of its NRI plugin.
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.operandparts import Operand
 from gpuvirt.cluster.operator.operands import images
-from gpuvirt.cluster.operator.operands.site import RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 
 RUNTIME_CLASS = "nvidia"
 
 
-def is_desired(site: RenderInputs, operand: Operand, *, default: bool = True) -> bool:
+def is_desired(inputs: RenderInputs, operand: Operand, *, default: bool = True) -> bool:
     """Return whether an operand runs; null is its default, and without nodes for containers no operand runs."""
     enabled = default if operand.enabled is None else operand.enabled
-    return enabled and not site.settings.coexists and site.has_container_nodes
+    return enabled and not inputs.settings.coexists and inputs.has_container_nodes
 
 
-def image_of(site: RenderInputs, operand: Operand, path: str, variable: str) -> str | SpecFault | None:
+def image_of(inputs: RenderInputs, operand: Operand, path: str, variable: str) -> str | SpecFault | None:
     """Return an operand's image, or the fault of its field `path`; None if the operand does not run."""
-    return images.image_of(operand, path, site.settings.images, variable) if is_desired(site, operand) else None
+    return images.image_of(operand, path, inputs.settings.images, variable) if is_desired(inputs, operand) else None
 
 
 def runtime_class_of(policy: ClusterPolicy) -> str:

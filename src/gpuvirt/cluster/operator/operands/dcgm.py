@@ -8,51 +8,51 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.podparts import ConfigMapSource, Volume
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, hostpaths, overlay
-from gpuvirt.cluster.operator.operands.site import RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 
 OWN_COUNTERS = "dcgm-metrics.csv"
 """The key of the ConfigMap that lists the exported metrics."""
 REMOTE = "DCGM_REMOTE_HOSTENGINE_INFO"
 
 
-def dcgm(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+def dcgm(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield DCGM's DaemonSet and Service, or the fault for which they cannot be deployed."""
     desired = policy.spec.dcgm
-    image = containernodes.image_of(site, desired, "$.spec.dcgm", "DCGM_IMAGE")
+    image = containernodes.image_of(inputs, desired, "$.spec.dcgm", "DCGM_IMAGE")
     if isinstance(image, SpecFault):
         yield image
     if not isinstance(image, str):
         return
-    found = overlay.configured(overlay.base(policy, site, "dcgm"), site, desired, image)
-    yield assembly.daemon_set(policy, site, found)
-    yield assembly.service(policy, site, bases.service("dcgm-service"))
+    found = overlay.configured(overlay.base(policy, inputs, "dcgm"), inputs, desired, image)
+    yield assembly.daemon_set(policy, inputs, found)
+    yield assembly.service(policy, inputs, bases.service("dcgm-service"))
 
 
-def dcgm_exporter(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+def dcgm_exporter(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the exporter's DaemonSet and Service, or the fault for which they cannot be deployed."""
     desired = policy.spec.dcgm_exporter
-    image = containernodes.image_of(site, desired, "$.spec.dcgmExporter", "DCGM_EXPORTER_IMAGE")
+    image = containernodes.image_of(inputs, desired, "$.spec.dcgmExporter", "DCGM_EXPORTER_IMAGE")
     if isinstance(image, SpecFault):
         yield image
     if not isinstance(image, str):
         return
-    found = _with_counters(overlay.base(policy, site, "dcgm-exporter"), policy)
-    if not containernodes.is_desired(site, policy.spec.dcgm):
+    found = _with_counters(overlay.base(policy, inputs, "dcgm-exporter"), policy)
+    if not containernodes.is_desired(inputs, policy.spec.dcgm):
         own = (variable for variable in bases.main_of(found).env if variable.name != REMOTE)
         found = bases.with_main(found, env=tuple(own))
-    found = bases.with_pod(overlay.configured(found, site, desired, image), host_pid=desired.host_pid is True)
+    found = bases.with_pod(overlay.configured(found, inputs, desired, image), host_pid=desired.host_pid is True)
     about = found.spec.template.metadata
     found = bases.with_metadata(
         found,
         labels={**assembly.unreserved(desired.pod_labels), **about.labels},
         annotations={**about.annotations, **desired.pod_annotations},
     )
-    yield assembly.daemon_set(policy, site, found)
+    yield assembly.daemon_set(policy, inputs, found)
     service = bases.service("dcgm-exporter-service")
     if (chosen := desired.service) is not None:
         traffic = chosen.internal_traffic_policy
         service = replace(service, spec=replace(service.spec, type=chosen.type, internal_traffic_policy=traffic))
-    yield assembly.service(policy, site, service)
+    yield assembly.service(policy, inputs, service)
 
 
 def _with_counters(found: DaemonSet, policy: ClusterPolicy) -> DaemonSet:

@@ -6,21 +6,21 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.podparts import EnvVar
 from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, overlay
-from gpuvirt.cluster.operator.operands.site import RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 from gpuvirt.cluster.operator.operands.toolkit import install_dir_of
 
 
-def device_plugin(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+def device_plugin(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the device plugin's DaemonSet, or the fault for which it cannot be deployed."""
     desired = policy.spec.device_plugin
-    image = containernodes.image_of(site, desired, "$.spec.devicePlugin", "DEVICE_PLUGIN_IMAGE")
+    image = containernodes.image_of(inputs, desired, "$.spec.devicePlugin", "DEVICE_PLUGIN_IMAGE")
     if isinstance(image, SpecFault):
         yield image
     if not isinstance(image, str):
         return
-    found = overlay.base(policy, site, "device-plugin")
+    found = overlay.base(policy, inputs, "device-plugin")
     found = bases.with_env(found, (*mig_variables(policy), *_cdi_variables(policy)))
-    yield assembly.daemon_set(policy, site, overlay.configured(found, site, desired, image))
+    yield assembly.daemon_set(policy, inputs, overlay.configured(found, inputs, desired, image))
 
 
 def _cdi_variables(policy: ClusterPolicy) -> Iterator[EnvVar]:
@@ -43,13 +43,13 @@ def mig_variables(policy: ClusterPolicy) -> Iterator[EnvVar]:
         yield EnvVar(name="NVIDIA_MIG_MONITOR_DEVICES", value="all")
 
 
-def gfd(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+def gfd(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet of GPU feature discovery, or the fault for which it cannot be deployed."""
     desired = policy.spec.gfd
-    image = containernodes.image_of(site, desired, "$.spec.gfd", "GFD_IMAGE")
+    image = containernodes.image_of(inputs, desired, "$.spec.gfd", "GFD_IMAGE")
     if isinstance(image, SpecFault):
         yield image
     if not isinstance(image, str):
         return
-    found = bases.with_env(overlay.base(policy, site, "gpu-feature-discovery"), mig_variables(policy))
-    yield assembly.daemon_set(policy, site, overlay.configured(found, site, desired, image))
+    found = bases.with_env(overlay.base(policy, inputs, "gpu-feature-discovery"), mig_variables(policy))
+    yield assembly.daemon_set(policy, inputs, overlay.configured(found, inputs, desired, image))

@@ -9,40 +9,40 @@ from gpuvirt.cluster.kinds.manifests import LocalReference
 from gpuvirt.cluster.kinds.podparts import EnvFromSource, EnvVar
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, hostpaths, images, overlay
-from gpuvirt.cluster.operator.operands.site import RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 from gpuvirt.cluster.operator.operands.vgpumanager import parameter_files
 
 PATH = "$.spec.driver"
 IMAGE_VARIABLE, MANAGER_VARIABLE = "DRIVER_IMAGE", "DRIVER_MANAGER_IMAGE"
 
 
-def has_driver(policy: ClusterPolicy, site: RenderInputs) -> bool:
+def has_driver(policy: ClusterPolicy, inputs: RenderInputs) -> bool:
     """Return whether gpuvirt deploys the driver's containers."""
     desired = policy.spec.driver
-    return containernodes.is_desired(site, desired) and desired.use_nvidia_driver_crd is not True
+    return containernodes.is_desired(inputs, desired) and desired.use_nvidia_driver_crd is not True
 
 
-def driver(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+def driver(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the driver's DaemonSets, or the faults for which they cannot be deployed."""
     desired = policy.spec.driver
-    if not has_driver(policy, site):
+    if not has_driver(policy, inputs):
         return
-    image = images.image_of(desired, PATH, site.settings.images, IMAGE_VARIABLE)
-    manager = images.image_of(desired.manager, f"{PATH}.manager", site.settings.images, MANAGER_VARIABLE)
-    parameters = parameter_files(desired.kernel_module_config, f"{PATH}.kernelModuleConfig", site)
+    image = images.image_of(desired, PATH, inputs.settings.images, IMAGE_VARIABLE)
+    manager = images.image_of(desired.manager, f"{PATH}.manager", inputs.settings.images, MANAGER_VARIABLE)
+    parameters = parameter_files(desired.kernel_module_config, f"{PATH}.kernelModuleConfig", inputs)
     yield from (fault for fault in (image, manager, parameters) if isinstance(fault, SpecFault))
     if isinstance(image, str) and isinstance(manager, str) and not isinstance(parameters, SpecFault):
-        base = bases.with_volumes(_base(policy, site, manager), *parameters)
-        for os_tag in sorted(site.container_os):
-            found = overlay.configured(overlay.for_os(base, os_tag), site, desired, images.with_os(image, os_tag))
-            secrets = assembly.secrets(site.settings.pull_secrets, desired, desired.manager)
+        base = bases.with_volumes(_base(policy, inputs, manager), *parameters)
+        for os_tag in sorted(inputs.container_os):
+            found = overlay.configured(overlay.for_os(base, os_tag), inputs, desired, images.with_os(image, os_tag))
+            secrets = assembly.secrets(inputs.settings.pull_secrets, desired, desired.manager)
             found = bases.with_pod(found, image_pull_secrets=secrets)
-            yield assembly.daemon_set(policy, site, found)
+            yield assembly.daemon_set(policy, inputs, found)
 
 
-def _base(policy: ClusterPolicy, site: RenderInputs, manager: str) -> DaemonSet:
+def _base(policy: ClusterPolicy, inputs: RenderInputs, manager: str) -> DaemonSet:
     """Return the manifest with the fields that only the driver and its driver-manager have; `manager` is an image."""
-    desired, found = policy.spec.driver, overlay.base(policy, site, "driver")
+    desired, found = policy.spec.driver, overlay.base(policy, inputs, "driver")
     unused, uninstall = bases.pod_of(found).init_containers
     if desired.kernel_module_type:
         found = bases.with_env(found, (EnvVar(name="KERNEL_MODULE_TYPE", value=desired.kernel_module_type),))

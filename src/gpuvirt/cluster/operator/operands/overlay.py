@@ -14,27 +14,27 @@ from gpuvirt.cluster.kinds.podparts import Container, EnvVar
 from gpuvirt.cluster.kinds.workloads import DaemonSet, LabelSelector
 from gpuvirt.cluster.labels import OS_LABEL
 from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, hostpaths, images
-from gpuvirt.cluster.operator.operands.site import RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 
 OWN_IMAGE = "gpuvirt"
 """The image of containers that run gpuvirt itself."""
 
 
-def base(policy: ClusterPolicy, site: RenderInputs, name: str) -> DaemonSet:
+def base(policy: ClusterPolicy, inputs: RenderInputs, name: str) -> DaemonSet:
     """Return the manifest `name`.yaml with the policy's paths on the host and access to GPUs, and gpuvirt's image."""
     found = bases.daemon_set(name)
     pod = bases.pod_of(found)
     found = bases.with_pod(
         found,
-        init_containers=tuple(_with_own_image(container, site) for container in pod.init_containers),
-        containers=tuple(_with_own_image(container, site) for container in pod.containers),
-        image_pull_secrets=assembly.secrets(site.settings.pull_secrets),
+        init_containers=tuple(_with_own_image(container, inputs) for container in pod.init_containers),
+        containers=tuple(_with_own_image(container, inputs) for container in pod.containers),
+        image_pull_secrets=assembly.secrets(inputs.settings.pull_secrets),
         volumes=tuple(hostpaths.moved(volume, policy.spec.host_paths) for volume in pod.volumes),
     )
     return _with_gpus(found, policy) if pod.runtime_class_name else found
 
 
-def configured(found: DaemonSet, site: RenderInputs, desired: Operand, image: str | None = None) -> DaemonSet:
+def configured(found: DaemonSet, inputs: RenderInputs, desired: Operand, image: str | None = None) -> DaemonSet:
     """Return a manifest with the operand's fields of the policy, and its image unless gpuvirt itself runs."""
     main = bases.main_of(found)
     found = bases.with_main(
@@ -49,7 +49,7 @@ def configured(found: DaemonSet, site: RenderInputs, desired: Operand, image: st
     return bases.with_pod(
         found,
         host_network=assembly.on_host_network(desired),
-        image_pull_secrets=assembly.secrets(site.settings.pull_secrets, desired),
+        image_pull_secrets=assembly.secrets(inputs.settings.pull_secrets, desired),
     )
 
 
@@ -71,10 +71,10 @@ def with_values(env: tuple[EnvVar, ...], values: Mapping[str, str]) -> tuple[Env
     )
 
 
-def _with_own_image(container: Container, site: RenderInputs) -> Container:
+def _with_own_image(container: Container, inputs: RenderInputs) -> Container:
     if container.image != OWN_IMAGE:
         return container
-    return replace(container, image=site.image, image_pull_policy=site.settings.pull_policy)
+    return replace(container, image=inputs.image, image_pull_policy=inputs.settings.pull_policy)
 
 
 def _with_gpus(found: DaemonSet, policy: ClusterPolicy) -> DaemonSet:

@@ -8,7 +8,7 @@ from gpuvirt.cluster.operator.operands.agent import agent, labeller, mps_daemon
 from gpuvirt.cluster.operator.operands.dcgm import dcgm, dcgm_exporter
 from gpuvirt.cluster.operator.operands.deviceplugin import device_plugin, gfd
 from gpuvirt.cluster.operator.operands.driver import driver
-from gpuvirt.cluster.operator.operands.site import Fault, OperandName, Rendered, RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import Fault, OperandName, Rendered, RenderInputs
 from gpuvirt.cluster.operator.operands.toolkit import runtime_classes, toolkit
 from gpuvirt.cluster.operator.operands.validator import validator
 from gpuvirt.cluster.operator.operands.vgpumanager import vgpu_manager
@@ -31,11 +31,11 @@ OPERANDS: tuple[tuple[OperandName, Render], ...] = (
 )
 
 
-def render(policy: ClusterPolicy, site: RenderInputs) -> Rendered:
+def render(policy: ClusterPolicy, inputs: RenderInputs) -> Rendered:
     """Return all objects to apply, in the order of their dependencies, and the faults."""
     manifests, faults = list[Manifest](), list[Fault]()
     for operand, rendered in OPERANDS:
-        for item in rendered(policy, site):
+        for item in rendered(policy, inputs):
             if isinstance(item, SpecFault):
                 faults.append(Fault(operand, item))
             else:
@@ -44,7 +44,7 @@ def render(policy: ClusterPolicy, site: RenderInputs) -> Rendered:
 
 
 def config_maps_of(policy: ClusterPolicy) -> frozenset[str]:
-    """Return the ConfigMaps whose keys rendering needs (`Site.config_maps`)."""
+    """Return the ConfigMaps whose keys rendering needs (`RenderInputs.config_maps`)."""
     spec = policy.spec
     configs = (spec.vgpu_manager.kernel_module_config, spec.driver.kernel_module_config)
     return frozenset(config.name for config in configs if config is not None and config.name)

@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.podparts import EnvVar, Volume, VolumeMount
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest, RuntimeClass
 from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, hostpaths, overlay
 from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, host
-from gpuvirt.cluster.operator.operands.site import OperandName, RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import OperandName, RenderInputs
 from gpuvirt.cluster.operator.operands.validator import validating
 
 PATH = "$.spec.toolkit"
@@ -79,43 +79,43 @@ CONFIG_SOURCE = "RUNTIME_CONFIG_SOURCE"
 NRI_SOCKET = RuntimeFile("NRI_SOCKET", "/var/run/nri/nri.sock", "/runtime/nri-sock-dir", ("NRI_SOCKET",))
 
 
-def runtime_classes(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+def runtime_classes(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the RuntimeClasses; none if the NRI plugin injects GPUs."""
     main = containernodes.runtime_class_of(policy)
-    if site.settings.coexists or not site.has_container_nodes or not main:
+    if inputs.settings.coexists or not inputs.has_container_nodes or not main:
         return
     more = (f"{containernodes.RUNTIME_CLASS}-cdi", f"{containernodes.RUNTIME_CLASS}-legacy")
     for name in (main, *(more if containernodes.has_cdi(policy) else ())):
-        about = assembly.metadata(policy, site, OperandName.RUNTIME_CLASSES, name, clusterwide=True)
+        about = assembly.metadata(policy, inputs, OperandName.RUNTIME_CLASSES, name, clusterwide=True)
         yield RuntimeClass(api_version=workloads.NODE, metadata=about, handler=name)
 
 
-def toolkit(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+def toolkit(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the toolkit's DaemonSet, or the fault for which it cannot be deployed."""
     desired = policy.spec.toolkit
-    image = containernodes.image_of(site, desired, PATH, IMAGE_VARIABLE)
+    image = containernodes.image_of(inputs, desired, PATH, IMAGE_VARIABLE)
     if isinstance(image, SpecFault):
         yield image
     if not isinstance(image, str):
         return
-    runtime_files = RUNTIMES.get(site.runtime)
+    runtime_files = RUNTIMES.get(inputs.runtime)
     if runtime_files is None:
         yield SpecFault(
             f"{PATH}.enabled",
-            f"nodes run the container runtime {site.runtime}, but gpuvirt configures only {' and '.join(RUNTIMES)}:"
+            f"nodes run the container runtime {inputs.runtime}, but gpuvirt configures only {' and '.join(RUNTIMES)}:"
             " install the container toolkit on the hosts, and set enabled to false",
         )
         return
     if containernodes.has_nri(policy):
         runtime_files = (*runtime_files, NRI_SOCKET)
-    found = _installing(validating(overlay.base(policy, site, "toolkit"), policy, site), policy)
-    env = overlay.with_values(bases.main_of(found).env, {"RUNTIME": site.runtime, "ROOT": install_dir_of(policy)})
-    found = bases.with_main(found, env=(*env, *_variables(policy, site)))
-    found = overlay.configured(found, site, replace(desired, args=()), image)
+    found = _installing(validating(overlay.base(policy, inputs, "toolkit"), policy, inputs), policy)
+    env = overlay.with_values(bases.main_of(found).env, {"RUNTIME": inputs.runtime, "ROOT": install_dir_of(policy)})
+    found = bases.with_main(found, env=(*env, *_variables(policy, inputs)))
+    found = overlay.configured(found, inputs, replace(desired, args=()), image)
     env = _of_the_container(bases.main_of(found).env, policy, runtime_files)
     mounts = (VolumeMount(name=_volume_name(file), mount_path=file.mount_path) for file in runtime_files)
     found = bases.with_volumes(bases.with_main(found, env=env), _folders(policy, runtime_files), mounts)
-    yield assembly.daemon_set(policy, site, found)
+    yield assembly.daemon_set(policy, inputs, found)
 
 
 def install_dir_of(policy: ClusterPolicy) -> str:
@@ -157,8 +157,8 @@ def _sources(text: str) -> str:
     )
 
 
-def _variables(policy: ClusterPolicy, site: RenderInputs) -> Iterator[EnvVar]:
-    if site.runtime == "containerd":
+def _variables(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[EnvVar]:
+    if inputs.runtime == "containerd":
         runtime_class = policy.spec.operator.runtime_class or containernodes.RUNTIME_CLASS
         yield EnvVar(name="CONTAINERD_RUNTIME_CLASS", value=runtime_class)
     else:

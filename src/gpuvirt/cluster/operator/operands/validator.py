@@ -8,21 +8,21 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.cluster.operator.operands import assembly, bases, containernodes, hostpaths, overlay
 from gpuvirt.cluster.operator.operands.driver import has_driver
-from gpuvirt.cluster.operator.operands.site import RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 
 
-def validator(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+def validator(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the validator's DaemonSet."""
     desired = policy.spec.validator
-    if not containernodes.is_desired(site, desired):
+    if not containernodes.is_desired(inputs, desired):
         return
-    found = validating(overlay.base(policy, site, "validator"), policy, site)
+    found = validating(overlay.base(policy, inputs, "validator"), policy, inputs)
     # Arguments and variables are those of the checks, and the last container has none.
-    found = overlay.configured(found, site, replace(desired, args=(), env=()))
-    yield assembly.daemon_set(policy, site, found)
+    found = overlay.configured(found, inputs, replace(desired, args=(), env=()))
+    yield assembly.daemon_set(policy, inputs, found)
 
 
-def validating(found: DaemonSet, policy: ClusterPolicy, site: RenderInputs) -> DaemonSet:
+def validating(found: DaemonSet, policy: ClusterPolicy, inputs: RenderInputs) -> DaemonSet:
     """Return a manifest whose init containers, which are all checks of the validator, have the policy's settings."""
     desired = policy.spec.validator
     of_checks = {
@@ -31,7 +31,7 @@ def validating(found: DaemonSet, policy: ClusterPolicy, site: RenderInputs) -> D
         "plugin-validation": desired.plugin.env,
     }
     values = {"GPUVIRT_DRIVER_DIR": hostpaths.driver_of(policy.spec.host_paths)}
-    if not has_driver(policy, site):
+    if not has_driver(policy, inputs):
         values["GPUVIRT_DRIVER_STARTED"] = ""
     checks = (
         replace(

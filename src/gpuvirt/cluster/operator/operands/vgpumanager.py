@@ -13,7 +13,7 @@ from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.labels import VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.operands import assembly, bases, images, overlay
 from gpuvirt.cluster.operator.operands.hostpaths import mount
-from gpuvirt.cluster.operator.operands.site import RenderInputs
+from gpuvirt.cluster.operator.operands.inputs import RenderInputs
 
 PATH = "$.spec.vgpuManager"
 IMAGE_VARIABLE = "VGPU_MANAGER_IMAGE"
@@ -21,7 +21,7 @@ PARAMETERS = "/drivers"
 """The folder in which the image expects files of module parameters; it also contains the driver."""
 
 
-def vgpu_manager(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest | SpecFault]:
+def vgpu_manager(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the vGPU manager's DaemonSets, or the fault for which they cannot be deployed."""
     spec = policy.spec
     manager, sandbox = spec.vgpu_manager, spec.sandbox_workloads
@@ -29,38 +29,39 @@ def vgpu_manager(policy: ClusterPolicy, site: RenderInputs) -> Iterator[Manifest
         return
     if spec.driver.use_nvidia_driver_crd is True:
         return
-    image = images.image_of(manager, PATH, site.settings.images, IMAGE_VARIABLE)
+    image = images.image_of(manager, PATH, inputs.settings.images, IMAGE_VARIABLE)
     if isinstance(image, SpecFault):
         yield image
         return
     if images.is_bare(manager):
         yield SpecFault(f"{PATH}.repository", images.BARE)
         return
-    parameters = parameter_files(manager.kernel_module_config, f"{PATH}.kernelModuleConfig", site)
+    parameters = parameter_files(manager.kernel_module_config, f"{PATH}.kernelModuleConfig", inputs)
     if isinstance(parameters, SpecFault):
         yield parameters
         return
-    base = bases.with_volumes(overlay.base(policy, site, "vgpu-manager"), *parameters)
-    if site.settings.coexists:
+    base = bases.with_volumes(overlay.base(policy, inputs, "vgpu-manager"), *parameters)
+    if inputs.settings.coexists:
         base = bases.with_pod(base, node_selector={VGPU_DRIVER_LABEL: "true"})
-    for os_tag in sorted(site.vgpu_os):
-        found = overlay.configured(overlay.for_os(base, os_tag), site, manager, images.with_os(image, os_tag))
-        yield assembly.daemon_set(policy, site, found, owned=False)
+    for os_tag in sorted(inputs.vgpu_os):
+        found = overlay.configured(overlay.for_os(base, os_tag), inputs, manager, images.with_os(image, os_tag))
+        yield assembly.daemon_set(policy, inputs, found, owned=False)
 
 
 Parameters = tuple[tuple[Volume, ...], tuple[VolumeMount, ...]]
 
 
-def parameter_files(config: ConfigMapName | None, path: str, site: RenderInputs) -> Parameters | SpecFault:
+def parameter_files(config: ConfigMapName | None, path: str, inputs: RenderInputs) -> Parameters | SpecFault:
     """Return a ConfigMap's entries as single files: mounted as a folder they would hide the driver in that folder."""
     if config is None or not config.name:
         return (), ()
-    entries = site.config_maps.get(config.name)
+    entries = inputs.config_maps.get(config.name)
     if entries is None:
         return SpecFault(
             f"{path}.name",
-            f"the ConfigMap {config.name} is not in namespace {site.settings.namespace}; leave the name out, or create"
-            f" it: kubectl create configmap {config.name} -n {site.settings.namespace} --from-file=nvidia.conf",
+            f"the ConfigMap {config.name} is not in namespace {inputs.settings.namespace}; leave the name out, or"
+            f" create it: kubectl create configmap {config.name} -n {inputs.settings.namespace}"
+            " --from-file=nvidia.conf",
         )
     items = tuple(KeyToPath(key=key, path=key) for key in sorted(entries))
     volume = Volume(name="kernel-module-config", config_map=ConfigMapSource(name=config.name, items=items))
