@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,6 +31,7 @@ from tests.comparison import explain
 from tests.contract.guesthost import GUESTS, Guests
 from tests.contract.hosts import CdevHost, Host, MemoryHost, mounted
 from tests.distribution import Groups, give_way, workers
+from tests.durations import seconds_by_folder
 from tests.mount.mounting import detach_dead_mounts
 from tests.node.simnode import SimNode, Workers, running_node
 from tests.pristine import clear
@@ -75,7 +77,11 @@ def _logs_again() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what was skipped, the reason, and how to make it run."""
+    """Print what was skipped, the reason, and how to make it run; with durations, also those of folders."""
+    if terminalreporter.config.getoption("durations"):
+        terminalreporter.section("seconds by folder")
+        for folder, taken_s, tests in seconds_by_folder(chain.from_iterable(terminalreporter.stats.values())):
+            terminalreporter.line(f"{taken_s:8.0f}s {folder} ({tests} tests)")
     skipped = terminalreporter.getreports("skipped")
     if not skipped:
         return
