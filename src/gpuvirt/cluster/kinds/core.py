@@ -1,8 +1,8 @@
 """Kubernetes' own objects as they are read: the fields of nodes, pods, ConfigMaps and DaemonSets that gpuvirt needs.
 
 Source: Kubernetes' API reference, core/v1, apps/v1. Undeclared fields are dropped to save memory. `Node` and `WholePod`
-are what all but two processes read; `ReadNode` and `Pod` are the parts of them that the controller keeps by the
-thousand, and `cluster.shares.objects` has what the extender keeps. These types are never written, because their
+are the whole types. `ReadNode` and `Pod` are the parts of them that the controller keeps by the thousand;
+`cluster.shares.objects` has the types that the extender and the agent's shares keep (decision 165). These types are never written, because their
 defaults would overwrite existing values. `manifests` has the types that are written.
 """
 
