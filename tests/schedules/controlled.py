@@ -1,6 +1,7 @@
 """A controller that runs schedules, in this process, with a cluster whose workers are VMs of a simulated vCenter."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from gpuvirt.apps.controller import ControllerOptions, ControllerProcess
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.operator.settings import ControllerSettings
+from gpuvirt.hypervisors.childprocess import ChildProcess
 from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.simulated import Center, center
 from tests.schedules.fastclock import FastClock
@@ -54,3 +56,18 @@ async def controlled(
         task = group.create_task(process.run())
         yield process
         task.cancel()
+    await killed_children_ended()
+
+
+async def killed_children_ended() -> None:
+    """Wait for the children of this loop's connections.
+
+    A controller that is cancelled while it replaces a connection has killed the child, and does not wait for its end:
+    the loop of the test would close before, and the warning of that would fail a later test.
+    """
+    loop = asyncio.get_running_loop()
+    for child in [found for found in gc.get_objects() if isinstance(found, ChildProcess) and not found.is_gone]:
+        if child._gone.get_loop() is loop:
+            child.kill()
+            async with asyncio.timeout(30.0):
+                await child.ended()
