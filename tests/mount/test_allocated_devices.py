@@ -164,7 +164,7 @@ def test_a_gpu_that_an_agent_has_just_allocated_stays(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", ALLOCATE, str(gates), RTX], check=True)
         done = shell(f"{COMMAND} vfio unbind {RTX} --host-root host --kubelet-dir kubelet", tmp_path)
         assert (done.returncode, driver(tmp_path, RTX)) == (1, "vfio-pci")
-        assert f"AllocationsUnknown: {RTX} was allocated a moment ago" in " ".join(done.stdout.split())
+        assert f"AllocationsUnknown: {RTX} was just allocated" in " ".join(done.stdout.split())
         (gates / f"{RTX[:-2]}.lock").write_text(f"1.0 2 3 {RTX}\n")
         assert shell(f"{COMMAND} vfio unbind {RTX} --host-root host --kubelet-dir kubelet", tmp_path).returncode == 0
 
