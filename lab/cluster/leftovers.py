@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -107,8 +107,7 @@ def end_containers(ctr: Ctr) -> None:
 def clear(folder: Path, place: Place) -> None:
     """Remove the rest: shims, mounts, network, nft tables, cgroups, the kubelet's files, and the folder."""
     for pid in _pids():
-        argv = _command(pid)
-        if "containerd-shim" in argv[0] and f"{folder}/containerd.sock" in argv:
+        if is_leftover(folder, _command(pid)):
             os.kill(pid, signal.SIGKILL)
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for mount in sorted(filter(_is_ours(folder), mounts), reverse=True):
@@ -125,6 +124,12 @@ def clear(folder: Path, place: Place) -> None:
     for logs in ("/var/lib/cni", "/var/log/pods", "/var/log/containers"):
         shutil.rmtree(logs, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_leftover(folder: Path, argv: Sequence[str]) -> bool:
+    """Return whether a process is a shim of the lab's containers, or a played kubelet of a run that was killed."""
+    is_shim = "containerd-shim" in argv[0] and f"{folder}/containerd.sock" in argv
+    return is_shim or f"--kubeconfig={folder}/kubeconfig" in argv
 
 
 def _is_ours(folder: Path) -> Callable[[str], bool]:
