@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,3 +75,8 @@ def _made(target: Path, make: Callable[[Path], None]) -> Path:
 def digest(*texts: str) -> str:
     """Return a short hash of these texts, as the name of a build from them."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
+
+def say(what: str) -> None:
+    """Print a message about a build to standard error."""
+    print(f"lab: {what}", file=sys.stderr, flush=True)

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from lab.cache import cache_root, digest, once
+from lab.cache import cache_root, digest, once, say
 from lab.cluster import gomodule
-from lab.cluster.golang import BuildError, say
+from lab.cluster.golang import BuildError
 from lab.cluster.gomodule import CONTAINERD, KUBERNETES
 
 COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl")

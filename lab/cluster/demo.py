@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lab.cache import say
 from lab.cluster import hardware, walk
 from lab.cluster.cluster import Cluster
 from lab.cluster.controlplane import READY_WITHIN_S, ClusterError
-from lab.cluster.golang import say
 from lab.cluster.helm import helm
 from lab.cluster.images import PREFIX
 from lab.cluster.kubevirtkinds import SOURCES, manifests

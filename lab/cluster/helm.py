@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from lab.cache import cache_root, digest, once
+from lab.cache import cache_root, digest, once, say
 from lab.cluster import gomodule
 from lab.cluster.binaries import GIVEN
-from lab.cluster.golang import installed_go, say
+from lab.cluster.golang import installed_go
 from lab.cluster.gomodule import HELM
 
 

@@ -7,8 +7,8 @@ Source: https://kwok.sigs.k8s.io/docs/user/stages-configuration/.
 import json
 from pathlib import Path
 
-from lab.cache import cache_root, digest, once
-from lab.cluster.golang import go, run, say
+from lab.cache import cache_root, digest, once, say
+from lab.cluster.golang import go, run
 
 KWOK = "0.8.0"
 STAGES = ("node/fast", "node/heartbeat-with-lease", "pod/fast")

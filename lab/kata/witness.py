@@ -7,8 +7,8 @@ runtime in Go, at the version of its go.mod; the kubelet's API is asked by Kuber
 import os
 from pathlib import Path
 
-from lab.cache import cache_root, digest, once
-from lab.cluster.golang import go, installed_go, run, say
+from lab.cache import cache_root, digest, once, say
+from lab.cluster.golang import go, installed_go, run
 
 SOURCE = Path(__file__).parent / "witness"
 

@@ -13,8 +13,8 @@ from typing import IO
 
 import msgspec
 
-from lab.cache import cache_root, digest, once
-from lab.cluster.golang import go, installed_go, run, say
+from lab.cache import cache_root, digest, once, say
+from lab.cluster.golang import go, installed_go, run
 
 SOURCES = Path(__file__).parent
 PROGRAM = "vsphere"
