@@ -1,6 +1,5 @@
 """The guest's first file system: busybox, the modules that the guest needs, and the program `init` beside this file."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from lab.cache import digest, once
 from lab.kernel.errors import LabError
+from lab.kernel.packages import run
 
 INIT = Path(__file__).parent / "init"
 
@@ -44,13 +44,8 @@ def debians_modules(image: Path, release: str) -> list[Path]:
     """Return the modules of Debian's kernel that a guest needs, in the order of their dependencies."""
     found: dict[Path, None] = {}
     for module in DEBIANS:
-        command = ["modprobe", "-d", str(image), "-S", release, "--show-depends", module]
-        # modprobe is in /usr/sbin, which is not in every PATH.
-        path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-        done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise LabError(f"modprobe finds no {module}: {done.stderr.strip()}")
-        lines = (line.split() for line in done.stdout.splitlines())
+        shown = run(["modprobe", "-d", str(image), "-S", release, "--show-depends", module])
+        lines = (line.split() for line in shown.splitlines())
         found |= dict.fromkeys(Path(line[1]) for line in lines if line[0] == "insmod")
     return list(found)
 

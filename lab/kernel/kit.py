@@ -7,7 +7,7 @@ from pathlib import Path
 from lab.cache import cache_root, locked
 from lab.kernel.initramfs import debians_modules, make_initramfs
 from lab.kernel.modules import LOADED, build_modules
-from lab.kernel.packages import find_kernel, find_source
+from lab.kernel.packages import KernelPackages, SourcePackage, find_kernels, find_sources, take_newest
 from lab.kernel.small import SERIES, build_kernels
 
 
@@ -39,15 +39,17 @@ def prepare(flavour: Flavour = Flavour.GROUPS) -> Kit:
     root = cache_root() / "kernel"
     root.mkdir(exist_ok=True)
     with locked(root):
-        return _debians(root) if flavour is Flavour.GROUPS else _small(root, flavour)
+        if flavour is Flavour.GROUPS:
+            return take_newest(find_kernels, lambda packages: _debians(root, packages))
+        return take_newest(lambda: find_sources(SERIES), lambda source: _small(root, source, flavour))
 
 
-def _debians(root: Path) -> Kit:
-    packages = find_kernel()
+def _debians(root: Path, packages: KernelPackages) -> Kit:
     folder = root / f"{packages.release}_{packages.version}"
     image = packages.fetch_image(folder)
-    samples = build_modules(packages, folder)
-    modules = [*debians_modules(image, packages.release), *(samples / f"{name}.ko" for name in LOADED)]
+    debians = debians_modules(image, packages.release)
+    samples = build_modules(packages, folder, debians)
+    modules = [*debians, *(samples / f"{name}.ko" for name in LOADED)]
     return Kit(
         kernel=image / "boot" / f"vmlinuz-{packages.release}",
         initramfs=make_initramfs(modules, folder),
@@ -56,8 +58,7 @@ def _debians(root: Path) -> Kit:
     )
 
 
-def _small(root: Path, flavour: Flavour) -> Kit:
-    source = find_source(SERIES)
+def _small(root: Path, source: SourcePackage, flavour: Flavour) -> Kit:
     folder = root / f"small_{source.version}"
     kernels = build_kernels(source, folder)
     nothing = folder / "modules"

@@ -1,19 +1,36 @@
-"""Debian's kernel, headers and samples, fetched with apt and unpacked into the cache without an installation."""
+"""Debian's kernel, headers and samples, fetched with apt and unpacked into the cache without an installation.
+
+The packages of one kernel have several versions: images are signed later than the others are built. So apt's own
+resolver chooses each, as for a system without packages. For hours the archive may lack an image's headers, or a file
+that its lists name. Then an older kernel is taken: the one of Debian's last point release.
+"""
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from lab.cache import once
-from lab.kernel.errors import LabError
+from typing_extensions import override
 
-T = TypeVar("T")
+from lab.cache import once, say
+from lab.kernel.errors import LabError, NotAvailableError
+
+Packages = TypeVar("Packages")
+Made = TypeVar("Made")
 
 META = "linux-image-amd64"
 SAMPLES = "samples/vfio-mdev"
+NO_PACKAGES = "Dir::State::status=/dev/null"
+"""The option by which apt's resolver takes no package for installed."""
+CHOSEN = re.compile(r"^Inst (\S+) \((\S+) ", re.MULTILINE)
+"""A line of a simulated installation: the package and its version."""
+VERSION = re.compile(r"^Version: (\S+)$", re.MULTILINE)
+IMAGE = re.compile(r"^Depends:.*?\blinux-image-([^\s,]+)", re.MULTILINE)
+HEADERS = re.compile(r"linux-(headers|kbuild|compiler)-.*")
+"""The packages to build modules against."""
 
 TAKE_SOURCE = 'dpkg --fsys-tarfile "$1" | tar -xO "./usr/src/$2.tar.xz" | tar -xJ -C "$3" --strip-components=1'
 TAKE_SAMPLES = 'dpkg --fsys-tarfile "$1" | tar -xO "./usr/src/$2.tar.xz" | tar -xJ -C "$3" --strip-components=3 "$2/$4"'
@@ -21,12 +38,16 @@ TAKE_SAMPLES = 'dpkg --fsys-tarfile "$1" | tar -xO "./usr/src/$2.tar.xz" | tar -
 
 @dataclass(frozen=True, slots=True)
 class KernelPackages:
-    """One version of the kernel's packages."""
+    """The packages that apt would install together with one image."""
 
     release: str
     """The output of `uname -r`: `6.1.0-56-amd64`."""
     version: str
-    """The version of the packages: `6.1.192-2`."""
+    """The version of the image: `6.1.192-2`."""
+
+    @override
+    def __str__(self) -> str:
+        return f"linux-image-{self.release} {self.version}"
 
     @property
     def series(self) -> str:
@@ -37,37 +58,38 @@ class KernelPackages:
         """Return a folder with `boot` and `lib/modules`."""
 
         def make(target: Path) -> None:
-            _unpack(target, self._pinned(f"linux-image-{self.release}"))
-            _run(["depmod", "-b", str(target), self.release])
+            name = f"linux-image-{self.release}"
+            _unpack(target, self._chosen(re.compile(re.escape(name))))
+            run(["depmod", "-b", str(target), self.release])
 
         return once(folder / "image", make)
 
-    def fetch_headers(self, folder: Path) -> Path:
-        """Return the folder to build modules against."""
-        final = folder / "headers"
-
-        def make(target: Path) -> None:
-            name = f"linux-headers-{self.release}"
-            _unpack(target, self._pinned(name, *_depends(name)))
-            makefile = target / "usr/src" / name / "Makefile"
-            # It includes the common Makefile by the path of an installation.
-            makefile.write_text(makefile.read_text().replace("/usr/src/", f"{final}/usr/src/"))
-
-        return once(final, make) / "usr/src" / f"linux-headers-{self.release}"
+    def fetch_headers(self, target: Path) -> Path:
+        """Fetch the headers into an empty folder, and return the folder to build modules against."""
+        _unpack(target, self._chosen(HEADERS))
+        headers = target / "usr/src" / f"linux-headers-{self.release}"
+        makefile = headers / "Makefile"
+        # It includes the common Makefile by the path of an installation.
+        makefile.write_text(makefile.read_text().replace("/usr/src/", f"{target}/usr/src/"))
+        return headers
 
     def fetch_samples(self, folder: Path) -> Path:
         """Return the kernel's samples of mediated device drivers."""
 
         def make(target: Path) -> None:
             name = f"linux-source-{self.series}"
-            archive = _download(target, self._pinned(name))[0]
-            _run(["sh", "-c", TAKE_SAMPLES, "sh", str(archive), name, str(target), SAMPLES])
+            archive = _download(target, self._chosen(re.compile(re.escape(name))))[0]
+            run(["sh", "-c", TAKE_SAMPLES, "sh", str(archive), name, str(target), SAMPLES])
             archive.unlink()
 
         return once(folder / "samples", make)
 
-    def _pinned(self, *names: str) -> list[str]:
-        return [f"{name}={self.version}" for name in names]
+    def _chosen(self, which: re.Pattern[str]) -> list[str]:
+        """Return the packages with such names, each with the version that apt would install beside this image."""
+        image, headers = f"linux-image-{self.release}={self.version}", f"linux-headers-{self.release}"
+        together = (image, headers, f"linux-source-{self.series}")
+        simulated = _apt(["apt-get", "install", "--simulate", "--no-install-recommends", "-o", NO_PACKAGES, *together])
+        return [f"{name}={version}" for name, version in CHOSEN.findall(simulated) if which.fullmatch(name)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,73 +99,110 @@ class SourcePackage:
     series: str
     version: str
 
+    @override
+    def __str__(self) -> str:
+        return f"linux-source-{self.series} {self.version}"
+
     def unpack(self, folder: Path) -> None:
         """Fetch the source, and unpack it into a folder (1.6 GB)."""
         name = f"linux-source-{self.series}"
         archive = _download(folder.parent, [f"{name}={self.version}"])[0]
-        _run(["sh", "-c", TAKE_SOURCE, "sh", str(archive), name, str(folder)])
+        run(["sh", "-c", TAKE_SOURCE, "sh", str(archive), name, str(folder)])
         archive.unlink()
 
 
-def find_kernel() -> KernelPackages:
-    """Return the kernel that apt would install on this system."""
-    return _with_lists(_newest)
+def take_newest(find: Callable[[], Sequence[Packages]], make: Callable[[Packages], Made]) -> Made:
+    """Make something of the newest packages that the archive has and that fit together; report which ones don't.
+
+    Where the newest ones can't be taken, apt's lists may be older than the archive, so they are fetched first.
+    Raises LabError, at once where `make` fails for another reason.
+    """
+    try:
+        return make(find()[0])
+    except NotAvailableError as error:
+        earlier = f"before apt-get update: {error}"
+    failures: list[str] = []
+    try:
+        # Without this option, it succeeds where a list can't be fetched.
+        _apt(["apt-get", "update", "-qq", "-o", "APT::Update::Error-Mode=any"])
+    except NotAvailableError as error:
+        failures.append(str(error))
+    for packages in _found(find, failures):
+        try:
+            made = make(packages)
+        except NotAvailableError as error:
+            failures.append(f"{packages}: {error}")
+        else:
+            if failures:
+                say("\n".join((f"{packages} is taken, after these failures:", *failures)))
+            return made
+    raise NotAvailableError("\n".join((earlier, *failures)))
 
 
-def find_source(series: str) -> SourcePackage:
-    """Return the newest source of a series."""
-    return _with_lists(lambda: SourcePackage(series, _version(f"linux-source-{series}")))
-
-
-def _with_lists(find: Callable[[], T]) -> T:
-    """Look something up in apt's lists, and fetch the lists where they are missing."""
+def _found(find: Callable[[], Sequence[Packages]], failures: list[str]) -> Sequence[Packages]:
     try:
         return find()
-    except LabError:
-        _run(["apt-get", "update", "-qq"])
-        return find()
+    except NotAvailableError as error:
+        failures.append(str(error))
+        return ()
 
 
-def _newest() -> KernelPackages:
-    image = next((name for name in _depends(META) if name.startswith("linux-image-")), None)
-    if image is None:
-        raise LabError(f"apt lists no {META}")
-    return KernelPackages(image.removeprefix("linux-image-"), _version(image))
+def find_kernels() -> list[KernelPackages]:
+    """Return the kernels that apt lists, the one that it would install first; raise NotAvailableError without one."""
+    images = ((IMAGE.search(entry), version) for version, entry in _listed(META))
+    return [KernelPackages(image[1], version) for image, version in images if image is not None]
 
 
-def _version(package: str) -> str:
+def find_sources(series: str) -> list[SourcePackage]:
+    """Return the sources of a series that apt lists, the newest first; raise NotAvailableError without one."""
+    return [SourcePackage(series, version) for version, _ in _listed(f"linux-source-{series}")]
+
+
+def _listed(package: str) -> list[tuple[str, str]]:
+    """Return the versions of a package, each with its entry: the one that apt would install, and then older ones.
+
+    Newer ones are of a release that this system does not install from, such as backports.
+    """
     try:
-        shown = _run(["apt-cache", "show", "--no-all-versions", package])
+        shown = [run(["apt-cache", "show", option, package]) for option in ("--no-all-versions", "--all-versions")]
     except LabError as error:
-        raise LabError(f"apt lists no {package}; Debian 12 has it in bookworm or bookworm-security: {error}") from error
-    return next(line.split()[1] for line in shown.splitlines() if line.startswith("Version:"))
-
-
-def _depends(package: str) -> list[str]:
-    lines = _run(["apt-cache", "depends", "--important", package]).splitlines()
-    names = [line.split()[1] for line in lines if line.strip().startswith("Depends:")]
-    return [name for name in names if name.startswith("linux-")]
+        message = f"apt lists no {package}; Debian 12 has it in bookworm or bookworm-security: {error}"
+        raise NotAvailableError(message) from error
+    candidate, entries = shown[0].strip(), shown[1].strip().split("\n\n")
+    older = entries[entries.index(candidate) :] if candidate in entries else ()
+    listed = [(version[1], entry) for entry in older if (version := VERSION.search(entry)) is not None]
+    if not listed:
+        raise NotAvailableError(f"apt lists no {package} that it would install")
+    return listed
 
 
 def _unpack(target: Path, packages: Sequence[str]) -> None:
     for archive in _download(target, packages):
-        _run(["dpkg", "-x", str(archive), str(target)])
+        run(["dpkg", "-x", str(archive), str(target)])
         archive.unlink()
 
 
 def _download(target: Path, packages: Sequence[str]) -> list[Path]:
-    command = ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *packages]
-    try:
-        _run(command, target)
-    except LabError:  # apt's lists are older than the archive
-        _run(["apt-get", "update", "-qq"])
-        _run(command, target)
+    if not packages:  # without a name, apt-get succeeds
+        raise NotAvailableError("apt would install no such package")
+    _apt(["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *packages], target)
     return sorted(target.glob("*.deb"))
 
 
-def _run(command: Sequence[str], folder: Path | None = None) -> str:
-    plain = {**os.environ, "LC_ALL": "C"}
-    done = subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True, check=False)
+def _apt(command: Sequence[str], folder: Path | None = None) -> str:
+    try:
+        return run(command, folder)
+    except LabError as error:
+        raise NotAvailableError(str(error)) from error
+
+
+def run(command: Sequence[str], folder: Path | None = None) -> str:
+    """Run a program, also of /usr/sbin, which is not in every PATH; return its output, or raise LabError."""
+    settings = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
+    try:
+        done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise LabError(f"{command[0]} is missing") from error
     if done.returncode != 0:
-        raise LabError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
+        raise LabError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-4000:]}")
     return done.stdout

@@ -6,13 +6,12 @@ that Debian's kernel gets as a module.
 
 import inspect
 import shutil
-import subprocess
 from pathlib import Path
 
 from lab.cache import digest, once
 from lab.kernel import driver
 from lab.kernel.errors import LabError
-from lab.kernel.packages import SourcePackage
+from lab.kernel.packages import SourcePackage, run
 
 SERIES = "6.12"
 CONFIG = Path(__file__).parent / "small.config"
@@ -47,10 +46,7 @@ def build_kernels(source: SourcePackage, folder: Path) -> Path:
 
 
 def _make(tree: Path, build: Path, goal: str) -> None:
-    command = ["make", "-s", "-j2", "-C", str(tree), f"O={build}", goal]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise LabError(f"make {goal} of linux {SERIES} failed: {done.stderr[-4000:]}")
+    run(["make", "-s", "-j2", "-C", str(tree), f"O={build}", goal])
 
 
 def _check(config: str, groups: str) -> None:
