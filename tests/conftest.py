@@ -36,6 +36,7 @@ from tests.mount.mounting import detach_dead_mounts
 from tests.node.simnode import SimNode, Workers, running_node
 from tests.pristine import clear
 from tests.rings import RINGS
+from tests.secondtry import write_failures
 from tests.thoroughness import sized
 from tests.web.certificates import Authority, Pair
 
@@ -48,10 +49,17 @@ RING_TIMEOUT_S = sized(3600, 600)
 ImageBuild = Callable[[], Future[Mapping[str, Path]]]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for a second try of failed tests."""
+    parser.addoption("--failures-to", type=Path, help="the file that gets the failed tests, where nothing else failed")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Remove the mounts that a killed test run has left."""
+    """Remove what an earlier run has left: dead mounts, and its failures."""
     if not hasattr(config, "workerinput"):
         detach_dead_mounts()
+        if (file := config.getoption("--failures-to")) is not None:
+            file.unlink(missing_ok=True)
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, type[CheckedLoop]]:
@@ -67,6 +75,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(RING_TIMEOUT_S, func_only=True))
             if (why := missing[mark.args[0]]) is not None:
                 item.add_marker(pytest.mark.skip(reason=f"ring {mark.args[0]}: {why}"))
+
+
+@pytest.fixture(autouse=True)
+def _built(request: pytest.FixtureRequest) -> None:
+    """Build the programs of a test's ring before the test: its timeout does not count fixtures."""
+    for mark in request.node.iter_markers("ring"):
+        for build in RINGS[mark.args[0]].builds:
+            _outcome(build).result()
+
+
+@cache
+def _outcome(build: Callable[[], object]) -> Future[object]:
+    """Return what a build has returned or raised: a test does not repeat a build that has failed in another one."""
+    outcome = Future[object]()
+    try:
+        outcome.set_result(build())
+    except Exception as error:  # noqa: BLE001  each test that needs the program raises it
+        outcome.set_exception(error)
+    return outcome
 
 
 @pytest.fixture(autouse=True)
@@ -97,12 +124,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Fail where all tests must run and one was skipped."""
+    """Fail where all tests must run and one was skipped; elsewhere, write which tests have failed."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    skipped = reporter.getreports("skipped") if reporter is not None else []
+    if reporter is None:  # in a worker
+        return
+    file: Path | None = session.config.getoption("--failures-to")
     must_all_run = os.environ.get("CI") == "true"  # noqa: TID251  the convention of CI systems
-    if must_all_run and skipped and exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if must_all_run and reporter.getreports("skipped"):
+        session.exitstatus = max(exitstatus, pytest.ExitCode.TESTS_FAILED)
+    elif file is not None and exitstatus == pytest.ExitCode.TESTS_FAILED:
+        write_failures(file, [*reporter.getreports("failed"), *reporter.getreports("error")])
 
 
 @pytest.hookimpl(optionalhook=True)

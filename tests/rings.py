@@ -1,4 +1,4 @@
-"""The rings of tests around the simulators: what each requires, and how to install what is missing.
+"""The rings of tests around the simulators: what each requires and builds, and how to install what is missing.
 
 Ring 1 requires only Python. A ring that can't run is skipped and reported at the end of the run; with CI=true it fails.
 """
@@ -14,12 +14,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lab.cache import cache_root
-from lab.cluster.helm import helm_lacks
+from lab.cluster.baseimage import base_image
+from lab.cluster.binaries import binaries
+from lab.cluster.golang import GO
+from lab.cluster.helm import helm, helm_lacks
+from lab.cluster.kwok import kwok
 from lab.cluster.leftovers import another_kubelet, vfio_of_its_own
-from lab.kata.witness import witness_lacks
+from lab.kata.witness import witness, witness_lacks
 from lab.libvirt.host import PACKAGES as LIBVIRT_PACKAGES
 from lab.libvirt.host import lacks as libvirt_lacks
 from lab.vsphere.simulator import lacks as vsphere_lacks
+from lab.vsphere.simulator import program as vsphere_program
 
 SEARCH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # noqa: TID251
 CLUSTER_TOOLS = ("etcd", "runc", "busybox", "ip", "nft", "curl", "openssl")
@@ -35,6 +40,8 @@ class Ring:
     """Returns why the ring can't run here; None where it can."""
     enable: str
     """The command that installs what is missing."""
+    builds: tuple[Callable[[], object], ...] = ()
+    """Each builds a program of the lab, or waits for its build; after that, it returns at once."""
 
 
 def _mount_lacks() -> str | None:
@@ -122,26 +129,31 @@ RINGS = {
         _cluster_lacks,
         "apt-get install etcd-server runc containernetworking-plugins busybox-static iproute2 nftables curl openssl"
         " buildah debootstrap",
+        (binaries, kwok),
     ),
     "image": Ring(
         "gpuvirt's images, built from the Dockerfile",
         _image_lacks,
         "apt-get install --no-install-recommends buildah debootstrap",
+        (base_image,),
     ),
     "helm": Ring(
         "the chart as helm renders and installs it",
         helm_lacks,
         "python -m lab.cluster build, which fetches a Go where there is none",
+        (helm,),
     ),
     "kata": Ring(
         "Kata's CDI library, which finds a pod's devices",
         _kata_lacks,
-        "python -m lab.kata as root, with a Go of version 1.26 or later",
+        f"python -m lab.kata as root, with a Go of version {'.'.join(map(str, GO))} or later",
+        (witness,),
     ),
     "vsphere": Ring(
         "a simulated vCenter",
         _vsphere_missing,
         "pip install pyvmomi; python -m lab.vsphere, which fetches a Go where there is none",
+        (vsphere_program,),
     ),
     "libvirt": Ring(
         "a host with libvirt and QEMU",

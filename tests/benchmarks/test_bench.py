@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from bench.results import Results
 
+pytestmark = pytest.mark.timeout(900)  # many processes one after another, on a busy computer
+
 ROOT = Path(__file__).parents[2]
 BENCH = [sys.executable, "-m", "bench"]
 
 
 def rows(*arguments: str) -> dict[str, list[str]]:
     """Run the bench; return the cells of its table by the first of each row."""
-    done = subprocess.run([*BENCH, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run([*BENCH, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [[cell.strip() for cell in line.split("|")] for line in done.stdout.splitlines()]
     assert all((line[0], line[-1]) == ("", "") and len(line) == len(lines[0]) for line in lines)
@@ -38,7 +40,7 @@ def test_only_the_table_is_printed_when_an_agent_creates_vgpus() -> None:
 
 def test_a_plugin_that_ends_is_shown_with_its_log() -> None:
     arguments = ["--only", "plugin", "--starts", "1", "--rounds", "1", "--agent-options=--no-such-option"]
-    done = subprocess.run([*BENCH, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run([*BENCH, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "No such option: --no-such-option" in done.stderr
     assert not done.stdout

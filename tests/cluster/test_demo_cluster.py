@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.ring("cluster"),
     pytest.mark.ring("helm"),
     pytest.mark.xdist_group("cluster"),
-    pytest.mark.timeout(900),
 ]
 
 

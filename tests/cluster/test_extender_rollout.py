@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.ring("cluster"),
     pytest.mark.ring("helm"),
     pytest.mark.xdist_group("cluster"),
-    pytest.mark.timeout(400),
 ]
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from lab.kata.witness import witness
 
 from tests.cluster.clusterlab import LabNode, PodRequest
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("kata"), pytest.mark.xdist_group("cluster")]
 
 ONE_L40S = """
 about: one L40S whose VFs carry vendor-VFIO vGPUs on demand

@@ -19,7 +19,7 @@ from tests.cluster.extenderlab import CLIENT, ExtenderLab, extender_lab, until
 from tests.cluster.extenderservice import EXTENDER
 from tests.web.certificates import Authority, Pair
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.ring("cluster"),
     pytest.mark.ring("helm"),
     pytest.mark.xdist_group("controlplane"),
-    pytest.mark.timeout(300),
 ]
 
 KINDS = "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"

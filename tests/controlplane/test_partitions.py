@@ -23,7 +23,7 @@ from tests.cluster.cutoff import CutOff, cut_off_network
 from tests.cluster.extenderlab import ExtenderLab, Replica, extender_lab, until
 from tests.controlplane.heldback import HeldBack, held_back
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from lab.cluster.playedcluster import PlayedCluster
 
 from tests.cluster.extenderlab import GPUVIRT, RESOURCE, SCHEDULER, ExtenderLab, extender_lab, until
 
-pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 
 PORT = 18881
 PRIORITIES = {"share-low": 5, "share-high": 1000, "share-top": 5000}

@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.ring("cluster"),
     pytest.mark.ring("helm"),
     pytest.mark.xdist_group("controlplane"),
-    pytest.mark.timeout(300),
 ]
 
 KATA = settings.EXEMPT

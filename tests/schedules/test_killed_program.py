@@ -25,7 +25,7 @@ from tests.schedules.fastclock import FastClock
 from tests.schedules.vmcluster import SPEC, VmCluster
 from tests.web.certificates import Authority, Pair
 
-pytestmark = [pytest.mark.ring("vsphere"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ring("vsphere")]
 PATIENCE_S = 120.0
 LOOK_S = 0.01
 SUSPEND_MS = 3000
