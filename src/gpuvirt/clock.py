@@ -1,13 +1,15 @@
-"""Time: a Clock that is real or simulated, and a Signal that a task can wait for with a timeout."""
+"""Time: a Clock that is real or simulated, a Deadline, and a Signal that a task can wait for with a timeout."""
 
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
+from math import inf
 from time import monotonic  # noqa: TID251  this is the Clock that others ask
 from typing import Protocol
 
-STOPPED_S = 0.5
-"""A timer that is so much too late shows that the process was stopped, or its event loop (decision 513)."""
+BEAT_S = 0.1
+"""Between two beats of a deadline. A beat that is as late as that was stopped with the process (decision 513)."""
+"""Between two beats of a deadline."""
 
 
 class Timer(Protocol):
@@ -58,13 +60,39 @@ class RealClock:
         await asyncio.sleep(seconds)  # noqa: TID251
 
 
-def stopped_s(clock: Clock, due_s: float) -> float:
-    """Return for how long this process was stopped, by a wait that was due at the monotonic second `due_s`.
+class Deadline:
+    """The end of a wait. The time in which the process was stopped, or its event loop, does not count.
 
-    Returns 0.0 where it was not: a wait that is over early, or a moment too late.
+    A late beat shows the stop, and leaves a moment for what was stopped as well. The beats end when the time is over,
+    or with `close`.
     """
-    late_s = clock.monotonic_s() - due_s
-    return late_s if late_s >= STOPPED_S else 0.0
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._until_s = clock.monotonic_s() + seconds
+        self._due_s = inf
+        self._timer: Timer | None = None
+        self._beat()
+
+    @property
+    def left_s(self) -> float:
+        """The time until the deadline; negative after it."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._due_s < BEAT_S:
+            return self._until_s - now_s
+        return max(self._until_s - self._due_s, BEAT_S)
+
+    def close(self) -> None:
+        """End the wait; `left_s` means nothing afterwards."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _beat(self) -> None:
+        left_s, now_s = self.left_s, self._clock.monotonic_s()
+        self._until_s = now_s + left_s
+        self._due_s = now_s + BEAT_S if left_s > 0 else inf  # a deadline that has passed stays
+        if left_s > 0:
+            self._timer = self._clock.call_later(BEAT_S, self._beat)
 
 
 def until_tick_s(now_s: float, every_s: float) -> float:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gpuvirt.clock import STOPPED_S, Signal
+from gpuvirt.clock import BEAT_S, Signal
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 from tests.inlineworker import InlineWorker
 
@@ -80,16 +80,18 @@ async def test_a_process_that_was_stopped_takes_the_result_that_came_meanwhile(f
     assert await worker.run(lambda: 43, name="answer", timeout_s=5) == 43
 
 
-async def test_a_job_that_was_stopped_with_its_process_has_its_time_again() -> None:
+@pytest.mark.parametrize(("stopped_s", "rest_s"), [(2.0 + BEAT_S + 0.1, 0.1), (1.8, 0.4)])
+async def test_a_job_that_was_stopped_with_its_process_has_its_time_again(stopped_s: float, rest_s: float) -> None:
+    """A stop may end after the job's time, or before it."""
     worker, gone_on = ThreadWorker("test"), threading.Event()
 
     def stop() -> None:
-        assert threading.Event().wait(2.0 + STOPPED_S + 0.1) is False
+        assert threading.Event().wait(stopped_s) is False
         gone_on.set()
 
     def answer() -> int:
         assert gone_on.wait(100)
-        assert threading.Event().wait(0.1) is False
+        assert threading.Event().wait(rest_s) is False
         return 42
 
     asyncio.get_running_loop().call_soon(stop)

@@ -1,32 +1,51 @@
 """The wait for room on a full node: its time runs while the agent runs."""
 
 import asyncio
-import threading
 
 import pytest
 
-from gpuvirt.clock import RealClock, Signal
-from gpuvirt.node.ondemand import patience as patience_module
-from gpuvirt.node.ondemand.patience import Patience
+from gpuvirt.clock import Signal
+from gpuvirt.node.ondemand.patience import PAUSE_S, RECHECK_S, WAIT_S, Patience
+from tests.stoppedclock import StoppedClock
 
 
-async def looks(patience: Patience, stopped_s: float) -> int:
-    """Return how often a wait looked for room; the process is stopped once in it."""
-    changed, found = Signal(), 0
-
-    def stop() -> None:
-        assert threading.Event().wait(stopped_s) is False
-
-    asyncio.get_running_loop().call_soon(stop)
-    while await patience.wait(changed):
-        found += 1
-    return found
+async def look(patience: Patience, clock: StoppedClock, stopped_s: float = 0.0) -> bool:
+    """Wait for a change that does not come; the process is stopped meanwhile."""
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(patience.wait(Signal()))
+        await clock.settle()
+        clock.stop(stopped_s)
+        await clock.advance(RECHECK_S)
+    return waiting.result()
 
 
-async def test_the_time_in_which_the_agent_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("in_wait_s", "between_s"), [(0.0, 0.0), (100.0, 0.0), (0.0, 100.0)], ids=["no stop", "in a wait", "between waits"]
+)
+async def test_the_time_in_which_the_agent_was_stopped_does_not_count(in_wait_s: float, between_s: float) -> None:
     """vGPUs of ended pods are removed by the agent itself: a pod would be refused for good, and room comes at once."""
-    monkeypatch.setattr(patience_module, "WAIT_S", 0.6)
-    monkeypatch.setattr(patience_module, "RECHECK_S", 0.2)
-    patience = Patience(RealClock())
-    assert await looks(patience, stopped_s=1.2) >= 2
-    assert not await patience.wait(Signal()), "the pods after it don't wait"
+    clock = StoppedClock()
+    patience = Patience(clock)
+    assert await look(patience, clock, in_wait_s)
+    clock.stop(between_s)
+    looks, waits = 1, patience.waits
+    while await look(patience, clock):
+        looks += 1
+    assert looks == pytest.approx(WAIT_S / RECHECK_S, abs=3)
+    assert (waits, patience.waits) == (True, False)
+    assert not await look(patience, clock), "the pods after it don't wait"
+    await clock.advance(PAUSE_S)
+    assert await look(patience, clock)
+    patience.end()
+    assert (patience.waits, clock.next_s) == (False, None)
+
+
+async def test_a_wait_that_is_given_up_ends_at_its_deadline() -> None:
+    """The kubelet has closed the connection, for example."""
+    clock = StoppedClock()
+    patience = Patience(clock)
+    assert await look(patience, clock)
+    await clock.advance(WAIT_S)
+    assert not patience.waits
+    await clock.advance(1.0)
+    assert clock.next_s is None

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.kubelet.shares.offering import UnitOffer
@@ -27,7 +28,7 @@ from gpuvirt.node.shares.limitfiles import LimitFiles
 from gpuvirt.node.shares.mpslimits import MpsLimits
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.node.shares.podends import Accounts
+from gpuvirt.node.shares.podends import Accounts, RunningPods
 from gpuvirt.node.shares.recordstore import FILE, RecordStore
 from gpuvirt.node.shares.shareallocator import Dependencies
 from gpuvirt.node.shares.specfiles import SpecFiles
@@ -35,7 +36,6 @@ from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.processes import Process
 from gpuvirt_sim.hostspec import load_host
-from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import Pod, SimKubelet, running
 from gpuvirt_sim.kubelet.starting import Started, start_container
@@ -51,6 +51,8 @@ BOTH = NodeSharing({gpu: Units(1000) for gpu in GPUS}, minors=MINORS)
 ELF = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\x3e\x00"
 """The beginning of a library."""
 LIBRARY = Path("/usr/local/lib/gpuvirt/libvgpu.so")
+RECHECK_S = 0.01
+"""How long Allocate waits for room between two readings."""
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 
 
@@ -77,9 +79,11 @@ class Agent:
         folder: Path,
         published: NodeSharing,
         pods: NodePods,
-        host: SimKernel,
+        running_pods: RunningPods,
         enforcement: Enforcement,
         room_s: float,
+        kept_s: float,
+        clock: Clock,
     ) -> None:
         worker = ThreadWorker("specs")
         files = SpecFiles(folder / "cdi", (folder / "etc-cdi", folder / "cdi"))
@@ -90,9 +94,17 @@ class Agent:
         state = Cell(ShareState(replace(published, enforcement=enforcement), "containerd://2.4.2"))
         mps = MpsLimits((folder / "driver", folder / "host"), folder / "run/mps/pipe")
         self.shares = NodeShares(self.store, files, pods, state, limit_files=limits, mps=mps)
-        accounts = Accounts(RecordedUnits(kubelet, VGPU).read, lambda uids: read_running_pods(host, uids))
+        accounts = Accounts(RecordedUnits(kubelet, VGPU).read, running_pods)
         on = Dependencies(
-            self.shares, CLOCK, worker, accounts, OpenGpus(), room_s=room_s, pod_s=0.3, recheck_s=0.01, kept_s=0.05
+            self.shares,
+            clock,
+            worker,
+            accounts,
+            OpenGpus(),
+            room_s=room_s,
+            pod_s=0.3,
+            recheck_s=RECHECK_S,
+            kept_s=kept_s,
         )
         self.offer = UnitOffer(on, kubelet, FAST, lambda _, state: log.info("%s", state))
         self.allocator = self.offer.allocator
@@ -107,7 +119,10 @@ class SharedNode:
         self.published = BOTH
         self.enforcement = Enforcement.NONE
         self.room_s = 0.3
-        """How long a pod waits for room; for agents that start from now on."""
+        """How long a pod waits for room; for agents that start from now on, as the next three."""
+        self.kept_s = 0.05
+        self.running_pods: RunningPods = lambda uids: read_running_pods(self.host, uids)
+        self.clock: Clock = CLOCK
         self.pods = NodePods()
         self.api: dict[PodUid, PodOnNode] = {}
         self.pods.observe({})
@@ -147,7 +162,8 @@ class SharedNode:
 
     def restarted(self) -> Agent:
         """Return a new agent, which does not run yet."""
-        return Agent(self.folder, self.published, self.pods, self.host, self.enforcement, self.room_s)
+        running, waits = self.running_pods, (self.room_s, self.kept_s, self.clock)
+        return Agent(self.folder, self.published, self.pods, running, self.enforcement, *waits)
 
     async def stop_agent(self) -> None:
         await self._stack.aclose()

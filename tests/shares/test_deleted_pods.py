@@ -2,19 +2,23 @@
 
 import asyncio
 import threading
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from typing_extensions import override
 
-from gpuvirt.clock import STOPPED_S
-from gpuvirt.facts.ids import PciAddress
+from gpuvirt.clock import BEAT_S, RealClock, Timer
+from gpuvirt.facts.ids import PciAddress, PodUid
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.sharedgpus import SharedGpu, SharedGpus
 from gpuvirt_sim.kubelet.kubelet import Pod
 from gpuvirt_sim.kubelet.manager import AdmissionError
 from tests.kubelet.kubeletnode import until
-from tests.shares.sharednode import APP, GPUS, INIT, SharedNode, shared_node
+from tests.shares.sharednode import APP, GPUS, INIT, RECHECK_S, SharedNode, shared_node
 
 A, B = GPUS
 
@@ -25,6 +29,25 @@ async def fill(node: SharedNode) -> Pod:
     await node.start(first)
     assert await node.run("q", 1000, "GPU-b") == "GPU-b"
     return first
+
+
+class WaitClock(RealClock):
+    """Makes a call when Allocate has begun to wait between two readings, for the first time."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._calls = [call]
+
+    @override
+    def call_later(self, delay_s: float, call: Callable[[], None], /) -> Timer:
+        if delay_s == RECHECK_S and self._calls:
+            asyncio.get_running_loop().call_soon(self._calls.pop())
+        return super().call_later(delay_s, call)
+
+
+def stop(node: SharedNode, pod: Pod) -> None:
+    """Block the event loop for longer than Allocate waits for room; the pod ends meanwhile."""
+    node.end_processes(pod)
+    assert threading.Event().wait(node.room_s + BEAT_S) is False
 
 
 async def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_while_its_container_runs(short_path: Path) -> None:
@@ -49,13 +72,29 @@ async def test_a_pod_waits_for_room_while_the_agent_runs(short_path: Path) -> No
         node.delete_by_force(first)
         await node.stop_agent()
         node.room_s = 3.0
+        node.clock = WaitClock(lambda: stop(node, first))
         await node.start_agent()
+        assert await node.run("r", 1000, "GPU-a") == "GPU-a"
 
-        def stop() -> None:
-            node.end_processes(first)
-            assert threading.Event().wait(node.room_s + STOPPED_S) is False
 
-        asyncio.get_running_loop().call_later(0.1, stop)
+async def test_a_stop_while_allocate_reads_the_processes_does_not_count(short_path: Path) -> None:
+    async with shared_node(short_path) as node:
+        first = await fill(node)
+        node.delete_by_force(first)
+        await node.stop_agent()
+        loop, awaited = asyncio.get_running_loop(), threading.Event()
+
+        def read_and_stop(uids: Collection[PodUid]) -> frozenset[PodUid] | Unread:
+            running = read_running_pods(node.host, uids)
+            if awaited.is_set():
+                awaited.clear()
+                loop.call_soon_threadsafe(stop, node, first)  # before the loop takes the result of this job
+            return running
+
+        node.room_s, node.kept_s, node.running_pods = 3.0, 1000.0, read_and_stop
+        await node.start_agent()
+        await until(lambda: bool(node.agent.shares.state.get().kept))  # and from now on Allocate alone reads
+        awaited.set()
         assert await node.run("r", 1000, "GPU-a") == "GPU-a"
 
 

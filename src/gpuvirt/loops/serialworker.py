@@ -10,9 +10,10 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing
 from typing import Protocol, TypeVar
 
-from gpuvirt.clock import RealClock, stopped_s
+from gpuvirt.clock import Deadline, RealClock
 from gpuvirt.errors import GpuvirtError
 
 T = TypeVar("T")
@@ -36,12 +37,9 @@ async def _wait(job: asyncio.Future[T], timeout_s: float) -> None:
     A stopped process stops the job as well. When both go on, the time is over at once, and the job needs a moment.
     """
     job.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody waits for a late one
-    clock = RealClock()
-    while True:
-        until_s = clock.monotonic_s() + timeout_s
-        done, _ = await asyncio.wait({job}, timeout=timeout_s)
-        if done or not stopped_s(clock, until_s):
-            return
+    with closing(Deadline(RealClock(), timeout_s)) as deadline:
+        while not job.done() and (left_s := deadline.left_s) > 0:
+            await asyncio.wait({job}, timeout=left_s)
 
 
 class ThreadWorker:

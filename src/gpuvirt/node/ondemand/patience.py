@@ -5,7 +5,7 @@ vGPU of its predecessor is gone. But a full node must not delay each of many pod
 room, the pods after it don't wait for a while.
 """
 
-from gpuvirt.clock import Clock, Signal, stopped_s
+from gpuvirt.clock import Clock, Deadline, Signal
 
 WAIT_S = 1.5
 PAUSE_S = 5.0
@@ -20,26 +20,25 @@ class Patience:
         self.begun = Signal()
         """Set when a wait begins."""
         self._clock = clock
-        self._until_s: float | None = None
+        self._deadline: Deadline | None = None
 
     @property
     def waits(self) -> bool:
         """Whether an allocation waits now."""
-        return self._until_s is not None and self._clock.monotonic_s() < self._until_s
+        return self._deadline is not None and self._deadline.left_s > 0
 
     async def wait(self, changed: Signal) -> bool:
         """Wait for a change; return False at the deadline."""
-        now_s = self._clock.monotonic_s()
-        if self._until_s is None or now_s > self._until_s + PAUSE_S:
-            self._until_s = now_s + WAIT_S
+        if self._deadline is None or self._deadline.left_s < -PAUSE_S:
+            self._deadline = Deadline(self._clock, WAIT_S)
             self.begun.set()
-        if now_s >= self._until_s:
+        if (left_s := self._deadline.left_s) <= 0:
             return False
-        wait_s = min(RECHECK_S, self._until_s - now_s)
-        await changed.wait_for(self._clock, wait_s)
-        self._until_s += stopped_s(self._clock, now_s + wait_s)  # no vGPU was removed meanwhile, either
+        await changed.wait_for(self._clock, min(RECHECK_S, left_s))
         return True
 
     def end(self) -> None:
         """End a wait that found room: the next one has all its time."""
-        self._until_s = None
+        if self._deadline is not None:
+            self._deadline.close()
+            self._deadline = None

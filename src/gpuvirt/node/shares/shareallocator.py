@@ -13,13 +13,13 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.clock import Clock, Signal, stopped_s
+from gpuvirt.clock import Clock, Deadline, Signal
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.loops.serialworker import SerialWorker
@@ -165,19 +165,15 @@ class ShareAllocator:
             await self._shares.store.save(self.records.without(ended))
 
     async def _until_room(self, units: Units) -> None:
-        clock, changed = self._on.clock, Signal()
-        until_s = clock.monotonic_s() + self._on.room_s
-        with self._shares.store.records.notifying(changed):
+        on, store, changed = self._on, self._shares.store, Signal()
+        with closing(Deadline(on.clock, on.room_s)) as deadline, store.records.notifying(changed):
             while (reason := self._choice.why_refused(units)) is not None:
-                left_s = until_s - clock.monotonic_s()
-                if left_s <= 0:
+                if (left_s := deadline.left_s) <= 0:
                     self._shares.refusals.add(RefusedCall.ALLOCATE, reason)
                     raise ShareRefusedError(reason)
                 with suppress(OSError, GpuvirtError):
                     await self.tidy()
-                began_s, wait_s = clock.monotonic_s(), min(left_s, self._on.recheck_s)
-                await changed.wait_for(clock, wait_s)
-                until_s += stopped_s(clock, began_s + wait_s)  # no end of a pod was observed meanwhile
+                await changed.wait_for(on.clock, min(left_s, on.recheck_s))
 
     def _recorded(self, ids: frozenset[DeviceId]) -> list[UnitAllocation]:
         """Return the containers that have exactly these units in the kubelet's record; there is at least one."""
