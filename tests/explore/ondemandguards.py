@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.vgpu import mdev
 from gpuvirt.kubelet.accountwatch import PodFolders
 from gpuvirt.model.allocation import ledger, nodeledger
 from gpuvirt.model.allocation.ledger import Entry, Known
@@ -66,11 +67,14 @@ def _by_the_catalog(gpu_state: GpuState, _: Carried) -> Counter[VgpuType]:
 _OWN_NODES = Guard(ondemandstarts, "_why_foreign", nothing, ("on-demand-power-loss-after-a-start",))
 _FOLDERS = Guard(PodFolders, "unmade", lambda *_: frozenset[PodUid](), ("on-demand-without-folder",))
 
+_LISTED_ROOM = Guard(mdev, "verify_room", nothing, ("on-demand-create-is-blocked",))
+
 RARELY_NOTICED: Mapping[str, Guard] = {
     "on demand: a vGPU that is created as a change of its GPU ends": Guard(
         recentvgpus, "_is_allocated", never, ("on-demand-removal-ends",)
     ),
     "on demand: a container starts only with its vGPU's own nodes": _OWN_NODES,
+    "on demand: no creation where the driver lists no room": _LISTED_ROOM,
 }
 """Guards whose removal shows only in few of the schedules with two departures."""
 
@@ -109,7 +113,7 @@ ON_DEMAND_GUARDS: Mapping[str, Guard] = {
         "carried_by",
         _without_removals,
         ("on-demand-two-types",),
-        beside=(Guard(capacity, "_creatable", _by_the_catalog, ()),),
+        beside=(Guard(capacity, "_creatable", _by_the_catalog, ()), _LISTED_ROOM),
     ),
     "gate: no creation where a change may touch the GPU": Guard(
         Changes,

@@ -79,6 +79,21 @@ async def test_a_creation_that_fails_everywhere_is_refused_with_the_kernels_erro
         assert vgpus(node) == pod.vgpus
 
 
+async def test_a_gpu_that_was_filled_since_it_was_observed_is_refused_without_a_creation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a creation that the kernel had blocked, and that Allocate gave up."""
+    kernel = one_p100()
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        kernel.write(create_of(P100, 87), b"aaaaaaaa-0000-4000-8000-000000000001")
+        kernel.faults.refuse(create_of(P100), errno.EIO)
+        assert "failed at: 0000:3b:00.0: create GRID P100-8Q" in await pods.refusal(V8Q, pods.free(V8Q))
+        assert "has no room for another GRID P100-8Q now; /sys/class/mdev_bus/0000:3b:00.0/mdev_supp" in caplog.text
+        assert entries(node) == 0
+
+
 async def test_a_creation_without_effect_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = one_p100()
     async with running_node(kernel, tmp_path, ON_DEMAND) as node:

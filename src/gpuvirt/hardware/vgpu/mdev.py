@@ -56,6 +56,14 @@ def read_new(kernel: Kernel, vgpu: VgpuId, parent: PciAddress) -> LiveVgpu | Non
     return LiveVgpu(vgpu, found, parent, read_group(kernel, vgpu), type_id if isinstance(type_id, str) else None)
 
 
+def verify_room(kernel: Kernel, parent: PciAddress, type_: VgpuType) -> None:
+    """Raise VgpuUnavailableError where the driver lists no room for another mediated device of a type."""
+    left = next((left for _, name, left in _types(kernel, parent, []) if name == type_), None)
+    if left == 0:  # unknown: the driver refuses the creation itself
+        path = f"{MDEV_PARENTS}/{parent}/mdev_supported_types"
+        raise VgpuUnavailableError(f"{parent} has no room for another {type_} now; {path} lists 0 available instances")
+
+
 class Mdev:
     """Reads, creates and removes mediated devices."""
 

@@ -49,6 +49,9 @@ def create(
         if change_host.children is not None:
             kernel, _ = stack.enter_context(change_host.children(locks))
         try:
+            if place.host.framework is Framework.MDEV:
+                # The agent may not have observed a vGPU yet whose creation the kernel had blocked.
+                mdev.verify_room(kernel, step.parent, step.type)
             backend_of(place.host.framework).create(kernel, step.parent, step.type, step.vgpu)
         except (OSError, VgpuUnavailableError) as error:
             raise RefusedError(refusals.failed(step.text, place.gpu, what_failed(error))) from error
