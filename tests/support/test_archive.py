@@ -25,7 +25,7 @@ from gpuvirt_sim.archives.unpacking import unpack
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import host_names, load_host
 from tests.sim.simulated import Simulated
-from tests.support.archives import MANIFEST, packed
+from tests.support.archives import MANIFEST, packed, unpack_with_tar
 from tests.thoroughness import examples
 
 TOP = "gpuvirt-support-node-1"
@@ -51,8 +51,7 @@ def test_packing_is_reproducible() -> None:
 @pytest.mark.parametrize("name", host_names())
 def test_the_unpacked_host_folder_is_a_host(simulated: Simulated, tmp_path: Path, name: str) -> None:
     kernel = simulated(name)
-    with tarfile.open(fileobj=io.BytesIO(packed(copy_host(kernel)))) as tar:
-        tar.extractall(tmp_path, filter="data")
+    unpack_with_tar(packed(copy_host(kernel)), tmp_path)
     found = scan(RealKernel(HostRoots.under(tmp_path / TOP / "host")))
     assert found == scan(kernel)
 

@@ -36,6 +36,7 @@ from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet import checkpoint
 from tests.cli.commandline import called, gpuvirt
 from tests.node.simnode import IDS
+from tests.support.archives import unpack_with_tar
 
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
 GPU = PciAddress("0000:65:00.0")
@@ -290,8 +291,7 @@ def test_gpuvirt_devices_shows_the_same_for_an_unpacked_archive_and_its_host(tmp
     simulated = tmp_path / "simulated"
     export(build_host(load_host(name)), simulated)
     assert run("support", "--host-root", str(simulated), "-o", "a.tar.gz", cwd=tmp_path).returncode == 0
-    with tarfile.open(tmp_path / "a.tar.gz") as tar:
-        tar.extractall(tmp_path, filter="data")
+    unpack_with_tar((tmp_path / "a.tar.gz").read_bytes(), tmp_path)
     (unpacked,) = tmp_path.glob("gpuvirt-support-*/host")
     assert run("sim", "import", "a.tar.gz", "-o", "m.yaml", cwd=tmp_path).returncode == 0
     export(build_host(load_host(str(tmp_path / "m.yaml"))), tmp_path / "imported")
@@ -314,8 +314,7 @@ def test_doctor_finds_the_same_on_a_host_its_unpacked_archive_and_its_import(tmp
     (tmp_path / "cdi.yaml").write_text("cdi: answers\n")
     export(build_host(msgspec.structs.replace(load_host("2xA10"), platform=platform)), tmp_path / "simulated")
     assert run("support", "--host-root", "simulated", "-o", "a.tar.gz", cwd=tmp_path).returncode == 0
-    with tarfile.open(tmp_path / "a.tar.gz") as tar:
-        tar.extractall(tmp_path, filter="data")
+    unpack_with_tar((tmp_path / "a.tar.gz").read_bytes(), tmp_path)
     (unpacked,) = tmp_path.glob("gpuvirt-support-*/host")
     done = run("sim", "import", "a.tar.gz", "-o", "m.yaml", cwd=tmp_path)
     assert b"no differences from the archive's host" in done.stderr

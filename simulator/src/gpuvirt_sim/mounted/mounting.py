@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -64,6 +65,9 @@ def mounted(
 ) -> Iterator[None]:
     """Mount a simulated host at `folder`; `ended` is set when the mount ends. Raises MountError."""
     _check(folder)
+    # A child of vfork that looks for its program in this mount waits for threads of this process. Before 3.11.4, Python
+    # keeps the GIL until the child has found it (https://github.com/python/cpython/issues/104372).
+    setattr(subprocess, "_USE_VFORK", sys.version_info >= (3, 11, 4))  # noqa: B010  types call it Final, the manual not
     failures: list[BaseException] = []
     answered = threading.Event()
     with _cleaned_up(folder) as scratch:
