@@ -1,7 +1,8 @@
-"""The second try of tests that failed in `.ci/run`: `pytest --failures-to=FILE`, then `python -m tests.secondtry FILE`.
+"""The second try of tests that failed in `.ci/run`: `python -m tests.secondtry FILE [OPTION]...`.
 
-Each test runs again, alone, in a process of its own. If all pass, the run passes, and both outputs are printed:
-CONTRIBUTING says what follows. Tests of rule 1 have no second try, since a race there is a finding.
+`pytest --failures-to=FILE` writes the file. Each test runs again, with the options, alone, in a process of its own. If
+all pass, the run passes, and both outputs are printed: CONTRIBUTING says what follows. Tests of rule 1 have no second
+try, since a race there is a finding.
 """
 
 import subprocess
@@ -30,7 +31,7 @@ RULE_ONE = (
 PHASES = ("setup", "call", "teardown")
 MOST = 5
 """More tests don't fail by chance."""
-AGAIN = (sys.executable, "-m", "pytest", "-n0", "-rP", "--randomly-seed=1")
+AGAIN = (sys.executable, "-m", "pytest", "-n0", "-rP")
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ def why_none(failures: Sequence[Failure]) -> str | None:
     return f"{len(failures)} tests failed, and more than {MOST} don't fail by chance" if len(failures) > MOST else None
 
 
-def main(file: Path) -> int:
+def main(file: Path, *options: str) -> int:
     """Try the failed tests of a run again; return the exit code of the run."""
     if not file.exists():
         return _ended("no second try: more has failed than tests (see above)")
@@ -71,7 +72,7 @@ def main(file: Path) -> int:
         return _ended(f"no second try: {why}")
     failed = 0
     for failure in failures:
-        done = subprocess.run([*AGAIN, failure.nodeid], capture_output=True, text=True, check=False)
+        done = subprocess.run([*AGAIN, *options, failure.nodeid], capture_output=True, text=True, check=False)
         failed += done.returncode != 0
         print(f"==== {'failed' if done.returncode else 'passed'} on the second try: {failure.nodeid}")
         print(f"==== the first try\n{failure.output}\n==== the second try\n{done.stdout}{done.stderr}", flush=True)
@@ -85,4 +86,4 @@ def _ended(why: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))
