@@ -9,7 +9,6 @@ from typing import Protocol
 
 BEAT_S = 0.1
 """Between two beats of a deadline. A beat that is as late as that was stopped with the process (decision 513)."""
-"""Between two beats of a deadline."""
 
 
 class Timer(Protocol):

@@ -31,6 +31,15 @@ async def fill(node: SharedNode) -> Pod:
     return first
 
 
+async def leave_running(node: SharedNode) -> Pod:
+    """Delete the pod on the first GPU by force, and stop the agent; the next one lets pods wait for 3 s for room."""
+    first = await fill(node)
+    node.delete_by_force(first)
+    await node.stop_agent()
+    node.room_s = 3.0
+    return first
+
+
 class WaitClock(RealClock):
     """Makes a call when Allocate has begun to wait between two readings, for the first time."""
 
@@ -68,10 +77,7 @@ async def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_while_its_container_
 async def test_a_pod_waits_for_room_while_the_agent_runs(short_path: Path) -> None:
     """The time in which the computer stopped the agent does not count: a refused pod fails for good."""
     async with shared_node(short_path) as node:
-        first = await fill(node)
-        node.delete_by_force(first)
-        await node.stop_agent()
-        node.room_s = 3.0
+        first = await leave_running(node)
         node.clock = WaitClock(lambda: stop(node, first))
         await node.start_agent()
         assert await node.run("r", 1000, "GPU-a") == "GPU-a"
@@ -79,9 +85,7 @@ async def test_a_pod_waits_for_room_while_the_agent_runs(short_path: Path) -> No
 
 async def test_a_stop_while_allocate_reads_the_processes_does_not_count(short_path: Path) -> None:
     async with shared_node(short_path) as node:
-        first = await fill(node)
-        node.delete_by_force(first)
-        await node.stop_agent()
+        first = await leave_running(node)
         loop, awaited = asyncio.get_running_loop(), threading.Event()
 
         def read_and_stop(uids: Collection[PodUid]) -> frozenset[PodUid] | Unread:
@@ -91,7 +95,7 @@ async def test_a_stop_while_allocate_reads_the_processes_does_not_count(short_pa
                 loop.call_soon_threadsafe(stop, node, first)  # before the loop takes the result of this job
             return running
 
-        node.room_s, node.kept_s, node.running_pods = 3.0, 1000.0, read_and_stop
+        node.kept_s, node.running_pods = 1000.0, read_and_stop
         await node.start_agent()
         await until(lambda: bool(node.agent.shares.state.get().kept))  # and from now on Allocate alone reads
         awaited.set()

@@ -67,7 +67,8 @@ def mounted(
     _check(folder)
     # A child of vfork that looks for its program in this mount waits for threads of this process. Before 3.11.4, Python
     # keeps the GIL until the child has found it (https://github.com/python/cpython/issues/104372).
-    setattr(subprocess, "_USE_VFORK", sys.version_info >= (3, 11, 4))  # noqa: B010  types call it Final, the manual not
+    if sys.version_info < (3, 11, 4):
+        setattr(subprocess, "_USE_VFORK", False)  # noqa: B010  types call it Final, the manual does not
     failures: list[BaseException] = []
     answered = threading.Event()
     with _cleaned_up(folder) as scratch:
