@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 
 from typing_extensions import override
 
@@ -66,6 +67,18 @@ class Admit(Action):
 
     def _free(self, world: World) -> Iterator[Key]:
         return (key for key in world.kubelet.free() if self.device in {None, str(key[1])})
+
+
+@dataclass(frozen=True)
+class AdmitBeside(Admit):
+    """The kubelet admits a pod whose init container has a device, and one of another plugin, which answers late."""
+
+    answers_after_s: float = inf
+
+    @override
+    def act(self, world: World) -> None:
+        world.admit(self.pod, (next(self._free(world)),), "init")
+        world.kubelet.pods[self.pod].waits_for_other_s = self.answers_after_s
 
 
 @dataclass(frozen=True)

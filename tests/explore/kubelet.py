@@ -54,6 +54,12 @@ class Pod:
     fails: bool = False
     """Whether the kubelet refuses the pod for another reason, after all its devices were allocated."""
     taken_within_s: float = TAKEN_WITHIN_S
+    waits_for_other_s: float = 0.0
+    """How long the kubelet waits for another plugin's answer for the same container, before it records that."""
+    taken: bool = False
+    """The plugin's answer is in the kubelet's memory, from which it writes its record at each list."""
+    overtaken: bool = False
+    """A list has overtaken the answer; the next one can't."""
     waits: bool = False
     """Whether the kubelet waits for the answer for a further container."""
     answered_s: float = 0.0
@@ -90,9 +96,11 @@ class Pod:
 
     @property
     def taken_by_s(self) -> float:
-        """Return the latest time at which the kubelet records the plugin's answer: the agent expects 10 s."""
+        """Return the latest time at which the kubelet records the plugin's answer, or has it in its memory."""
         is_due = self.answered and not self.known and (self.asked is not None or not self.waits)
-        return self.answered_s + self.taken_within_s if is_due else inf
+        if not self.waits_for_other_s:
+            return self.answered_s + self.taken_within_s if is_due else inf
+        return self.answered_s + (self.waits_for_other_s if self.taken else self.taken_within_s) if is_due else inf
 
     @property
     def opened_groups(self) -> frozenset[int]:
@@ -112,6 +120,8 @@ class Kubelet(msgspec.Struct):
     paths: KubeletPaths
     durable: Callable[[Path], None]
     """Makes the present content of a file or folder durable."""
+    now: Callable[[], float]
+    """Returns the host's monotonic time."""
     up: bool = True
     unreadable: bool = False
     """Whether the accounts of a running kubelet can't be read."""
@@ -165,6 +175,11 @@ class Kubelet(msgspec.Struct):
         """Whether a pod's admission is not complete: the kubelet admits one pod at a time."""
         return any(not (pod.known or pod.ended) for pod in self.pods.values())
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the kubelet waits for another plugin, with an answer of the agent."""
+        return any(pod.waits_for_other_s and not (pod.known or pod.ended) for pod in self.pods.values())
+
     def admit_by_other(self, name: str, key: Key, functions: frozenset[str], groups: frozenset[int]) -> Pod:
         """Admit a pod whose device another plugin gives at once."""
         pod = self.begin(name, (key,))
@@ -186,6 +201,7 @@ class Kubelet(msgspec.Struct):
     def take_answer(self, pod: Pod) -> None:
         """Record the devices of a pod's next container."""
         pod.recorded += 1
+        pod.taken = False
         pod.known = pod.recorded >= len(pod.containers)
         self.write()
         if not pod.known:
@@ -203,8 +219,15 @@ class Kubelet(msgspec.Struct):
         self._forget_folder(pod)
 
     def take_lists(self, lists: Mapping[ResourceName, Mapping[DeviceId, bool]]) -> None:
-        """Store the device lists of a plugin, and write the checkpoint."""
+        """Store the device lists of a plugin, and write the checkpoint.
+
+        Answers come by the same connection before a list. The kubelet handles both at once, so that one list may
+        overtake an answer.
+        """
         self.lists = dict(lists)
+        for pod in self.pods.values():
+            if pod.answered and not (pod.known or pod.waits):
+                pod.taken, pod.overtaken = pod.taken or pod.overtaken, True
         self.write()
 
     def lose_plugins(self) -> None:
@@ -227,7 +250,7 @@ class Kubelet(msgspec.Struct):
         self.paths.pod_resources_socket.touch()
         self.paths.registration_socket.touch()
         self._stamp(self.paths.registration_socket)
-        for pod in [pod for pod in self.pods.values() if not pod.known]:
+        for pod in [pod for pod in self.pods.values() if not (pod.known or pod.taken)]:
             self.reject(pod)  # a kubelet that has ended starts no container with an answer that it has not recorded
         for pod in self.pods.values():
             pod.readmits = bool(pod.vgpus) or (pod.rebooted and not pod.started)
@@ -249,7 +272,7 @@ class Kubelet(msgspec.Struct):
             }
             for pod in self.pods.values()
             if not (pod.forgotten or pod.deleted)
-            for container in pod.containers[: pod.recorded]
+            for container in pod.containers[: pod.recorded + pod.taken]
             for resource in dict.fromkeys(resource for resource, _ in pod.keys)
         ]
         data = {
@@ -269,8 +292,13 @@ class Kubelet(msgspec.Struct):
             if pod.asked is not None:
                 yield Option(f"the request for {pod.name} reaches the agent", pod.asked, ("request", pod.name))
             if pod.answered and not (pod.waits or pod.known or pod.ended):
-                take = partial(self.take_answer, pod)
-                yield Option(f"the kubelet takes the answer for {pod.name}", take, ("answer", pod.name))
+                is_other_due = self.now() >= pod.answered_s + pod.waits_for_other_s
+                if pod.waits_for_other_s and not pod.taken:
+                    take = partial(setattr, pod, "taken", True)
+                    yield Option(f"the kubelet takes the answer for {pod.name}", take, ("answer", pod.name))
+                elif is_other_due:
+                    record = partial(self.take_answer, pod)
+                    yield Option(f"the kubelet records {pod.name}", record, ("answer", pod.name))
             if pod.known and self.up and self.has_pods and not (pod.has_folder or pod.ended):
                 make = partial(self._make_folder, pod)
                 yield Option(f"the kubelet makes the folder of {pod.name}", make, ("folder", pod.name))

@@ -30,7 +30,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation import allocator
 from gpuvirt.node.change import driverphase
 from gpuvirt.node.change.allocationgate import AllocationGate, DevicesBySlot
-from gpuvirt.node.change.gate import drainrequest, gate
+from gpuvirt.node.change.gate import drainrequest, gate, gaterecord
 from gpuvirt.node.change.gate.gates import Gates
 from gpuvirt.node.change.steps import changes, driverexecutor, leasing, proving, vgpusteps
 from gpuvirt.node.change.steps.changerecord import ChangeRecord
@@ -41,7 +41,18 @@ from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.shares import podends
-from tests.explore.guard import DRAINED, DRAINS, GOES_ON, NEWEST, UNSETTLED, Guard, always, nothing, without_lease
+from tests.explore.guard import (
+    DRAINED,
+    DRAINS,
+    GOES_ON,
+    NEWEST,
+    UNSETTLED,
+    Guard,
+    always,
+    never,
+    nothing,
+    without_lease,
+)
 from tests.explore.ondemandguards import ON_DEMAND_GUARDS, RARELY_NOTICED
 from tests.explore.rebootscenarios import REBOOT_GUARDS
 
@@ -226,6 +237,12 @@ GUARDS: Mapping[str, Guard] = {
     ),
     "ledger: an allocation counts before the kubelet lists it": Guard(
         ledger, "_after", _only_if_listed, ("two-pods-of-one-group",)
+    ),
+    "ledger: no allocation ends before its admission is settled": Guard(
+        ledger.Entry, "may_be_unrecorded", never, ("slow-neighbour", "slow-neighbour-of-vgpus")
+    ),
+    "gate on disk: no allocation ends before its admission is settled": Guard(
+        gaterecord, "_is_settled", always, ("slow-neighbour-or-command",), (NEWEST,)
     ),
     "vGPUs: what pods have": Guard(
         picture,

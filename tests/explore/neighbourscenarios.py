@@ -1,13 +1,30 @@
-"""Scenarios of `nvidia-k8s-vgpu-dm` beside the device plugin of another operator, which offers its vGPUs."""
+"""Scenarios of other device plugins: of one that offers the vGPUs of `nvidia-k8s-vgpu-dm`, and of those that are slow.
+
+The kubelet waits for another plugin's answer for the same container, without a deadline, before it records what
+gpuvirt has allocated to it.
+"""
 
 from collections.abc import Mapping
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
-from tests.explore.actions import EndPod, Kill, LoseLedger, Start, StartKubelet, StopKubelet, Want
+from tests.explore.actions import (
+    AdmitBeside,
+    EndPod,
+    Kill,
+    LoseLedger,
+    Pause,
+    RegisterOther,
+    Start,
+    StartKubelet,
+    StopKubelet,
+    Want,
+)
+from tests.explore.command import Command
 from tests.explore.hostactions import Close, OpenVgpu, StartVm
 from tests.explore.neighbourplugin import AdmitByNeighbour, RestartNeighbour
 from tests.explore.scenario import Action, Program, Scenario
@@ -31,6 +48,18 @@ def _of(*actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scenario
     )
 
 
+GPU = PciAddress("0000:65:00.0")
+ON_VFIO = HostSpec(
+    about="one A10 on vfio-pci", slots=(SlotSpec(at=GPU, board="A10", group=12, numa=0, driver="vfio-pci"),)
+)
+NEVER, LATE, LATER = AdmitBeside("vm"), AdmitBeside("vm", answers_after_s=25.0), Pause(30.0)
+RESTART = (Kill(), Start())
+
+
+def _slow(*actors: tuple[Action, ...], mode: str = "passthrough") -> Scenario:
+    return Scenario(ON_VFIO, GpuNodeSpec(mode), actors)
+
+
 NEIGHBOUR_SCENARIOS: Mapping[str, Scenario] = {
     "neighbour-or-admission": _of((TO_WHOLE,), (AdmitByNeighbour("vm"),)),
     "neighbour-and-back": _of((AdmitByNeighbour("vm"),), (TO_WHOLE, TO_HALVES)),
@@ -39,4 +68,19 @@ NEIGHBOUR_SCENARIOS: Mapping[str, Scenario] = {
     "neighbour-restarts": _of((TO_WHOLE,), (RestartNeighbour(), AdmitByNeighbour("vm"))),
     "neighbour-and-kubelet": _of((AdmitByNeighbour("vm"),), (StopKubelet(), StartKubelet()), (TO_WHOLE,)),
     "neighbour-killed": _of((AdmitByNeighbour("vm"),), (Kill(), LoseLedger(), Start()), (TO_WHOLE,)),
+    "slow-neighbour": _slow((NEVER, LATER, Want("container"))),
+    "slow-neighbour-answers": _slow((LATE, EndPod("vm")), (LATER, Want("container"))),
+    "slow-neighbour-and-restart": _slow((LATE,), (*RESTART, LATER, Want("container"))),
+    "slow-neighbour-and-lost-ledger": _slow((NEVER,), (Kill(), LoseLedger(), Start(), LATER, Want("container"))),
+    "slow-neighbour-and-kubelet": _slow(
+        (NEVER,), (StopKubelet(), StartKubelet(), RegisterOther()), (Want("container"),)
+    ),
+    "slow-neighbour-of-vgpus": Scenario(
+        T4,
+        GpuNodeSpec("vgpu", vgpu_config="T4-8Q"),
+        ((NEVER, LATER, TO_WHOLE),),
+        request=NodeRequest(configs=Observed(None)),
+        vgpus=TYPES,
+    ),
+    "slow-neighbour-or-command": _slow((NEVER,), (Kill(), LATER, Command(GPU, DesiredDriver.NATIVE)), mode="unmanaged"),
 }

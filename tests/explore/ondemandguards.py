@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName, VgpuType
+from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.vgpu import mdev
-from gpuvirt.kubelet.accountwatch import PodFolders
+from gpuvirt.kubelet.accountwatch import AccountWatch
+from gpuvirt.kubelet.checkpoint import without_gone
 from gpuvirt.model.allocation import ledger, nodeledger
 from gpuvirt.model.allocation.ledger import Entry, Known
 from gpuvirt.model.change.plan import Scope
@@ -65,7 +66,12 @@ def _by_the_catalog(gpu_state: GpuState, _: Carried) -> Counter[VgpuType]:
 
 
 _OWN_NODES = Guard(ondemandstarts, "_why_foreign", nothing, ("on-demand-power-loss-after-a-start",))
-_FOLDERS = Guard(PodFolders, "unmade", lambda *_: frozenset[PodUid](), ("on-demand-without-folder",))
+_FOLDERS = Guard(
+    AccountWatch,
+    "_without_gone",
+    lambda watch, listed, in_api: without_gone(watch._paths, listed, in_api),
+    ("on-demand-without-folder", "slow-neighbour"),
+)
 
 _LISTED_ROOM = Guard(mdev, "verify_room", nothing, ("on-demand-create-is-blocked",))
 

@@ -92,6 +92,7 @@ def _blockers(world: World, address: PciAddress) -> Iterator[str]:
         if pod.has_devices and (may_get_it or world.observer.devices_of(pod) & parts):
             yield pod.name
             yield pod.uid
+            yield from () if pod.known else ("a pod that is being admitted",)
     for part in parts:
         for user in world.observer.users(part):
             yield user.rpartition("pid ")[2].rstrip(")")

@@ -69,6 +69,8 @@ class World:
         """The step at which an actor last took a device without the kubelet."""
         self.pulled: set[str] = set()
         """The GPUs that were unplugged, in use or not."""
+        self._resent = False
+        """Whether the agent has sent its lists again."""
         self._listed: tuple[NodeView, Lists] | None = None
         """The device lists of the agent's view."""
         self.vgpu_ids: dict[str, frozenset[str]] = {}
@@ -86,7 +88,7 @@ class World:
     def open(self) -> None:
         """Start the host, the kubelet and the agent, after the world's seams are installed."""
         self._boot()
-        self.kubelet = Kubelet(KubeletPaths(self.disk.folder / "kubelet"), self.disk.keep)
+        self.kubelet = Kubelet(KubeletPaths(self.disk.folder / "kubelet"), self.disk.keep, self.clock.monotonic_s)
         self.observer = Observer(
             self._observed,
             self.kubelet,
@@ -127,7 +129,7 @@ class World:
     @property
     def is_dying(self) -> bool:
         """Whether a killed agent still has a pending answer, or a write that the kernel blocks."""
-        taking = (pod.answered and not (pod.known or pod.waits) for pod in self.kubelet.pods.values())
+        taking = (pod.answered and not (pod.known or pod.waits or pod.taken) for pod in self.kubelet.pods.values())
         return self.agents.are_dying or any(taking)
 
     # --- pods
@@ -191,6 +193,8 @@ class World:
                 )
         if running is not None and kubelet.up and not kubelet.is_silent and self._lists() != kubelet.lists:
             soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
+        elif self._resent and kubelet.up and kubelet.lists and not kubelet.is_silent and kubelet.is_waiting:
+            soon.append(Option("the kubelet takes a list again", self._take_resent, "lists"))
         soon += kubelet.possible_events()
         soon += self.shares.possible_events()
         soon += self.readmission.possible_events()
@@ -260,10 +264,15 @@ class World:
     def resend(self) -> None:
         """Have the kubelet write its checkpoint, as each list does that a plugin sends again.
 
-        Before the rest it never does: that is the slowest kubelet.
+        Before the rest it does so at any later moment, or never: that is the slowest kubelet.
         """
+        self._resent = True
         if self.is_at_rest and self.kubelet.up and self.kubelet.lists:
-            self.kubelet.write()
+            self._take_resent()
+
+    def _take_resent(self) -> None:
+        self._resent = False
+        self.kubelet.take_lists(self.kubelet.lists)
 
     def _list(self) -> None:
         running = self.agents.running

@@ -24,8 +24,15 @@ class GroupAllocator:
 
     def __init__(self) -> None:
         self.allocated: list[Sequence[DeviceId]] = []
+        self.answers = asyncio.Event()
+        """Set while the plugin answers."""
+        self.answers.set()
+        self.failing = False
 
     async def allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
+        await self.answers.wait()
+        if self.failing:
+            raise RuntimeError
         self.allocated += request.containers
         return tuple(Attachment({}, _nodes(ids)) for ids in request.containers)
 

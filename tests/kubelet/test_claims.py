@@ -112,7 +112,7 @@ class Listener:
     """A listener that keeps the last account and problem."""
 
     def __init__(self) -> None:
-        self.ask_kubelet, self.unsettled = Signal(), False
+        self.ask_kubelet, self.unsettled, self.awaits_record = Signal(), False, False
         self.hurried, self.hurries = Signal(), False
         self.account: KubeletAccount | None = None
         self.problem: Reason | None = None

@@ -33,7 +33,7 @@ class Agent:
     """The part of an agent that takes the kubelet's account."""
 
     def __init__(self, kubelet: SimKubelet, disk: Path, boot: BootId = BOOT) -> None:
-        self.ask_kubelet, self.unsettled = Signal(), False
+        self.ask_kubelet, self.unsettled, self.awaits_record = Signal(), False, False
         self.hurried, self.hurries = Signal(), False
         self.account: KubeletAccount | None = None
         self.problem: Reason | None = None

@@ -73,8 +73,8 @@ class Rig(Protocol):
 
 
 def account_at(clock: SimClock, held: Consumers) -> KubeletAccount:
-    """Return the kubelet's account of this moment."""
-    return KubeletAccount(clock.now(), clock.monotonic_s(), held)
+    """Return the account of this moment by a kubelet that records each answer at once."""
+    return KubeletAccount(clock.now(), clock.monotonic_s(), held, settled_s=clock.monotonic_s())
 
 
 def options_of(kernel: SimKernel, clock: SimClock, ledger: Path) -> NodeOptions:

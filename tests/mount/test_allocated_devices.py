@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
@@ -74,16 +73,13 @@ def test_an_unreadable_account_is_unknown(tmp_path: Path, short_path: Path) -> N
         assert (done.returncode, driver(tmp_path, RTX)) == (0, "nvidia"), done.stdout
 
 
-def test_the_agents_ledger_counts_for_allocations_that_no_kubelet_reports(tmp_path: Path) -> None:
-    kubelet, resource = tmp_path / "kubelet", ResourceName("nvidia.com/TU106_GEFORCE_RTX_2060")
-    (kubelet / "device-plugins/gpuvirt").mkdir(parents=True)
-    (kubelet / "device-plugins/kubelet_internal_checkpoint").write_bytes(
-        msgspec.json.encode({"Data": {"PodDeviceEntries": None, "RegisteredDevices": {}}, "Checksum": 0})
-    )
-    gpu, command = PciAddress(RTX), f"{COMMAND} vfio unbind {RTX} --host-root host --kubelet-dir kubelet"
+def test_the_agents_ledger_counts_for_allocations_that_no_kubelet_reports(tmp_path: Path, short_path: Path) -> None:
+    kubelet, resource = short_path / "k", ResourceName("nvidia.com/TU106_GEFORCE_RTX_2060")
+    gpu, command = PciAddress(RTX), f"{COMMAND} vfio unbind {RTX} --host-root host --kubelet-dir {kubelet}"
     entry = Entry(resource, DeviceId(RTX), Target(gpu), None, "1", since=RealClock().now())
     ledger = kubelet / "device-plugins/gpuvirt/ledger.json"
-    with mount(tmp_path / "host", "4xRTX2060"):
+    with mount(tmp_path / "host", "4xRTX2060"), kubelet_with_pod(kubelet, resource, OTHER_RTX):
+        ledger.parent.mkdir()
         ledger.write_bytes(ledgerstore.encode(Ledger((entry,))))
         done = shell(command, tmp_path)
         assert (done.returncode, driver(tmp_path, RTX)) == (1, "vfio-pci")
@@ -157,16 +153,20 @@ with Gate(Path(sys.argv[1])).allocation({sys.argv[2].rpartition(".")[0]: [sys.ar
 """
 
 
-def test_a_gpu_that_an_agent_has_just_allocated_stays(tmp_path: Path) -> None:
+def test_a_gpu_that_an_agent_has_allocated_stays_while_its_kubelet_runs(tmp_path: Path, short_path: Path) -> None:
     """The kubelet's account and the agent's ledger don't contain the allocation yet; the gate does."""
+    command = f"{COMMAND} vfio unbind {RTX} --host-root host --kubelet-dir {short_path}/k"
     with mount(tmp_path / "host", "4xRTX2060"):
         gates = tmp_path / "host/run/gpuvirt/gate"
-        subprocess.run([sys.executable, "-c", ALLOCATE, str(gates), RTX], check=True)
-        done = shell(f"{COMMAND} vfio unbind {RTX} --host-root host --kubelet-dir kubelet", tmp_path)
+        with kubelet_with_pod(short_path / "k", "nvidia.com/TU106_GEFORCE_RTX_2060", OTHER_RTX):
+            subprocess.run([sys.executable, "-c", ALLOCATE, str(gates), RTX], check=True)
+            lock = gates / f"{RTX[:-2]}.lock"
+            lock.write_text(f"1.0 {lock.read_text().split(' ', 1)[1]}")
+            done = shell(command, tmp_path)
         assert (done.returncode, driver(tmp_path, RTX)) == (1, "vfio-pci")
-        assert f"AllocationsUnknown: {RTX} was just allocated" in " ".join(done.stdout.split())
-        (gates / f"{RTX[:-2]}.lock").write_text(f"1.0 2 3 {RTX}\n")
-        assert shell(f"{COMMAND} vfio unbind {RTX} --host-root host --kubelet-dir kubelet", tmp_path).returncode == 0
+        expected = f"AdmissionUnsettled: {RTX} may be allocated to a pod that is being admitted"
+        assert expected in " ".join(done.stdout.split())
+        assert shell(command, tmp_path).returncode == 0, "the kubelet has ended, and forgotten what it had not recorded"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")

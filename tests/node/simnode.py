@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -172,8 +173,8 @@ class SimNode:
         """Let the kubelet report from now on that a plugin has registered these devices of a resource."""
         self.registered[ResourceName(resource)] = frozenset(DeviceId(device) for device in devices)
 
-    async def report_account(self) -> None:
-        """Let the kubelet report its allocations now."""
+    async def report_account(self, *, settled: bool = False) -> None:
+        """Let the kubelet report its allocations now; `settled`: it has recorded all answers to Allocate so far."""
         recorded = self.recorded.containers.items()
         account = KubeletAccount(
             self.clock.now(),
@@ -182,6 +183,7 @@ class SimNode:
             self.counted,
             dict(self.registered),
             of_several=devices_of_several((key, consumer) for key, consumers in recorded for consumer in consumers),
+            settled_s=self.clock.monotonic_s() if settled else -inf,
         )
         self.agent.observations.observe_account(account)
         await self.settle()

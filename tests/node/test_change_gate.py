@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from pathlib import Path
 from time import monotonic  # noqa: TID251  the age of damage is noted by it
 
@@ -19,6 +20,7 @@ from gpuvirt.model.inventory.isolation import Slots, slots_of
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate import damageage
 from gpuvirt.node.change.gate.allocationlines import MOST_BYTES
+from gpuvirt.node.change.gate.damageage import NEW_S
 from gpuvirt.node.change.gate.gate import (
     Gate,
     UnitBlockedError,
@@ -29,7 +31,6 @@ from gpuvirt.node.change.gate.gate import (
 from gpuvirt.node.change.gate.gaterecord import (
     APART_S,
     NEXT,
-    SETTLED_S,
     AccountReading,
     Damaged,
     GateOwner,
@@ -39,6 +40,7 @@ from gpuvirt.node.change.gate.gaterecord import (
     allocation,
     decode,
     encode,
+    lines_of,
     newest,
     settled,
     state_of,
@@ -225,52 +227,80 @@ with Gate(Path(folder)).allocation({slot: [device]}):
 """
 
 
-def test_a_change_waits_until_the_kubelet_has_recorded_allocations_of_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_waits_until_the_kubelet_has_recorded_allocations_of_another_process(tmp_path: Path) -> None:
     gate, lock = Gate(tmp_path), tmp_path / f"{SLOT}.lock"
     subprocess.run([sys.executable, "-c", ALLOCATOR, str(tmp_path), SLOT, "gpu a"], check=True)
     with pytest.raises(UnitUnsettledError, match=r"gpu a was allocated [0-9.]+ s ago"), gate.change("x", one_slot):
         pass
     at, rest = lock.read_text().split(" ", 1)
-    lock.write_text(f"{float(at) - 3 * SETTLED_S} {rest}")
+    lock.write_text(f"{(long_ago_s := float(at) - 3600)} {rest}")
     with gate.allocation({SLOT: ["ours, which our changes know"]}):
         pass
-    now_s, lacks = float(at), frozenset[str]()
-    once, twice = [AccountReading(now_s, lacks)], [AccountReading(now_s - APART_S, lacks), AccountReading(now_s, lacks)]
-    for readings in ([], once, [*once, *once], [AccountReading(now_s - 2.5 * SETTLED_S, lacks), *once]):
+
+    def lacking(at_s: float, settled_s: float = -inf) -> AccountReading:
+        return AccountReading(at_s, frozenset(), settled_s)
+
+    now_s, late_s = float(at), long_ago_s + 1
+    once = lacking(now_s, late_s)
+    too_early = [[], [lacking(now_s - APART_S), lacking(now_s)], [lacking(now_s - 9, long_ago_s - 1)] * 2]
+    for readings in (*too_early, [once], [once, once], [lacking(now_s - 9), once]):
         with (
-            pytest.raises(UnitUnsettledError, match="lack it twice") as error,
+            pytest.raises(UnitUnsettledError, match="may be admitting") as error,
             gate.change("x", one_slot, partial(list[AccountReading], readings)),
         ):
             pass
-        assert error.value.again_soon, "age alone does not settle an allocation"
-    for readings in (twice, [AccountReading(now_s, frozenset({"gpu a"}))]):
+        assert error.value.again_soon is (once in readings), "no age settles an allocation"
+    for readings in ([lacking(now_s - APART_S, late_s), once], [AccountReading(now_s, frozenset({"gpu a"}))]):
         with gate.change("x", one_slot, partial(list[AccountReading], readings)):
             pass
     lock.write_text("torn")
-    with pytest.raises(UnitUnsettledError, match="an unreadable entry"), gate.change("x", one_slot):
-        pass
-    os.utime(lock)
-    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + SETTLED_S)
-    with pytest.raises(UnitUnsettledError, match="an unreadable entry"), gate.change("x", one_slot):
-        pass
-    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + 2 * SETTLED_S)
-    with gate.change("x", one_slot):
+    for readings in (
+        [lacking(now_s - APART_S), lacking(now_s)],
+        [lacking(now_s - APART_S, now_s), lacking(now_s, now_s)],
+    ):
+        with (
+            pytest.raises(UnitUnsettledError, match="an unreadable entry"),
+            gate.change("x", one_slot, partial(list[AccountReading], readings)),
+        ):
+            pass
+    readings = [lacking(now_s - APART_S, monotonic()), lacking(now_s, monotonic())]
+    with gate.change("x", one_slot, partial(list[AccountReading], readings)):
         pass
 
 
 DEVICES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=1)
 
 
-@given(st.lists(st.tuples(DEVICES, st.floats(0, 1e6), st.booleans())))
-def test_recent_allocations_of_other_processes_are_unsettled(entries: list[tuple[str, float, bool]]) -> None:
-    now_s = 2e6
-    lines = [allocation(device, OWNER if ours else OTHERS, now_s - age_s) for device, age_s, ours in entries]
-    readings = [AccountReading(now_s, frozenset(device for device, *_ in entries))]
-    found = unsettled("".join(lines), OWNER, now_s, readings)
-    assert set(found) >= {device for device, age_s, ours in entries if not ours and age_s < SETTLED_S - 0.01}
-    assert set(found) <= {device for device, age_s, ours in entries if not ours and age_s < SETTLED_S + 0.01}
+@given(st.dictionaries(DEVICES, st.tuples(st.floats(0, 1e6), st.booleans())), st.floats(0, 1e6))
+def test_allocations_of_other_processes_are_unsettled_until_the_accounts_must_show_them(
+    entries: dict[str, tuple[float, bool]], settled_s: float
+) -> None:
+    lines = [allocation(device, OWNER if ours else OTHERS, at_s) for device, (at_s, ours) in entries.items()]
+    readings = [AccountReading(now_s, frozenset(), settled_s) for now_s in (2e6, 2e6 + APART_S)]
+    found = {line.device for line in unsettled(lines_of("".join(lines), 0.0), OWNER, readings)}
+    assert found >= {device for device, (at_s, ours) in entries.items() if not ours and at_s > settled_s + 0.01}
+    assert found <= {device for device, (at_s, ours) in entries.items() if not ours and at_s > settled_s - 0.01}
+
+
+def test_lines_are_removed_once_they_are_settled_and_added_again_once_they_are_deleted(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", ALLOCATOR, str(tmp_path), SLOT, "earlier"], check=True)
+    gate, lock = Gate(tmp_path), tmp_path / f"{SLOT}.lock"
+    gate.find_lines()
+    with gate.allocation({SLOT: ["new"]}):
+        gate.keep_lines(monotonic())  # the slot is locked
+    between_s = lines_of(lock.read_text(), 0.0)[-1].at_s
+    written = lock.read_text()
+    gate.keep_lines(between_s)
+    assert lock.read_text() == written
+    for delete in (lock.unlink, lambda: lock.write_text("")):
+        delete()
+        gate.keep_lines(between_s)
+        assert [line.device for line in lines_of(lock.read_text(), 0.0)] == ["new"]
+    lock.write_text("torn")
+    gate.keep_lines(between_s)
+    assert [line.device for line in lines_of(lock.read_text(), 0.0)] == ["an unreadable entry", "new"]
+    gate.keep_lines(monotonic() + 1)
+    assert (lock.read_text(), dict(gate.lines.kept)) == ("", {})
 
 
 def test_a_long_file_of_allocations_is_shortened(tmp_path: Path) -> None:
@@ -302,7 +332,7 @@ def test_a_recently_damaged_record_refuses_a_change(
         with pytest.raises(UnitUnsettledError, match="can't be decoded"), gate.change("x", one_slot):
             pass
     assert path.read_bytes() == b"torn"
-    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + SETTLED_S)
+    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + NEW_S)
     with gate.change("x", one_slot):
         assert gate.state(SLOT) is GateState.APPLYING
     found = gate.read(SLOT)

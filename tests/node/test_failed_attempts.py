@@ -14,7 +14,7 @@ from tests.inlineworker import InlineWorker
 
 FAILURES = [
     (UnitBlockedError("busy", "unbind it"), ReasonCode.WRITE_BLOCKED, "unbind it"),
-    (UnitUnsettledError("just allocated"), ReasonCode.ALLOCATIONS_UNKNOWN, "just allocated"),
+    (UnitUnsettledError("just allocated"), ReasonCode.ADMISSION_UNSETTLED, "just allocated"),
     (UnitBusyError("another process changes it"), ReasonCode.UNIT_BUSY, "another process changes it"),
     (OSError(5, "Input/output error", "/sys/x"), ReasonCode.STEP_FAILED, "/sys/x"),
 ]

@@ -13,7 +13,6 @@ from gpuvirt.node.change.gate.drainrequest import DrainRequest, _answer
 from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, UnitUnsettledError
 from gpuvirt.node.change.gate.gateerrors import GateFailedError
 from gpuvirt.node.change.gate.gaterecord import (
-    SETTLED_S,
     AccountReading,
     Damaged,
     GateOwner,
@@ -53,14 +52,14 @@ def test_a_record_that_was_just_damaged_is_not_settled(tmp_path: Path, monkeypat
     path.write_bytes(b"torn")
     gate.settle(SLOT)
     assert isinstance(gate.read(SLOT), Damaged)
-    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + SETTLED_S)
+    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + damageage.NEW_S)
     gate.settle(SLOT)
     assert gate.state(SLOT) is GateState.OPEN
 
 
 def test_a_record_that_was_just_damaged_refuses_a_change_after_settled_allocations(tmp_path: Path) -> None:
     gate, now_s = Gate(tmp_path), monotonic()
-    (tmp_path / f"{SLOT}.lock").write_text(allocation("gpu", GateOwner(1, 1), now_s - SETTLED_S - 5))
+    (tmp_path / f"{SLOT}.lock").write_text(allocation("gpu", GateOwner(1, 1), now_s - 15))
     (tmp_path / f"{SLOT}.json").write_bytes(b"torn")
     readings = [AccountReading(now_s, frozenset({"gpu"}))]
     with (

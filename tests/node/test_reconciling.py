@@ -219,7 +219,7 @@ async def test_no_driver_is_changed_while_the_account_of_allocations_is_partial(
         assert [driver(kernel, gpu) for gpu in (FIRST, SECOND)] == ["vfio-pci"] * 2
         assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
         for _ in range(3):
-            await node.report_account()
+            await node.report_account(settled=True)
             await node.advance(60)
         assert [driver(kernel, gpu) for gpu in (FIRST, SECOND)] == ["nvidia"] * 2
 

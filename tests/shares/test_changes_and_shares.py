@@ -170,12 +170,11 @@ async def test_a_change_of_another_process_waits_until_the_kubelet_shows_the_uni
         assert await node.choose(A) == A
         content = (tmp_path / f"locks/{slot_of(FIRST)}.lock").read_text()
         (line,) = content.splitlines()
-        at_s = float(line.split()[0])
-        late = at_s + gaterecord.SETTLED_S + 1
-        assert gaterecord.unsettled(content, None, at_s + 1, ()).keys() == {UNIT}
-        assert gaterecord.unsettled(content, None, late, ()).keys() == {UNIT}, "no account shows it"
-        shown = gaterecord.AccountReading(late, frozenset({UNIT}))
-        assert not gaterecord.unsettled(content, None, late + 1, (shown,)), "its units can't be mapped, and refuse"
+        (allocated,) = gaterecord.lines_of(line, 0.0)
+        assert allocated.device == UNIT
+        assert gaterecord.unsettled([allocated], None, ()) == (allocated,), "no account shows it"
+        shown = gaterecord.AccountReading(allocated.at_s + 1, frozenset({UNIT}))
+        assert not gaterecord.unsettled([allocated], None, (shown,)), "its units can't be mapped, and refuse"
 
 
 async def test_a_change_sees_a_share_before_it_is_on_disk(simulated: Simulated, tmp_path: Path) -> None:

@@ -1,16 +1,17 @@
 """Watches the allocations of devices to pods: asks the kubelet's pod-resources API and reads its checkpoint.
 
-A kubelet records a pod's devices when it admits the pod, and makes the pod's folder a moment later. One that is killed
-in between and starts without the API server knows the pod by its checkpoint alone, makes no folder, and admits the pod
-again once the API server answers. From then on it writes its checkpoint without pods that have ended. So the absence of
-a pod's folder does not tell of its end before another kubelet has made one (`PodFolders`).
+A kubelet has a pod's devices in its memory from the plugin's answer on, writes them when a plugin sends its list or the
+container has all its devices, and makes the pod's folder after the admission, which waits for other plugins without a
+deadline. One that is killed in between and starts without the API server knows the pod by its checkpoint alone, and
+admits it again once the API server answers. So the absence of a folder that was never seen tells nothing: the kubelet
+itself then writes its checkpoint without the pod, once it has ended.
 
-Source: pkg/kubelet/cm/devicemanager/manager.go of Kubernetes 1.36: UpdateAllocatedDevices removes no pod before all
-sources are ready; devicesToAllocate leaves a pod the devices that the checkpoint has.
+Source: pkg/kubelet/cm/devicemanager/manager.go of Kubernetes 1.36: UpdateAllocatedDevices, which each call of List
+makes, removes no pod before all sources are ready; devicesToAllocate leaves a pod the devices that the checkpoint has.
 """
 
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from math import inf
 from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
@@ -21,7 +22,7 @@ from gpuvirt.kubelet.checkpoint import allocations_unknown, gone, uids, with_ans
 from gpuvirt.kubelet.claims import ClaimedDevice
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
-from gpuvirt.kubelet.recordedallocations import CheckpointContent, Look, RecordedAllocations
+from gpuvirt.kubelet.recordedallocations import CheckpointContent, Look, RecordedAllocations, Version
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import Counted, KubeletAccount
 from gpuvirt.model.reasons import Reason
@@ -29,28 +30,33 @@ from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import HostPath, KubeletPaths
 
 
-class PodFolders:
-    """The folders of pods, as one agent has seen them."""
+class WrittenLists:
+    """The times up to which answers to Allocate are in the kubelet's record, unless it has dropped them.
+
+    The answer is in the kubelet's memory once it has arrived, before other plugins have answered for the container. The
+    kubelet writes what its memory has after each list of devices, which comes by the connection of the answers, after
+    them; two such lists, since one that arrives with an answer may be taken before it.
+    """
 
     def __init__(self) -> None:
-        self._admitted_by: dict[PodUid, str] = {}
-        """The kubelet that may have admitted each pod of the checkpoint: the one of the reading before it was found."""
-        self.made: frozenset[PodUid] = frozenset()
-        """The pods of the last checkpoint whose folder was seen."""
-        self._last: str | None = None
-        """The kubelet of the last reading, None before the first."""
+        self._sent: tuple[float, Version | None] | None = None
+        """When a list was sent that is not written yet, and the record's version before it."""
+        self._last_s = -inf
+        """When the last list was sent after which the record was written."""
+        self.settled_s = -inf
+        """The same of the list before it."""
 
-    def unmade(self, pods: AbstractSet[PodUid], with_folder: AbstractSet[PodUid], kubelet: str) -> frozenset[PodUid]:
-        """Return the pods of a checkpoint that another kubelet may have admitted, and whose folder was never seen.
+    def observe(self, version: Version | None) -> None:
+        """Record the version of the checkpoint that was read."""
+        if self._sent is not None and version is not None and version != self._sent[1]:
+            self.settled_s, self._last_s, self._sent = self._last_s, self._sent[0], None
 
-        `with_folder` has those of them that have a folder; it may leave out pods of `made`. `kubelet` distinguishes the
-        running kubelet from those before. A pod that the agent finds at its start counts as one of the running kubelet.
-        """
-        admitting = self._last if self._last is not None else kubelet
-        self._admitted_by = {uid: self._admitted_by.get(uid, admitting) for uid in pods}
-        self.made = (self.made & pods) | (with_folder & pods)
-        self._last = kubelet
-        return frozenset(uid for uid, by in self._admitted_by.items() if by != kubelet and uid not in self.made)
+    def send(self, at_s: float, version: Version | None) -> bool:
+        """Record that lists are sent now; return whether all earlier ones were written."""
+        is_first = self._sent is None
+        if self._sent is None:
+            self._sent = at_s, version
+        return is_first
 
 
 class Listener(Protocol):
@@ -64,6 +70,11 @@ class Listener(Protocol):
     @property
     def unsettled(self) -> bool:
         """Whether the devices that the kubelet counts differ from the offered devices, as last observed."""
+        ...
+
+    @property
+    def awaits_record(self) -> bool:
+        """Whether the kubelet has not named the pod of an allocation yet."""
         ...
 
     @property
@@ -90,9 +101,9 @@ class AccountWatch:
 
     It combines both sources. The API leaves out init containers, and pods that the kubelet does not know yet (after a
     restart while the API server is unreachable). The checkpoint has pods that have ended until the kubelet writes it
-    again, which it does when a plugin sends its list. A pod that the API does not list and that has no folder has
-    ended, provided that the folders belong to this kubelet (`checkpoint.without_gone`): the pods that the kubelet does
-    not know yet keep their folders, but those that never had one (`podfolders`).
+    again, which it does when a plugin sends its list. A pod that the API does not list, and whose folder was seen and
+    is gone, has ended, provided that the folders belong to this kubelet (`checkpoint.without_gone`): the pods that the
+    kubelet does not know yet keep their folders.
     """
 
     def __init__(  # noqa: PLR0913  what it reads, and how
@@ -125,7 +136,13 @@ class AccountWatch:
         self._missing: frozenset[PodUid] = frozenset()
         """The pods that seemed to have ended at the last reading. A pod that seems so twice has ended; a new pod may
         not have its folder yet."""
-        self._folders = PodFolders()
+        self._with_folder: frozenset[PodUid] = frozenset()
+        """The pods of the last checkpoint whose folder was seen."""
+        self._lists = WrittenLists()
+        self._settled_s = -inf
+        """The time before which the kubelet has recorded all allocations that it has."""
+        self._last = "", -inf
+        """The kubelet of the last reading, by its socket, and its time."""
         self._reports_counted = False
         """Whether the kubelet reports the devices that it counts, so that an answer that is too early can be
         recognised."""
@@ -161,11 +178,14 @@ class AccountWatch:
 
     async def ask(self, listener: Listener) -> bool:
         """Read the allocations once; return whether another reading is useful soon."""
-        at, at_s = self._clock.now(), self._clock.monotonic_s()
+        at, at_s, running = self._clock.now(), self._clock.monotonic_s(), self._kubelets()
         # The checkpoint is read first, since a pod that is admitted after that has no folder yet.
         look = self._recorded.look()
         answer = await self._ask_api()
-        self._recorded.observe_kubelet(exists=not has_no_kubelet(self._paths, self._kubelets()))
+        # a kubelet by another name answers, too
+        is_away = running == () and isinstance(answer, PodResourcesUnknownError)  # unknown: a kubelet may run
+        settled_s = self._settled_by(look, at_s, is_away=is_away)
+        self._recorded.observe_kubelet(exists=not has_no_kubelet(self._paths, running))
         self._recorded.settle(look, None if isinstance(answer, PodResourcesUnknownError) else answer)
         problems = ""
         if isinstance(answer, PodResourcesUnknownError) and not isinstance(look.checkpoint, CheckpointContent):
@@ -175,7 +195,7 @@ class AccountWatch:
         in_api: Consumers = {} if isinstance(answer, PodResourcesUnknownError) else answer
         record = look.checkpoint if isinstance(look.checkpoint, CheckpointContent) else CheckpointContent()
         in_checkpoint = {**self._recorded.lost(), **_by_device(look.claims), **record.consumers}
-        in_file = self._without_gone(in_checkpoint, in_api, look)
+        in_file = self._without_gone(in_checkpoint, in_api)
         recorded = isinstance(look.checkpoint, CheckpointContent) or self._recorded.why_unknown(look) is None
         if recorded:
             missing = gone(in_checkpoint, in_file)
@@ -185,24 +205,44 @@ class AccountWatch:
         self._reports_counted = not isinstance(counted, Unread)
         devices = {**in_file, **with_answers(in_api, in_checkpoint)}
         several = record.of_several if recorded else None
-        account = KubeletAccount(at, at_s, devices, counted, record.registered, recorded, partial, several)
+        admitting = frozenset(
+            key for key in in_file.keys() - in_api.keys() if in_file[key].pod_uid not in self._with_folder
+        )
+        account = KubeletAccount(
+            at, at_s, devices, counted, record.registered, recorded, partial, several, admitting, settled_s
+        )
         listener.observe_account(None if problems else account)
         if not listener.unsettled:
             self._early = 0
         listener.report_problem("holders", allocations_unknown(problems) if problems else partial)
-        if isinstance(answer, PodResourcesUnknownError):
-            return False
-        if look.is_missing and self._recorded.history.is_seen:
-            self._resend()  # the kubelet has its allocations in its memory, and writes them with each list
-        return self._request_rewrite(frozenset(record.consumers.keys() & in_file.keys() - in_api.keys()))
+        is_lost = look.is_missing and self._recorded.history.is_seen
+        in_doubt = frozenset(record.consumers.keys() & in_file.keys() - in_api.keys())
+        return self._request_rewrite(look, in_doubt, listener, is_lost=is_lost)
 
-    def _without_gone(self, in_checkpoint: Consumers, in_api: Consumers, look: Look) -> Consumers:
+    def _settled_by(self, look: Look, at_s: float, *, is_away: bool) -> float:
+        """Return the time before which the kubelet has recorded all allocations that it has.
+
+        `at_s` is before the look; `is_away`: no kubelet ran then. A kubelet that has ended has lost the answers that it
+        has not recorded, and admits these pods again. A starting one makes its socket again.
+        """
+        self._lists.observe(look.version)
+        kubelet, last_s = self._last
+        if look.kubelet_after:
+            self._last = look.kubelet_after, at_s
+        is_another = look.kubelet_before not in {"", kubelet} and kubelet != ""
+        ended_s = at_s if is_away else last_s if is_another else -inf
+        self._settled_s = max(self._settled_s, self._lists.settled_s, ended_s)
+        return self._settled_s
+
+    def _without_gone(self, in_checkpoint: Consumers, in_api: Consumers) -> Consumers:
         """Return the allocations in the checkpoint without those of pods that have certainly ended."""
-        in_file = without_gone(self._paths, in_checkpoint, in_api)
-        pods = uids(in_checkpoint)
-        unmade = self._folders.unmade(pods, with_folder(self._paths, pods - self._folders.made), look.kubelet_after)
+        in_file, pods = without_gone(self._paths, in_checkpoint, in_api), uids(in_checkpoint)
+        had_folder = self._with_folder & pods
+        self._with_folder = had_folder | with_folder(self._paths, pods - had_folder)
         return {
-            key: consumer for key, consumer in in_checkpoint.items() if key in in_file or consumer.pod_uid in unmade
+            key: consumer
+            for key, consumer in in_checkpoint.items()
+            if key in in_file or consumer.pod_uid not in self._with_folder
         }
 
     def _partial(self, answer: Consumers | PodResourcesUnknownError, look: Look) -> Reason | None:
@@ -219,14 +259,21 @@ class AccountWatch:
         # unknown: a kubelet may run
         return None if running == () else allocations_unknown(f"{running_text(running)}; {answer}")
 
-    def _request_rewrite(self, in_doubt: frozenset[tuple[ResourceName, DeviceId]]) -> bool:
-        """Make the kubelet write its checkpoint where that may have ended pods; return whether it has new ones."""
-        delta = in_doubt - self._in_doubt
+    def _request_rewrite(
+        self, look: Look, in_doubt: frozenset[tuple[ResourceName, DeviceId]], listener: Listener, *, is_lost: bool
+    ) -> bool:
+        """Make the kubelet write its checkpoint; return whether that may tell something new.
+
+        The kubelet has its allocations in its memory, and writes them after each list, without pods that have ended
+        (decision 11). `in_doubt` are the devices that only the checkpoint has.
+        """
+        is_new = bool(in_doubt - self._in_doubt)
         self._in_doubt = in_doubt
-        if in_doubt:
-            # The kubelet writes its checkpoint after each list, and leaves out pods that have ended then (decision 11).
+        if listener.awaits_record:
+            is_new = self._lists.send(self._clock.monotonic_s(), look.version) or is_new
+        if listener.awaits_record or in_doubt or is_lost:
             self._resend()
-        return bool(delta)
+        return is_new
 
     async def _ask_api(self) -> Consumers | PodResourcesUnknownError:
         try:

@@ -75,6 +75,11 @@ def _ask_api(socket: Path) -> tuple[Consumers | None, str | None]:
         return None, str(error)
 
 
+def answers(socket: Path) -> bool:
+    """Return whether a kubelet answers at its socket, whatever the names of the processes say."""
+    return _ask_api(socket)[0] is not None
+
+
 def _is_absent(path: Path) -> bool:
     """Return whether a path does not exist; False where that is unknown."""
     try:

@@ -66,6 +66,8 @@ class Look(msgspec.Struct, frozen=True):
     claims: tuple[ClaimedDevice, ...] | OSError | DamagedError
     kubelet_before: str
     kubelet_after: str
+    version: Version | None = None
+    """The version of the checkpoint, None where it was not read."""
 
     @property
     def is_missing(self) -> bool:
@@ -128,7 +130,8 @@ class RecordedAllocations:
         with self._lock:
             before = _kubelet(self._socket)
             found = self._read_checkpoint()
-            return Look(next(self._numbers), found, self._read_claims(), before, _kubelet(self._socket))
+            version = self._checkpoint[0] if isinstance(found, CheckpointContent) and self._checkpoint else None
+            return Look(next(self._numbers), found, self._read_claims(), before, _kubelet(self._socket), version)
 
     def judge(self, look: Look) -> None:
         """Conclude from a look whether the record is complete; an older look than the last one says nothing."""

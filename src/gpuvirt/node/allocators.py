@@ -4,11 +4,13 @@ The device plugins ask here: a request goes to the allocator of its ids. Before 
 are checked.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 
+from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment
@@ -49,7 +51,7 @@ class AllocatorParts(msgspec.Struct, frozen=True):
 
 def allocators_of(parts: AllocatorParts) -> "Allocators":
     """Return an agent's allocators."""
-    return Allocators(parts.state, parts.kubelet, _existing(parts), _on_demand(parts))
+    return Allocators(parts.state, parts.kubelet, _existing(parts), _on_demand(parts), parts.options.clock)
 
 
 def _existing(parts: AllocatorParts) -> Allocator:
@@ -81,9 +83,15 @@ class Allocators:
     """Prefers and allocates devices, and lets containers start with them."""
 
     def __init__(
-        self, state: NodeState, kubelet: KubeletRecord, existing: Allocator, on_demand: OnDemandAllocator | None
+        self,
+        state: NodeState,
+        kubelet: KubeletRecord,
+        existing: Allocator,
+        on_demand: OnDemandAllocator | None,
+        clock: Clock,
     ) -> None:
         self._state = state
+        self._clock = clock
         self._kubelet = kubelet
         self.existing = existing
         """Allocates GPUs and vGPUs that exist."""
@@ -99,13 +107,23 @@ class Allocators:
         return self.existing.prefer(resource, available, must_include, size)
 
     async def allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
-        """Allocate devices to containers; raise AllocationRefusedError for the whole request."""
-        if self.on_demand is not None and self.on_demand.takes(request):
-            return await self.on_demand.allocate(request)
-        return await self.existing.allocate(request)
+        """Allocate devices to containers; raise AllocationRefusedError for the whole request.
+
+        The kubelet admits one pod at a time, and requests a resource once for each container: it has recorded the
+        container of its last request, or rejected that pod.
+        """
+        self._state.settle_admissions(self._clock.monotonic_s(), request.resource)
+        try:
+            if self.on_demand is not None and self.on_demand.takes(request):
+                return await self.on_demand.allocate(request)
+            return await self.existing.allocate(request)
+        except asyncio.CancelledError:  # the kubelet gets no answer, so no container
+            self._state.settle_admissions(self._clock.monotonic_s(), request.resource)
+            raise
 
     async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceId]) -> None:
-        """Let a container start with its devices; raise AllocationRefusedError."""
+        """Let a container start with its devices, after its pod's admission; raise AllocationRefusedError."""
+        self._state.settle_admissions(self._clock.monotonic_s(), resource, frozenset(devices))
         recorded = self._kubelet.recorded()
         _verify_start(self._state, recorded, resource, devices)
         if self.on_demand is not None:

@@ -128,6 +128,11 @@ class Observations:
         return not self._state.counted.is_known or self._may_count_otherwise
 
     @property
+    def awaits_record(self) -> bool:
+        """Whether the kubelet has not named the pod of an allocation yet, which its record may show once written."""
+        return self._state.awaits_record or self._gates.awaits_record or self._account.awaits_record
+
+    @property
     def hurried(self) -> Signal:
         """Set when an allocation begins to wait for the vGPU of a pod that may have ended."""
         return self._patience.begun if self._patience is not None else Signal()

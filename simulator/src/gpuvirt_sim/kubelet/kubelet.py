@@ -134,7 +134,7 @@ class SimKubelet:
 
     async def run_pod(self, name: str, *containers: Container) -> Pod:
         """Admit a pod; raise AdmissionError with the text that its status would show."""
-        pod = Pod(name, f"00000000-0000-4000-9000-{next(self._uids):012d}", containers)
+        pod = self.pods[name] = Pod(name, f"00000000-0000-4000-9000-{next(self._uids):012d}", containers)
         self.manager.free_all_but(self._uids_of_pods())
         try:
             for container in sorted(containers, key=lambda container: not container.init):
@@ -145,10 +145,9 @@ class SimKubelet:
                     if container.init:
                         self.manager.keep_for_reuse(pod.held[-1])
                 self._write_checkpoint()  # before the next container's Allocate
-        except AdmissionError:
-            self.manager.free_all_but(self._uids_of_pods())
+        except AdmissionError:  # the devices are freed at the next admission, or the next call of List
+            del self.pods[name]
             raise
-        self.pods[name] = pod
         (self.paths.pods / pod.uid).mkdir(exist_ok=True)
         if any(container.claims for container in containers):
             self._write_claims()

@@ -3,8 +3,9 @@
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
-from time import monotonic  # noqa: TID251  the gate's
+from time import CLOCK_BOOTTIME, clock_gettime, monotonic  # noqa: TID251  the gate's
 
 import msgspec
 from msgspec.structs import replace
@@ -15,8 +16,8 @@ from gpuvirt.facts.ids import VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage.devicenodes import read_node
-from gpuvirt.hardware.usage.processes import read_kubelets
-from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
+from gpuvirt.hardware.usage.processes import read_kubelet_start, read_kubelets
+from gpuvirt.kubelet.hostaccount import AccountUnknownError, answers, read_account
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers, Unknown
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, allocations_of, settle, timed
@@ -46,10 +47,18 @@ class AllocationReader(msgspec.Struct, frozen=True):
 
     def readings(self) -> Sequence[AccountReading]:
         """Read the kubelet's accounts once more; return all readings, the newest last."""
-        held, unknown = self._by_kubelet()
+        settled_s, (held, unknown) = self._settled_s(), self._by_kubelet()
         if unknown is None or self.assume_unallocated:
-            self.read.append(AccountReading(monotonic(), frozenset(device for _, device in held or {})))
+            self.read.append(AccountReading(monotonic(), frozenset(device for _, device in held or {}), settled_s))
         return tuple(self.read)
+
+    def _settled_s(self) -> float:
+        """Return the time before which the kubelet has recorded all its allocations: when the one that runs has begun.
+
+        The one before it has lost the answers to Allocate that it had not recorded.
+        """
+        started_s = read_kubelet_start(self.kernel, now_s := monotonic(), clock_gettime(CLOCK_BOOTTIME))
+        return -inf if started_s == now_s and answers(self.kubelet.pod_resources_socket) else started_s
 
     def account(self, inventory: Inventory) -> Account:
         """Return the allocations of a host's devices."""
@@ -62,7 +71,7 @@ class AllocationReader(msgspec.Struct, frozen=True):
         return Account(pods, allocations, holdings)
 
     def _read(self, inventory: Inventory) -> tuple[PodAllocations, Ledger, tuple[Entry, ...]]:
-        at, at_s = RealClock().now(), monotonic()
+        at, at_s, settled_s = RealClock().now(), monotonic(), self._settled_s()
         held, unknown = self._by_kubelet()
         try:
             ledger = snapshot.load_ledger(*self.ledgers)
@@ -73,7 +82,7 @@ class AllocationReader(msgspec.Struct, frozen=True):
         if len(boot_ids) > 1 and None not in boot_ids:  # times of another boot say nothing
             entries = tuple(replace(entry, earlier_boot=True) for entry in entries)
         if held is not None and unknown is None:  # an entry counts until the kubelet must have recorded it
-            account = KubeletAccount(at, at_s, held)
+            account = KubeletAccount(at, at_s, held, settled_s=settled_s)
             entries = settle(settle(entries, account), account)
         by_ledger = {(entry.resource, entry.device): entry.allocated_to for entry in entries}
         allocations = [

@@ -2,7 +2,9 @@
 visible."""
 
 import errno
+import os
 from collections.abc import Callable, Iterable, Iterator
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -56,6 +58,23 @@ def has_usual_root(kernel: Kernel) -> bool:
 
     found = _if_all_visible(kernel, roots)
     return not isinstance(found, Unread) and found != () and all(found)
+
+
+def read_kubelet_start(kernel: Kernel, now_s: float, since_boot_s: float) -> float:
+    """Return the time since which the kubelets that run have run, by the monotonic clock, which says `now_s`.
+
+    It is `now_s` if none runs, and `-inf` where that is unknown. `since_boot_s` counts the host's suspensions, too, as
+    the start time of a process does (proc_pid_stat(5)).
+    """
+    kubelets = read_kubelets(kernel)
+    if isinstance(kubelets, Unread):
+        return -inf
+    try:
+        stats = [kernel.read(HostPath(f"/proc/{pid}/stat")) for pid in kubelets]
+        ticks = [int(stat.rpartition(b")")[2].split()[19]) for stat in stats]
+    except (OSError, ValueError, IndexError):
+        return -inf  # unknown: a kubelet may have run since any time
+    return min((now_s - since_boot_s + count / os.sysconf("SC_CLK_TCK") for count in ticks), default=now_s)
 
 
 def shows_all(proc: Path) -> bool:

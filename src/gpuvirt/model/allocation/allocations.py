@@ -7,9 +7,10 @@ import dataclasses
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName
 from gpuvirt.facts.notknown import NotKnown
 from gpuvirt.model.allocation.ledger import Consumer, Entry
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer, combine_answers
@@ -37,6 +38,12 @@ class Unknown(NotKnown):
     def reason_for(self, subject: str) -> Reason | None:
         """Return the reason with a device or an isolation unit as its subject."""
         return None if self.reason is None else replace(self.reason, subject=subject)
+
+
+def pods_of(recorded: Recorded | Unknown, key: tuple[ResourceName, DeviceId]) -> frozenset[PodUid] | UnsetType:
+    """Return the pods for which the kubelet has recorded a device, as far as the record was read; unset for none."""
+    listed = recorded.listed if isinstance(recorded, Unknown) else recorded  # unknown: the rest is no evidence
+    return frozenset(found.pod_uid for found in listed.get(key, ()) if found.pod_uid is not None) or UNSET
 
 
 Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]

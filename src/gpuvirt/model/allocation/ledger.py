@@ -1,15 +1,22 @@
 """The ledger: which device is allocated to which pod, by the agent's own record and by the kubelet's reports.
 
 The agent makes an entry when the kubelet requests a device. The request does not name the pod: a later report of the
-kubelet confirms the entry and names the pod. An entry ends when two reports in a row do not have the device. While the
-kubelet does not report, all entries stay.
+kubelet confirms the entry and names the pod. An entry ends when two reports in a row do not have the device, of those
+that must have it if it is allocated.
+
+A new entry ends by evidence, never by its age: the kubelet waits for other plugins without a deadline before it records
+a container (pkg/kubelet/cm/devicemanager/manager.go of Kubernetes 1.36). Its admission is settled when the kubelet has
+written its record again after the answer, when it calls PreStartContainer for the device, when it requests more of the
+same resource, when the call was cancelled, and when another kubelet runs.
 """
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from math import inf
 from operator import is_
 
 import msgspec
@@ -25,12 +32,10 @@ from gpuvirt.model.allocation.podallocations import Allocation
 from gpuvirt.model.allocation.resourcerules import ResourceRules, is_number
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons.refusals import BEING_ADMITTED
 
 Known = Mapping[DeviceId, tuple[Target, IommuGroup | None]]
 """The devices of a host and their groups, by the ids that the kubelet may have for them; None is an unknown group."""
-
-UNCONFIRMED_S = 10.0
-"""How long a new entry waits for the kubelet to name its pod; admission takes well under a second."""
 
 MISSES_TO_END = 2
 
@@ -100,6 +105,11 @@ class KubeletAccount(msgspec.Struct, frozen=True):
     """Why the account may be incomplete; None if it is complete."""
     of_several: OfSeveral | None = msgspec.field(default_factory=dict)
     """By the checkpoint; None if it was not read."""
+    admitting: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
+    """The devices of recorded pods that the kubelet may be admitting: they have had no folder yet."""
+    settled_s: float = -inf
+    """An answer to Allocate from before this time, by the host's monotonic clock, is in this account, or the kubelet
+    does not have it any more."""
 
     @property
     def surely_counted(self) -> frozenset[tuple[ResourceName, DeviceId]]:
@@ -140,6 +150,11 @@ class Entry(msgspec.Struct, frozen=True):
     answered_group: IommuGroup | UnsetType | None = UNSET
     """The group at the answer to Allocate, None if it is unknown; unset while the host has not rebooted since. The
     kubelet has recorded its node, and starts the container with that, whatever the device's group is by then."""
+    settled_s: float | UnsetType = UNSET
+    """When evidence beside the accounts has settled the admission, by the same clock: accounts of a later time must
+    have the device if it is allocated. Unset without such evidence."""
+    recorded_for: frozenset[PodUid] | UnsetType = UNSET
+    """The pods in the kubelet's record just before the answer. They may have ended: they are no evidence."""
 
     @property
     def intended(self) -> bool:
@@ -149,16 +164,22 @@ class Entry(msgspec.Struct, frozen=True):
     @property
     def allocated_to(self) -> str:
         """The pod as text."""
-        return self.consumer.text if self.consumer else "a pod that is being admitted"
+        return self.consumer.text if self.consumer else f"{BEING_ADMITTED} since {self.since:%H:%M:%S} UTC"
 
-    def may_be_unrecorded(self, at_s: float) -> bool:
-        """Return whether an account of this moment may lack the device although it is allocated.
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether the kubelet may be admitting a container with the device, which its accounts need not show yet."""
+        is_new = self.consumer is None and self.allocated_s is not None and not self.earlier_boot
+        return is_new and self.settled_s is UNSET
 
-        The account is older than the allocation, or the kubelet has not recorded the allocation yet.
-        """
+    def may_be_unrecorded(self, account: KubeletAccount) -> bool:
+        """Return whether an account may lack the device although it is allocated."""
         if self.allocated_s is None or self.earlier_boot:
             return False
-        return at_s < self.allocated_s + (UNCONFIRMED_S if self.consumer is None else 0.0)
+        if self.consumer is not None:
+            return account.at_s < self.allocated_s
+        settled_s = self.settled_s if isinstance(self.settled_s, float) else inf
+        return self.allocated_s >= account.settled_s and account.at_s < settled_s
 
     def together_with(self, other: "Entry") -> bool:
         """Return whether both devices are allocated to the same pod."""
@@ -324,12 +345,33 @@ def _seen(entry: Entry, consumer: Consumer) -> Entry:
 
 def _after(entry: Entry, account: KubeletAccount) -> Entry | None:
     consumer = account.devices.get((entry.resource, entry.device))
-    if consumer is not None:
+    may_be_unrecorded = entry.may_be_unrecorded(account)
+    if consumer is not None and not (may_be_unrecorded and _is_former(entry, consumer)):
         return _seen(entry, consumer)
-    if not account.recorded or entry.may_be_unrecorded(account.at_s):
+    if consumer is not None or not account.recorded or may_be_unrecorded:
         return entry
     missed = replace(entry, misses=entry.misses + 1)
     return missed if missed.misses < MISSES_TO_END else None
+
+
+def _is_former(entry: Entry, consumer: Consumer) -> bool:
+    """Return whether a container may be that of the pod that had the device before."""
+    before = entry.recorded_for if isinstance(entry.recorded_for, frozenset) else ()
+    return entry.consumer is None and consumer.pod_uid in before
+
+
+def settle_admissions(
+    entries: Iterable[Entry], at_s: float, resource: ResourceName, devices: AbstractSet[DeviceId] | None = None
+) -> tuple[Entry, ...]:
+    """Return the entries after evidence that admissions with a resource, or with these devices of it, are over."""
+    entries = tuple(entries)
+    settled = tuple(
+        replace(entry, settled_s=at_s)
+        if entry.is_unsettled and entry.resource == resource and (devices is None or entry.device in devices)
+        else entry
+        for entry in entries
+    )
+    return _same_or(entries, settled)
 
 
 def record(entries: Iterable[Entry], given: Iterable[Entry]) -> tuple[Entry, ...]:

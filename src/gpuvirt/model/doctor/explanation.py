@@ -49,6 +49,7 @@ STEPS: Mapping[ReasonCode, StageName] = {
     ReasonCode.GROUP_NOT_VIABLE: StageName.WHOLE_GROUP,
     ReasonCode.GROUP_ALLOCATED: StageName.WHOLE_GROUP,
     ReasonCode.ALLOCATIONS_UNKNOWN: StageName.WHOLE_GROUP,
+    ReasonCode.ADMISSION_UNSETTLED: StageName.WHOLE_GROUP,
     ReasonCode.NATIVE_DRIVER: StageName.DRIVER,
     ReasonCode.NO_DRIVER: StageName.DRIVER,
     ReasonCode.UNBIND_PENDING: StageName.DRIVER,

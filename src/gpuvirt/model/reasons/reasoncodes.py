@@ -148,8 +148,14 @@ class ReasonCode(Code):
     ALLOCATIONS_UNKNOWN = _change(
         "AllocationsUnknown",
         "the allocations are not known: the kubelet has not answered yet, or its record could not be read"
-        " ([below](#what-commands-ask-the-kubelet)); or a device was allocated less than 10 s ago. gpuvirt changes"
-        " nothing that may be allocated to a pod",
+        " ([below](#what-commands-ask-the-kubelet)). gpuvirt changes nothing that may be allocated to a pod",
+        Level.UNKNOWN,
+        passes=True,
+    )
+    ADMISSION_UNSETTLED = _change(
+        "AdmissionUnsettled",
+        "the kubelet has requested the device for a pod, and has neither recorded nor rejected the pod. It may be"
+        " waiting for another device plugin, without a deadline. gpuvirt does not change the device until then",
         Level.UNKNOWN,
         passes=True,
     )

@@ -16,6 +16,11 @@ NOT_VMS = frozenset({"nvidia-persiste", "nv-hostengine", "dcgm-exporter"})
 process can give itself such a name."""
 KERNEL_LOG = "see the kernel's log (dmesg)"
 WAIT_FOR_POD = "delete the pod, or wait until it ends"
+BEING_ADMITTED = "a pod that is being admitted"
+WAIT_FOR_ADMISSION = (
+    "wait until the kubelet has admitted or rejected the pod (`kubectl get pods -A --field-selector spec.nodeName=NODE"
+    " shows it as Pending); a device plugin that does not answer delays it, and a restart of the kubelet ends the wait"
+)
 WAIT_FOR_COUNT = "wait some seconds; if this persists, remove the other device plugin that offers it to the kubelet"
 
 
@@ -146,7 +151,10 @@ def in_use(address: str, users: Sequence[OpenDeviceUser], *, forcible: bool) -> 
 
 def allocated_to_pod(address: PciAddress, pods: Sequence[str]) -> Reason:
     """The pod would lose the device."""
-    return Reason(ReasonCode.ALLOCATED_TO_POD, address, f"is allocated to {', '.join(pods)}", fix=WAIT_FOR_POD)
+    message = f"is allocated to {', '.join(pods)}"
+    if all(pod.startswith(BEING_ADMITTED) for pod in pods):
+        return Reason(ReasonCode.ADMISSION_UNSETTLED, address, message, fix=WAIT_FOR_ADMISSION)
+    return Reason(ReasonCode.ALLOCATED_TO_POD, address, message, fix=WAIT_FOR_POD)
 
 
 def allocations_unknown(
@@ -199,9 +207,8 @@ def allocation_unmapped(address: PciAddress, pod: str, what: str) -> Reason:
 
 def unsettled(unit: str, detail: str) -> Reason:
     """The kubelet records an allocation after the answer to Allocate."""
-    message = "was just allocated, and the kubelet may not report the allocation yet"
-    fix = "try again in ten seconds"
-    return Reason(ReasonCode.ALLOCATIONS_UNKNOWN, unit, message, (Seen("", detail),), fix)
+    message = f"may be allocated to {BEING_ADMITTED}, which the kubelet does not report yet"
+    return Reason(ReasonCode.ADMISSION_UNSETTLED, unit, message, (Seen("", detail),), WAIT_FOR_ADMISSION)
 
 
 def still_counted(address: str, counted: Sequence[str]) -> Reason:

@@ -19,6 +19,7 @@ from gpuvirt.facts.snapshot import FreshFacts
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.devicefacts import AskedDevice, read_at_once, read_devices
 from gpuvirt.loops.serialworker import WorkerBlockedError
+from gpuvirt.model.allocation.allocations import Recorded, Unknown, pods_of
 from gpuvirt.model.allocation.attachment import Attachment, attach
 from gpuvirt.model.allocation.ledger import Entry, record
 from gpuvirt.model.allocation.placement import DevicePlace, prefer
@@ -229,7 +230,7 @@ class Allocator:
                 raise AllocationRefusedError(reason)
             attachments.append(attach(checked.host, resource, devices, self._state.terms.settings))
             given += devices
-            added += (new := tuple(self._entries(resource, devices)))
+            added += (new := tuple(self._entries(resource, devices, allocated.recorded)))
             entries = record(entries, new)
         devices_by_slot = by_slot(checked.host.facts.functions, given)
         targets = [(device.id, device.target) for device in given]
@@ -288,11 +289,23 @@ class Allocator:
             return refusals.forgotten(device_id, consumer.text)
         return next(iter(device.health.against), None) or against.get(device_id)
 
-    def _entries(self, resource: ResourceName, devices: Sequence[Candidate]) -> Iterator[Entry]:
+    def _entries(
+        self, resource: ResourceName, devices: Sequence[Candidate], recorded: Recorded | Unknown
+    ) -> Iterator[Entry]:
         now, now_s = self._options.clock.now(), self._options.clock.monotonic_s()
         allocation = f"allocate:{self._name}:{next(self._numbers)}"
         for device in devices:
-            yield Entry(resource, device.id, device.target, device.group, allocation, now, allocated_s=now_s)
+            before = pods_of(recorded, (resource, device.id))
+            yield Entry(
+                resource,
+                device.id,
+                device.target,
+                device.group,
+                allocation,
+                now,
+                allocated_s=now_s,
+                recorded_for=before,
+            )
 
 
 def _asked(inventory: Inventory, allocated: Allocated, device: Candidate, former: FormerTenants) -> AskedDevice:

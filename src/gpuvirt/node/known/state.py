@@ -7,15 +7,16 @@ decisions; `decide` has them made by `model.node.decisions`.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from datetime import datetime
 
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import PciAddress, PodUid, ResourceName
+from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName
 from gpuvirt.facts.snapshot import Facts, with_vgpu, with_vgpu_host
 from gpuvirt.facts.vgpu import LiveVgpu, SmiReport, VgpuHost
 from gpuvirt.model.allocation.knowndevices import known_devices
-from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger
+from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, settle_admissions
 from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.allocation.tenancy import FormerTenants
@@ -204,6 +205,17 @@ class NodeState:
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Record all allocations, the newest included."""
         self.picture = replace(self.picture, ledger=replace(self.ledger, entries=entries))
+
+    def settle_admissions(
+        self, at_s: float, resource: ResourceName, devices: AbstractSet[DeviceId] | None = None
+    ) -> None:
+        """Record evidence that the admissions with a resource, or with these devices of it, are over."""
+        self.record_allocation(settle_admissions(self.ledger.entries, at_s, resource, devices))
+
+    @property
+    def awaits_record(self) -> bool:
+        """Whether the kubelet has not named the pod of an allocation yet, which its record may show once written."""
+        return any(entry.consumer is None and not entry.earlier_boot for entry in self.ledger.entries)
 
     @property
     def on_demand_pods(self) -> frozenset[PodUid]:

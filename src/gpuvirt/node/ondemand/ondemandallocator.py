@@ -24,7 +24,7 @@ from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.loops.serialworker import WorkerBlockedError
-from gpuvirt.model.allocation.allocations import Recorded, Unknown
+from gpuvirt.model.allocation.allocations import Recorded, Unknown, pods_of
 from gpuvirt.model.allocation.attachment import Attachment, attach
 from gpuvirt.model.allocation.ledger import Entry, Ledger, Stage, record
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
@@ -170,7 +170,8 @@ class OnDemandAllocator:
         clock = self._on.options.clock
         now, now_s = clock.now(), clock.monotonic_s()
         new = replace(entry, consumer=None, misses=0, since=now, allocated_s=now_s, earlier_boot=False)
-        new = replace(new, stage=Stage.CREATED, answered_group=UNSET)
+        before = pods_of(self._on.kubelet.recorded(), (entry.resource, entry.device))
+        new = replace(new, stage=Stage.CREATED, answered_group=UNSET, settled_s=UNSET, recorded_for=before)
 
         def renew() -> None:
             self._state.record_allocation(record(self._state.ledger.entries, [new]))
@@ -241,7 +242,8 @@ class OnDemandAllocator:
         target, clock = Target(place.gpu, vgpu, vgpu_type), self._on.options.clock
         allocation = f"allocate:{self._name}:{next(self._numbers)}"
         now, now_s = clock.now(), clock.monotonic_s()
-        return Entry(resource, device, target, None, allocation, now, allocated_s=now_s, stage=Stage.INTENDED)
+        new = Entry(resource, device, target, None, allocation, now, allocated_s=now_s, stage=Stage.INTENDED)
+        return replace(new, recorded_for=pods_of(self._on.kubelet.recorded(), (resource, device)))
 
     def _created(self, entry: Entry, creation: Creation, created: list[Entry]) -> Candidate:
         """Record that the vGPU exists, and return it."""

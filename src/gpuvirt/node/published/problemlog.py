@@ -3,7 +3,7 @@
 import logging
 
 from gpuvirt.model.desired.invalid import InvalidDesired
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 
 log = logging.getLogger(__name__)
 
@@ -38,4 +38,6 @@ class ProblemLog:
 
 
 def _warn(problem: Reason) -> None:
-    log.warning("%s", problem.text, extra={"reason": str(problem.code)})
+    """Log a problem; the admission of a pod, which takes a moment, is none yet."""
+    level = logging.INFO if problem.code is ReasonCode.ADMISSION_UNSETTLED else logging.WARNING
+    log.log(level, "%s", problem.text, extra={"reason": str(problem.code)})

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from math import inf
 
 from gpuvirt.clock import Clock, until_tick_s
 from gpuvirt.facts.ids import PciAddress, slot_of
@@ -43,11 +45,14 @@ class GateWatch:
         self._blocked: Mapping[str, str] = {}
         """The slots in which the kernel blocks a step, with the step."""
         self._read()
+        with suppress(GateFailedError, OSError):
+            self._gate.find_lines()
 
     async def run(self, clock: Clock, interval_s: float) -> None:
         """Read the gates for ever; after a killed change the host is observed soon, which settles that change."""
         while True:
             self._join()
+            self._keep_lines()
             await clock.sleep(until_tick_s(clock.monotonic_s(), interval_s))
             if self._read(brief=True):
                 if self._unsettled:
@@ -61,6 +66,21 @@ class GateWatch:
         if not self._state.terms.vgpus_only:
             self._membership.join()
             self._reports.problem("gates", self._membership.problem)
+
+    def _keep_lines(self) -> None:
+        """Remove the lines of allocations that the kubelet's accounts show, or whose admission is over."""
+        account = self._state.ledger.account
+        is_whole = account is not None and account.recorded and account.partial is None
+        admitting = frozenset(device for _, device in account.admitting) if account is not None else frozenset[str]()
+        try:
+            self._gate.keep_lines(account.settled_s if account is not None and is_whole else -inf, admitting)
+        except (GateFailedError, OSError) as error:
+            log.debug("the lines of allocations in %s stay as they are: %s", self._gate.folder, error)
+
+    @property
+    def awaits_record(self) -> bool:
+        """Whether the kubelet's accounts may not show an allocation that a file of a gate has."""
+        return bool(self._gate.lines.kept)
 
     def observe_facts(self, facts: Facts) -> bool:
         """Settle killed changes, since the host was observed, and read the gates; return whether that is a change."""

@@ -1,6 +1,6 @@
 """The devices of a node's GPUs that pods have, by the ledger and the kubelet's account, for changes of GPUs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -38,12 +38,17 @@ class PodAccount:
         """The latest readings of the kubelet's accounts."""
         self.awaits_reading = False
         """Whether the kubelet's accounts must be read again before vGPUs of another device plugin may be removed."""
+        self.awaits_record = False
+        """Whether a change waits until the accounts must show an allocation by another process."""
+        self._awaited_s = 0.0
+        """The time that these accounts must reach."""
 
     def observe_account(self, account: KubeletAccount | None) -> None:
         """Record an answer of the kubelet; an incomplete account does not count as a reading."""
         if account is not None and account.recorded and account.partial is None:
-            new = AccountReading(account.at_s, frozenset(device for _, device in account.devices))
+            new = AccountReading(account.at_s, frozenset(device for _, device in account.devices), account.settled_s)
             self._readings = with_reading(self._readings, new)
+            self.awaits_record = self.awaits_record and new.settled_s <= self._awaited_s
 
     def why_unsettled(self, gpu: PciAddress, since_s: float) -> Reason | None:
         """Return why the kubelet may still admit pods by a GPU's vGPUs that will be removed, None if it does not.
@@ -99,12 +104,17 @@ class PodAccount:
         if not offered:
             account = replace(account, offered=frozenset())
         readings = self._readings
+
+        def late_readings() -> Sequence[AccountReading]:
+            self._awaited_s, self.awaits_record = readings[-1].at_s if readings else 0.0, True
+            return readings
+
         return Inputs(
             lambda _: account,
             self._state.ledger.type_names,
             require_reset=self._state.terms.settings.require_reset,
             driver_may_come=self._state.memory.desired.follows_cluster,
-            readings=lambda: readings,
+            readings=late_readings,
         )
 
     def newest(self, inventory: Inventory) -> PodAllocations:

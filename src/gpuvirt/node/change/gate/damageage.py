@@ -8,13 +8,19 @@ from pathlib import Path
 from time import monotonic  # noqa: TID251  the gate's
 
 from gpuvirt.node.change.gate.gateerrors import GateFailedError
-from gpuvirt.node.change.gate.gaterecord import SETTLED_S
 
 SUFFIX = ".damaged"
+NEW_S = 10.0
+"""How long a damaged record refuses changes: its process may be about to replace it."""
 
 
 def is_new(path: Path) -> bool:
-    """Return whether a damaged file may have recorded something that the kubelet's accounts don't show yet.
+    """Return whether a damaged file was first seen a moment ago; raise GateFailedError as `seen_damaged_s`."""
+    return monotonic() < seen_damaged_s(path) + NEW_S
+
+
+def seen_damaged_s(path: Path) -> float:
+    """Return when a file was first seen to be damaged, by the host's monotonic clock; now if it was not.
 
     Raises GateFailedError if the file can't be examined, or its age can't be noted.
     """
@@ -25,10 +31,10 @@ def is_new(path: Path) -> bool:
         seen_s = _seen_s(note, identity)
         if seen_s is None or seen_s > now_s:
             note.write_text(f"{identity} {now_s}")
-            return True
+            return now_s
     except OSError as error:
         raise GateFailedError(path, error) from error
-    return now_s < seen_s + SETTLED_S
+    return seen_s
 
 
 def _seen_s(note: Path, identity: str) -> float | None:

@@ -10,6 +10,7 @@ allocation only later.
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from gpuvirt.node.change.gate import gaterecord
 from gpuvirt.node.change.gate.allocationlines import AllocationLines
 from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.creations import LentLocks
+from gpuvirt.node.change.gate.damageage import seen_damaged_s
 from gpuvirt.node.change.gate.gateerrors import (
     GateFailedError,
     UnitAllocatingError,
@@ -130,6 +132,25 @@ class Gate(GateFiles, frozen=True):
             locks.close()
             raise
         return locks
+
+    def keep_lines(self, settled_s: float, admitting: AbstractSet[str] = frozenset()) -> None:
+        """Remove the lines of allocations that are settled, and add those again that another process has deleted.
+
+        `settled_s`: the kubelet's accounts show the allocations from before that time. `admitting` are devices whose
+        pods have had no folder yet: to commands they look like ended ones. A slot that is locked waits. Raises
+        OSError, too.
+        """
+        for slot in tuple(self.lines.kept):
+            path = self.path_of(slot, "lock")
+            with opened(path) as lock:
+                if try_lock(lock, fcntl.LOCK_EX) and is_current(lock, path):
+                    self.lines.keep(slot, lock, settled_s, admitting, seen_damaged_s(path))
+
+    def find_lines(self) -> None:
+        """Find the slots with lines of earlier processes, for `keep_lines`; raises OSError, too."""
+        for slot in self._slots("lock"):
+            if self.path_of(slot, "lock").stat().st_size:
+                self.lines.kept.setdefault(slot, {})
 
     @contextmanager
     def creation(self, slot: str, device: str) -> Iterator[int]:

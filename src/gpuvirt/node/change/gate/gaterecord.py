@@ -3,9 +3,10 @@
 Everything here is pure. `gatefiles` reads and writes the record.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
+from math import inf
 
 import msgspec
 from msgspec.structs import replace
@@ -217,8 +218,6 @@ def settled(found: Found, boot_id: str) -> GateRecord:
     return found if found.state is GateState.OPEN else found.settle().move(GateState.OPEN)
 
 
-SETTLED_S = 10.0
-"""The age from which on the kubelet's accounts must show an allocation."""
 APART_S = 2.0
 """The time between two readings that both lack an allocation, before it counts as ended."""
 
@@ -229,14 +228,37 @@ class AccountReading(msgspec.Struct, frozen=True):
     at_s: float
     """Seconds since boot."""
     devices: frozenset[str]
+    settled_s: float = -inf
+    """An answer to Allocate from before this time is in the accounts, or the kubelet does not have it any more."""
 
 
 UNREADABLE = "an unreadable entry"
 
 
+class AllocationLine(msgspec.Struct, frozen=True):
+    """One line of a lock's file: an allocation that the kubelet's accounts need not show yet."""
+
+    at_s: float
+    """Seconds since boot."""
+    owner: GateOwner
+    device: str
+
+
 def allocation(device: str, owner: GateOwner, now_s: float) -> str:
     """Return the line that records an allocation; `now_s` is in seconds since boot."""
     return f"{now_s:.3f} {owner.pid} {owner.started} {device}\n"
+
+
+def lines_of(content: str, damaged_s: float) -> tuple[AllocationLine, ...]:
+    """Return the allocations of a file, the last one of each device; lines that can't be parsed are of `damaged_s`."""
+    found: dict[str, AllocationLine] = {}
+    for line in content.splitlines():
+        try:
+            at_s, pid, started, device = line.split(" ", 3)
+            found[device] = AllocationLine(float(at_s), GateOwner(int(pid), int(started)), device)
+        except ValueError:
+            found[UNREADABLE] = AllocationLine(damaged_s, GateOwner(0, 0), UNREADABLE)
+    return tuple(found.values())
 
 
 def newest(content: str) -> str:
@@ -245,30 +267,18 @@ def newest(content: str) -> str:
 
 
 def unsettled(
-    content: str, owner: GateOwner | None, now_s: float, readings: Sequence[AccountReading]
-) -> Mapping[str, float]:
-    """Return the recent allocations by processes other than `owner`, which the kubelet's accounts may not show yet.
-
-    The values are their ages in seconds. A line that can't be parsed counts as just written.
-    """
-    found: dict[str, float] = {}
-    for line in content.splitlines():
-        try:
-            at_s, pid, started, device = line.split(" ", 3)
-            age_s, other = now_s - float(at_s), GateOwner(int(pid), int(started))
-        except ValueError:
-            age_s, other, device = 0.0, GateOwner(0, 0), UNREADABLE
-        if other != owner and (age_s < SETTLED_S or not _is_settled(device, now_s - age_s, readings)):
-            found[device] = age_s
-    return found
+    lines: Iterable[AllocationLine], owner: GateOwner | None, readings: Sequence[AccountReading]
+) -> tuple[AllocationLine, ...]:
+    """Return the allocations by processes other than `owner` that the kubelet's accounts may not show yet."""
+    return tuple(line for line in lines if line.owner != owner and not _is_settled(line, readings))
 
 
-def _is_settled(device: str, at_s: float, readings: Sequence[AccountReading]) -> bool:
-    """Return whether the accounts show an allocation, or lack it in two readings that are late enough."""
-    later = [reading for reading in readings if reading.at_s >= at_s + SETTLED_S]
-    if later and device in later[-1].devices:
+def _is_settled(line: AllocationLine, readings: Sequence[AccountReading]) -> bool:
+    """Return whether the accounts show an allocation, or lack it in two readings that must show it."""
+    if readings and readings[-1].at_s >= line.at_s and line.device in readings[-1].devices:
         return True
-    lacking = [reading.at_s for reading in later if device not in reading.devices]
+    later = [reading for reading in readings if reading.settled_s > line.at_s]
+    lacking = [reading.at_s for reading in later if line.device not in reading.devices]
     return len(lacking) >= 2 and lacking[-1] - lacking[0] >= APART_S
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from time import monotonic  # noqa: TID251  the gate's
 
 from gpuvirt.node.change.gate import gaterecord
-from gpuvirt.node.change.gate.damageage import is_new
+from gpuvirt.node.change.gate.damageage import NEW_S, is_new, seen_damaged_s
 from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitUnsettledError
 from gpuvirt.node.change.gate.gatefiles import GateFiles, this_process
-from gpuvirt.node.change.gate.gaterecord import SETTLED_S, AccountReading, Damaged
+from gpuvirt.node.change.gate.gaterecord import AccountReading, Damaged
 
 Read = Callable[[], Sequence[AccountReading]]
 """Returns the newest readings of the kubelet's two accounts; empty while one of them is unknown."""
@@ -25,17 +25,16 @@ def refuse_unsettled(gates: GateFiles, unit: str, slot: str, lock: int, readings
     `lock` is the descriptor of the slot's lock, whose file has the allocations. Raises GateFailedError if that file
     can't be read.
     """
-    content = _lines(gates, slot, lock)
-    if not gaterecord.unsettled(content, this_process(), monotonic(), ()):
-        refuse_damaged(gates, unit, slot)
-        return
-    for device, age_s in gaterecord.unsettled(content, this_process(), monotonic(), readings()).items():
-        if device == gaterecord.UNREADABLE and not is_new(gates.path_of(slot, "lock")):
-            continue
+    lines = gaterecord.lines_of(content := _lines(gates, slot, lock), 0.0)
+    path, owner = gates.path_of(slot, "lock"), this_process()
+    if any(line.device == gaterecord.UNREADABLE for line in lines):
+        lines = gaterecord.lines_of(content, seen_damaged_s(path))
+    read = readings() if gaterecord.unsettled(lines, owner, ()) else ()
+    for line in gaterecord.unsettled(lines, owner, read):
         raise UnitUnsettledError(
-            f"{unit}: {device} was allocated {age_s:.1f} s ago; gpuvirt waits until the kubelet's two accounts show"
-            f" it, or both lack it twice after {SETTLED_S:g} s ({gates.path_of(slot, 'lock')})",
-            again_soon=age_s >= SETTLED_S,
+            f"{unit}: {line.device} was allocated {monotonic() - line.at_s:.1f} s ago by process {line.owner.pid}"
+            f" ({path}), and the kubelet may be admitting the pod",
+            again_soon=any(reading.settled_s > line.at_s for reading in read),
         )
     refuse_damaged(gates, unit, slot)
 
@@ -45,7 +44,7 @@ def refuse_damaged(gates: GateFiles, unit: str, slot: str) -> None:
     found, path = gates.read(slot), gates.path_of(slot, "json")
     if isinstance(found, Damaged) and is_new(path):
         problem = f"{unit}: the gate's record {path} can't be decoded: {found.error}"
-        raise UnitUnsettledError(f"{problem}; gpuvirt ignores it {SETTLED_S:g} s after it was first seen")
+        raise UnitUnsettledError(f"{problem}; gpuvirt ignores it {NEW_S:g} s after it was first seen")
 
 
 def _lines(gates: GateFiles, slot: str, lock: int) -> str:
