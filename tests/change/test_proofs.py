@@ -1,7 +1,9 @@
 """No step takes a device from a user that has come since the plan, whatever its native driver is."""
 
 import errno
+import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.hardware.access import proof as proof_module
-from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel, RealKernel
 from gpuvirt.hardware.access.proof import WITHIN_S, Proof, ProofKind, UnprovenError
 from gpuvirt.hardware.usage.nativeusers import read_native_users
 from gpuvirt.model.allocation.podallocations import PodAllocations
@@ -25,8 +27,8 @@ from gpuvirt.node.change.steps.changes import by_hand
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
-from gpuvirt.paths import HostPath
-from gpuvirt_sim.files.tree import DEVICE_NUMBERS
+from gpuvirt.paths import HostPath, HostRoots
+from gpuvirt_sim.files.tree import DEVICE_NUMBERS, Link
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host
 from gpuvirt_sim.kernel import Process
 from tests.change.changes import driver_state, inputs
@@ -113,6 +115,31 @@ def test_a_function_that_a_process_has_opened_since_the_plan_keeps_its_driver(
     assert change(unit, PASSTHROUGH, at, lambda: opens(unit, function)) == [ReasonCode.IN_USE]
     assert unit.kernel.native_nodes.unbound_in_use == []
     assert {address: found.driver for address, found in functions.items()} == drivers
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make device nodes")
+def test_a_process_that_has_the_node_at_another_path_keeps_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `docker run --device /dev/dri/renderD128:/opt/gpu` gives it; the simulated GPU has the number of /dev/zero."""
+    unit, node = on_native_drivers("2xW7900", W7900, tmp_path), tmp_path / "opt/gpu"
+    tree = unit.kernel.tree
+    tree.place(HostPath(f"{DEVICE_NUMBERS}/1:5"), Link(unit.kernel.readlink(HostPath(f"{DEVICE_NUMBERS}/226:128"))))
+    node.parent.mkdir()
+    os.mknod(node, 0o20600, os.makedev(1, 5))
+    (tmp_path / "proc").mkdir()
+    (tmp_path / f"proc/{os.getpid()}").symlink_to("/proc/self")
+    real = RealKernel(HostRoots.under(tmp_path))
+    monkeypatch.setattr(unit.kernel, "open_files", real.open_files)
+
+    with ExitStack() as opened_late:
+        late = before_its_unbind(W7900)
+        codes = change(unit, PASSTHROUGH, late, lambda: opened_late.enter_context(node.open("rb")))
+    assert codes == [ReasonCode.IN_USE]
+    assert unit.driver == "amdgpu"
+    with node.open("rb"):
+        assert str(node) in str(unit.plan(PASSTHROUGH).reasons)
+    assert unit.apply(PASSTHROUGH).reasons == (), "the process has closed it"
 
 
 @pytest.mark.parametrize("at", [before_the_module, before_its_unbind(MI300X)], ids=["modprobe", "overrides"])

@@ -99,7 +99,7 @@ class Kernel(Protocol):
         ...
 
     def open_files(self, *, mapped: bool = False) -> Iterator[OpenFile]:
-        """Yield the nodes under `/dev` and the VFIO devices that processes have open, or have `mapped` as well.
+        """Yield the device nodes and the VFIO devices that processes have open, or have `mapped` as well.
 
         Raises OSError where the open files of a process may not be read.
         """
@@ -222,7 +222,7 @@ class RealKernel:
         return None
 
     def open_files(self, *, mapped: bool = False) -> Iterator[OpenFile]:
-        """Yield the nodes under `/dev` and the VFIO devices that processes have open, or have `mapped` as well."""
+        """Yield the device nodes and the VFIO devices that processes have open, or have `mapped` as well."""
         return read_open_files(self._local(HostPath("/proc")), mapped=mapped)
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:

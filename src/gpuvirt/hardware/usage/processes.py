@@ -1,4 +1,4 @@
-"""Reads the processes of a host and the nodes under `/dev` that they have open, Unread unless all processes are
+"""Reads the processes of a host and the device nodes that they have open, Unread unless all processes are
 visible."""
 
 import errno
@@ -22,8 +22,9 @@ INITIAL_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of include/linux/proc_ns.h: the namespace that shows every process of the host."""
 
 PROC = HostPath("/proc")
-HIDDEN = frozenset({errno.EACCES, errno.EPERM})
-"""The errors of the kernel for a process that this process may not read."""
+HIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.ESTALE})
+"""The errors of the kernel for a process that this process may not read, or an open file that it may not look at:
+ESTALE on NFS, where another client has deleted the file."""
 
 
 KUBELETS = frozenset({"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent"})
