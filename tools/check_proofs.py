@@ -1,19 +1,23 @@
 """Checks that every write that takes a device from its users takes the proof that nobody uses it.
 
-- `Proof(...)` is called by the modules that make proofs, and by no other.
+- `Proof(...)` and `NoKubelet(...)` are called by the modules that make these proofs, and by no other.
 - A file of the kernel is written, and a program that changes a GPU is run, by functions that take a `Proof` and spend
   it, or that stand below as harmless, with the reason.
 """
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent.parent / "src/gpuvirt"
 
-MAKERS = frozenset({"hardware/access/proof.py", "node/change/steps/proving.py", "node/change/steps/leasing.py"})
+MAKERS: Mapping[str, Sequence[str]] = {
+    "Proof": ("node/change/steps/proving.py", "node/change/steps/leasing.py", "hardware/access/proof.py"),
+    "NoKubelet": ("node/known/nokubelet.py",),
+}
+"""The modules that make each kind of proof."""
 
 HARMLESS: Mapping[str, str] = {
     "hardware/archives/redaction.py:*": "passes a write on",
@@ -74,12 +78,10 @@ def _in_function(
     place: str, path: str, function: ast.FunctionDef | ast.AsyncFunctionDef, used: set[str]
 ) -> Iterator[Finding]:
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-    if path not in MAKERS:
-        for call in calls:
-            if _name(call.func) == "Proof":
-                yield Finding(
-                    place, call.lineno, "makes a Proof; proofs are made in node/change/steps/proving.py alone"
-                )
+    for call in calls:
+        made = _name(call.func)
+        if path not in (makers := MAKERS.get(made, (path,))):
+            yield Finding(place, call.lineno, f"makes a {made}; such proofs are made in {makers[0]} alone")
     writes = [call for call in calls if _writes(call)]
     if not writes:
         return

@@ -36,10 +36,18 @@ def test_a_proof_must_be_spent_before_the_write() -> None:
     assert "does not spend" in found_in(f"{head}    kernel.write(path, b'1')\n    proof.spend('x')\n")[0]
 
 
-def test_proofs_are_made_in_their_modules_alone() -> None:
-    source = "def take():\n    return Proof(ProofKind.FORCED, ['x'])\n"
-    assert "makes a Proof" in found_in(source)[0]
-    assert found_in(source, "node/change/steps/proving.py") == []
+@pytest.mark.parametrize(
+    ("made", "maker", "other"),
+    [
+        ("Proof", "node/change/steps/proving.py", "node/known/nokubelet.py"),
+        ("NoKubelet", "node/known/nokubelet.py", "node/change/steps/proving.py"),
+    ],
+)
+def test_proofs_are_made_in_their_modules_alone(made: str, maker: str, other: str) -> None:
+    source = f"def take():\n    return {made}(x)\n"
+    assert f"makes a {made}" in found_in(source)[0]
+    assert f"makes a {made}" in found_in(source, other)[0]
+    assert found_in(source, maker) == []
 
 
 def test_the_sources_pass(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -18,8 +19,11 @@ from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node.known.nokubelet import prove
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 
 ASKED = 6
@@ -278,22 +282,32 @@ async def test_a_partial_account_is_reported_as_partial(
 
 
 @pytest.mark.parametrize(
-    ("folder", "kubelets", "known"),
-    [("", (), True), ("kubelet", (), True), ("kubelet/pods", (), False), ("", (812,), False)],
+    ("folder", "kubelets", "pod", "trace"),
+    [
+        ("", (), None, None),
+        ("kubelet", (), None, None),
+        ("kubelet/pods", (), None, "/kubelet has files"),
+        ("", (812,), None, "a kubelet runs (pid 812)"),
+        ("", (), "8a5c", "process 4001 (sleep) is in the control group /kubepods.slice/"),
+    ],
 )
 async def test_a_host_without_a_kubelet_has_no_allocations(
-    tmp_path: Path, *, folder: str, kubelets: tuple[int, ...], known: bool
+    tmp_path: Path, *, folder: str, kubelets: tuple[int, ...], pod: str | None, trace: str | None
 ) -> None:
     """A used folder without a checkpoint, or a process without a folder, is a kubelet with unknown allocations."""
+    kernel, known = build_host(load_host("2xA10")), trace is None
+    kernel.start_process("sleep", pod=pod)
     paths, listener = KubeletPaths(tmp_path / "kubelet"), Listener(0)
     if folder:
         (tmp_path / folder).mkdir(parents=True)
-    watch = AccountWatch(paths, RecordedAllocations(paths), lambda: kubelets, RealClock(), Intervals(), lambda: None)
+    recorded = RecordedAllocations(paths, find_kubelet=partial(prove, kernel))
+    watch = AccountWatch(paths, recorded, lambda: kubelets, RealClock(), Intervals(), lambda: None)
     await watch.ask(listener)
     (observed,) = listener.observed
     assert (observed is not None) is known
     assert observed is None or (observed.devices, observed.partial, observed.recorded) == ({}, None, True)
     assert (listener.problems[-1] is None) is known
+    assert trace is None or trace in str(listener.problems[-1])
 
 
 T4S = frozenset({(T4, DeviceId("0000:65:00.0"))})

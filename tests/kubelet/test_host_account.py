@@ -2,6 +2,7 @@
 
 import errno
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.usage.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.model.allocation.recordhistory import RecordHistory
+from gpuvirt.node.known.nokubelet import prove
 from gpuvirt.paths import HostPath, KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
@@ -18,6 +21,7 @@ from tests.kubelet.givingkubelet import kubelet_with_pod
 
 ENTRY = {"PodUID": "u1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ["GPU-1"]}}
 RUNS, STOPPED = (812,), ()
+FIND = partial(prove, build_host(load_host("2xA10")))
 BLIND = Unread(HostPath("/proc/1/ns/pid"), seen="pid:[4026532298]")
 
 
@@ -34,21 +38,31 @@ def written(*entries: object) -> str:
 
 
 def test_a_host_without_folder_and_process_has_no_kubelet(tmp_path: Path) -> None:
-    assert read_account(RecordedAllocations(paths(tmp_path)), STOPPED) is None
+    assert read_account(RecordedAllocations(paths(tmp_path), find_kubelet=FIND), STOPPED) is None
+    with pytest.raises(AccountUnknownError):
+        read_account(RecordedAllocations(paths(tmp_path)), STOPPED)
 
 
 @pytest.mark.parametrize("kubelets", [RUNS, BLIND])
 def test_the_account_is_unknown_without_a_folder_if_a_kubelet_may_run(
     tmp_path: Path, kubelets: tuple[int, ...] | Unread
 ) -> None:
-    with pytest.raises(AccountUnknownError, match=r"pid 812|is unknown whether a kubelet"):
-        read_account(RecordedAllocations(paths(tmp_path)), kubelets)
+    with pytest.raises(AccountUnknownError, match=r"it does not exist; (a kubelet runs \(pid 812|it is unknown)"):
+        read_account(RecordedAllocations(paths(tmp_path), find_kubelet=FIND), kubelets)
 
 
 def test_an_empty_folder_is_no_kubelet(tmp_path: Path) -> None:
     """A package or a mount may have created it; a kubelet that has run leaves files."""
     (tmp_path / "k").mkdir()
-    assert read_account(RecordedAllocations(paths(tmp_path)), STOPPED) is None
+    assert read_account(RecordedAllocations(paths(tmp_path), find_kubelet=FIND), STOPPED) is None
+
+
+def test_pods_of_a_kubelet_with_another_folder_are_unknown_whatever_is_known_of_this_folder(tmp_path: Path) -> None:
+    kernel, history = build_host(load_host("2xA10")), RecordHistory(is_missing=True, is_absence_known=True)
+    recorded = RecordedAllocations(paths(tmp_path), history=history, find_kubelet=partial(prove, kernel))
+    kernel.start_process("sleep", pod="8a5c")
+    with pytest.raises(AccountUnknownError, match="a kubelet has run: process 4001"):
+        read_account(recorded, STOPPED)
 
 
 def test_the_account_is_unknown_without_a_checkpoint(tmp_path: Path) -> None:

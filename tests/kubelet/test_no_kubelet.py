@@ -1,12 +1,17 @@
 """An agent on a host without a kubelet binds GPUs by its settings, and offers them after a kubelet starts."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from typing_extensions import override
 
+from gpuvirt.apps.node import run
+from gpuvirt.clock import RealClock
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.node.agent import Agent
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
@@ -38,6 +43,32 @@ async def test_gpus_are_bound_to_the_desired_driver_without_a_kubelet(short_path
         if mode is DesiredMode.PASSTHROUGH:
             async with running(short_path / "k", CLOCK) as kubelet:
                 await until(lambda: kubelet.allocatable().get(A10) == 2)
+
+
+class WaitingClock(RealClock):
+    """A clock whose first sleep does not end."""
+
+    def __init__(self) -> None:
+        self.waits = asyncio.Event()
+
+    @override
+    async def sleep(self, seconds: float, /) -> None:
+        self.waits.set()
+        await asyncio.Event().wait()
+
+
+async def test_an_agent_waits_for_a_kubelet_that_has_pods_and_no_folder(
+    short_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel, clock, started = build_host(load_host("2xA10")), WaitingClock(), list[Agent]()
+    kernel.start_process("sleep", pod="8a5c")
+    options = replace(options_for(kernel, short_path), kubelet=KubeletPaths(short_path / "k"), clock=clock)
+    async with asyncio.TaskGroup() as group:
+        agent = group.create_task(run(options, started=started.append))
+        await clock.waits.wait()
+        agent.cancel()
+    assert started == []
+    assert "a kubelet has run: process 4001 (sleep) is in the control group /kubepods.slice/" in caplog.text
 
 
 async def test_no_driver_is_changed_while_the_kubelets_folder_has_no_checkpoint(short_path: Path) -> None:

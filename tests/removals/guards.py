@@ -24,6 +24,7 @@ TARGETS = (
     "node/change",
     "node/allocation",
     "node/allocators.py",
+    "node/known/nokubelet.py",
     "node/reconcile/unitchanges.py",
     "model/change",
     "model/node/circumstances.py",

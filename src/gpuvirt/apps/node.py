@@ -19,7 +19,6 @@ from gpuvirt.hardware.usage.devicenodes import read_node
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import has_usual_root, read_kubelets
 from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.hostaccount import has_no_kubelet
 from gpuvirt.kubelet.plugins import Plugins
 from gpuvirt.kubelet.podstarts import PodFolder
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
@@ -29,7 +28,7 @@ from gpuvirt.model.offers.view import AgentView
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.configfile import ConfigFile
 from gpuvirt.node.guard import only_agent
-from gpuvirt.node.known import snapshot
+from gpuvirt.node.known import nokubelet, snapshot
 from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.options import NodeOptions
@@ -69,13 +68,17 @@ async def run(
 
     `started` is called with the new agent.
     """
-    if not options.labels_only and not has_no_kubelet(options.kubelet, read_kubelets(options.kernel)):
-        await _wait_for(options.kubelet.device_plugins, options.clock)
+    find_kubelet = partial(nokubelet.prove, options.kernel)
+    if not options.labels_only:
+        found = find_kubelet(options.kubelet, lambda: read_kubelets(options.kernel))
+        if isinstance(found, nokubelet.KubeletTrace):
+            await _wait_for(options.kubelet.device_plugins, options.clock, found.seen)
     with _only_agent(options):
         store = history_store(options.ledger, options.workers("record history"), options.clock)
         store.load()
         boot_id = snapshot.boot_id(options.kernel)
-        recorded = RecordedAllocations(options.kubelet, _read_node(options), store.value, boot_id, store.save)
+        read = _read_node(options)
+        recorded = RecordedAllocations(options.kubelet, read, store.value, boot_id, store.save, find_kubelet)
         shares = _shares(options, options.cdi_folder) if options.cdi_folder and not options.vgpus_only else None
         agent = Agent(options, _record(options, recorded), _who_we_are(options), shares)
         if started is not None:
@@ -233,12 +236,13 @@ async def _settle_memory(clock: Clock) -> None:
     gc.freeze()
 
 
-async def _wait_for(folder: Path, clock: Clock) -> None:
+async def _wait_for(folder: Path, clock: Clock, why: str = "no kubelet has run yet") -> None:
     """Wait until the kubelet has created its folder; an agent may start before the kubelet."""
     waited = False
     while not os.path.isdir(folder):  # noqa: PTH112, ASYNC240  a stat each second
         if not waited:
-            log.warning("waiting for the kubelet; no device is offered until the folder %s exists", folder)
+            text = "waiting for the kubelet (%s); no device is offered until the folder %s exists"
+            log.warning(text, why, folder)
         waited = True
         await clock.sleep(FOLDER_CHECK_S)
 

@@ -20,12 +20,12 @@ from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet.checkpoint import allocations_unknown, gone, uids, with_answers, with_folder, without_gone
 from gpuvirt.kubelet.claims import ClaimedDevice
-from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.kubelet.recordedallocations import CheckpointContent, Look, RecordedAllocations, Version
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import Counted, KubeletAccount
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.known.nokubelet import KubeletTrace, running_text
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import HostPath, KubeletPaths
 
@@ -178,18 +178,20 @@ class AccountWatch:
 
     async def ask(self, listener: Listener) -> bool:
         """Read the allocations once; return whether another reading is useful soon."""
-        at, at_s, running = self._clock.now(), self._clock.monotonic_s(), self._kubelets()
+        at, at_s = self._clock.now(), self._clock.monotonic_s()
         # The checkpoint is read first, since a pod that is admitted after that has no folder yet.
         look = self._recorded.look()
         answer = await self._ask_api()
-        # a kubelet by another name answers, too
-        is_away = running == () and isinstance(answer, PodResourcesUnknownError)  # unknown: a kubelet may run
-        settled_s = self._settled_by(look, at_s, is_away=is_away)
-        self._recorded.observe_kubelet(exists=not has_no_kubelet(self._paths, running))
+        settled_s = self._settled_by(look, at_s)
+        if isinstance(answer, PodResourcesUnknownError) and self._kubelets() == ():  # unknown: a kubelet may run
+            # What it has not recorded by now is lost; this look may be from before.
+            self._settled_s = max(self._settled_s, self._clock.monotonic_s())
+        self._recorded.observe_kubelet(self._kubelets)
         self._recorded.settle(look, None if isinstance(answer, PodResourcesUnknownError) else answer)
         problems = ""
         if isinstance(answer, PodResourcesUnknownError) and not isinstance(look.checkpoint, CheckpointContent):
-            problems = f"{answer}; {self._paths.checkpoint}: {look.checkpoint}" if self._recorded.has_kubelet else ""
+            if isinstance(kubelet := self._recorded.kubelet, KubeletTrace):
+                problems = f"{answer}; {self._paths.checkpoint}: {look.checkpoint}; {kubelet.seen}"
             answer = answer if problems else {}
         partial = None if problems else self._partial(answer, look)
         in_api: Consumers = {} if isinstance(answer, PodResourcesUnknownError) else answer
@@ -219,19 +221,18 @@ class AccountWatch:
         in_doubt = frozenset(record.consumers.keys() & in_file.keys() - in_api.keys())
         return self._request_rewrite(look, in_doubt, listener, is_lost=is_lost)
 
-    def _settled_by(self, look: Look, at_s: float, *, is_away: bool) -> float:
+    def _settled_by(self, look: Look, at_s: float) -> float:
         """Return the time before which the kubelet has recorded all allocations that it has.
 
-        `at_s` is before the look; `is_away`: no kubelet ran then. A kubelet that has ended has lost the answers that it
-        has not recorded, and admits these pods again. A starting one makes its socket again.
+        `at_s` is before the look. A kubelet that has ended has lost the answers that it has not recorded, and admits
+        these pods again. A starting one makes its socket again.
         """
         self._lists.observe(look.version)
         kubelet, last_s = self._last
         if look.kubelet_after:
             self._last = look.kubelet_after, at_s
         is_another = look.kubelet_before not in {"", kubelet} and kubelet != ""
-        ended_s = at_s if is_away else last_s if is_another else -inf
-        self._settled_s = max(self._settled_s, self._lists.settled_s, ended_s)
+        self._settled_s = max(self._settled_s, self._lists.settled_s, last_s if is_another else -inf)
         return self._settled_s
 
     def _without_gone(self, in_checkpoint: Consumers, in_api: Consumers) -> Consumers:

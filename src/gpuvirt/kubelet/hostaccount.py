@@ -1,20 +1,19 @@
 """Reads once, for a command, the devices of pods from the kubelet's checkpoint and its pod-resources API.
 
-A host without a kubelet process, whose kubelet's folder is missing or empty, has no kubelet. Of a kubelet that does not
-run, its record is read. Of a kubelet that runs, the record and the API must be read. A missing checkpoint is unknown,
-unless an agent has found in this boot that no pod had a device before the kubelet writes it (`recordhistory`). In all
-other cases the allocations are unknown.
+A host has no kubelet where that is proved (`nokubelet`). Of a kubelet that does not run, its record is read. Of a
+kubelet that runs, the record and the API must be read. A missing checkpoint is unknown, unless an agent has found in
+this boot that no pod had a device before the kubelet writes it (`recordhistory`). In all other cases the allocations
+are unknown.
 """
 
 from pathlib import Path
 
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet.checkpoint import with_answers, without_gone
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_consumers
 from gpuvirt.kubelet.recordedallocations import CheckpointContent, RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.paths import KubeletPaths
+from gpuvirt.node.known.nokubelet import Kubelets, running_text
 
 
 class AccountUnknownError(GpuvirtError):
@@ -25,13 +24,13 @@ class AccountUnknownError(GpuvirtError):
         self.known = known
 
 
-def read_account(recorded: RecordedAllocations, kubelets: tuple[int, ...] | Unread) -> Consumers | None:
+def read_account(recorded: RecordedAllocations, kubelets: Kubelets) -> Consumers | None:
     """Return the devices of pods, None on a host without a kubelet; raise AccountUnknownError.
 
     `kubelets` are the pids of the running kubelets.
     """
     paths = recorded.paths
-    recorded.observe_kubelet(exists=not has_no_kubelet(paths, kubelets))
+    recorded.observe_kubelet(lambda: kubelets)
     look = recorded.look()
     if look.is_missing and not recorded.has_kubelet:
         return None
@@ -50,19 +49,6 @@ def read_account(recorded: RecordedAllocations, kubelets: tuple[int, ...] | Unre
     if problems:
         raise AccountUnknownError("; ".join(problems), known)
     return known
-
-
-def has_no_kubelet(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> bool:
-    """Return whether no kubelet has run on a host: it has no kubelet process, and no file in the kubelet's folder."""
-    return kubelets == () and (_is_absent(paths.root) or _is_empty(paths.root))  # unknown: the host may have a kubelet
-
-
-def _is_empty(folder: Path) -> bool:
-    """Return whether a folder is empty; False where that is unknown. A package or a mount may have created it."""
-    try:
-        return next(folder.iterdir(), None) is None
-    except OSError:
-        return False
 
 
 def _ask_api(socket: Path) -> tuple[Consumers | None, str | None]:
@@ -89,10 +75,3 @@ def _is_absent(path: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-def running_text(kubelets: tuple[int, ...] | Unread) -> str:
-    """Return a text that lists the running kubelets."""
-    if isinstance(kubelets, Unread):
-        return f"it is unknown whether a kubelet runs ({kubelets.path}: {kubelets.detail})"
-    return f"a kubelet runs (pid {', '.join(map(str, kubelets))})"

@@ -31,6 +31,7 @@ from gpuvirt.model.allocation.recordhistory import (
     RecordReading,
 )
 from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.node.known.nokubelet import Kubelets, KubeletTrace, NoKubelet
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.paths import KubeletPaths
 
@@ -75,6 +76,11 @@ class Look(msgspec.Struct, frozen=True):
         return isinstance(self.checkpoint, FileNotFoundError)
 
 
+FindKubelet = Callable[[KubeletPaths, Callable[[], Kubelets]], NoKubelet | KubeletTrace]
+"""Returns the proof that no kubelet has run on this host, or a trace of one; it reads pids of kubelets if needed."""
+
+NOT_SEARCHED = KubeletTrace("no kubelet was looked for", is_elsewhere=False)
+
 Answer = tuple[tuple[object, ...], Recorded | Unknown]
 """The inputs of an answer, and the answer; an answer that has not changed is the same object."""
 
@@ -89,6 +95,7 @@ class RecordedAllocations:
         history: RecordHistory | None = None,
         boot_id: BootId | None = None,
         keep: Callable[[RecordHistory], object] = lambda _: None,
+        find_kubelet: FindKubelet = lambda *_: NOT_SEARCHED,
     ) -> None:
         """`read_node` reads the device nodes in the answers of plugins.
 
@@ -101,8 +108,9 @@ class RecordedAllocations:
         self.gone: frozenset[PodUid] = frozenset()
         """Pods that have ended, although the checkpoint still has them. The caller finds them, because a missing
         folder alone is no proof: a pod that is being admitted has no folder yet."""
-        self.has_kubelet = True
-        """Whether the host has a kubelet, by its processes and its folder."""
+        self._find_kubelet = find_kubelet
+        self.kubelet: NoKubelet | KubeletTrace = NOT_SEARCHED
+        """The proof that no kubelet has run on this host, or a trace of one."""
         self.owns_pods = False
         """Whether the folder of pods is known to be this kubelet's."""
         self.history = history if history is not None else RecordHistory()
@@ -152,9 +160,14 @@ class RecordedAllocations:
             reading = RecordReading(self._boot_id, devices, look.kubelet_before, look.kubelet_after, pods)
             self.history = recordhistory.observe(history, reading)
 
-    def observe_kubelet(self, *, exists: bool) -> None:
-        """Record whether the host has a kubelet."""
-        self.has_kubelet = exists
+    @property
+    def has_kubelet(self) -> bool:
+        """Whether the host has a kubelet, or may have one."""
+        return not isinstance(self.kubelet, NoKubelet)
+
+    def observe_kubelet(self, kubelets: Callable[[], Kubelets]) -> None:
+        """Find out whether the host has a kubelet; `kubelets` returns the pids of the running ones."""
+        self.kubelet = self._find_kubelet(self.paths, kubelets)
 
     def observe_api(self, *, answered: bool) -> None:
         """Record whether the kubelet has answered at the socket in this folder: the folder of pods is its own then."""
@@ -212,9 +225,12 @@ class RecordedAllocations:
                 return allocations_unknown(f"{path}: {found}")
             if isinstance(found, OSError) and not isinstance(found, FileNotFoundError):
                 return allocations_unknown(f"{path}: {found.strerror}")
-        history = self.history
+        history, kubelet = self.history, self.kubelet
         if look.is_missing and not self.has_kubelet:
             return None
+        # What is known of this folder says nothing of a kubelet with another one.
+        if look.is_missing and isinstance(kubelet, KubeletTrace) and kubelet.is_elsewhere:
+            return allocations_unknown(f"{self._checkpoint_path}: it does not exist; {kubelet.seen}")
         if history.doubt is None and not (look.is_missing and history.is_seen):
             return None
         text = history.doubt.seen if history.doubt is not None else recordhistory.MISSING

@@ -27,6 +27,7 @@ class Processes:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
+        tree.place(HostPath("/proc/1/root"), Link("../.."))
         self.hide(hidden=False)
         self._pids = itertools.count(FIRST_PID)
         self._shown: dict[int, Process] = {}

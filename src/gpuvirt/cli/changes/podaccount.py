@@ -27,7 +27,7 @@ from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node.change.gate.gaterecord import AccountReading
-from gpuvirt.node.known import snapshot
+from gpuvirt.node.known import nokubelet, snapshot
 from gpuvirt.node.store.recordhistorystore import read_history
 from gpuvirt.paths import HostRoots, KubeletPaths
 
@@ -97,7 +97,10 @@ class AllocationReader(msgspec.Struct, frozen=True):
         try:
             boot_id = snapshot.boot_id(self.kernel)
             history = read_history(self.ledgers, boot_id)
-            recorded = RecordedAllocations(self.kubelet, partial(read_node, self.kernel), history, boot_id)
+            find_kubelet = partial(nokubelet.prove, self.kernel)
+            recorded = RecordedAllocations(
+                self.kubelet, partial(read_node, self.kernel), history, boot_id, find_kubelet=find_kubelet
+            )
             return read_account(recorded, read_kubelets(self.kernel)), None
         except AccountUnknownError as error:
             return error.known, _unknown(str(error))

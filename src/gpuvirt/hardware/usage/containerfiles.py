@@ -19,7 +19,8 @@ from pathlib import Path
 
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.hardware.usage.podprocesses import content, group_names, mount_namespace, mounts, pids
+from gpuvirt.hardware.usage.podprocesses import group_names, mount_namespace, mounts
+from gpuvirt.hardware.usage.processes import content, pids
 from gpuvirt.paths import HostPath
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -14,16 +14,22 @@ from contextlib import suppress
 
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.facts.pci import Unread
-from gpuvirt.hardware.access.attributes import ABSENT, FILE_BYTES
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.hardware.usage.processes import INITIAL_NAMESPACE, KUBELETS, NAMESPACE, PROC, command_of
+from gpuvirt.hardware.usage.processes import (
+    ENDED,
+    INITIAL_NAMESPACE,
+    KUBELETS,
+    NAMESPACE,
+    command_of,
+    content,
+    pids,
+    place_of,
+)
 from gpuvirt.paths import HostPath
 
 _OWN_FILES = re.compile(r"^\S+ \S+ \S+ \S*/pods/([^/\s]+)/(?:etc-hosts|containers/)", re.MULTILINE)
 """The root of a mount of `/etc/hosts` or of a termination message (proc_pid_mountinfo(5), field 4). The volumes of a
 pod are mounted on the host and in other pods, too."""
-_ENDED = ABSENT | {errno.ESRCH}
-"""The errors for a process that has ended meanwhile."""
 
 
 def read_running_pods(kernel: Kernel, pods: Collection[PodUid]) -> frozenset[PodUid] | Unread:
@@ -44,22 +50,21 @@ def read_running_pods(kernel: Kernel, pods: Collection[PodUid]) -> frozenset[Pod
             named = {uid for name, uid in by_name.items() if name in groups}
             if not named and (namespace := mount_namespace(kernel, pid)) not in seen:
                 seen.add(namespace)
-                named = {PodUid(uid) for uid in _OWN_FILES.findall(mounts(kernel, pid))} & {*pods}
+                named = pods_of(mounts(kernel, pid)) & {*pods}
             found |= named
     except OSError as error:
-        path = error.filename if isinstance(error.filename, str) else PROC
-        return Unread(HostPath(path), errno=error.errno or errno.EIO)
+        return Unread(place_of(error), errno=error.errno or errno.EIO)
     return frozenset(found)
+
+
+def pods_of(mounts: str) -> set[PodUid]:
+    """Return the pods whose own files are mounted: that of a container, in its mounts."""
+    return {PodUid(uid) for uid in _OWN_FILES.findall(mounts)}
 
 
 def group_names(pods: Collection[PodUid]) -> Mapping[str, PodUid]:
     """Return the pods by the names that their control groups have with either driver."""
     return {name: uid for uid in pods for name in (f"pod{uid}", f"pod{uid.replace('-', '_')}")}
-
-
-def pids(kernel: Kernel) -> Sequence[int]:
-    """Return the processes that `/proc` shows; raise OSError."""
-    return [int(name) for name in kernel.listdir(PROC) if name.isascii() and name.isdigit()]
 
 
 def _shows_pods(kernel: Kernel, processes: Collection[int]) -> bool:
@@ -102,16 +107,6 @@ def _threads(kernel: Kernel, pid: int) -> Sequence[str]:
     try:
         return kernel.listdir(HostPath(f"/proc/{pid}/task"))
     except OSError as error:
-        if error.errno in _ENDED:
+        if error.errno in ENDED:
             return ()
-        raise
-
-
-def content(kernel: Kernel, pid: int, name: str) -> str:
-    """Return a file of a process, nothing for a process that has ended."""
-    try:
-        return kernel.read(HostPath(f"/proc/{pid}/{name}"), limit=FILE_BYTES).decode(errors="replace")
-    except OSError as error:
-        if error.errno in _ENDED:
-            return ""
         raise
