@@ -74,11 +74,13 @@ class AdmitBeside(Admit):
     """The kubelet admits a pod whose init container has a device, and one of another plugin, which answers late."""
 
     answers_after_s: float = inf
+    stops_writes: bool = False
 
     @override
     def act(self, world: World) -> None:
         world.admit(self.pod, (next(self._free(world)),), "init")
-        world.kubelet.pods[self.pod].waits_for_other_s = self.answers_after_s
+        pod = world.kubelet.pods[self.pod]
+        pod.waits_for_other_s, pod.stops_writes = self.answers_after_s, self.stops_writes
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ class Pod:
     taken_within_s: float = TAKEN_WITHIN_S
     waits_for_other_s: float = 0.0
     """How long the kubelet waits for another plugin's answer for the same container, before it records that."""
+    stops_writes: bool = False
+    """Whether the kubelet's disk stands still while it waits for the other plugin."""
     taken: bool = False
     """The plugin's answer is in the kubelet's memory, from which it writes its record at each list."""
     overtaken: bool = False
@@ -260,6 +262,8 @@ class Kubelet(msgspec.Struct):
 
     def write(self) -> None:
         """Write the checkpoint, without the pods that have ended."""
+        if any(pod.stops_writes and pod.answered and not pod.known for pod in self.pods.values()):
+            return
         for pod in [pod for pod in self.pods.values() if pod.ended]:
             del self.pods[pod.name]
         entries = [

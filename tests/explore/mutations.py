@@ -236,10 +236,10 @@ GUARDS: Mapping[str, Guard] = {
         nodeledger, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",), (_RECORD,)
     ),
     "ledger: an allocation counts before the kubelet lists it": Guard(
-        ledger, "_after", _only_if_listed, ("two-pods-of-one-group",)
+        ledger, "_after", _only_if_listed, ("slow-neighbour-and-disk",)
     ),
     "ledger: no allocation ends before its admission is settled": Guard(
-        ledger.Entry, "may_be_unrecorded", never, ("slow-neighbour", "slow-neighbour-of-vgpus")
+        ledger.Entry, "may_be_unrecorded", never, ("slow-neighbour-and-disk",)
     ),
     "gate on disk: no allocation ends before its admission is settled": Guard(
         gaterecord, "_is_settled", always, ("slow-neighbour-or-command",), (NEWEST,)

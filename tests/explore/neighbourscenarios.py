@@ -5,6 +5,7 @@ gpuvirt has allocated to it.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
@@ -69,6 +70,7 @@ NEIGHBOUR_SCENARIOS: Mapping[str, Scenario] = {
     "neighbour-and-kubelet": _of((AdmitByNeighbour("vm"),), (StopKubelet(), StartKubelet()), (TO_WHOLE,)),
     "neighbour-killed": _of((AdmitByNeighbour("vm"),), (Kill(), LoseLedger(), Start()), (TO_WHOLE,)),
     "slow-neighbour": _slow((NEVER, LATER, Want("container"))),
+    "slow-neighbour-and-disk": _slow((replace(NEVER, stops_writes=True), LATER, Want("container"))),
     "slow-neighbour-answers": _slow((LATE, EndPod("vm")), (LATER, Want("container"))),
     "slow-neighbour-and-restart": _slow((LATE,), (*RESTART, LATER, Want("container"))),
     "slow-neighbour-and-lost-ledger": _slow((NEVER,), (Kill(), LoseLedger(), Start(), LATER, Want("container"))),

@@ -37,6 +37,8 @@ QUICKLY_NOTICED = (
     "allocation: a device that the kubelet has forgotten",
     "ledger: pods that another agent has served",
     "ledger: an allocation counts before the kubelet lists it",
+    "ledger: no allocation ends before its admission is settled",
+    "gate on disk: no allocation ends before its admission is settled",
     "executor: the driver after a step is the expected one",
     "drivers: what failed is put back",
     "shares: all accounts but the API server's",
@@ -63,7 +65,7 @@ MENDED = {
     "amdgpu-is-taken:19.2": "executor: the walk right before an unbind",
     "on-demand-create-is-blocked:212.2:-2.0,2.1": "on demand: no creation where the driver lists no room",
     "on-demand-removal-ends:17.1,62.2": "on demand: a vGPU that is created as a change of its GPU ends",
-    "on-demand-power-loss-after-a-start:85.1": "on demand: a container starts only with its vGPU's own nodes",
+    "on-demand-power-loss-after-a-start:87.1": "on demand: a container starts only with its vGPU's own nodes",
     "command-after-the-agent:6.1,7.1": "gate on disk: allocations that no account shows yet",
 }
 """Schedules of fixed findings, each with the guard that fixes it."""
