@@ -248,6 +248,7 @@ async def running_node(
         awaits_controller=awaits_controller,
         plugin_only=plugin_only,
         change_host=host if not plugin_only else None,
+        tools=host.tools if not plugin_only else None,
     )
     who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
     agent = Agent(options, KubeletRecord(recorded.read, pod_starts=recorded.pod_starts), who, shares)

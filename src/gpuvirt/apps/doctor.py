@@ -22,6 +22,7 @@ from gpuvirt.model.doctor.findings import Report
 from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.inventory.typenames import Learn, observed_names
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.published import statefile
 from gpuvirt.paths import KubeletPaths
@@ -39,6 +40,8 @@ class EvidenceSources(msgspec.Struct, frozen=True, kw_only=True):
     """The path of a running agent's state file."""
     procs: Iterable[Path] = ()
     """The `/proc` folders in which a running agent is visible."""
+    learn: Learn = observed_names
+    """Returns the names of the host's vGPU types."""
     kubevirts: tuple[KubeVirt, ...] | None = None
     cluster_nodes: tuple[ClusterNode, ...] | None = None
 
@@ -46,13 +49,14 @@ class EvidenceSources(msgspec.Struct, frozen=True, kw_only=True):
 def gather(kernel: Kernel, around: EvidenceSources) -> Evidence:
     """Return all evidence of a host, without changing the host."""
     facts = with_users(kernel, scan(kernel))
-    inventory = build_inventory(facts, around.ledger.type_names)
+    names = around.learn(facts, around.ledger.names)
+    inventory = build_inventory(facts, names)
     view = None
     if around.state_file is not None:
         boot_id = facts.platform.boot_id
         view = statefile.read(around.state_file, around.clock.monotonic_s(), boot_id, around.procs)
     if view is None:
-        view = snapshot.view_of(facts, around.settings, around.ids, around.clock, around.ledger)
+        view = snapshot.view_of(facts, around.settings, around.ids, around.clock, around.ledger, names)
     return Evidence(
         setup=read_setup(kernel, facts, (gpu.function for gpu in inventory.gpus.values())),
         inventory=inventory,

@@ -79,6 +79,8 @@ class Platform(msgspec.Struct, frozen=True):
     """The host's interfaces for VMs besides its devices."""
 
     boot_id: BootId | None = None
+    nvidia_version: str | None = None
+    """The version of NVIDIA's loaded driver; None if the driver is not loaded."""
     iommufd: bool = False
     """Whether `/dev/iommu` exists, so that devices can be opened by their own nodes."""
     vfio_container: bool = False

@@ -1,6 +1,7 @@
 """vGPUs as the host shows them, in the same form for each framework."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
@@ -20,6 +21,19 @@ class Framework(StrEnum):
     """VFs that stay on the vendor's driver and have a type in `<vf>/nvidia/current_vgpu_type`."""
     SRIOV_VF = "sriov-vf"
     """VFs that share the GPU evenly, as AMD's and Intel's do; all are created and removed at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnnamedType(Unread):
+    """A vGPU type whose id was read, but whose name no VF lists now."""
+
+    id: str = ""
+    answer: str = ""
+    """nvidia-smi's answer, which does not name the type either; empty if nvidia-smi was not asked."""
+
+    def after(self, answer: str) -> "UnnamedType":
+        """Return the same type after this answer of nvidia-smi."""
+        return UnnamedType(self.path, seen=self.seen, id=self.id, answer=answer)
 
 
 class LiveVgpu(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ from gpuvirt.paths import HostPath
 T = TypeVar("T")
 
 BOOT_ID = HostPath("/proc/sys/kernel/random/boot_id")
+NVIDIA_VERSION = HostPath("/sys/module/nvidia/version")
 
 
 def scan(kernel: Kernel, before: Facts | None = None, *, brief: bool = False) -> Facts:
@@ -70,12 +71,14 @@ def _scanned(scanning: "_Scan", taken: Mapping[PciAddress, PciFunction], *, brie
     """Return the current facts of the host without reading the functions in `taken`."""
     kernel = scanning.kernel
     functions = scanning.functions(taken)
-    vgpu_hosts = scanning.vgpu_hosts(functions, brief=brief)
+    before = scanning.before.platform.nvidia_version
+    nvidia_version = scanning.or_before(attributes.text(kernel, NVIDIA_VERSION), before)
+    vgpu_hosts = scanning.vgpu_hosts(functions, brief=brief, same_driver=nvidia_version == before)
     functions = scanning.with_new_nodes(functions, vgpu_hosts.values())
     group_nodes = scanning.or_before(iommu.read_group_nodes(kernel), scanning.before.group_nodes)
     cdev_nodes = scanning.or_before(iommu.read_cdev_nodes(kernel), scanning.before.cdev_nodes)
     return Facts(
-        platform=scanning.platform(),
+        platform=scanning.platform(nvidia_version),
         functions=functions,
         vgpu_hosts=vgpu_hosts,
         group_nodes=group_nodes,
@@ -134,12 +137,16 @@ class _Scan(msgspec.Struct):
                 found[address] = read
         return found
 
-    def vgpu_hosts(self, functions: Mapping[PciAddress, PciFunction], *, brief: bool) -> Mapping[PciAddress, VgpuHost]:
+    def vgpu_hosts(
+        self, functions: Mapping[PciAddress, PciFunction], *, brief: bool, same_driver: bool
+    ) -> Mapping[PciAddress, VgpuHost]:
         found: dict[PciAddress, VgpuHost] = {}
         for backend in SCANNED:
             hosts = self.before.vgpu_hosts
             before = {gpu: host for gpu, host in hosts.items() if host.framework is backend.framework}
-            probe = backend.probe(self.kernel, functions, before, brief=brief)
+            # another version of the driver may give the ids to other types
+            known = before if same_driver else {}
+            probe = backend.probe(self.kernel, functions, known, brief=brief)
             if isinstance(probe, Unread):
                 self.unread.append(probe)
                 found |= before
@@ -166,13 +173,14 @@ class _Scan(msgspec.Struct):
         read_again = {address: pci.with_cdevs(self.kernel, functions[address]) for address in live | inconsistent}
         return {**functions, **read_again}
 
-    def platform(self) -> Platform:
+    def platform(self, nvidia_version: str | None) -> Platform:
         boot_id = self.or_before(attributes.text(self.kernel, BOOT_ID), self.before.platform.boot_id)
         before = self.before.platform
         regions, unread = egm.read_regions(self.kernel, before.egm)
         self.unread += unread
         return Platform(
             boot_id=BootId(boot_id) if boot_id else None,
+            nvidia_version=nvidia_version,
             iommufd=self.or_before(iommu.has_iommufd(self.kernel), before.iommufd),
             vfio_container=self.or_before(iommu.exists(self.kernel, iommu.CONTAINER), before.vfio_container),
             egm=regions,

@@ -8,9 +8,12 @@ import asyncio
 import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
+
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.offers.schedulable import Count
@@ -25,6 +28,7 @@ from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
+from gpuvirt.node.known.typenamequestions import TypeNameQuestions
 from gpuvirt.node.loops.latercall import LaterCall
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.loops.wakes import Wakes
@@ -49,6 +53,7 @@ class Agent:
     def __init__(
         self, options: NodeOptions, kubelet: KubeletRecord, agent: AgentView, shares: NodeShares | None = None
     ) -> None:
+        options = replace(options, workers=cache(options.workers))  # one worker of each unit for all that use its GPUs
         self.shares = shares
         """The shares of GPUs; None for an agent that can't share GPUs."""
         self.telemetry = Telemetry()
@@ -152,6 +157,8 @@ class Agent:
                 self._outlets.start(group)
                 if options.change_host is not None:
                     self._change_gpus(group, options.change_host)
+                if options.tools is not None:
+                    self._ask_for_names(group, options.tools)
                 group.create_task(keep_going("gates", lambda: self._gates.run(clock, options.intervals.gates_s), clock))
                 group.create_task(self._files.run(self.reports.problem))
         finally:
@@ -170,6 +177,13 @@ class Agent:
             self._state, self._account, self.reports, change_host, self._options, operands=self._operands
         )
         group.create_task(keep_going("changes", lambda: reconciler.run(self.views), self._clock))
+
+    def _ask_for_names(self, group: asyncio.TaskGroup, tools: Tools) -> None:
+        """Start the questions for names of vGPU types, which the unit's one serial worker asks between its changes."""
+        options, reports = self._options, self.reports
+        questions = TypeNameQuestions(tools, options.workers, self._clock, options.intervals)
+        run = partial(questions.run, self._state, self.views, reports.decide_soon)
+        group.create_task(keep_going("vGPU type names", run, self._clock))
 
     @property
     def host_observed(self) -> bool:

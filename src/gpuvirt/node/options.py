@@ -8,6 +8,7 @@ import msgspec
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, read_config_set
 from gpuvirt.model.desired.observed import ConfigText
@@ -80,6 +81,8 @@ class NodeOptions(msgspec.Struct, frozen=True):
     """The vGPU configs of the settings' file."""
     change_host: change.ChangeHost | None = None
     """The host on which the agent changes GPUs; None for an agent that changes none."""
+    tools: Tools | None = None
+    """The host's programs, which the agent asks for names of vGPU types; None for an agent that can run none."""
     pods: Path | None = None
     """The folder in which the kubelet makes a folder for each pod; None if the agent can't see it."""
 

@@ -17,6 +17,7 @@ from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.doctor.pseudonyms import Pseudonyms
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.inventory.typenames import TypeNames
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.plain import Plain
@@ -54,6 +55,8 @@ class Packing(msgspec.Struct):
     at: datetime
     names: Pseudonyms | None
     ledger: Ledger
+    types: TypeNames
+    """The names of the host's vGPU types."""
     view: NodeView
     unread: list[NotRead] = msgspec.field(default_factory=list)
     left_out: list[LeftOut] = msgspec.field(default_factory=list)

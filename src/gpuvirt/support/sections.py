@@ -18,9 +18,11 @@ from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.archives.hostcopy import LEFT_OUT, copy_host
 from gpuvirt.hardware.archives.redaction import Discreet
+from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.kubelet import checkpoint, files
 from gpuvirt.model.doctor.pseudonyms import Pseudonyms
 from gpuvirt.model.offers.view import NodeView
+from gpuvirt.node.change.typenames import asking
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.published import statefile
 from gpuvirt.node.store import ledgerstore, originaldrivers
@@ -86,9 +88,11 @@ def pack(asked: ArchiveRequest) -> Packed:
 def _begin(asked: ArchiveRequest) -> Packing:
     """Observe the host as `gpuvirt devices` does, and learn the names to hide."""
     ledger = snapshot.read_ledger(*asked.ledgers)
-    view = snapshot.take(asked.kernel, asked.settings, asked.ids, asked.clock, ledger)
+    facts = with_users(asked.kernel, scan(asked.kernel))
+    types = asking(asked.roots)(facts, ledger.names)
+    view = snapshot.view_of(facts, asked.settings, asked.ids, asked.clock, ledger, types)
     names = Pseudonyms(asked.nodes) if asked.hide_names else None
-    packing = Packing(asked, asked.clock.now().replace(microsecond=0), names, ledger, view)
+    packing = Packing(asked, asked.clock.now().replace(microsecond=0), names, ledger, types, view)
     if names is not None:
         consumers = [entry.consumer for entry in ledger.entries]
         consumers += [tenant.consumer for tenant in ledger.former.values()]
@@ -185,6 +189,7 @@ def _doctor(packing: Packing) -> Collected:
         ids=asked.ids,
         clock=asked.clock,
         ledger=packing.ledger,
+        learn=lambda facts, _: packing.types.observing(facts),
         state_file=asked.roots.run / statefile.FILE,
         procs=(asked.roots.proc,),
     )

@@ -16,6 +16,7 @@ from gpuvirt_sim.devices.pci import PciBus
 from gpuvirt_sim.files.tree import DeviceNode, File, Folder, Link, Tree, constant
 
 MODULES = "/sys/module"
+NVIDIA_VERSION = "580.159.04"
 NULL = 1 << 8 | 3
 KVM = 10 << 8 | 232
 CPUS_OF_A_NODE = 16
@@ -235,6 +236,8 @@ def _place_modules(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
         if name == "vfio_pci":
             _texts(tree, {f"{MODULES}/{name}/parameters/disable_vga": "N"})
             tree.place(HostPath(f"{MODULES}/{name}/parameters/enable_sriov"), bus.enable_sriov)
+        elif name == "nvidia":
+            tree.place(HostPath(f"{MODULES}/{name}/version"), _text(NVIDIA_VERSION))
         elif name == "vfio_iommu_type1":
             value = "Y" if spec.unsafe_interrupts else "N"
             _texts(tree, {f"{MODULES}/{name}/parameters/allow_unsafe_interrupts": value})

@@ -55,7 +55,7 @@ def host(
     view = _view(account.roots, account.kubelet, change_host)
     managed = {gpu.address: gpu.desired for gpu in view.gpus if gpu.desired is not None and view.agent is not None}
     vgpu_configs = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
-    names = snapshot.read_ledger(*account.ledgers).type_names
+    names = snapshot.read_ledger(*account.ledgers).names
     allowed = frozenset(parsed(also))
     inputs = Inputs(account.account, names, allowed, force, require_reset, readings=account.readings)
     return Host(change_host, inputs, managed, vgpu_configs, account.roots.local(options.LEDGER).parent)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from gpuvirt.cli.changes import vgpuhost
 from gpuvirt.cli.changes.vfiohost import Host
@@ -100,7 +101,8 @@ def delete(where: AppliedHost, ids: Sequence[str], *, dry_run: bool) -> None:
 
 def _seen(where: AppliedHost) -> tuple[Host, HostObservation]:
     here = vgpuhost.host(where.host_root, where.kubelet_dir, assume_unallocated=where.assume_unallocated)
-    return here, observe(here.change_host, here.inputs, None)
+    seen = observe(here.change_host, here.inputs, None)
+    return replace(here, inputs=seen.inputs), seen
 
 
 class _Applied(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from gpuvirt.cli.output import fleetrender, render
 from gpuvirt.cli.parameters import apiserver, fleet, options
 from gpuvirt.clock import RealClock
 from gpuvirt.hardware.access.kernel import RealKernel
+from gpuvirt.node.change.typenames import asking
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
@@ -53,7 +54,7 @@ def devices(  # noqa: PLR0913  one parameter an option
     view = statefile.read(roots.run / statefile.FILE, clock.monotonic_s(), snapshot.boot_id(kernel), procs)
     if view is None:
         ledger = snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
-        view = snapshot.take(kernel, settings, ids, clock, ledger)
+        view = snapshot.take(kernel, settings, ids, clock, ledger, asking(roots))
     names = (row.address for row in render.rows_of(view, every=every))
 
     def show(layout: Layout) -> None:

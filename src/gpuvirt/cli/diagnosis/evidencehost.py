@@ -14,6 +14,7 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.doctor.clusternodes import ClusterNode
 from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
+from gpuvirt.node.change.typenames import asking
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
@@ -55,6 +56,7 @@ def surroundings(
         state_file=roots.run / statefile.FILE,
         # An agent of a simulated host runs in this host's /proc.
         procs=(roots.proc, HostRoots.under(options.ROOT).proc),
+        learn=asking(roots),
         kubevirts=kubevirts,
         cluster_nodes=nodes,
     )

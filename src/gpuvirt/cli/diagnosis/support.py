@@ -54,8 +54,8 @@ def support(  # noqa: PLR0913  one parameter an option
     """Pack the state of this host's GPUs into one archive.
 
     The archive is for a bug report, and has no secrets. The command writes only the archive, and reads no file that can
-    block or that has side effects when it is read. As root, it can read more files. `gpuvirt sim import` makes a
-    simulated host from the archive.
+    block or that has side effects when it is read. It runs nvidia-smi, for at most 30 s, only if a vGPU has a type that
+    no VF names. As root, it can read more files. `gpuvirt sim import` makes a simulated host from the archive.
     """
     if output == STANDARD_OUTPUT and sys.stdout.isatty():
         raise ConfigError("standard output is a terminal; name a file, or redirect standard output", where="--output")

@@ -151,6 +151,7 @@ def _whole_agent(roots: HostRoots, kubelet: KubeletPaths, settings: Settings, id
             settings=settings,
             ids=ids,
             change_host=change_host,
+            tools=change_host.tools,
             cdi_folder=roots.run / cdifiles.FOLDER,
             proc=roots.proc,
             pods=_pods(roots, kubelet),

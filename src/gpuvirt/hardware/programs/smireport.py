@@ -18,7 +18,7 @@ def read_report(tools: Tools, gpu: PciAddress, *, types: bool, scheduler: bool) 
     modes = _or_unread(lambda: nvidiasmi.read_modes(tools, gpu))
     return SmiReport(
         GpuModes(gpu, modes, modes, modes, modes, modes) if isinstance(modes, Unread) else modes,
-        types=_types(tools, gpu) if types else {},
+        types=read_types(tools, gpu) if types else {},
         scheduler=read_scheduler(tools, gpu) if scheduler else None,
     )
 
@@ -28,7 +28,8 @@ def read_scheduler(tools: Tools, gpu: PciAddress) -> Scheduler | Unread:
     return _or_unread(lambda: vgpuscheduler.read_scheduler(tools, gpu))
 
 
-def _types(tools: Tools, gpu: PciAddress) -> Mapping[str, VgpuType] | Unread:
+def read_types(tools: Tools, gpu: PciAddress) -> Mapping[str, VgpuType] | Unread:
+    """Return the names of the types that a GPU supports, by their numbers; by one call, also where the GPU is full."""
     found = _or_unread(lambda: nvidiasmi.read_supported(tools, gpu))
     return found if isinstance(found, Unread) else {str(supported.id): supported.name for supported in found}
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import VENDOR_VFIO_DRIVER, PciFunction, Unread
-from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, UnnamedType, VgpuHost
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof
@@ -175,5 +175,5 @@ def _live(function: PciFunction, type_id: str | Unread, names: Mapping[str, Vgpu
     )
 
 
-def _unnamed(parent: PciAddress, type_id: str) -> Unread:
-    return Unread(_current(parent), seen=f"{type_id}, a type that no VF lists now")
+def _unnamed(parent: PciAddress, type_id: str) -> UnnamedType:
+    return UnnamedType(_current(parent), seen=f"{type_id}, a type that no VF lists now", id=type_id)

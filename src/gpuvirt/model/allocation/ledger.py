@@ -31,6 +31,7 @@ from gpuvirt.model.allocation.pluginanswers import PluginAnswer, vfio_ids
 from gpuvirt.model.allocation.podallocations import Allocation
 from gpuvirt.model.allocation.resourcerules import ResourceRules, is_number
 from gpuvirt.model.devices.candidates import Target
+from gpuvirt.model.inventory.typenames import TypeNames
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons.refusals import BEING_ADMITTED
 
@@ -220,6 +221,14 @@ class Ledger(msgspec.Struct, frozen=True):
     """The resources of other device plugins that are no GPUs by the agent's settings, for commands."""
     tenancies_of: BootId | UnsetType = UNSET
     """The boot of which `tenancy.json` has the tenants; not set if an older version has written the ledger."""
+    type_names_of: str | UnsetType = UNSET
+    """The version of the driver that has these `type_names`; not set if an older version has written the ledger."""
+
+    @property
+    def names(self) -> TypeNames:
+        """The names of vGPU types; none if it is unknown which version of the driver has these ids."""
+        known = self.type_names_of
+        return TypeNames(known, self.type_names) if isinstance(known, str) else TypeNames()
 
     @property
     def rules(self) -> ResourceRules:

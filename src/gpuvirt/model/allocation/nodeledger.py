@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import BootId, PciAddress, PodUid, ResourceName, VgpuType
+from gpuvirt.facts.ids import BootId, PciAddress, PodUid, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.ledger import (
     Entry,
@@ -21,6 +21,7 @@ from gpuvirt.model.allocation.ledger import (
     timed,
 )
 from gpuvirt.model.allocation.resourcerules import ResourceRules
+from gpuvirt.model.inventory.typenames import NO_NAMES, TypeNames
 
 
 class OfferedNames(msgspec.Struct, frozen=True):
@@ -40,8 +41,8 @@ class NodeLedger(msgspec.Struct, frozen=True):
     """The first names of resources."""
     rules: ResourceRules = msgspec.field(default_factory=ResourceRules)
     """The rules for the ids of resources: gpuvirt's resources, and by the settings those that are no GPUs."""
-    type_names: Mapping[str, VgpuType] = msgspec.field(default_factory=dict)
-    """The names of vGPU types by the host's ids."""
+    type_names: TypeNames = NO_NAMES
+    """The names of vGPU types, and nvidia-smi's answers of this process."""
     boot_id: BootId | None = None
     """The id of the host's boot."""
     account: KubeletAccount | None = None
@@ -71,17 +72,17 @@ class NodeLedger(msgspec.Struct, frozen=True):
             self.entries,
             self.first_names,
             tuple(sorted(self.resources)),
-            self.type_names,
+            self.type_names.by_id,
             self.boot_id,
             self.former,
             self.rules.without_gpus or UNSET,
             self.tenancies_of or UNSET,
+            self.type_names.driver or UNSET,
         )
 
     def with_type_names(self, facts: Facts) -> "NodeLedger":
         """Return the ledger with the host's names of vGPU types."""
-        names = {type_id: name for host in facts.vgpu_hosts.values() for type_id, name in host.type_names.items()}
-        return replace(self, type_names={**self.type_names, **names})
+        return replace(self, type_names=self.type_names.observing(facts))
 
     def with_known(self, known: Known, boot_id: BootId | None) -> "NodeLedger":
         """Return the ledger beside the devices of the host, of this boot."""
@@ -121,4 +122,4 @@ class NodeLedger(msgspec.Struct, frozen=True):
 def node_ledger(stored: Ledger, without_gpus: tuple[str, ...] = ()) -> NodeLedger:
     """Return the ledger of a node as it was stored; `without_gpus` are resources of other plugins that are no GPUs."""
     rules = ResourceRules(frozenset(stored.resources), without_gpus)
-    return NodeLedger(stored.entries, stored.first_names, rules, stored.type_names, stored.boot_id)
+    return NodeLedger(stored.entries, stored.first_names, rules, stored.names, stored.boot_id)

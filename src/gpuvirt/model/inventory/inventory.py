@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
-from msgspec.structs import replace
 
-from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType, slot_of
+from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, UnnamedType, VgpuHost
 from gpuvirt.model.inventory.isolation import UnitId, groups_of, units_of
+from gpuvirt.model.inventory.typenames import NO_NAMES, TypeNames
 from gpuvirt.model.reasons import Reason, notoffered, refusals
 
 VITAL = frozenset({"vendor", "device", "class", "driver", "iommu_group"})
@@ -74,12 +74,13 @@ class Inventory(msgspec.Struct, frozen=True):
         return any(address in self.gpus for address in self.slots.get(slot_of(function.address), ()))
 
 
-def build_inventory(facts: Facts, type_names: Mapping[str, VgpuType] | None = None) -> Inventory:
+def build_inventory(facts: Facts, type_names: TypeNames = NO_NAMES) -> Inventory:
     """Return the inventory of the facts.
 
-    `type_names` has the names of vGPU types that were observed earlier, by the host's ids: a host without room for more
-    vGPUs no longer names the types of those that it carries.
+    `type_names` has the names of vGPU types that were learned earlier: a host without room for more vGPUs no longer
+    names the types of those that it carries. The names of another version of the driver are not used.
     """
+    type_names = type_names.of(facts)
     units = units_of(facts.functions)
     unit_of = {address: unit for unit, members in units.items() for address in members}
     slots: defaultdict[str, list[PciAddress]] = defaultdict(list)
@@ -98,16 +99,17 @@ def build_inventory(facts: Facts, type_names: Mapping[str, VgpuType] | None = No
         if function.kind is FunctionKind.GPU and function.physfn is None
     }
     vgpus = {
-        live.id: Vgpu(_named(live, type_names or {}), gpu, host.framework)
+        live.id: Vgpu(type_names.named(gpu, live), gpu, host.framework)
         for gpu, host in sorted(facts.vgpu_hosts.items())
         for live in host.live
     }
     return Inventory(facts, gpus, vgpus, slots, groups_of(facts.functions.values()), units)
 
 
-def _named(live: LiveVgpu, type_names: Mapping[str, VgpuType]) -> LiveVgpu:
-    known = type_names.get(live.type_id) if live.type_id is not None and isinstance(live.type, Unread) else None
-    return live if known is None else replace(live, type=known)
+def unnamed_types(inventory: Inventory) -> Mapping[PciAddress, UnnamedType]:
+    """Return one vGPU type without a name of each GPU that carries such types."""
+    types = ((vgpu.gpu, vgpu.live.type) for vgpu in inventory.vgpus.values())
+    return {gpu: type_ for gpu, type_ in types if isinstance(type_, UnnamedType)}
 
 
 def mode_of(function: PciFunction, vgpu_host: VgpuHost | None) -> Mode:

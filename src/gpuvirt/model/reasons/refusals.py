@@ -8,6 +8,7 @@ from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
+from gpuvirt.facts.vgpu import UnnamedType
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, not_read, opened_by
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
@@ -15,6 +16,7 @@ NOT_VMS = frozenset({"nvidia-persiste", "nv-hostengine", "dcgm-exporter"})
 """NVIDIA's own services, whose names `/proc/PID/comm` cuts. They count unless NVIDIA's driver answers for them: any
 process can give itself such a name."""
 KERNEL_LOG = "see the kernel's log (dmesg)"
+SUPPORTED_TYPES = "nvidia-smi vgpu -s -v"
 WAIT_FOR_POD = "delete the pod, or wait until it ends"
 BEING_ADMITTED = "a pod that is being admitted"
 WAIT_FOR_ADMISSION = (
@@ -36,7 +38,23 @@ def named(users: Iterable[OpenDeviceUser]) -> str:
 
 def unread(subject: str, found: Unread, effect: str = "gpuvirt does not change it or allocate it") -> Reason:
     """A file could not be read, so the state of the subject is unknown."""
+    if isinstance(found, UnnamedType):
+        return _unnamed_type(subject, found, effect)
     return Reason(ReasonCode.UNREAD, subject, f"could not be read, so {effect}", (not_read(found),), KERNEL_LOG)
+
+
+def _unnamed_type(subject: str, found: UnnamedType, effect: str) -> Reason:
+    """A vGPU's type has no name: its GPU is full, so that the VFs list no types, and nvidia-smi has not named it."""
+    message = f"carries vGPU type {found.id}, which no VF lists and nvidia-smi has not named, so {effect}"
+    places = Seen(found.path, found.id), Seen(SUPPORTED_TYPES, found.answer or "not asked")
+    if found.answer:
+        fix = (
+            f"make {SUPPORTED_TYPES} list the type on the host: install the vGPU manager of the loaded driver's"
+            " version, or reboot the host if the driver hangs; an agent asks again every minute"
+        )
+    else:
+        fix = "wait some seconds until the agent asks; one in --plugin-only can't, so run it without --plugin-only"
+    return Reason(ReasonCode.UNREAD, subject, message, places, fix)
 
 
 def no_group(subject: str, *, is_mdev: bool = False) -> Reason:

@@ -1,13 +1,14 @@
 """The inputs of a change besides the host's state: allocations to pods, offered vGPUs, and the admin's permissions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
-from gpuvirt.facts.ids import PciAddress, VgpuType
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.account import Account
 from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.typenames import NO_NAMES, TypeNames
 from gpuvirt.node.change.gate.unsettled import Read, no_readings
 
 
@@ -16,8 +17,8 @@ class Inputs(msgspec.Struct, frozen=True):
 
     account: Callable[[Inventory], Account]
     """Returns the allocations of the devices in an inventory; a change calls it under the unit's lock."""
-    type_names: Mapping[str, VgpuType] = msgspec.field(default_factory=dict)
-    """The names of vGPU types, by the host's ids. A host shows only names of types that it could create now."""
+    type_names: TypeNames = NO_NAMES
+    """The names of vGPU types. A host shows only names of types that it could create now."""
     allowed: frozenset[PciAddress] = frozenset()
     """Functions of other slots whose driver the admin permits to change with a GPU of their IOMMU group."""
     forced: bool = False

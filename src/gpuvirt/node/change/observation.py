@@ -2,21 +2,18 @@
 
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
-from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
+from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.tools import ToolError, Tools
 from gpuvirt.hardware.functions import modules
 from gpuvirt.hardware.host import driverctl
-from gpuvirt.hardware.programs.nvidiasmi import read_supported
 from gpuvirt.hardware.programs.smireport import read_report
 from gpuvirt.hardware.scan import scan, scan_some, with_device_ids, with_users
 from gpuvirt.hardware.usage import hostuse, nativeusers
@@ -35,6 +32,7 @@ from gpuvirt.model.reasons import Seen
 from gpuvirt.model.reasons.shortfalls import KUBELET
 from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.typenames import learn_names
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 
@@ -195,7 +193,7 @@ def observe(change_host: ChangeHost, inputs: Inputs, named: Collection[PciAddres
     """Observe the whole host, including the open files of all processes.
 
     The host hides the names of vGPU types of which it can't create another. nvidia-smi is asked for them on the GPUs
-    in `named`, or on all GPUs if `named` is None.
+    in `named`, or on all GPUs if `named` is None. The inputs of the observation have the names.
     """
     return _observed(change_host, inputs, scan(change_host.kernel), named)
 
@@ -213,29 +211,9 @@ def _observed(
     change_host: ChangeHost, inputs: Inputs, facts: Facts, named: Collection[PciAddress] | None
 ) -> HostObservation:
     facts = with_device_ids(change_host.kernel, with_users(change_host.kernel, facts))
+    inputs = replace(inputs, type_names=learn_names(change_host.tools, facts, inputs.type_names, named))
     inventory = build_inventory(facts, inputs.type_names)
-    if names := _read_hidden_names(change_host.tools, inventory, named):
-        inventory = build_inventory(facts, {**inputs.type_names, **names})
     return HostObservation(change_host, inputs, inventory, inputs.account(inventory), namespace_of(change_host.kernel))
-
-
-def _read_hidden_names(
-    tools: Tools, inventory: Inventory, gpus: Collection[PciAddress] | None
-) -> Mapping[str, VgpuType]:
-    """Return nvidia-smi's names of the vGPU types in use whose names the host hides, by the host's ids."""
-    unnamed = {
-        vgpu.gpu
-        for vgpu in inventory.vgpus.values()
-        if vgpu.framework is Framework.VENDOR_VFIO and isinstance(vgpu.live.type, Unread) and vgpu.live.type_id
-        if gpus is None or vgpu.gpu in gpus
-    }
-    names: dict[str, VgpuType] = {}
-    for gpu in sorted(unnamed):
-        with suppress(ToolError):  # the types stay unread then, and nothing is planned from them
-            found = read_supported(tools, gpu)
-            # unknown: the types stay unread, and nothing is planned from them
-            names |= {str(entry.id): entry.name for entry in found} if not isinstance(found, Unread) else {}
-    return names
 
 
 def namespace_of(kernel: Kernel) -> uuid.UUID:

@@ -157,7 +157,7 @@ class UnitChange(msgspec.Struct):
         functions, members = seen.inventory.facts.functions, seen.inventory.units.get(self.unit, ())
         if moved := [gpu for gpu in self.desired if gpu in functions and gpu not in members]:
             raise UnitBusyError(f"{self.unit}: GPU {moved[0]} has moved to another isolation unit, which is not locked")
-        self.inventory = seen.inventory
+        self.inventory, self.inputs = seen.inventory, seen.inputs
         self.steps.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
         return replace(seen, learned={gpu: self._known(gpu) for gpu in self.desired})
 

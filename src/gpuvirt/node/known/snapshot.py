@@ -12,6 +12,7 @@ from gpuvirt.hardware.scan import BOOT_ID, scan, with_users
 from gpuvirt.model.allocation.ledger import KubeletAccount, Ledger
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.inventory.typenames import Learn, TypeNames, observed_names
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.known.state import NodeState
@@ -41,14 +42,23 @@ def load_ledger(*paths: Path) -> Ledger:
     return EMPTY
 
 
-def take(kernel: Kernel, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
+def take(
+    kernel: Kernel,
+    settings: Settings,
+    ids: PciIds,
+    clock: Clock,
+    ledger: Ledger = EMPTY,
+    learn: Learn = observed_names,
+) -> NodeView:
     """Observe the host; return its view, with what an agent would offer. `ledger` has the allocations to pods."""
-    return view_of(with_users(kernel, scan(kernel)), settings, ids, clock, ledger)
+    facts = with_users(kernel, scan(kernel))
+    return view_of(facts, settings, ids, clock, ledger, learn(facts, ledger.names))
 
 
-def view_of(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
-    """Return the view of a host with these facts, with the devices that an agent would offer."""
+def view_of(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger, names: TypeNames) -> NodeView:
+    """Return the view of a host with these facts and names of types, with the devices that an agent would offer."""
     state = NodeState(NodeTerms(settings, ids), ledger)
+    state.observe_names(names)
     state.expect_no_account(KubeletAccount(clock.now(), clock.monotonic_s(), {}))
     state.observe_facts(facts)
     return state.decide(clock.monotonic_s(), clock.now())

@@ -12,7 +12,8 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName
+from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuType
+from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts, with_vgpu, with_vgpu_host
 from gpuvirt.facts.vgpu import LiveVgpu, SmiReport, VgpuHost
 from gpuvirt.model.allocation.knowndevices import known_devices
@@ -28,6 +29,7 @@ from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
 from gpuvirt.model.desired.enforcement import DesiredEnforcement
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
+from gpuvirt.model.inventory.typenames import TypeNames
 from gpuvirt.model.node.announcing import departures
 from gpuvirt.model.node.decisions import decide
 from gpuvirt.model.node.desirednode import nothing_desired
@@ -138,12 +140,32 @@ class NodeState:
             return self.picture.gates.changing != self._gates.changing
         if self.inventory is not None:
             facts = facts.after(self.inventory.facts)
+        self._conclude_from(facts)
+        return True
+
+    def _conclude_from(self, facts: Facts) -> None:
+        """Replace the inventory and what follows from it."""
         boot_id, named = facts.platform.boot_id, self.ledger.with_type_names(facts)
         inventory = build_inventory(facts, named.type_names)
         ledger = named.with_known(known_devices(inventory), boot_id)
         self.picture = replace(self.picture, inventory=inventory, ledger=ledger)
         self.tenancies.observe_host(inventory, boot_id)
         self.tenancies.observe_account(ledger.account, ledger.rules)
+
+    def observe_names(self, names: TypeNames) -> None:
+        """Record the names of vGPU types; the next inventory has them."""
+        self.picture = replace(self.picture, ledger=replace(self.ledger, type_names=names))
+
+    def observe_types(self, gpu: PciAddress, table: Mapping[str, VgpuType] | Unread, driver: str | None) -> bool:
+        """Record nvidia-smi's table of the vGPU types that a GPU supports, if the driver still has this version.
+
+        Return whether it was recorded.
+        """
+        names = self.ledger.type_names
+        if self.inventory is None or names.driver != driver:
+            return False
+        self.observe_names(names.answered(gpu, table))
+        self._conclude_from(self.inventory.facts)
         return True
 
     def observe_gates(self, drained: Scope, blocked: Mapping[PciAddress, str]) -> bool:

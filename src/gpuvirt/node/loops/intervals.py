@@ -61,6 +61,8 @@ class Intervals(msgspec.Struct, frozen=True):
     """Between readings of a file of vGPU configs."""
     schedulers_s: float = 600.0
     """Between readings of a GPU's vGPU scheduler, which an admin may change; a reading opens the GPU."""
+    type_names_s: float = 60.0
+    """Between questions to nvidia-smi for the names of vGPU types in use that no VF lists, while it fails."""
     share_use_s: float = 15.0
     """Between readings of the memory that containers with limits use."""
     specs_s: float = 5.0

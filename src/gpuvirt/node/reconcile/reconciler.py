@@ -13,7 +13,7 @@ threads of changes report their rollbacks by a queue.
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
-from functools import cache, partial
+from functools import partial
 
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PciAddress
@@ -66,7 +66,7 @@ class Reconciler:
         self._change_host = change_host
         self._clock = clock = options.clock
         self._intervals = intervals = options.intervals
-        workers = cache(options.workers)
+        workers = options.workers
         self._attempts: dict[UnitId, Attempts] = {}
         self._difference = Difference()
         self._rolling_back: deque[UnitId] = deque()

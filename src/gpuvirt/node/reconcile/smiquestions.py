@@ -47,7 +47,9 @@ class SmiQuestions:
     ) -> None:
         """Start a task for each new question; `blocked` is called if the kernel blocks nvidia-smi."""
 
-        def observe(gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport) -> None:
+        def observe(gpu: PciAddress, vgpus: DesiredVgpus, driver: str | None, report: SmiReport) -> None:
+            if isinstance(report.types, Unread) or report.types:
+                state.observe_types(gpu, report.types, driver)
             state.observe_smi(gpu, vgpus, report, self._clock.monotonic_s())
             decide_soon()
 
@@ -56,7 +58,8 @@ class SmiQuestions:
             if gpu not in self.asking and inventory is not None and gpu in inventory.gpus:
                 self.asking.add(gpu)
                 unit = inventory.gpus[gpu].unit
-                group.create_task(self._ask(partial(observe, gpu, vgpus), gpu, unit, questions, blocked))
+                driver = inventory.facts.platform.nvidia_version
+                group.create_task(self._ask(partial(observe, gpu, vgpus, driver), gpu, unit, questions, blocked))
 
     async def _ask(
         self,
