@@ -10,6 +10,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.files.blocking import WouldBlock
 from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.programs.tools import SimTools
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 
@@ -122,7 +123,7 @@ def name_no_types(kernel: SimKernel) -> None:
 async def test_a_vgpu_whose_type_never_had_a_name_is_withheld(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xL40S")
     name_no_types(kernel)
-    async with running_node(kernel, tmp_path) as node:
+    async with running_node(kernel, tmp_path, tools=SimTools(kernel, programs=())) as node:
         assert node.offered == {}
         assert node.reasons("0000:25:00.4") == [ReasonCode.UNREAD]
         kernel.faults.heal()
