@@ -24,13 +24,16 @@ class GroupAllocator:
 
     def __init__(self) -> None:
         self.allocated: list[Sequence[DeviceId]] = []
-        self.answers = asyncio.Event()
+        self.asked = threading.Event()
+        self.answers = threading.Event()
         """Set while the plugin answers."""
         self.answers.set()
         self.failing = False
 
     async def allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
-        await self.answers.wait()
+        self.asked.set()
+        while not self.answers.is_set():
+            await RealClock().sleep(0.01)
         if self.failing:
             raise RuntimeError
         self.allocated += request.containers
@@ -63,12 +66,15 @@ async def kubevirt_offers(
 
 
 @contextmanager
-def kubevirt_offers_beside(folder: Path, resource: ResourceName, ids: Sequence[str] = GROUPS) -> Iterator[None]:
+def kubevirt_offers_beside(
+    folder: Path, resource: ResourceName, ids: Sequence[str] = GROUPS
+) -> Iterator[GroupAllocator]:
     """Run the plugin in a thread, beside tests that wait for programs."""
-    ready, over = threading.Event(), threading.Event()
+    ready, over, found = threading.Event(), threading.Event(), list[GroupAllocator]()
 
     async def offer() -> None:
-        async with kubevirt_offers(folder, resource, ids):
+        async with kubevirt_offers(folder, resource, ids) as allocator:
+            found.append(allocator)
             ready.set()
             while not over.is_set():
                 await RealClock().sleep(0.05)
@@ -77,7 +83,7 @@ def kubevirt_offers_beside(folder: Path, resource: ResourceName, ids: Sequence[s
     thread.start()
     try:
         assert ready.wait(30)
-        yield
+        yield found[0]
     finally:
         over.set()
         thread.join()
