@@ -1,6 +1,7 @@
 """Checks that every write that takes a device from its users takes the proof that nobody uses it.
 
-- `Proof(...)` and `NoKubelet(...)` are called by the modules that make these proofs, and by no other.
+- `Proof(...)`, `VmProof(...)` of whose VM a hypervisor is called for, and `NoKubelet(...)` are called by the modules that
+  make them, and by no other.
 - A file of the kernel is written, and a program that changes a GPU is run, by functions that take a `Proof` and spend
   it, or that stand below as harmless, with the reason.
 """
@@ -13,9 +14,10 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent.parent / "src/gpuvirt"
 
-MAKERS: Mapping[str, Sequence[str]] = {
-    "Proof": ("node/change/steps/proving.py", "node/change/steps/leasing.py", "hardware/access/proof.py"),
-    "NoKubelet": ("node/known/nokubelet.py",),
+MAKERS: Mapping[str, frozenset[str]] = {
+    "Proof": frozenset({"hardware/access/proof.py", "node/change/steps/proving.py", "node/change/steps/leasing.py"}),
+    "NoKubelet": frozenset({"node/known/nokubelet.py"}),
+    "VmProof": frozenset({"model/schedules/matching.py"}),
 }
 """The modules that make each kind of proof."""
 
@@ -61,6 +63,11 @@ class Finding:
 def findings(path: str, source: str, used: set[str]) -> Iterator[Finding]:
     """Yield what is wrong in a module; `used` collects the entries of `HARMLESS` that it needs."""
     tree = ast.parse(source)
+    for call in ast.walk(tree):
+        kind = _name(call.func) if isinstance(call, ast.Call) else ""
+        if isinstance(call, ast.Call) and kind in MAKERS and path not in MAKERS[kind]:
+            makers = ", ".join(sorted(MAKERS[kind]))
+            yield Finding(path, call.lineno, f"makes a {kind}; only these modules make one: {makers}")
     for place, function in _functions(tree.body, ""):
         yield from _in_function(f"{path}:{place}", path, function, used)
 
@@ -78,10 +85,6 @@ def _in_function(
     place: str, path: str, function: ast.FunctionDef | ast.AsyncFunctionDef, used: set[str]
 ) -> Iterator[Finding]:
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-    for call in calls:
-        made = _name(call.func)
-        if path not in (makers := MAKERS.get(made, (path,))):
-            yield Finding(place, call.lineno, f"makes a {made}; such proofs are made in {makers[0]} alone")
     writes = [call for call in calls if _writes(call)]
     if not writes:
         return

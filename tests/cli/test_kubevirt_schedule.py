@@ -15,7 +15,6 @@ from tests.schedules.kubevirtday import KUBEVIRT, KubeVirtDay
 from tests.schedules.scheduleday import SCHEDULE
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedkubevirt import VMIS
-from tests.schedules.servedschedule import NODES
 
 FORBIDDEN: Reply = 403, {"kind": "Status", "message": "virtualmachines is forbidden", "code": 403}
 SWITCH = ("switch", "gpus", "night", "--until", "2080-01-01T00:00")
@@ -103,8 +102,7 @@ async def test_a_plan_has_the_steps_of_the_next_switch(tmp_path: Path, zone: str
     """Whatever the time is: the VMs of both phases run, so that each switch shuts some of them down."""
     day = KubeVirtDay({**KUBEVIRT, "timeZone": zone})
     day.kubevirt.add("worker-5", "Manual", gpu=16)
-    nodes = day.served.objects
-    day.served.put(f"{NODES}/worker-5", {**nodes[f"{NODES}/worker-5"], "status": nodes[f"{NODES}/worker-1"]["status"]})
+    day.set_ready("worker-5")
     done = await run(tmp_path, vms_or(day), "plan", "gpus")
     assert done.returncode == 0, done.stderr
     assert ["NODE", "ACTION", "TARGET"] in [line.split() for line in done.stdout.splitlines()]

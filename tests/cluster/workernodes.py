@@ -59,7 +59,8 @@ class WorkerNodes:
         """Register the nodes; then each kubelet runs while its VM runs."""
         with ExitStack() as stack:
             for name, vgpu_type in WORKERS.items():
-                self._kubelets[name] = stack.enter_context(played_node(self._node, name, {"vgpu.type": vgpu_type}))
+                played = played_node(self._node, name, {"vgpu.type": vgpu_type}, _provider_id(name))
+                self._kubelets[name] = stack.enter_context(played)
             self._node.until(lambda: all(map(self.is_ready, WORKERS)), lambda: f"{self.ready()}")
             follower = threading.Thread(target=self._follow)
             follower.start()
@@ -93,11 +94,19 @@ class WorkerNodes:
                 os.kill(kubelet.pid, signal.SIGCONT if is_on else signal.SIGSTOP)
 
 
+def _provider_id(name: str) -> str:
+    """Return the providerID of a worker, with the UUID of its VM: a played kubelet reports no system UUID."""
+    return f"vsphere://4217aaaa-0000-0000-0000-{int(name.removeprefix('worker')):012}"
+
+
 @contextmanager
-def played_node(node: LabNamespace, name: str, labels: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+def played_node(
+    node: LabNamespace, name: str, labels: Mapping[str, str], provider_id: str = ""
+) -> Iterator["subprocess.Popen[bytes]"]:
     """Register a node for the duration of the context, and give the process that plays its kubelet."""
     metadata = {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}}
-    node.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [PLAYED]}})
+    spec = {"taints": [PLAYED], "providerID": provider_id}
+    node.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
     kubeconfig = f"--kubeconfig={node.cluster.kubeconfig}"
     lease = f"--node-lease-duration-seconds={4 * RENEWED_EVERY_S}"
     command = [*kwok(), kubeconfig, f"--manage-single-node={name}", lease]

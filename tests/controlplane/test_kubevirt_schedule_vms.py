@@ -15,7 +15,7 @@ from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms, VmWriter
 from gpuvirt.cluster.operator.schedules.kubevirt.judging import VmObjects
 from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import StateChange, Vm, Vmi, virtual_machines
-from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, Power, VmKey, VmsUnknown, WorkerVm
+from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, Power, VmKey, VmProof, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.spec import SAVED_STRATEGY
 from tests.cluster.kubevirtkinds import install
 from tests.cluster.labnamespace import LabNamespace
@@ -37,11 +37,14 @@ class Workers:
         """Create a VM, and its VMI, which runs."""
         spec = {"domain": {"devices": {"gpus": [{"name": "gpu", "deviceName": SMALL}]}}}
         self._create("VirtualMachine", {**strategy, "template": {"spec": spec}})
-        self._create("VirtualMachineInstance", spec)
+        uid = self.node.kubectl("get", "virtualmachines.kubevirt.io", "worker", "-o", "jsonpath={.metadata.uid}")
+        owner = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "worker", "uid": uid}
+        self._create("VirtualMachineInstance", spec, {**owner, "controller": True})
         self.status("vmi", {"phase": "Running"})
 
-    def _create(self, kind: str, spec: object) -> None:
-        text = json.dumps({"apiVersion": "kubevirt.io/v1", "kind": kind, "metadata": {"name": "worker"}, "spec": spec})
+    def _create(self, kind: str, spec: object, *owners: object) -> None:
+        metadata = {"name": "worker", "ownerReferences": owners}
+        text = json.dumps({"apiVersion": "kubevirt.io/v1", "kind": kind, "metadata": metadata, "spec": spec})
         done = self.node.cluster.kubectl("--namespace", self.node.namespace, "create", "-f", "-", given=text)
         assert done.returncode == 0, done.stderr
 
@@ -68,8 +71,8 @@ class Workers:
         return next(iter(reading.values()))
 
     async def call(self, action: Action, vgpu_type: str = "") -> None:
-        key = VmKey((await self.vm()).metadata.uid)
-        assert await self.vms.call(Call(key, action, vgpu_type)) == Accepted()
+        vm = await self.seen()
+        assert await self.vms.call(Call(VmProof(vm.key, vm.instance), action, vgpu_type)) == Accepted()
 
 
 @pytest.fixture(params=SOURCES)
@@ -117,13 +120,13 @@ async def test_writes_for_another_version_are_conflicts(workers: Workers) -> Non
     vmi = Vmi((await workers.vm()).metadata)
     old = VmObjects(await workers.vm(), vmi)
     workers.node.kubectl("annotate", "virtualmachines.kubevirt.io", "worker", "by=admin")
-    writer = VmWriter(workers.client, workers.node.namespace)
+    writer, proof = VmWriter(workers.client, workers.node.namespace), VmProof(VmKey(old.vm.metadata.uid))
     manual = VmObjects(Vm(old.vm.metadata, type(old.vm.spec)(None, "Manual", old.vm.spec.template)), vmi)
     with pytest.raises(ConflictError):
-        await writer.shut_down(old)
+        await writer.make(Call(proof, Action.SHUT_DOWN), old)
     with pytest.raises(ConflictError):
-        await writer.shut_down(manual)
+        await writer.make(Call(proof, Action.SHUT_DOWN), manual)
     with pytest.raises(ConflictError):
-        await writer.set_vgpu_type(old, BIG)
+        await writer.make(Call(proof, Action.SET_VGPU_TYPE, BIG), old)
     found = (await workers.client.list(Collection(virtual_machines(workers.node.namespace), Vm))).items
     assert [(vm.spec.strategy, vm.status.state_change_requests) for vm in found] == [("Always", ())]

@@ -2,8 +2,14 @@
 
 import runpy
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
+from msgspec.structs import fields
+
+from gpuvirt.cluster.operator.schedules.kubevirt.connection import VmWriter
+from gpuvirt.hypervisors.backend import BackEnd
+from gpuvirt.model.schedules.hypervisor import Call, Hypervisor, VmProof
 
 RULE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "tools/check_proofs.py"))
 
@@ -37,17 +43,24 @@ def test_a_proof_must_be_spent_before_the_write() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "maker", "other"),
+    ("made", "maker"),
     [
-        ("Proof", "node/change/steps/proving.py", "node/known/nokubelet.py"),
-        ("NoKubelet", "node/known/nokubelet.py", "node/change/steps/proving.py"),
+        ("Proof(ProofKind.FORCED, ['x'])", "node/change/steps/proving.py"),
+        ("NoKubelet()", "node/known/nokubelet.py"),
+        ("VmProof(vm.key)", "model/schedules/matching.py"),
     ],
 )
-def test_proofs_are_made_in_their_modules_alone(made: str, maker: str, other: str) -> None:
-    source = f"def take():\n    return {made}(x)\n"
-    assert f"makes a {made}" in found_in(source)[0]
-    assert f"makes a {made}" in found_in(source, other)[0]
-    assert found_in(source, maker) == []
+def test_proofs_are_made_in_their_modules_alone(made: str, maker: str) -> None:
+    for source in (f"def take():\n    return {made}\n", f"FREE = {made}\n", f"free = lambda vm: hypervisor.{made}\n"):
+        assert "only these modules make one" in found_in(source)[0]
+        assert found_in(source, maker) == []
+
+
+def test_each_call_to_a_hypervisor_has_the_proof_of_whose_vm_it_is() -> None:
+    for method in (Hypervisor.call, BackEnd.make, VmWriter.make):
+        assert Call in get_type_hints(method).values()
+    (proof,) = (field for field in fields(Call) if field.type is VmProof)
+    assert proof.required
 
 
 def test_the_sources_pass(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,16 @@ import pytest
 
 from gpuvirt.hypervisors.connection import ChildHypervisor
 from gpuvirt.model.schedules.connection import HypervisorCredentials
-from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, OutcomeUnknown, Power, Refused, VmsUnknown
+from gpuvirt.model.schedules.hypervisor import (
+    Accepted,
+    Action,
+    Call,
+    OutcomeUnknown,
+    Power,
+    Refused,
+    VmProof,
+    VmsUnknown,
+)
 from tests.hypervisors.proxy import proxy
 from tests.hypervisors.simulated import (
     CLOCK,
@@ -32,8 +41,8 @@ from tests.hypervisors.simulated import (
 from tests.web.certificates import Authority
 
 pytestmark = pytest.mark.ring("vsphere")
-START = Call(key(4), Action.START)
-SUSPEND = Call(key(0), Action.SUSPEND)
+START = Call(VmProof(key(4)), Action.START)
+SUSPEND = Call(VmProof(key(0)), Action.SUSPEND)
 HANGS_S = 2.0
 
 
@@ -212,11 +221,11 @@ async def test_a_call_that_was_not_delivered_is_never_delivered(center: Center, 
     with proxy(center.vsphere.port) as way:
         credentials = replace(center.credentials, server=f"127.0.0.1:{way.port}")
         async with connected(credentials) as hypervisor:
-            await hypervisor.call(Call(key(0), Action.POWER_OFF))
+            await hypervisor.call(Call(VmProof(key(0)), Action.POWER_OFF))
             before = center.vsphere.state.calls
             await until(hypervisor, lambda found: found["worker0"].power is Power.OFF)
             # A call that is longer than the window: the child has sent it, and its kernel still has the rest.
-            long = Call(key(0), Action.SET_VGPU_TYPE, "x" * 200_000)
+            long = Call(VmProof(key(0)), Action.SET_VGPU_TYPE, "x" * 200_000)
             carried = way.carried
             way.stop_after(50_000)
             calling = asyncio.ensure_future(hypervisor.call(long))  # noqa: TID251  awaited below

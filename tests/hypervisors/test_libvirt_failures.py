@@ -12,7 +12,16 @@ import pytest
 
 from gpuvirt.hypervisors.connection import ChildHypervisor
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S, HypervisorCredentials
-from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, OutcomeUnknown, Power, Refused, VmsUnknown
+from gpuvirt.model.schedules.hypervisor import (
+    Accepted,
+    Action,
+    Call,
+    OutcomeUnknown,
+    Power,
+    Refused,
+    VmProof,
+    VmsUnknown,
+)
 from tests.hypervisors.libvirthost import Server, key, libvirt_connected, server
 from tests.hypervisors.libvirthost import server as another_server
 from tests.hypervisors.proxy import proxy
@@ -20,7 +29,7 @@ from tests.hypervisors.simulated import CLOCK, PATIENCE_S, is_running, until, vm
 from tests.web.certificates import Authority
 
 pytestmark = pytest.mark.ring("libvirt")
-START, SUSPEND = Call(key(0), Action.START), Call(key(0), Action.SUSPEND)
+START, SUSPEND = Call(VmProof(key(0)), Action.START), Call(VmProof(key(0)), Action.SUSPEND)
 HANGS_S = 4.0
 FAILS_WITHIN_S = 2.0
 """How long a child watches a call (`calling.FAILS_WITHIN_S`; that module needs libvirt's library)."""

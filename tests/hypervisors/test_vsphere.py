@@ -15,6 +15,7 @@ from gpuvirt.model.schedules.hypervisor import (
     Power,
     Refused,
     VmKey,
+    VmProof,
     VmsUnknown,
     WorkerVm,
 )
@@ -62,13 +63,13 @@ async def test_an_answer_of_several_pages_is_read_whole(tmp_path: Path, authorit
 
 
 async def test_the_day_becomes_night(center: Center, hypervisor: ChildHypervisor) -> None:
-    start = Call(key(4), Action.START)
+    start = Call(VmProof(key(4)), Action.START)
     refused = await hypervisor.call(start)
     assert isinstance(refused, Refused)
     assert refused.code == "NoGraphicsCapacity"
     assert "InsufficientGraphicsResourcesFault" in refused.text
     for number in range(4):
-        assert await hypervisor.call(Call(key(number), Action.SUSPEND)) == Accepted()
+        assert await hypervisor.call(Call(VmProof(key(number)), Action.SUSPEND)) == Accepted()
     await until(hypervisor, lambda found: all(found[f"worker{n}"].power is Power.SUSPENDED for n in range(4)))
     assert await hypervisor.call(start) == Accepted()
     found = await until(hypervisor, lambda found: found["worker4"].power is Power.ON)
@@ -83,7 +84,9 @@ async def test_the_day_becomes_night(center: Center, hypervisor: ChildHypervisor
 async def test_a_vm_is_changing_while_its_task_runs(center: Center, hypervisor: ChildHypervisor) -> None:
     await vms(hypervisor)
     center.vsphere.command(taskDelays={"Suspend": 8000})
-    assert await hypervisor.call(Call(key(0), Action.SUSPEND)) == Accepted(), "the call does not wait for the task"
+    assert await hypervisor.call(Call(VmProof(key(0)), Action.SUSPEND)) == Accepted(), (
+        "the call does not wait for the task"
+    )
     found = await vms(hypervisor)
     assert [name for name, vm in found.items() if vm.is_changing] == ["worker0"]
     assert found["worker0"].power is Power.ON, "it has its vGPU until the task has ended"
@@ -92,16 +95,16 @@ async def test_a_vm_is_changing_while_its_task_runs(center: Center, hypervisor: 
 
 
 async def test_a_guest_is_asked_to_shut_down(center: Center, hypervisor: ChildHypervisor) -> None:
-    assert await hypervisor.call(Call(key(1), Action.SHUT_DOWN)) == Accepted()
+    assert await hypervisor.call(Call(VmProof(key(1)), Action.SHUT_DOWN)) == Accepted()
     await until(hypervisor, lambda found: found["worker1"].power is Power.OFF)
     center.vsphere.change("worker2", tools="guestToolsNotRunning")
-    refused = await hypervisor.call(Call(key(2), Action.SHUT_DOWN))
+    refused = await hypervisor.call(Call(VmProof(key(2)), Action.SHUT_DOWN))
     assert isinstance(refused, Refused)
     assert refused.code == "GuestToolsMissing"
 
 
 async def test_power_is_taken_away(hypervisor: ChildHypervisor) -> None:
-    assert await hypervisor.call(Call(key(3), Action.POWER_OFF)) == Accepted()
+    assert await hypervisor.call(Call(VmProof(key(3)), Action.POWER_OFF)) == Accepted()
     await until(hypervisor, lambda found: found["worker3"].power is Power.OFF)
 
 
@@ -110,26 +113,26 @@ async def test_power_is_taken_away(hypervisor: ChildHypervisor) -> None:
 )
 async def test_a_vm_in_another_state_refuses(hypervisor: ChildHypervisor, number: int, action: Action) -> None:
     vgpu_type = "grid_v100-16q" if action is Action.SET_VGPU_TYPE else ""
-    refused = await hypervisor.call(Call(key(number), action, vgpu_type))
+    refused = await hypervisor.call(Call(VmProof(key(number)), action, vgpu_type))
     assert isinstance(refused, Refused)
     assert refused.code == "WrongPowerState"
     assert f"the VM is {'poweredOn' if number == 0 else 'suspended'}" in refused.text
 
 
 async def test_a_vm_that_is_off_gets_another_vgpu(hypervisor: ChildHypervisor) -> None:
-    await hypervisor.call(Call(key(0), Action.POWER_OFF))
+    await hypervisor.call(Call(VmProof(key(0)), Action.POWER_OFF))
     assert (await vms(hypervisor))["worker0"].vgpu_types == ("grid_v100-4q",)
-    assert await hypervisor.call(Call(key(0), Action.SET_VGPU_TYPE, "grid_v100-16q")) == Accepted()
+    assert await hypervisor.call(Call(VmProof(key(0)), Action.SET_VGPU_TYPE, "grid_v100-16q")) == Accepted()
     found = await until(hypervisor, lambda found: found["worker0"].vgpu_types == ("grid_v100-16q",))
     assert found["worker0"].power is Power.OFF
-    refused = await hypervisor.call(Call(key(0), Action.SET_VGPU_TYPE, "grid_h100-80c"))
+    refused = await hypervisor.call(Call(VmProof(key(0)), Action.SET_VGPU_TYPE, "grid_h100-80c"))
     assert isinstance(refused, Refused)
     assert refused.code == "HypervisorRefused"
     assert "InvalidDeviceBacking" in refused.text
 
 
 async def test_a_vm_that_does_not_exist_is_named(hypervisor: ChildHypervisor) -> None:
-    refused = await hypervisor.call(Call(VmKey("00000000-0000-0000-0000-000000000000"), Action.START))
+    refused = await hypervisor.call(Call(VmProof(VmKey("00000000-0000-0000-0000-000000000000")), Action.START))
     assert isinstance(refused, Refused)
     assert refused.code == "VmNotFound"
 
@@ -157,8 +160,8 @@ async def test_what_can_be_done_is_said_before_anything_happens(center: Center, 
 
 
 async def test_a_type_that_its_host_can_not_suspend(hypervisor: ChildHypervisor) -> None:
-    await hypervisor.call(Call(key(0), Action.POWER_OFF))
-    assert await hypervisor.call(Call(key(0), Action.SET_VGPU_TYPE, "grid_v100-4c")) == Accepted()
+    await hypervisor.call(Call(VmProof(key(0)), Action.POWER_OFF))
+    assert await hypervisor.call(Call(VmProof(key(0)), Action.SET_VGPU_TYPE, "grid_v100-4c")) == Accepted()
     found = await hypervisor.check([key(0)])
     assert not isinstance(found, VmsUnknown)
     suspend = found[key(0)].suspend
@@ -169,14 +172,14 @@ async def test_a_type_that_its_host_can_not_suspend(hypervisor: ChildHypervisor)
 async def test_a_restart_of_the_vcenter_keeps_its_state(tmp_path: Path, authority: Authority) -> None:
     with center(tmp_path, authority) as first:
         async with connected(first.credentials) as hypervisor:
-            await hypervisor.call(Call(key(0), Action.SUSPEND))
+            await hypervisor.call(Call(VmProof(key(0)), Action.SUSPEND))
             before = await until(hypervisor, lambda found: found["worker0"].power is Power.SUSPENDED)
     port = first.vsphere.port
     async with connected(first.credentials) as hypervisor:
         down = await hypervisor.read()
         assert isinstance(down, VmsUnknown)
         assert down.code == "HypervisorUnreachable"
-        refused = await hypervisor.call(Call(key(0), Action.START))
+        refused = await hypervisor.call(Call(VmProof(key(0)), Action.START))
         assert isinstance(refused, Refused), "without a connection, nothing can have been sent"
         with center(tmp_path, authority, port=port):
             assert {name: vm.power for name, vm in (await vms(hypervisor)).items()} == {
@@ -187,15 +190,15 @@ async def test_a_restart_of_the_vcenter_keeps_its_state(tmp_path: Path, authorit
 async def test_one_call_in_ten_fails_and_is_not_known(center: Center, hypervisor: ChildHypervisor) -> None:
     await vms(hypervisor)
     center.vsphere.command(fault={"method": "SuspendVM_Task", "every": 10, "most": 0, "kind": "system"})
-    failed = await hypervisor.call(Call(key(0), Action.SUSPEND))
+    failed = await hypervisor.call(Call(VmProof(key(0)), Action.SUSPEND))
     assert isinstance(failed, OutcomeUnknown)
     assert failed.code == "HypervisorCallFailed"
     assert (await vms(hypervisor))["worker0"].power is Power.ON, "so it is read"
-    assert await hypervisor.call(Call(key(0), Action.SUSPEND)) == Accepted(), "and made again"
+    assert await hypervisor.call(Call(VmProof(key(0)), Action.SUSPEND)) == Accepted(), "and made again"
 
 
 async def test_what_the_user_may_not_do_is_refused(center: Center, hypervisor: ChildHypervisor) -> None:
     center.vsphere.command(fault={"method": "SuspendVM_Task", "every": 1, "most": 0, "kind": "noPermission"})
-    refused = await hypervisor.call(Call(key(0), Action.SUSPEND))
+    refused = await hypervisor.call(Call(VmProof(key(0)), Action.SUSPEND))
     assert isinstance(refused, Refused)
     assert refused.code == "HypervisorForbidden"

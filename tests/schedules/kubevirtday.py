@@ -1,12 +1,14 @@
 """A day of a schedule whose workers are KubeVirt's VMs."""
 
 import asyncio
+from uuid import uuid5
 
 from typing_extensions import override
 
+from gpuvirt.cluster.operator.schedules.kubevirt.judging import UUID_NAMESPACE
 from tests.apiserver.scriptedapi import Call, Reply
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
-from tests.schedules.servedkubevirt import NAMESPACE, ServedKubeVirt
+from tests.schedules.servedkubevirt import NAMESPACE, Guest, ServedKubeVirt
 from tests.schedules.servedschedule import LEASES, NODES, Object
 
 KUBEVIRT: Object = {**SPEC, "hypervisor": {"kubeVirt": {"namespace": NAMESPACE}}, "leave": "ShutDown"}
@@ -21,7 +23,22 @@ class KubeVirtDay(Day):
         for number, strategy in enumerate(("Manual", "Always", "RerunOnFailure", "running"), 1):
             self.kubevirt.add(f"worker-{number}", strategy)
         self.kubevirt.add("worker-5", "Manual", gpu=16, runs=False)
+        for guest in self.kubevirt.guests.values():
+            self._put_node(guest)
         self.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": spec})
+
+    def _put_node(self, guest: Guest) -> None:
+        """Store the node of a guest. KubeVirt shows no address of one that has never run: its node names the VM."""
+        node = self.served.objects[f"{NODES}/{guest.name}"]
+        assert isinstance(node["metadata"], dict)
+        named = {"gpuvirt.io/vm": f"{NAMESPACE}/{guest.name}"} if not guest.boots else None
+        status: Object = {
+            "nodeInfo": {"systemUUID": str(uuid5(UUID_NAMESPACE, guest.name))},
+            "addresses": [{"type": "InternalIP", "address": guest.address}],
+        }
+        metadata = {**node["metadata"], "annotations": named}
+        self.served.put(f"{NODES}/{guest.name}", {**node, "metadata": metadata, "status": status})
+        self.set_ready(guest.name, is_ready=bool(guest.boots))
 
     def answer(self, call: Call) -> Reply:
         return self.kubevirt.answer(call) if "kubevirt.io" in call.path else self.served.answer(call)
@@ -35,9 +52,7 @@ class KubeVirtDay(Day):
             if guest.phase == "Running" and guest.deleted_s is None:
                 renewal = f"{self.now():%Y-%m-%dT%H:%M:%S.%fZ}"
                 self.served.put(f"{LEASES}/{guest.name}", {"spec": {"renewTime": renewal}})
-                ready: Object = {"conditions": [{"type": "Ready", "status": "True"}]}
-                node = self.served.objects[f"{NODES}/{guest.name}"]
-                self.served.put(f"{NODES}/{guest.name}", {**node, "status": ready})
+                self.set_ready(guest.name)
 
     def running(self) -> list[str]:
         return [guest.name for guest in self.kubevirt.guests.values() if guest.phase == "Running"]

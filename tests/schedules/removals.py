@@ -81,6 +81,7 @@ REMOVALS: Mapping[str, tuple[Patch, ...]] = {
     "match of VM and Node": (
         Patch(matching, "candidates", _by_name),
         Patch(matching, "is_consistent", lambda node, vm: True),
+        Patch(matching, "is_same", lambda node, vm: True),
     ),
     "new heartbeat": (
         Patch(arriving, "is_alive", lambda worker, node: node.is_ready),

@@ -34,26 +34,31 @@ SPEC: Object = {
 }
 
 
+def uuid(number: int) -> str:
+    """Return the system UUID of a worker."""
+    return f"4217aaaa-0000-4000-8000-{number:012}"
+
+
 class Day:
     """A cluster with workers of the day and one of the night, its hypervisor, and a clock that both go by."""
 
     def __init__(self, numbers: tuple[int, ...] = (1, 2, 3, 4)) -> None:
         self.served, self.now_s = ServedSchedule(), 100.0
-        vms = {VmKey(f"key-{n}"): Vm(VmKey(f"key-{n}"), f"worker-{n}", "", 4) for n in numbers}
+        vms = {VmKey(f"key-{n}"): Vm(VmKey(f"key-{n}"), f"worker-{n}", uuid(n), 4) for n in numbers}
         for vm in vms.values():
             vm.power = Power.ON
-        vms[VmKey("key-5")] = Vm(VmKey("key-5"), "worker-5", "", 16, Power.SUSPENDED)
+        vms[VmKey("key-5")] = Vm(VmKey("key-5"), "worker-5", uuid(5), 16, Power.SUSPENDED)
         self.hypervisor = ModelHypervisor(vms, self.monotonic_s, lambda call, sender: None, pytest.fail)
         self.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": SPEC})
         for vm in vms.values():
             profile = "v100-16q" if vm.gpu == 16 else "v100-4q"
-            ready = [{"type": "Ready", "status": "True" if vm.power is Power.ON else "Unknown"}]
             content: Object = {
                 "metadata": {"labels": {"vgpu.type": profile}},
                 "spec": {"taints": [{"key": "own", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"}]},
-                "status": {"conditions": ready},
+                "status": {"nodeInfo": {"systemUUID": vm.system_uuid.upper()}},
             }
             self.served.put(f"{NODES}/{vm.name}", content)
+            self.set_ready(vm.name, is_ready=vm.power is Power.ON)
         self.put_pod("train-0", "worker-1")
 
     def put_pod(self, name: str, node: str, **more: object) -> None:
@@ -81,11 +86,14 @@ class Day:
         for vm in self.hypervisor.vms.values():
             if vm.power is Power.ON and vm.becomes is None:
                 self.served.put(f"{LEASES}/{vm.name}", {"spec": {"renewTime": f"{self.now():%Y-%m-%dT%H:%M:%S.%fZ}"}})
-                node = self.served.objects[f"{NODES}/{vm.name}"]
                 if vm.gpu == 16:
-                    self.served.put(
-                        f"{NODES}/{vm.name}", {**node, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
-                    )
+                    self.set_ready(vm.name)
+
+    def set_ready(self, name: str, *, is_ready: bool = True) -> None:
+        node = self.served.objects[f"{NODES}/{name}"]
+        assert isinstance(node["status"], dict)
+        ready = [{"type": "Ready", "status": "True" if is_ready else "Unknown"}]
+        self.served.put(f"{NODES}/{name}", {**node, "status": {**node["status"], "conditions": ready}})
 
     def status(self) -> Object:
         found = self.served.objects[SCHEDULE]["status"]

@@ -56,6 +56,7 @@ class Guest:
     owners: list[Object] = field(default_factory=list)
     is_orphan: bool = False
     """Whether its VMI is no VirtualMachine's."""
+    address: str = ""
     boots: int = 0
     power_cuts: int = 0
     """How often KubeVirt has taken the power of a guest that had not ended."""
@@ -93,6 +94,7 @@ class ServedKubeVirt:
         chosen: Object = {"running": runs} if strategy == "running" else {"runStrategy": strategy}
         guest = Guest(name, f"uid-{name}", {**chosen, "template": template}, gpu, version=next(self._versions))
         guest.followed, guest.grace_s = guest.strategy, grace_s
+        guest.address = f"10.0.0.{len(self.guests) + 1}"
         self.guests[name] = guest
         if runs:
             self._begin(guest)
@@ -253,7 +255,10 @@ class ServedKubeVirt:
         assert isinstance(template, dict)
         spec = {**template["spec"], "terminationGracePeriodSeconds": guest.grace_s.__int__()}
         live = [{"type": "LiveMigratable", "status": "False", "reason": "HostDeviceNotLiveMigratable"}]
-        return {"metadata": metadata, "spec": spec, "status": {"phase": guest.phase, "conditions": live}}
+        status: Object = {"phase": guest.phase, "conditions": live}
+        if guest.phase == "Running":
+            status["interfaces"] = [{"ipAddress": guest.address, "ipAddresses": None}]
+        return {"metadata": metadata, "spec": spec, "status": status}
 
 
 def _is_done(request: Object, guest: Guest) -> bool:

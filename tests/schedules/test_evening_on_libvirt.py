@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from lab.libvirt.host import LibvirtHost
@@ -27,11 +28,11 @@ from gpuvirt.hypervisors.connection import open_hypervisor
 from gpuvirt.model.schedules.connection import HypervisorCredentials
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power
 from tests.apiserver.scriptedapi import scripted
-from tests.hypervisors.libvirthost import Server, uuid
+from tests.hypervisors.libvirthost import Server
 from tests.hypervisors.libvirthost import server as running_server
-from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
+from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, uuid
 from tests.schedules.servedcommands import answering
-from tests.schedules.servedschedule import LEASES, NODES
+from tests.schedules.servedschedule import LEASES
 from tests.web.certificates import Authority, Pair
 
 pytestmark = pytest.mark.ring("libvirt")
@@ -47,7 +48,7 @@ class LibvirtDay(Day):
         super().__init__((1, 2))
         self._host = host
         for number, name in NAMES.items():
-            host.define(name, uuid(number + 10))
+            host.define(name, UUID(uuid(number)))
             host.virsh("start", name)
         host.virsh("managedsave", NAMES[5])
         self.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, "hypervisor": _LIBVIRT}})
@@ -68,12 +69,10 @@ class LibvirtDay(Day):
         for name, state in self.states().items():
             if state == "running":
                 self.served.put(f"{LEASES}/{name}", {"spec": {"renewTime": f"{self.now():%Y-%m-%dT%H:%M:%S.%fZ}"}})
-                node = self.served.objects[f"{NODES}/{name}"]
-                self.served.put(f"{NODES}/{name}", {**node, "status": {"conditions": _READY}})
+                self.set_ready(name)
 
 
 _LIBVIRT = {"libvirt": {"secretRef": {"name": "host"}}}
-_READY = [{"type": "Ready", "status": "True"}]
 _SCHEDULE = VgpuSchedule(
     Metadata("gpus", "gpuvirt"),
     Spec(hypervisor=HypervisorSpec(libvirt=SecretPlace(secret_ref=SecretRef(name="host")))),

@@ -43,6 +43,7 @@ def worlds(draw: st.DrawFn) -> tuple[Schedule, ScheduleObservation]:
             f"uid-{number}",
             "1",
             frozenset(phases),
+            system_uuid=f"421c5a83-0000-4000-8000-{number:012}",
             is_unschedulable=bool(cordoned_by) or draw(st.booleans()),
             cordoned_by=cordoned_by,
             is_announced=draw(st.booleans()),

@@ -13,14 +13,25 @@ from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
 from gpuvirt.cluster.operator.schedules.kubevirt.judging import VmObjects, refusal, shutdown_refusal
 from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import Vm
 from gpuvirt.errors import ConfigError
-from gpuvirt.facts.ids import Namespace
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.facts.ids import Namespace, NodeName
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.byhand import switch_by_hand
 from gpuvirt.model.schedules.faults import faults
-from gpuvirt.model.schedules.hypervisor import Action, Call, OutcomeUnknown, Power, Refused, VmKey, VmsUnknown
-from gpuvirt.model.schedules.matching import unmatched
-from gpuvirt.model.schedules.observed import LastCall
+from gpuvirt.model.schedules.hypervisor import (
+    Action,
+    Call,
+    OutcomeUnknown,
+    Power,
+    Refused,
+    VmKey,
+    VmProof,
+    VmsUnknown,
+    WorkerVm,
+)
+from gpuvirt.model.schedules.matching import candidates, match, prove, prove_user
+from gpuvirt.model.schedules.nodevms import NodeVm, SeenVm, VmStep
+from gpuvirt.model.schedules.observed import LastCall, WorkerNode
 from gpuvirt.model.schedules.spec import Drain, Phase, PhaseName, PhaseOverride, Schedule
 from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus, Worker, WorkerStep
 from gpuvirt.model.schedules.times import CronLineError, verify_line
@@ -80,19 +91,73 @@ def test_a_node_that_an_admin_uncordons_while_its_vm_is_off_is_cordoned_again() 
     assert worker(decided(observed(gone, vms=off))).step is WorkerStep.AWAY
 
 
+ONE = SEEN[VmKey("one")]
+KNOWN = Worker(FIRST, "uid-1", vm=ONE.key, vm_name=ONE.name)
+OF_KUBEVIRT = replace(ONE, where="workers/worker-1", addresses=("10.0.0.1",), instance="vmi")
+NODE = replace(NODES[FIRST], addresses=("10.0.0.1",), provider_id="kubevirt://worker-1")
+
+
 def test_a_vm_of_another_uuid_is_no_longer_the_worker_s() -> None:
-    vm = SEEN[VmKey("one")]
-    known = Worker(FIRST, "uid-1", vm=vm.key, vm_name=vm.name)
-    assert unmatched(known, NODES[FIRST], SEEN) is None
-    other = unmatched(known, replace(NODES[FIRST], system_uuid="421c5a83-0000-4000-8000-00000000000f"), SEEN)
-    assert other is not None
-    assert (other.code, "worker-1" in other.text) == (ReasonCode.VM_NOT_MATCHED, True)
-    unseen = unmatched(known, NODES[FIRST], {})
-    assert unseen is not None
-    assert unseen.code is ReasonCode.VM_NOT_VISIBLE
-    nobody = unmatched(replace(known, vm=VmKey("")), NODES[FIRST], {})
-    assert nobody is not None
-    assert nobody.code is ReasonCode.VM_NOT_MATCHED
+    assert prove(KNOWN, NODES[FIRST], SEEN) == VmProof(ONE.key)
+    other = replace(NODES[FIRST], system_uuid="421c5a83-0000-4000-8000-00000000000f")
+    for known, node, vms, code in (
+        (KNOWN, other, SEEN, ReasonCode.VM_NOT_MATCHED),
+        (KNOWN, NODES[FIRST], {}, ReasonCode.VM_NOT_VISIBLE),
+        (replace(KNOWN, vm=VmKey("")), NODES[FIRST], {}, ReasonCode.VM_NOT_MATCHED),
+    ):
+        found = prove(known, node, vms)
+        assert isinstance(found, Reason)
+        assert (found.code, "worker-1" in found.text) == (code, True)
+
+
+@pytest.mark.parametrize(
+    ("node", "vm", "is_proven"),
+    [
+        (NODE, OF_KUBEVIRT, True),
+        (replace(NODE, addresses=("10.0.0.2",)), OF_KUBEVIRT, False),
+        (replace(NODE, system_uuid=""), OF_KUBEVIRT, False),
+        (NODE, replace(OF_KUBEVIRT, addresses=()), False),
+        (replace(NODE, addresses=(), vm="workers/worker-1"), OF_KUBEVIRT, True),
+        (replace(NODE, vm="others/worker-1"), OF_KUBEVIRT, False),
+        (replace(NODE, addresses=(), vm="workers/worker-1", system_uuid="4217"), OF_KUBEVIRT, False),
+        (replace(NODE, addresses=(), provider_id="harvester://One"), OF_KUBEVIRT, True),
+        (replace(NODES[FIRST], system_uuid="", provider_id=f"vsphere://{ONE.system_uuid}"), ONE, True),
+        (replace(NODES[FIRST], system_uuid="", vm="workers/worker-1"), ONE, False),
+        (replace(NODES[FIRST], provider_id="aws:///"), replace(ONE, system_uuid="", key=VmKey("")), False),
+    ],
+)
+def test_both_sides_prove_whose_vm_it_is(node: WorkerNode, vm: WorkerVm, *, is_proven: bool) -> None:
+    assert candidates(node, {vm.key: vm}) == ((vm,) if is_proven else ())
+    found = prove(replace(KNOWN, vm=vm.key), node, {vm.key: vm})
+    assert (found == VmProof(vm.key, vm.instance)) is is_proven
+
+
+def test_the_match_in_the_status_proves_whose_vm_it_is_only_while_it_is_off() -> None:
+    no_uuid, off = replace(NODES[FIRST], system_uuid=""), Power.OFF
+    off_again = replace(OF_KUBEVIRT, power=off, addresses=(), instance="")
+    for node, vm, is_proven in (
+        (None, ONE, False),
+        (None, replace(ONE, power=Power.UNKNOWN), False),
+        (None, replace(ONE, power=Power.SUSPENDED), True),
+        (no_uuid, replace(ONE, power=off), False),
+        (NODE, off_again, True),
+        (replace(NODE, vm="others/worker-1"), off_again, False),
+    ):
+        assert isinstance(prove(KNOWN, node, {vm.key: vm}), VmProof if is_proven else Reason)
+
+
+def test_a_node_that_names_another_vm_is_matched_again() -> None:
+    other = replace(OF_KUBEVIRT, key=VmKey("two"), where="workers/worker-2", name="worker-2", system_uuid="")
+    vms = {ONE.key: OF_KUBEVIRT, other.key: other}
+    assert match(KNOWN, replace(NODES[FIRST], addresses=()), vms) == KNOWN
+    assert match(KNOWN, replace(NODES[FIRST], vm=other.where), vms).vm == other.key
+
+
+def test_a_vm_that_was_created_again_is_not_the_user_of_a_gpu() -> None:
+    known = NodeVm(KEY, "vms", "a", NodeName("node"), PhaseName("night"), VmStep.STOP)
+    seen = SeenVm(KEY, "vms", "a", is_on=True, instance="vmi")
+    assert prove_user(known, seen) == VmProof(KEY, "vmi")
+    assert prove_user(known, replace(seen, vm=VmKey("new"))) is None
 
 
 @pytest.mark.parametrize(
@@ -162,8 +227,8 @@ async def test_an_error_of_a_write_is_answered_by_what_is_certain(
 
     async with connected(answer, server, authority.certificate) as vms:
         assert isinstance(vms, KubeVirtVms)
-        found = await vms.call(Call(KEY, Action.SHUT_DOWN))
-        missing = await vms.call(Call(VmKey("none"), Action.START))
+        found = await vms.call(Call(VmProof(KEY, "uid-worker-1"), Action.SHUT_DOWN))
+        missing = await vms.call(Call(VmProof(VmKey("none")), Action.START))
     assert isinstance(found, kind)
     assert isinstance(found, Refused | OutcomeUnknown)
     assert found.code == code
@@ -184,6 +249,18 @@ async def test_vms_without_their_vmis_are_unknown(authority: Authority, server: 
     assert isinstance(reading, VmsUnknown)
 
 
+async def test_a_vmi_that_another_object_controls_is_not_the_vm_s(authority: Authority, server: Pair) -> None:
+    kubevirt = ServedKubeVirt()
+    kubevirt.add("worker", "Manual").is_orphan = True
+    async with connected(kubevirt.answer, server, authority.certificate) as vms:
+        reading = await vms.read()
+        found = await vms.call(Call(VmProof(KEY), Action.SHUT_DOWN))
+    assert not isinstance(reading, VmsUnknown)
+    assert (reading[KEY].instance, reading[KEY].addresses) == ("", ())
+    assert isinstance(found, Refused)
+    assert (found.code, kubevirt.writes) == ("WrongPowerState", [])
+
+
 def off(strategy: str, **devices: object) -> VmObjects:
     """Return a VM that does not run."""
     return VmObjects(convert_vm(strategy, devices), None)
@@ -202,10 +279,10 @@ def off(strategy: str, **devices: object) -> VmObjects:
 )
 def test_kubevirt_refuses_before_a_write(action: Action, objects: VmObjects, code: str, words: str) -> None:
     assert isinstance(objects.vm, Vm)
-    found = refusal("kv", action, objects)
+    found = refusal("kv", Call(VmProof(KEY), action), objects)
     assert found is not None
     assert (str(found.code), words in found.text) == (code, True)
-    assert refusal("kv", Action.START, off("Manual")) is None
+    assert refusal("kv", Call(VmProof(KEY), Action.START), off("Manual")) is None
 
 
 def test_a_vm_of_an_unknown_strategy_is_not_shut_down() -> None:

@@ -7,8 +7,10 @@ from enum import StrEnum
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.hypervisor import (
     Accepted,
     Action,
@@ -18,12 +20,15 @@ from gpuvirt.model.schedules.hypervisor import (
     Power,
     Refused,
     VmKey,
+    VmProof,
     VmsUnknown,
     WorkerVm,
 )
+from gpuvirt.model.schedules.spec import Leave
 from tests.apiserver.scriptedapi import Call as Request
 from tests.apiserver.scriptedapi import Reply
-from tests.schedules.servedkubevirt import KEY, SAVED, Guest, ServedKubeVirt, connected
+from tests.schedules.servedkubevirt import KEY, SAVED, VMIS, Guest, ServedKubeVirt, connected
+from tests.schedules.workerround import CORDONED, SCHEDULE, calls, decided, observed, worker
 from tests.web.certificates import Authority, Pair
 
 STRATEGIES = ("Manual", "Always", "RerunOnFailure", "Once", "running")
@@ -70,6 +75,11 @@ async def vm_of(vms: KubeVirtVms) -> WorkerVm:
     return reading[KEY]
 
 
+async def make(vms: KubeVirtVms, action: Action, vgpu_type: str = "") -> Answer:
+    """Make a call with the proof of the VM as it is read now."""
+    return await vms.call(Call(VmProof(KEY, (await vm_of(vms)).instance), action, vgpu_type))
+
+
 async def until(vms: KubeVirtVms, kubevirt: ServedKubeVirt, power: Power, action: Action) -> list[Answer]:
     """Make a call whenever the VM is not changing, as rounds do, until the VM has a power."""
     answers = list[Answer]()
@@ -78,7 +88,7 @@ async def until(vms: KubeVirtVms, kubevirt: ServedKubeVirt, power: Power, action
         if vm.power is power and not vm.is_changing:
             return answers
         if not vm.is_changing:
-            answers.append(await vms.call(Call(KEY, action)))
+            answers.append(await make(vms, action))
         kubevirt.pass_time(kubevirt.now_s + 5.0)
     raise AssertionError(f"{power} was not reached: {answers}")
 
@@ -138,7 +148,7 @@ def test_a_refused_call_changes_nothing_and_a_lost_one_is_unknown(
                 await until(vms, kubevirt, Power.OFF, Action.SHUT_DOWN)
             before, written = seen(guest), len(kubevirt.writes)
             world.events = [event]
-            answer = await vms.call(Call(KEY, action, "nvidia.com/A10-8Q"))
+            answer = await make(vms, action, "nvidia.com/A10-8Q")
         was_asked = not world.events
         if isinstance(answer, Refused):
             assert seen(guest) == before
@@ -161,16 +171,16 @@ async def test_a_guest_that_ignores_its_shutdown_loses_its_power_by_force_alone(
     guest = kubevirt.add("worker", "Always", grace_s=3600)
     guest.ignores_shutdown = True
     async with connected(kubevirt.answer, server, authority.certificate) as vms:
-        early = await vms.call(Call(KEY, Action.POWER_OFF))
+        early = await make(vms, Action.POWER_OFF)
         assert isinstance(early, Refused)
-        assert await vms.call(Call(KEY, Action.SHUT_DOWN)) == Accepted()
+        assert await make(vms, Action.SHUT_DOWN) == Accepted()
         kubevirt.pass_time(kubevirt.now_s + 300.0)
         vm = await vm_of(vms)
         assert (vm.power, vm.is_changing, vm.is_shutting_down) == (Power.ON, True, True)
         written = len(kubevirt.writes)
-        assert await vms.call(Call(KEY, Action.SHUT_DOWN)) == Accepted()
+        assert await make(vms, Action.SHUT_DOWN) == Accepted()
         assert len(kubevirt.writes) == written, "the guest was asked already"
-        assert await vms.call(Call(KEY, Action.POWER_OFF)) == Accepted()
+        assert await make(vms, Action.POWER_OFF) == Accepted()
         kubevirt.pass_time(kubevirt.now_s + 5.0)
         assert (await vm_of(vms)).power is Power.OFF
     assert guest.power_cuts == 1
@@ -181,7 +191,7 @@ async def test_a_vm_that_an_admin_has_halted_is_not_started(authority: Authority
     kubevirt = ServedKubeVirt()
     guest = kubevirt.add("worker", "Halted", runs=False)
     async with connected(kubevirt.answer, server, authority.certificate) as vms:
-        answer = await vms.call(Call(KEY, Action.START))
+        answer = await make(vms, Action.START)
         assert isinstance(answer, Refused)
         assert (answer.code, "set Manual" in answer.text) == ("HypervisorRefused", True)
         found = await vms.check([KEY, VmKey("none")])
@@ -197,7 +207,7 @@ async def test_a_check_names_what_kubevirt_does_not_have(authority: Authority, s
     async with connected(kubevirt.answer, server, authority.certificate) as vms:
         found = await vms.check([KEY])
         assert not isinstance(found, VmsUnknown)
-        suspended = await vms.call(Call(KEY, Action.SUSPEND))
+        suspended = await make(vms, Action.SUSPEND)
     abilities = found[KEY]
     assert (abilities.suspend.is_possible, abilities.suspend.code) == (False, "SuspendNotSupported")
     assert isinstance(suspended, Refused)
@@ -210,12 +220,11 @@ async def test_a_check_names_what_kubevirt_does_not_have(authority: Authority, s
 async def test_another_vgpu_type_is_set_while_the_vm_is_off_alone(authority: Authority, server: Pair) -> None:
     kubevirt = ServedKubeVirt()
     kubevirt.add("worker", "Manual")
-    call = Call(KEY, Action.SET_VGPU_TYPE, "nvidia.com/A10-8Q")
     async with connected(kubevirt.answer, server, authority.certificate) as vms:
-        assert isinstance(await vms.call(call), Refused)
+        assert isinstance(await make(vms, Action.SET_VGPU_TYPE, "nvidia.com/A10-8Q"), Refused)
         await until(vms, kubevirt, Power.OFF, Action.SHUT_DOWN)
         assert (await vm_of(vms)).vgpu_types == ("nvidia.com/A10-4Q",)
-        assert await vms.call(call) == Accepted()
+        assert await make(vms, Action.SET_VGPU_TYPE, "nvidia.com/A10-8Q") == Accepted()
         assert (await vm_of(vms)).vgpu_types == ("nvidia.com/A10-8Q",)
 
 
@@ -238,8 +247,51 @@ async def test_a_namespace_without_rights_is_unknown_and_the_reason_names_the_va
     forbidden: Reply = 403, {"kind": "Status", "message": "virtualmachines is forbidden", "code": 403}
     async with connected(lambda request: forbidden, server, authority.certificate) as vms:
         reading = await vms.read()
-        answer = await vms.call(Call(KEY, Action.START))
+        answer = await vms.call(Call(VmProof(KEY), Action.START))
     assert isinstance(reading, VmsUnknown)
     assert reading.code == "HypervisorForbidden"
     assert "schedule.kubeVirtNamespaces" in reading.text
     assert isinstance(answer, Refused)
+
+
+async def test_a_vm_of_the_same_name_in_another_namespace_is_not_the_worker_s(
+    authority: Authority, server: Pair
+) -> None:
+    """KubeVirt derives the UUID from the name, and its provider ID has no namespace."""
+    kubevirt = ServedKubeVirt()
+    kubevirt.add("worker", "Manual")
+    node = replace(CORDONED, system_uuid=DERIVED.upper(), provider_id="kubevirt://worker")
+    async with connected(kubevirt.answer, server, authority.certificate) as vms:
+        found = decided(observed(node, vms=await vms.read()), replace(SCHEDULE, leave=Leave.SHUT_DOWN))
+    reason = worker(found).reason
+    assert not calls(found)
+    assert reason is not None
+    assert (reason.code, "workers/worker" in reason.message) == (ReasonCode.VM_NOT_MATCHED, True)
+
+
+@pytest.mark.parametrize("is_vm_new", [True, False])
+async def test_a_power_off_is_refused_for_a_guest_that_was_not_read(
+    authority: Authority, server: Pair, *, is_vm_new: bool
+) -> None:
+    """Another VM or VMI has the name since the last reading: its guest has just been asked to end."""
+    kubevirt = ServedKubeVirt()
+    old = kubevirt.add("worker", "Always", grace_s=3600)
+    old.ignores_shutdown = True
+    is_replaced = False
+
+    def answer(request: Request) -> Reply:
+        if is_replaced and request.path == VMIS:
+            new = kubevirt.add("worker", "Always", grace_s=3600)
+            new.uid = f"{KEY}-2" if is_vm_new else KEY
+            new.deleted_s = kubevirt.now_s
+        return kubevirt.answer(request)
+
+    async with connected(answer, server, authority.certificate) as vms:
+        assert await make(vms, Action.SHUT_DOWN) == Accepted()
+        kubevirt.pass_time(kubevirt.now_s + 300.0)
+        vm = await vm_of(vms)
+        is_replaced, written = True, len(kubevirt.writes)
+        answered = await vms.call(Call(VmProof(KEY, vm.instance), Action.POWER_OFF))
+    assert vm.is_shutting_down
+    assert isinstance(answered, Refused)
+    assert (answered.code, len(kubevirt.writes)) == ("WrongPowerState", written)

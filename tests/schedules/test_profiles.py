@@ -9,7 +9,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.actions import CallVm, MarkNode
 from gpuvirt.model.schedules.faults import faults
-from gpuvirt.model.schedules.hypervisor import Action, Call, Power, VmKey, WorkerVm
+from gpuvirt.model.schedules.hypervisor import Action, Call, Power, VmKey, VmProof, WorkerVm
 from gpuvirt.model.schedules.observed import ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.profilefaults import missing_profiles
 from gpuvirt.model.schedules.spec import Phase, PhaseName, Schedule, WorkerProfile
@@ -20,7 +20,7 @@ from gpuvirt.model.schedules.transition import Advance, advance
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 SMALL, LARGE = "grid_v100-4q", "grid_v100-16q"
 EVENING = datetime(2026, 1, 5, 20, 0, 5, tzinfo=UTC)
-NAME, KEY = NodeName("worker-1"), VmKey("one")
+NAME, KEY, UUID = NodeName("worker-1"), VmKey("one"), "421c5a83-0000-4000-8000-000000000001"
 TYPES = {DAY: SMALL, NIGHT: LARGE}
 SCHEDULE = Schedule(
     "gpus",
@@ -36,13 +36,14 @@ NODE = WorkerNode(
     "uid-1",
     "7",
     frozenset(TYPES),
+    system_uuid=UUID,
     is_ready=True,
     renewal="1",
     types=TYPES,
     labels={"pool": "gpu", "tier": "small", "vgpu.type": SMALL},
 )
 CORDONED = replace(NODE, is_unschedulable=True, cordoned_by="gpus", cordoned_for_s=60.0)
-VM = WorkerVm(KEY, "worker-1", "", Power.ON, (SMALL,))
+VM = WorkerVm(KEY, "worker-1", UUID, Power.ON, (SMALL,))
 OFF = replace(VM, power=Power.OFF)
 SERVING = ScheduleStatus(
     DAY, workers=(Worker(NAME, "uid-1", (DAY, NIGHT), KEY, "worker-1", WorkerStep.SERVING, types=tuple(TYPES.items())),)
@@ -60,16 +61,16 @@ def calls(found: Advance) -> list[Call]:
 
 def test_a_vm_that_gets_another_type_is_shut_down_never_suspended() -> None:
     assert decided(NODE, VM).actions == (MarkNode(NAME, "7", cordon=True),)
-    assert calls(decided(CORDONED, VM)) == [Call(KEY, Action.SHUT_DOWN)]
+    assert calls(decided(CORDONED, VM)) == [Call(VmProof(KEY), Action.SHUT_DOWN)]
 
 
 def test_a_type_is_set_once_the_vm_is_off_and_the_vm_started_once_the_type_is_read() -> None:
     assert not calls(decided(CORDONED, replace(VM, is_changing=True)))
-    assert calls(decided(CORDONED, OFF)) == [Call(KEY, Action.SET_VGPU_TYPE, LARGE)]
+    assert calls(decided(CORDONED, OFF)) == [Call(VmProof(KEY), Action.SET_VGPU_TYPE, LARGE)]
     waiting = decided(CORDONED, replace(OFF, is_changing=True))
     assert not calls(waiting)
     assert waiting.status.workers[0].step is WorkerStep.SET_TYPE
-    assert calls(decided(CORDONED, replace(OFF, vgpu_types=(LARGE,)))) == [Call(KEY, Action.START)]
+    assert calls(decided(CORDONED, replace(OFF, vgpu_types=(LARGE,)))) == [Call(VmProof(KEY), Action.START)]
 
 
 def test_the_node_gets_the_labels_of_the_type_with_its_uncordon() -> None:
@@ -92,15 +93,18 @@ def test_a_node_that_seems_ready_is_cordoned_before_its_vm_that_is_off_gets_anot
 
 def test_a_worker_waits_until_each_vm_with_another_type_is_off() -> None:
     other, key = NodeName("worker-2"), VmKey("two")
-    second = replace(CORDONED, name=other, uid="uid-2")
+    second = replace(CORDONED, name=other, uid="uid-2", system_uuid=UUID.replace("1", "2"))
     seen = ScheduleObservation(
         {NAME: CORDONED, other: second},
         {},
         {},
-        {KEY: replace(OFF, vgpu_types=(LARGE,)), key: replace(VM, key=key, name="worker-2")},
+        {
+            KEY: replace(OFF, vgpu_types=(LARGE,)),
+            key: replace(VM, key=key, name="worker-2", system_uuid=second.system_uuid),
+        },
     )
     found = advance(SCHEDULE, timeline_of(SCHEDULE), SERVING, seen, EVENING)
-    assert calls(found) == [Call(key, Action.SHUT_DOWN)]
+    assert calls(found) == [Call(VmProof(key), Action.SHUT_DOWN)]
     assert {worker.node: worker.step for worker in found.status.workers} == {
         NAME: WorkerStep.WAIT_FOR_GPU,
         other: WorkerStep.LEAVE,
@@ -109,8 +113,8 @@ def test_a_worker_waits_until_each_vm_with_another_type_is_off() -> None:
 
 def test_a_worker_of_one_phase_is_suspended_with_its_type() -> None:
     node = replace(CORDONED, phases=frozenset({DAY}), types={DAY: SMALL})
-    assert calls(decided(node, VM)) == [Call(KEY, Action.SUSPEND)]
-    assert calls(decided(node, replace(VM, vgpu_types=(LARGE,)))) == [Call(KEY, Action.SHUT_DOWN)]
+    assert calls(decided(node, VM)) == [Call(VmProof(KEY), Action.SUSPEND)]
+    assert calls(decided(node, replace(VM, vgpu_types=(LARGE,)))) == [Call(VmProof(KEY), Action.SHUT_DOWN)]
 
 
 @pytest.mark.parametrize(
@@ -131,10 +135,10 @@ def test_a_type_that_can_not_be_changed_is_reported_before_anything_happens(vm: 
 
 
 def test_a_vm_whose_node_was_deleted_still_gets_the_type_of_its_phase() -> None:
-    assert calls(decided(None, OFF)) == [Call(KEY, Action.SET_VGPU_TYPE, LARGE)]
+    assert calls(decided(None, OFF)) == [Call(VmProof(KEY), Action.SET_VGPU_TYPE, LARGE)]
     lost = replace(NODE, uid="uid-2", phases=frozenset(), types={}, is_unschedulable=True, labels={})
     found = decided(lost, OFF)
-    assert calls(found) == [Call(KEY, Action.SET_VGPU_TYPE, LARGE)]
+    assert calls(found) == [Call(VmProof(KEY), Action.SET_VGPU_TYPE, LARGE)]
 
 
 def test_workers_that_get_another_type_are_announced() -> None:

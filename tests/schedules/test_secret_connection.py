@@ -18,7 +18,7 @@ from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.reasons import with_code
 from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind, MayCallUntil
-from gpuvirt.model.schedules.hypervisor import Action, Call, Hypervisor, Refused, VmKey, VmsUnknown
+from gpuvirt.model.schedules.hypervisor import Action, Call, Hypervisor, Refused, VmKey, VmProof, VmsUnknown
 from tests.apiserver.scriptedapi import Call as Request
 from tests.apiserver.scriptedapi import Reply, scripted
 from tests.schedules.modelhypervisor import Connection, Fault
@@ -161,7 +161,7 @@ async def test_without_credentials_nothing_is_known_and_the_reason_names_the_sec
         cluster.put(password="", user="")
         lacks = await unknown(connection)
         assert lacks.startswith("CredentialsIncomplete: the Secret vcenter lacks user, password")
-        answer = await connection.call(Call(VmKey("key-1"), Action.SUSPEND))
+        answer = await connection.call(Call(VmProof(VmKey("key-1")), Action.SUSPEND))
         assert isinstance(answer, Refused)
         cluster.schedule = None
         assert "does not exist" in await unknown(connection)

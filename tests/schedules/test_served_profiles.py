@@ -1,7 +1,7 @@
 """A night with another vGPU type for the same workers, over HTTPS: what is written, planned and checked."""
 
 from gpuvirt.model.schedules.forecast import PlannedAction
-from gpuvirt.model.schedules.hypervisor import Action, Call, Power, VmKey
+from gpuvirt.model.schedules.hypervisor import Action, Call, Power, VmKey, VmProof
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, playing
 from tests.schedules.schedulequestions import asking, put_secret
 from tests.schedules.servedschedule import NODES, Object
@@ -77,9 +77,9 @@ async def test_a_worker_changes_its_type_and_its_labels(authority: Authority, se
         await rounds.run()
     first = VmKey("key-1")
     assert [call for call in made if call.vm == first] == [
-        Call(first, Action.SHUT_DOWN),
-        Call(first, Action.SET_VGPU_TYPE, "grid-16q"),
-        Call(first, Action.START),
+        Call(VmProof(first), Action.SHUT_DOWN),
+        Call(VmProof(first), Action.SET_VGPU_TYPE, "grid-16q"),
+        Call(VmProof(first), Action.START),
     ]
     assert [call.action for call in made if call.vm != first] == [Action.SUSPEND]
     assert labels_of(day, "worker-1") == {"pool": "gpu", "size": "large", "vgpu.type": "v100-16q"}

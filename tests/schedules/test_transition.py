@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
-from gpuvirt.model.schedules.hypervisor import Action, Call, Power, Refused, VmKey, VmsUnknown
+from gpuvirt.model.schedules.hypervisor import Action, Call, Power, Refused, VmKey, VmProof, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.matching import candidates
-from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation
+from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Schedule
 from gpuvirt.model.schedules.status import ScheduleStatus, Worker, WorkerStep
 from gpuvirt.model.schedules.transition import ROUND_S, VM_ROUND_S
@@ -228,11 +228,23 @@ def test_either_byte_order_of_a_system_uuid_matches(*, upper: bool) -> None:
     assert candidates(node, {vm.key: vm}) == (vm,)
 
 
-def test_a_vm_with_the_name_of_a_node_and_another_uuid_is_not_its_vm() -> None:
-    foreign = replace(VMS[VmKey("one")], system_uuid="421c5a83-ffff-4000-8000-000000000001")
-    assert candidates(NODES[FIRST], {foreign.key: foreign}) == ()
-    unknown = replace(foreign, system_uuid="")
-    assert candidates(NODES[FIRST], {unknown.key: unknown}) == (unknown,)
+@pytest.mark.parametrize(
+    ("node", "vm"),
+    [
+        (replace(CORDONED, system_uuid=""), VMS[VmKey("one")]),
+        (CORDONED, replace(VMS[VmKey("one")], system_uuid="")),
+        (CORDONED, replace(VMS[VmKey("one")], system_uuid="421c5a83-ffff-4000-8000-000000000001")),
+    ],
+)
+def test_no_call_is_made_for_a_vm_that_has_only_the_name_of_the_node(node: WorkerNode, vm: WorkerVm) -> None:
+    for known in ((), (Worker(FIRST, "uid-1", (DAY,), vm.key, vm.name, WorkerStep.SERVING),)):
+        found = decided(observed(node, vms={**VMS, vm.key: vm}), status=ScheduleStatus(DAY, workers=known))
+        reason = worker(found).reason
+        assert not calls(found)
+        assert reason is not None
+        assert (reason.code, FIRST in reason.text, vm.name in reason.message) == (ReasonCode.VM_NOT_MATCHED, True, True)
+        uncordoned = replace(node, is_unschedulable=False, cordoned_by="")
+        assert not decided(observed(uncordoned, (POD,), vms={**VMS, vm.key: vm}), status=found.status).actions
 
 
 FORCED = replace(SCHEDULE, drain=Drain(on_timeout=OnTimeout.FORCE))
@@ -257,7 +269,7 @@ def uncordoning(renewal: str) -> ScheduleObservation:
         (SCHEDULE, observed(pods=(POD,)), 600, ()),
         (FORCED, observed(pods=(POD,)), 600, (DeletePod(FIRST, POD),)),
         (FORCED, observed(), 600, ()),
-        (DOWN, observed(), 300, (CallVm(FIRST, Call(VmKey("one"), Action.POWER_OFF)),)),
+        (DOWN, observed(), 300, (CallVm(FIRST, Call(VmProof(VmKey("one")), Action.POWER_OFF)),)),
         (SCHEDULE, observed(vms=FIRST_OFF), 600, ()),
         (SCHEDULE, uncordoning("new"), 120, ()),
     ],

@@ -2,12 +2,21 @@
 
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S
-from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, Hypervisor, OutcomeUnknown, VmKey, VmsUnknown
+from gpuvirt.model.schedules.hypervisor import (
+    Accepted,
+    Action,
+    Call,
+    Hypervisor,
+    OutcomeUnknown,
+    VmKey,
+    VmProof,
+    VmsUnknown,
+)
 from gpuvirt_sim.clock import SimClock
 from tests.schedules.modelhypervisor import Connection, Fault, ModelHypervisor, Vm
 
 KEY = VmKey("key")
-CALL = Call(KEY, Action.START)
+CALL = Call(VmProof(KEY), Action.START)
 
 
 class Setup:

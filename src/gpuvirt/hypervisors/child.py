@@ -34,7 +34,6 @@ from gpuvirt.hypervisors.messages import (
     Vms,
     line,
 )
-from gpuvirt.model.schedules.hypervisor import Call
 
 THREADS = 4
 STOPPED_S = 0.5
@@ -112,8 +111,8 @@ class Child:
         match request:
             case Read(number):
                 return Vms(number, tuple(back_end.read()))
-            case Make(number, vm, action, vgpu_type):
-                back_end.make(Call(vm, action, vgpu_type))
+            case Make(number, call):
+                back_end.make(call)
                 return Made(number)
             case CheckVms(number, vms):
                 return Checked(number, tuple(back_end.check(vms)))

@@ -142,7 +142,7 @@ class ChildHypervisor:
 
     async def call(self, call: Call) -> CallAnswer:
         """Make one call. The caller holds the lease at this moment."""
-        answer = await self._ask(lambda number: Make(number, call.vm, call.action, call.vgpu_type))
+        answer = await self._ask(lambda number: Make(number, call))
         if not isinstance(answer, Failed):
             return Accepted()
         found = reason(answer.problem, self._start.server, answer.text)

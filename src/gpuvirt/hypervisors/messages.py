@@ -5,7 +5,7 @@ from enum import StrEnum
 import msgspec
 from typing_extensions import override
 
-from gpuvirt.model.schedules.hypervisor import Abilities, Action, VmKey, WorkerVm
+from gpuvirt.model.schedules.hypervisor import Abilities, Call, VmKey, WorkerVm
 
 
 class Problem(StrEnum):
@@ -69,9 +69,7 @@ class Make(msgspec.Struct, frozen=True, tag="make"):
     """Makes a call; the answer is `Made`."""
 
     id: int
-    vm: VmKey
-    action: Action
-    vgpu_type: str = ""
+    call: Call
 
 
 class CheckVms(msgspec.Struct, frozen=True, tag="check"):

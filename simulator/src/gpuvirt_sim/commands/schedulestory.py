@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import datetime
+from uuid import NAMESPACE_DNS, uuid5
 
 from rich.console import Console
 
@@ -45,7 +46,9 @@ class ScheduleStory:
         self.out: Console = console()
         self._chapter = 0
         powers = {DAY: Power.ON, NIGHT: Power.SUSPENDED}
-        vms = {_key(name): Vm(_key(name), name, "", GIB[phase], powers[phase]) for name, phase in WORKERS.items()}
+        vms = {
+            _key(name): Vm(_key(name), name, _uuid(name), GIB[phase], powers[phase]) for name, phase in WORKERS.items()
+        }
         nodes = {
             name: NodeObject(
                 name,
@@ -163,6 +166,10 @@ class ScheduleStory:
 
 def _key(name: NodeName) -> VmKey:
     return VmKey(f"vm-{name}")
+
+
+def _uuid(name: NodeName) -> str:
+    return str(uuid5(NAMESPACE_DNS, name))
 
 
 def _gpu(name: NodeName) -> GpuId:

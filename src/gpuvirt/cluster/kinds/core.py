@@ -104,8 +104,17 @@ class ReadNodeStatus(msgspec.Struct, frozen=True, rename="camel"):
     node_info: ReadNodeInfo = ReadNodeInfo()
 
 
+class NodeAddress(msgspec.Struct, frozen=True):
+    """An address of a node: `InternalIP`, `ExternalIP`, `Hostname` and others."""
+
+    type: str = ""
+    address: str = ""
+
+
 class NodeStatus(ReadNodeStatus, frozen=True, rename="camel"):
     """The status of a node."""
+
+    addresses: tuple[NodeAddress, ...] = ()
 
     node_info: NodeInfo = NodeInfo()
     conditions: tuple[Condition, ...] = ()

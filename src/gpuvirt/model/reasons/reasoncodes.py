@@ -584,7 +584,10 @@ class ReasonCode(Code):
         passes=True,
     )
     VM_NOT_MATCHED = _schedule(
-        "VmNotMatched", "no VM, or several, match a worker's node by provider ID, system UUID or name", Level.ERROR
+        "VmNotMatched",
+        "no VM, or more than one, is proven to be a worker's node, by system UUID or provider ID; on KubeVirt by system"
+        " UUID and IP address, or by the node's annotation `gpuvirt.io/vm`",
+        Level.ERROR,
     )
     VM_NOT_VISIBLE = _schedule(
         "VmNotVisible", "the hypervisor no longer shows the VM of a worker; it does not count as off", Level.ERROR

@@ -150,11 +150,19 @@ def hypervisor_unknown(code: str, text: str) -> Reason:
     return Reason(known, "the hypervisor", message, fix=fix)
 
 
-def vm_not_matched(node: str, candidates: Sequence[str]) -> Reason:
-    """A call would reach a VM that is not the worker."""
-    found = f"several VMs match it: {', '.join(candidates)}" if candidates else "no VM of the hypervisor matches it"
-    fix = "compare the node's providerID and systemUUID with the VMs, or give the VM the name of the node"
-    return Reason(ReasonCode.VM_NOT_MATCHED, f"node {node}", found, fix=fix)
+def vm_not_matched(node: str, similar: Sequence[str]) -> Reason:
+    """A call would reach a VM that is not the worker. `similar` has the VMs that share its UUID or its name."""
+    message = "is the node of no VM that the hypervisor shows"
+    if similar:
+        message = (
+            f"is not proven to be the node of VM {', '.join(similar)}: exactly one VM must have the node's system UUID,"
+            " and if it is KubeVirt's, an IP address of the node, too"
+        )
+    fix = (
+        "compare the node's systemUUID and providerID with the VMs; of KubeVirt's VMs, name the one that it is:"
+        f" kubectl annotate node {node} gpuvirt.io/vm=NAMESPACE/NAME"
+    )
+    return Reason(ReasonCode.VM_NOT_MATCHED, f"node {node}", message, fix=fix)
 
 
 def vm_not_visible(node: str, vm: str) -> Reason:

@@ -42,6 +42,17 @@ class WorkerVm(msgspec.Struct, frozen=True):
     """Whether the hypervisor is still carrying out a call for this VM; True as well while its power is unknown."""
     is_shutting_down: bool = False
     """Whether the change is that the guest was asked to end, and runs on: `onTimeout: Force` may take its power."""
+    where: str = ""
+    """Namespace and name of a VM of KubeVirt (`workers/vm-1`), whose system UUID may be derived from its name alone."""
+    addresses: tuple[str, ...] = ()
+    """The IP addresses of a VM of KubeVirt, which shows them while it runs."""
+    instance: str = ""
+    """The UID of the VMI that a VM of KubeVirt runs as; empty while it is off."""
+
+    @property
+    def full_name(self) -> str:
+        """Its name in messages, with the namespace of a VM of KubeVirt."""
+        return self.where or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +82,30 @@ class Action(StrEnum):
     """Give a VM that is off another vGPU type."""
 
 
-class Call(msgspec.Struct, frozen=True):
-    """One call to a hypervisor."""
+class VmProof(msgspec.Struct, frozen=True):
+    """The proof that a VM is the one that a call is meant for, made from what both sides report.
+
+    `schedules.matching` makes proofs, and no other module does (`tools/check_proofs.py`); a connection's child gets
+    them in its orders. A proof does not age, since a hypervisor gives the key of a VM to no other VM.
+    """
 
     vm: VmKey
+    instance: str = ""
+    """The UID of the VMI that was read, for a VM of KubeVirt that is on. Once it has another VMI, calls are refused."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call to a hypervisor, for a VM that is proven to be the one that is meant."""
+
+    proof: VmProof
     action: Action
     vgpu_type: str = ""
     """The new type of `SET_VGPU_TYPE`; else empty."""
+
+    @property
+    def vm(self) -> VmKey:
+        """The VM."""
+        return self.proof.vm
 
 
 class Accepted(msgspec.Struct, frozen=True):

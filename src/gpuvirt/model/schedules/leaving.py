@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.actions import DeletePod, EvictPod
 from gpuvirt.model.schedules.hypervisor import Action, Power, WorkerVm
-from gpuvirt.model.schedules.moves import Move, Round, call, found_vm, is_off, mark
+from gpuvirt.model.schedules.moves import Move, Round, call, found_vm, is_off, mark, proven_vm
 from gpuvirt.model.schedules.observed import NodePod, WorkerNode
 from gpuvirt.model.schedules.profiles import keeps_type
 from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout
@@ -28,8 +28,8 @@ def leaving(worker: Worker, around: Round) -> Move:
         return _away(worker, node)
     if node is None:
         return _without_node(worker, around)
-    if not node.cordoned_by:  # before anything is done, the hypervisor must answer
-        found = found_vm(worker, around)
+    if not node.cordoned_by:  # before anything is done, it must be certain whose VM it is
+        found = proven_vm(worker, around)
         if isinstance(found, Move):
             return found
     if not is_cordoned(node):

@@ -16,11 +16,12 @@ from gpuvirt.model.schedules.hypervisor import (
     Power,
     Refused,
     VmKey,
+    VmProof,
     VmsReading,
     VmsUnknown,
     WorkerVm,
 )
-from gpuvirt.model.schedules.matching import unmatched
+from gpuvirt.model.schedules.matching import prove, unmatched
 from gpuvirt.model.schedules.observed import ScheduleObservation, WorkerNode, elapsed_s
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
 from gpuvirt.model.schedules.status import Worker, WorkerStep
@@ -75,7 +76,7 @@ def is_off(vms: VmsReading, key: VmKey) -> bool:
 
 
 def found_vm(worker: Worker, around: Round) -> WorkerVm | Move:
-    """Return the VM of a worker, or the move of a worker whose VM is unknown."""
+    """Return the VM of a worker, or the move of a worker whose VM is unknown. A call needs `proven_vm`."""
     vms = around.observed.vms
     if isinstance(vms, VmsUnknown):
         return Move(WorkerStep.READ, reason=reasons.hypervisor_unknown(vms.code, vms.text))
@@ -83,8 +84,20 @@ def found_vm(worker: Worker, around: Round) -> WorkerVm | Move:
     return Move(WorkerStep.MATCH, reason=why) if why is not None else vms[worker.vm]
 
 
+def proven_vm(worker: Worker, around: Round) -> VmProof | Move:
+    """Return the proof of whose VM a worker's is, or the move of a worker for whose VM no call may be made."""
+    vms = around.observed.vms
+    if isinstance(vms, VmsUnknown):
+        return Move(WorkerStep.READ, reason=reasons.hypervisor_unknown(vms.code, vms.text))
+    proof = prove(worker, around.node_of(worker), vms)
+    return proof if isinstance(proof, VmProof) else Move(WorkerStep.MATCH, reason=proof)
+
+
 def call(worker: Worker, step: WorkerStep, action: Action, around: Round, vgpu_type: str = "") -> Move:
     """Return the move of a worker that a call brings further; the call is not made again while it may take effect."""
+    proof = proven_vm(worker, around)
+    if isinstance(proof, Move):
+        return proof
     last = around.observed.calls.get(worker.vm)
     reason = reasons.step_pending(worker.node, step)
     if last is not None and last.action is action:
@@ -97,7 +110,7 @@ def call(worker: Worker, step: WorkerStep, action: Action, around: Round, vgpu_t
                 pass
         if last.age_s < CALL_AGAIN_S and not isinstance(last.answer, OutcomeUnknown):
             return Move(step, reason=reason)
-    return Move(step, (CallVm(worker.node, Call(worker.vm, action, vgpu_type)),), reason)
+    return Move(step, (CallVm(worker.node, Call(proof, action, vgpu_type)),), reason)
 
 
 def mark(

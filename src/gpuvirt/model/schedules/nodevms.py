@@ -72,6 +72,8 @@ class SeenVm(msgspec.Struct, frozen=True):
     """Why it can't be started once it is off; None if it can."""
     budgets: Mapping[str, int] = msgspec.field(default_factory=dict)
     """The PodDisruptionBudgets that cover it, each with the pods that may be disrupted now."""
+    instance: str = ""
+    """The UID of the VMI that it runs as; empty while it is off."""
 
     @property
     def where(self) -> str:

@@ -40,6 +40,10 @@ class WorkerNode(msgspec.Struct, frozen=True):
     types: Mapping[PhaseName, str] = msgspec.field(default_factory=dict)
     """The vGPU types that profiles of its phases give its VM."""
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
+    """Its IP addresses, internal and external."""
+    vm: str = ""
+    """Namespace and name of the VM of KubeVirt that it runs in, by its annotation; empty if it names none."""
 
 
 class NodePod(msgspec.Struct, frozen=True):

@@ -11,6 +11,9 @@ PhaseName = NewType("PhaseName", str)
 CORDONED_BY = "gpuvirt.io/cordoned-by"
 """The label with the schedule that has cordoned a node. Without it a cordon is an admin's, and stays."""
 
+NODE_VM = "gpuvirt.io/vm"
+"""The annotation of a node by which an admin names the VM of KubeVirt that it runs in: `workers/vm-1`."""
+
 SAVED_STRATEGY = "gpuvirt.io/saved-run-strategy"
 """The annotation of a VM that a schedule has halted: its runStrategy, or `running` for `spec.running: true`."""
 

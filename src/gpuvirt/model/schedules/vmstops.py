@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import nodevms as reasons
 from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, OutcomeUnknown, VmKey
+from gpuvirt.model.schedules.matching import prove_user
 from gpuvirt.model.schedules.moves import CALL_AGAIN_S
 from gpuvirt.model.schedules.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms, VmStep
 from gpuvirt.model.schedules.observed import elapsed_s
@@ -194,7 +195,7 @@ def _stopping(vm: NodeVm, around: _Round) -> tuple[NodeVm | None, ChangeVm | Non
         return _timed(vm, around), None
     if due is None or due.step is not VmStep.STOP:
         return (None if _is_certain(vm, around) else vm), None  # it runs, and must not be stopped any more
-    return _called(vm, Action.SHUT_DOWN, around)
+    return _called(vm, seen, Action.SHUT_DOWN, around)
 
 
 def _starting(vm: NodeVm, around: _Round) -> tuple[NodeVm | None, ChangeVm | None]:
@@ -220,7 +221,7 @@ def _started(vm: NodeVm, seen: SeenVm, around: _Round) -> tuple[NodeVm | None, C
         return replace(vm, step=VmStep.STOPPED, since=around.now, is_held=False, reason=None), None
     if seen.start_refusal is not None:
         return None, None  # an admin has changed how it is started
-    return _called(vm, Action.START, around)
+    return _called(vm, seen, Action.START, around)
 
 
 def _is_certain(vm: NodeVm, around: _Round) -> bool:
@@ -243,7 +244,7 @@ def _timed(vm: NodeVm, around: _Round) -> NodeVm:
     return replace(vm, since=since, is_held=is_held, reason=reasons.vm_pending(vm.where, vm.step))
 
 
-def _called(vm: NodeVm, action: Action, around: _Round) -> tuple[NodeVm, ChangeVm | None]:
+def _called(vm: NodeVm, seen: SeenVm, action: Action, around: _Round) -> tuple[NodeVm, ChangeVm | None]:
     """Return a VM with the call that brings it further, which is not made again while it may take effect."""
     vm, last = _timed(vm, around), around.seen.calls.get(vm.vm)
     if last is not None and last.action is action:
@@ -251,4 +252,5 @@ def _called(vm: NodeVm, action: Action, around: _Round) -> tuple[NodeVm, ChangeV
             vm = replace(vm, reason=reasons.vm_call_refused(vm.where, last.answer.code, last.answer.text))
         if last.age_s < CALL_AGAIN_S and not isinstance(last.answer, OutcomeUnknown):
             return vm, None
-    return vm, None if vm.is_held else ChangeVm(vm.namespace, vm.name, Call(vm.vm, action))
+    proof = prove_user(vm, seen) if not vm.is_held else None
+    return vm, ChangeVm(vm.namespace, vm.name, Call(proof, action)) if proof is not None else None

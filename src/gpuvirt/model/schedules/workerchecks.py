@@ -7,7 +7,7 @@ import msgspec
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Power, VmKey, VmsUnknown, WorkerVm
-from gpuvirt.model.schedules.matching import unmatched
+from gpuvirt.model.schedules.matching import prove
 from gpuvirt.model.schedules.noderows import NodeCheck
 from gpuvirt.model.schedules.observed import ScheduleObservation
 from gpuvirt.model.schedules.profiles import keeps_type
@@ -85,6 +85,7 @@ def worker_checks(
         node = observed.nodes.get(worker.node)
         vms = observed.vms
         vm = None if isinstance(vms, VmsUnknown) else vms.get(worker.vm)
+        proof = None if isinstance(vms, VmsUnknown) else prove(worker, node, vms)
         known = abilities.get(worker.vm) if worker.vm else None
         yield WorkerCheck(
             worker.node,
@@ -96,7 +97,7 @@ def worker_checks(
             known.shut_down if known is not None else None,
             known.start if known is not None else None,
             known.remarks if known is not None else (),
-            None if isinstance(vms, VmsUnknown) else unmatched(worker, node, vms),
+            proof if isinstance(proof, Reason) else None,
             known.set_vgpu_type if known is not None else None,
             _phase_types(worker, vm),
         )

@@ -18,6 +18,7 @@ from gpuvirt.model.schedules.spec import PhaseName
 CORDONED_BY = spec.CORDONED_BY
 ANNOUNCED = "gpuvirt.io/leaves-soon"
 """The taint (PreferNoSchedule) of a node whose phase ends soon."""
+IP_TYPES = frozenset({"InternalIP", "ExternalIP"})
 LEASES = Resource("leases", "coordination.k8s.io", "v1", "kube-node-lease")
 ATTACHMENTS = Resource("volumeattachments", "storage.k8s.io")
 ALL_PODS = Resource("pods")
@@ -53,6 +54,8 @@ def worker_of(
         cordoned_for_s,
         {phase: vgpu_type for phase, vgpu_type in types.items() if vgpu_type is not None},
         node.metadata.labels,
+        tuple(found.address for found in node.status.addresses if found.type in IP_TYPES),
+        node.metadata.annotations.get(spec.NODE_VM, ""),
     )
 
 

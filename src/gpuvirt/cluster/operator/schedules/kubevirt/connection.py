@@ -1,7 +1,7 @@
 """The back end of KubeVirt: the API server of the same cluster, so that no child and no credentials are needed.
 
 A write names the version that was read, so that a late one is refused if the VM has changed; `Client.leading` sends
-none without the lease. Only taking the power has no such precondition. Source: KubeVirt's
+none without the lease. Only taking the power has no such precondition (`VmWriter`). Source: KubeVirt's
 pkg/virt-api/rest/lifecycle.go, which makes the same changes for `virtctl start` and `virtctl stop`.
 """
 
@@ -92,7 +92,21 @@ class VmWriter:
         self._client = client
         self._namespace = namespace
 
-    async def shut_down(self, objects: VmObjects) -> None:
+    async def make(self, call: Call, objects: VmObjects) -> None:
+        """Make a call for the VM of its proof, which `objects` show."""
+        match call.action:
+            case Action.SHUT_DOWN:
+                await self._shut_down(objects)
+            case Action.POWER_OFF:
+                await self._power_off(objects)
+            case Action.START:
+                await self._start(objects)
+            case Action.SET_VGPU_TYPE:
+                await self._set_vgpu_type(objects, call.vgpu_type)
+            case Action.SUSPEND:
+                pass  # refused before
+
+    async def _shut_down(self, objects: VmObjects) -> None:
         """Ask a guest to end. A VM that was asked already stays as it is."""
         vm, vmi, strategy = objects.vm, objects.vmi, objects.vm.spec.strategy
         if strategy == "Halted" or vmi is None or vmi.metadata.deletion_timestamp:
@@ -104,7 +118,7 @@ class VmWriter:
         else:
             await self._patch(vm, _Strategy(run_strategy="Halted"), strategy)
 
-    async def start(self, objects: VmObjects) -> None:
+    async def _start(self, objects: VmObjects) -> None:
         """Start a VM by the strategy that it had, or by a request."""
         vm, vmi = objects.vm, objects.vmi
         if vm.spec.strategy in BY_REQUEST:
@@ -117,13 +131,20 @@ class VmWriter:
         else:  # an admin has replaced `running`, which excludes `runStrategy`
             await self._patch(vm, _Strategy(run_strategy="Always"), None)
 
-    async def power_off(self, objects: VmObjects) -> None:
-        """Take the power of a VM that is shutting down, by virt-api, which alone may shorten its grace period."""
+    async def _power_off(self, objects: VmObjects) -> None:
+        """Take the power of a VM that is shutting down, by virt-api, which alone may shorten its grace period.
+
+        virt-api finds VM and VMI by name, and its StopOptions have no precondition, so the last requests before this
+        one have compared their UIDs with the proof. A window of milliseconds remains: if the VM is deleted, created
+        with the same name and started before virt-api reads it, the new VM loses its power. Deleting the VMI by its UID
+        is no way out: it is being deleted already, and no second deletion shortens its grace period. Nor is a forced
+        deletion of its pod: the GPU would count as free while QEMU still runs.
+        """
         await self._client.update_part(
             subresources(self._namespace), objects.vm.metadata.name, "stop", _StopOptions(grace_period=0)
         )
 
-    async def set_vgpu_type(self, objects: VmObjects, name: str) -> None:
+    async def _set_vgpu_type(self, objects: VmObjects, name: str) -> None:
         """Give a VM with one GPU another vGPU type."""
         vm = objects.vm
         before = vm.spec.template.spec.domain.devices.gpus[0].device_name
@@ -164,7 +185,10 @@ class KubeVirtVms:
         return {key: judging.worker_vm(objects) for key, objects in found.items()}
 
     async def call(self, call: Call) -> Answer:
-        """Make one call for the VM as it is now. The caller holds the lease at this moment."""
+        """Make one call for the VM as it is now, if it still runs as the VMI of the proof.
+
+        The caller holds the lease at this moment.
+        """
         found = await self.objects()
         if isinstance(found, Reason):
             return Refused(found.code, found.text)
@@ -172,11 +196,11 @@ class KubeVirtVms:
         if objects is None:
             missing = problems.vm_not_found(self._server, "")
             return Refused(missing.code, missing.text)
-        refusal = judging.refusal(self._server, call.action, objects)
+        refusal = judging.refusal(self._server, call, objects)
         if refusal is not None:
             return Refused(refusal.code, refusal.text)
         try:
-            await self._make(call, objects)
+            await self._writer.make(call, objects)
         except ApiError as error:
             return self._answer(error)
         return Accepted()
@@ -205,19 +229,6 @@ class KubeVirtVms:
             return self._reason(error)
         by_name = {vmi.metadata.name: vmi for vmi in vmis}
         return {VmKey(vm.metadata.uid): VmObjects(vm, by_name.get(vm.metadata.name)) for vm in vms}
-
-    async def _make(self, call: Call, objects: VmObjects) -> None:
-        match call.action:
-            case Action.SHUT_DOWN:
-                await self._writer.shut_down(objects)
-            case Action.POWER_OFF:
-                await self._writer.power_off(objects)
-            case Action.START:
-                await self._writer.start(objects)
-            case Action.SET_VGPU_TYPE:
-                await self._writer.set_vgpu_type(objects, call.vgpu_type)
-            case Action.SUSPEND:
-                pass  # refused before
 
     def _answer(self, error: ApiError) -> Answer:
         reason = self._reason(error)

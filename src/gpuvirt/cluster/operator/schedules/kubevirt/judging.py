@@ -8,10 +8,10 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import Devices, Vm, Vmi, VmiSpec
+from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import VM, Devices, Vm, Vmi, VmiSpec, controller_uid
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import hypervisorproblems as problems
-from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Action, Power, VmKey, WorkerVm
+from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Action, Call, Power, VmKey, WorkerVm
 
 UUID_NAMESPACE = UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
 """Of the UUID that KubeVirt derives from a VM's name where its firmware has none (firmware.go)."""
@@ -32,6 +32,13 @@ class VmObjects(msgspec.Struct, frozen=True):
     def current(self) -> VmiSpec:
         """The spec of the VMI; without a VMI, the spec that the VM's template has for one."""
         return self.vmi.spec if self.vmi is not None else self.vm.spec.template.spec
+
+    @property
+    def instance(self) -> str:
+        """The UID of the VMI that the VM controls and runs as; empty if there is none. Another's may have its name."""
+        vm, vmi = self.vm.metadata, self.vmi
+        is_own = vmi is not None and controller_uid(vmi.metadata, VM) == vm.uid
+        return vmi.metadata.uid if vmi is not None and is_own and self.is_on else ""
 
     @property
     def is_on(self) -> bool:
@@ -55,6 +62,9 @@ def worker_vm(objects: VmObjects) -> WorkerVm:
         vgpu_types(objects.current.domain.devices),
         power is Power.UNKNOWN or is_changing(objects),
         is_shutting_down(objects),
+        f"{vm.metadata.namespace}/{vm.metadata.name}",
+        vmi.status.addresses if vmi is not None and objects.instance else (),
+        objects.instance,
     )
 
 
@@ -87,10 +97,14 @@ def is_changing(objects: VmObjects) -> bool:
     return vmi.status.phase != "Running" and vm.status.printable_status != "ErrorUnschedulable"
 
 
-def refusal(server: str, action: Action, objects: VmObjects) -> Reason | None:
+def refusal(server: str, call: Call, objects: VmObjects) -> Reason | None:
     """Return why a call is not made; None if it may be."""
+    action = call.action
     if action is Action.SUSPEND:
         return problems.suspend_not_supported(server, "KubeVirt saves no VM to disk")
+    if objects.instance != call.proof.instance or objects.is_on is not bool(objects.instance):
+        names = [f"VMI {uid}" if uid else "no VMI of its own" for uid in (call.proof.instance, objects.instance)]
+        return problems.wrong_power_state(server, f"the VM had {names[0]} when it was read, and has {names[1]} now")
     if not _has_state_for(action, objects):
         state = objects.vm.status.printable_status or "not reported"
         return problems.wrong_power_state(server, f"its printableStatus is {state}")

@@ -21,7 +21,7 @@ from gpuvirt.cluster.operator.schedules.kubevirt import judging
 from gpuvirt.cluster.operator.schedules.kubevirt.blockedgpus import WaitingGpu, waiting_gpus
 from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
 from gpuvirt.cluster.operator.schedules.kubevirt.judging import BY_STRATEGY, VmObjects
-from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import controller_uid
+from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import VM, controller_uid
 from gpuvirt.cluster.operator.schedules.workerobjects import ALL_PODS
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.cluster.resources import Resource
@@ -31,7 +31,7 @@ from gpuvirt.model.schedules.hypervisor import Answer, VmKey
 from gpuvirt.model.schedules.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms
 from gpuvirt.model.schedules.status import ConfiguredNode
 
-POD, VMI, VM = "pod ", "VirtualMachineInstance", "VirtualMachine"
+POD, VMI = "pod ", "VirtualMachineInstance"
 
 
 class _BudgetSpec(msgspec.Struct, frozen=True):
@@ -122,6 +122,7 @@ def _seen(objects: VmObjects, pods: Iterable[WholePod], read: RoundReading) -> S
         # A schedule halts a VM of these strategies, and starts it again by them.
         None if is_kept_running else judging.start_refusal(_server(vm.metadata.namespace), off),
         {f"{found.metadata.namespace}/{found.metadata.name}": found.status.disruptions_allowed for found in covering},
+        objects.instance,
     )
 
 

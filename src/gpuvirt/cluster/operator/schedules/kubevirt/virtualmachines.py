@@ -10,6 +10,7 @@ from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.schedules.spec import SAVED_STRATEGY
 
 GROUP = "kubevirt.io"
+VM = "VirtualMachine"
 RUNNING = "running"
 DEFAULT_GRACE_S = 30
 """How long a guest has to shut down without `terminationGracePeriodSeconds` (DefaultGracePeriodSeconds)."""
@@ -62,12 +63,26 @@ class Migration(msgspec.Struct, frozen=True):
     failed: bool = False
 
 
+class VmiInterface(msgspec.Struct, frozen=True, rename="camel"):
+    """A network interface of a VMI, by its pod or its guest agent."""
+
+    ip_address: str = ""
+    ip_addresses: tuple[str, ...] = ()
+
+
 class VmiStatus(msgspec.Struct, frozen=True, rename="camel"):
     """How far a VMI is."""
 
     phase: str = ""
     conditions: tuple[Condition, ...] = ()
     migration_state: Migration | None = None
+    interfaces: tuple[VmiInterface, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Its IP addresses."""
+        found = (address for card in self.interfaces for address in (card.ip_address, *card.ip_addresses))
+        return tuple(address for address in found if address)
 
 
 class Vmi(msgspec.Struct, frozen=True):
