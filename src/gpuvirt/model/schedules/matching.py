@@ -9,6 +9,7 @@ Source: cloud-provider-vsphere writes `vsphere://<config.uuid>` as providerID, k
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -108,22 +109,19 @@ def is_consistent(node: WorkerNode, vm: WorkerVm) -> bool:
 
 def _similar(node: WorkerNode, vms: Mapping[VmKey, WorkerVm]) -> Iterator[str]:
     """Yield the VMs that share the UUID or the name of a node, or that it names."""
-    uuids = frozenset(_spellings(node.system_uuid))
     for vm in vms.values():
-        if vm.name == node.name or vm.system_uuid in uuids or is_same(node, vm):
+        if vm.name == node.name or vm.system_uuid in _spellings(node.system_uuid) or is_same(node, vm):
             yield vm.full_name
 
 
-def _spellings(uuid: str) -> Iterator[str]:
-    """Yield a UUID in lower case, and with the first three fields in the other byte order."""
+@lru_cache(1024)  # read for each pair of a node and a VM
+def _spellings(uuid: str) -> frozenset[str]:
+    """Return a UUID in lower case, and with the first three fields in the other byte order."""
     text = uuid.lower()
-    if not text:
-        return
-    yield text
-    if len(text) == UUID_LENGTH and text.count("-") == 4:
-        head, *rest = (text[:8], text[9:13], text[14:18], text[19:])
-        first, second = rest[0], rest[1]
-        yield "-".join((_swapped(head), _swapped(first), _swapped(second), rest[2]))
+    if len(text) != UUID_LENGTH or text.count("-") != 4:
+        return frozenset({text} - {""})
+    *fields, last = text.split("-", 3)
+    return frozenset({text, "-".join((*map(_swapped, fields), last))})
 
 
 def _swapped(field: str) -> str:
