@@ -10,10 +10,11 @@ from typing import Protocol
 
 import pytest
 
+from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.gate import damageage
 from gpuvirt.node.change.gate.anchor import Anchor
-from gpuvirt.node.change.gate.drainrequest import no_plugin
+from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, no_plugin
 from gpuvirt.node.change.gate.gate import Gate, gate_at
 from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError
 from gpuvirt.node.change.gate.gatelock import is_current
@@ -25,6 +26,7 @@ from tests.node.gateholders import SLOT, draining
 
 Act = Callable[[], object]
 SECOND = "0000:ca:00"
+REQUEST = DrainRequest(UnitId("gpu"), (SLOT,), "unbind", {})
 
 
 class Fails(Protocol):
@@ -53,6 +55,15 @@ def test_a_record_that_cannot_be_read_is_not_an_open_gate(tmp_path: Path) -> Non
         with pytest.raises(GateFailedError, match="EISDIR"):
             act()
     assert not gate.path_of(SLOT, "lock").read_text()
+
+
+def test_the_gates_of_a_plugin_are_left_out_only_where_the_kubelets_folder_is_certainly_missing(tmp_path: Path) -> None:
+    (folder := tmp_path / "device-plugins").symlink_to(folder)
+    gates = Gates(Gate(tmp_path / "gate"), folder, Anchor(tmp_path / "anchor"))
+    agents = Agents(tmp_path / "agent", lambda: None)
+    for act in (lambda: gates.all, lambda: beside_agents(gates, agents, REQUEST).__enter__()):
+        with pytest.raises(GateFailedError, match="ELOOP"):
+            act()
 
 
 def test_the_lines_of_allocations_that_cannot_be_read_refuse_a_change(

@@ -45,7 +45,10 @@ def _offers_without_gate(device_plugins: Path) -> bool | Unread:
     The privileged agent has gates elsewhere; it is none of these.
     """
     try:
-        if not device_plugins.is_dir() or has_member(gate_at(plugin_gates(device_plugins))):
+        found = _exists(device_plugins)
+        if isinstance(found, Unread) or not found:
+            return found
+        if has_member(gate_at(plugin_gates(device_plugins))):
             return False
         # Only where no plugin has the lock is it held here, for microseconds: an agent that starts then tries again.
         with no_plugin(device_plugins) as nobody_offers:

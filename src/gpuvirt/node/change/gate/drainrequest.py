@@ -73,7 +73,7 @@ def beside_agents(gates: Gates, agents: Agents, request: DrainRequest) -> Iterat
         asked: list[Gate] = []
         if not stack.enter_context(no_agent(agents.folder)):
             asked.append(gates.host)
-        offers = gates.device_plugins.is_dir() and not stack.enter_context(no_plugin(gates.device_plugins))
+        offers = gates.may_have_plugins and not stack.enter_context(no_plugin(gates.device_plugins))
         drained = (gates.host, gates.plugin) if offers else asked
         for gate in drained:
             stack.enter_context(draining(gate, request))

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from gpuvirt.hardware.access.attributes import ABSENT
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.gate import PATIENCE_S, Gate, Pass, gate_at
@@ -43,7 +44,16 @@ class Gates(msgspec.Struct, frozen=True):
     @property
     def all(self) -> tuple[Gate, ...]:
         """The gates in both folders, in the order in which each change takes their locks; raise GateFailedError."""
-        return (self.host, self.plugin) if self.device_plugins.is_dir() else (self.host,)
+        return (self.host, self.plugin) if self.may_have_plugins else (self.host,)
+
+    @property
+    def may_have_plugins(self) -> bool:
+        """Whether the kubelet's folder exists, or may exist."""
+        try:
+            self.device_plugins.stat()
+        except OSError as error:
+            return error.errno not in ABSENT  # unknown: the gates in it are used, or raise
+        return True
 
     @property
     def plugin(self) -> Gate:
