@@ -78,6 +78,12 @@ def test_a_socket_that_cannot_be_connected_to_is_unknown(short_path: Path) -> No
         read_lists(folder)
 
 
+def test_a_folder_that_cannot_be_listed_is_unknown(tmp_path: Path) -> None:
+    (folder := tmp_path / "device-plugins").symlink_to(folder)
+    with pytest.raises(ListUnknownError, match="Too many levels of symbolic links"):
+        read_lists(folder)
+
+
 def test_a_plugin_that_does_not_say_what_it_lists_is_unknown(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(livelists, "TIMEOUT_S", 0.2)
     with socket.socket(socket.AF_UNIX) as silent:

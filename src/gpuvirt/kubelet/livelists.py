@@ -25,7 +25,10 @@ class ListUnknownError(GpuvirtError):
 
 def read_lists(folder: Path) -> Mapping[Path, frozenset[DeviceId]]:
     """Return the healthy devices by socket; raise ListUnknownError. A socket without a listener lists nothing."""
-    paths = sorted(path for name in NAMES for path in folder.glob(name))
+    try:
+        paths = sorted(path for path in folder.iterdir() if any(map(path.match, NAMES)))
+    except OSError as error:
+        raise ListUnknownError(f"{folder}: {error}") from error
     return {path: _read_list(path) for path in paths if _has_listener(path)}
 
 
