@@ -1,7 +1,9 @@
 """The kubelet's checkpoint: read in every version, refused if invalid, written as a kubelet would accept it."""
 
 import base64
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.checkpoint import Data, PodDevices
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.kubelet import checkpoint as writing
 
 ANSWER = b"\n\x31"
@@ -54,6 +57,27 @@ def test_an_entry_without_an_answer_is_read_like_the_others() -> None:
     entries = [{**ENTRY, "AllocResp": None}, {**ENTRY, "PodUID": "uid-2", "DeviceIDs": {"-1": ["0000:17:00.0"]}}]
     found = checkpoint.consumers(checkpoint.parse(content(Data={"PodDeviceEntries": entries, "RegisteredDevices": {}})))
     assert sorted(device for _, device in found) == ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0"]
+
+
+@pytest.mark.parametrize("number", [errno.ELOOP, errno.EACCES, errno.EIO])
+def test_a_pod_has_ended_only_if_its_folder_is_certainly_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A folder that can't be looked up shows nothing, neither that the pod has it nor that the pod has ended."""
+    entries = [{**ENTRY, "PodUID": uid, "DeviceIDs": [uid]} for uid in ("runs", "unknown", "ended")]
+    data = {"PodDeviceEntries": entries, "RegisteredDevices": {}}
+    listed = checkpoint.consumers(checkpoint.parse(content(Data=data)))
+    paths, stat = KubeletPaths(tmp_path), Path.stat
+    (paths.pods / "runs").mkdir(parents=True)
+
+    def stat_unless_unknown(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.name == "unknown":
+            raise OSError(number, os.strerror(number))
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", stat_unless_unknown)
+    assert checkpoint.uids(checkpoint.without_gone(paths, listed, {})) == {"runs", "unknown"}
+    assert checkpoint.with_folder(paths, checkpoint.uids(listed)) == {"runs"}
 
 
 def test_a_checkpoint_without_pods_has_no_devices() -> None:

@@ -115,7 +115,7 @@ def without_gone(paths: KubeletPaths, in_file: Consumers, in_api: Consumers) -> 
     `--root-dir` of a kubelet, so the folder of pods may belong to another kubelet. It counts only where a pod of the
     checkpoint has its folder there, or where a pod was added or removed there after the checkpoint was written.
     """
-    has_folder = {consumer.pod_uid: _has_folder(paths.pods, consumer) for consumer in in_file.values()}
+    has_folder = {consumer.pod_uid: _has_folder(paths.pods, consumer.pod_uid) for consumer in in_file.values()}
     if True not in has_folder.values() and not _pods_are_newer(paths):
         return in_file
     return {
@@ -140,15 +140,25 @@ def _pods_are_newer(paths: KubeletPaths) -> bool:
         return False
 
 
-def _has_folder(pods: Path, consumer: Consumer) -> bool | None:
-    """Return whether a pod has its folder, None where its UID is unknown or cannot name a folder."""
-    uid = consumer.pod_uid
-    return (pods / uid).exists() if uid is not None and UID.fullmatch(uid) is not None else None
+def _has_folder(pods: Path, uid: PodUid | None) -> bool | None:
+    """Return whether a pod has its folder, None where that or its UID is unknown, or where that names no folder."""
+    return exists(pods / uid) if uid is not None and UID.fullmatch(uid) is not None else None
+
+
+def exists(path: Path) -> bool | None:
+    """Return whether a path exists, None where that is unknown."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False  # unknown: nothing
+    except OSError:
+        return None  # unknown: None
+    return True
 
 
 def with_folder(paths: KubeletPaths, pods: Iterable[PodUid]) -> frozenset[PodUid]:
     """Return the pods that have a folder."""
-    return frozenset(uid for uid in pods if UID.fullmatch(uid) is not None and (paths.pods / uid).exists())
+    return frozenset(uid for uid in pods if _has_folder(paths.pods, uid))
 
 
 def with_answers(in_api: Consumers, in_file: Consumers) -> Consumers:

@@ -9,7 +9,7 @@ are unknown.
 from pathlib import Path
 
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.kubelet.checkpoint import with_answers, without_gone
+from gpuvirt.kubelet.checkpoint import exists, with_answers, without_gone
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_consumers
 from gpuvirt.kubelet.recordedallocations import CheckpointContent, RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers
@@ -54,7 +54,7 @@ def read_account(recorded: RecordedAllocations, kubelets: Kubelets) -> Consumers
 def _ask_api(socket: Path) -> tuple[Consumers | None, str | None]:
     """Return the allocations that the API lists, and the reason why it did not answer."""
     try:
-        if _is_absent(socket):
+        if exists(socket) is False:
             return None, f"no {socket}"
         return ask_consumers(socket), None
     except PodResourcesUnknownError as error:
@@ -64,14 +64,3 @@ def _ask_api(socket: Path) -> tuple[Consumers | None, str | None]:
 def answers(socket: Path) -> bool:
     """Return whether a kubelet answers at its socket, whatever the names of the processes say."""
     return _ask_api(socket)[0] is not None
-
-
-def _is_absent(path: Path) -> bool:
-    """Return whether a path does not exist; False where that is unknown."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
-    return False
