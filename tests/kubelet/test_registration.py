@@ -200,6 +200,14 @@ def test_a_link_to_no_listener_is_removed_and_its_target_stays(short_path: Path,
     assert sorted(short_path.iterdir()) == before
 
 
+def test_a_socket_of_another_type_stays(short_path: Path) -> None:
+    """Whether a process reads from it can't be told: a connection fails with EPROTOTYPE."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(short_path / "kubevirt-X.sock"))
+        assert not sockets.clear(short_path / "kubevirt-X.sock")
+        assert (short_path / "kubevirt-X.sock").is_socket()
+
+
 def test_a_link_to_a_listener_stays(short_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(short_path / "other"))

@@ -1,5 +1,6 @@
 """The unix sockets of device plugins: their names, and whether a process listens on one."""
 
+import errno
 import hashlib
 import socket
 import stat
@@ -12,6 +13,8 @@ from gpuvirt.paths import SOCKET_PATH_BYTES, check_socket_path
 
 NVIDIA_DOMAIN = "nvidia.com"
 _DIGEST_DIGITS = 8
+NO_LISTENER = frozenset({errno.ECONNREFUSED, errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""The errors of a connection to a file that no process listens at."""
 
 
 def socket_path(folder: Path, resource: ResourceName) -> Path:
@@ -54,15 +57,13 @@ def identity(path: Path) -> FileIdentity | None:
 
 
 def is_listened_at(path: Path) -> bool:
-    """Return whether a process accepts connections on the socket `path`."""
+    """Return whether a process accepts connections on the socket `path`, or may do so."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # a listener whose queue is full
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno not in NO_LISTENER  # unknown: the socket stays; EAGAIN: a listener's queue is full
         return True
 
 
