@@ -1,9 +1,10 @@
-"""Checks two rules by the types that mypy infers: on what may be unknown, and on writes from outside."""
+"""Checks three rules by the types that mypy infers: on what may be unknown, on errors, and on writes from outside."""
 
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
+import check_excepts
 import check_outside
 import check_unknown
 from typedsources import ROOT, typed_sources
@@ -22,6 +23,7 @@ def main() -> int:
     paths = sorted(path for path in asked.root.rglob("*.py") if not path.with_suffix(".pyi").exists())
     sources, errors = typed_sources(paths, asked.root)
     faults = [fault for source in sources for fault in check_unknown.find_faults(source, tuple(asked.deciding))]
+    faults += [fault for source in sources for fault in check_excepts.find_faults(source, tuple(asked.deciding))]
     faults += [fault for source in sources for fault in check_outside.find_faults(source, asked.package)]
     for line in (*errors, *sorted(faults)):
         print(line)

@@ -19,9 +19,11 @@ WAIVER = "# unknown: "
 DECIDING = tuple(
     f"gpuvirt/{package}"
     for package in (
-        *("cli/changes", "kubelet", "hardware/usage", "hardware/functions", "hardware/devicefacts.py"),
+        *("cli/changes", "kubelet", "hardware/access", "hardware/usage", "hardware/functions", "hardware/vgpu"),
+        "hardware/devicefacts.py",
         *("model/allocation", "model/change", "model/node", "model/offers"),
-        *("node/allocation", "node/change", "node/known", "node/reconcile", "node/shares"),
+        *("node/allocation", "node/change", "node/known", "node/ondemand"),
+        *("node/reconcile", "node/shares", "node/store"),
     )
 )
 """Where rule 1 is decided. There, `is False`, `== ()` and `() if isinstance(x, Unread)` need a reason, too. Elsewhere
@@ -151,8 +153,8 @@ def _unknown_in(found: Type | None) -> str:
 
 def find_faults(source: TypedSource, deciding: tuple[str, ...]) -> Iterator[Fault]:
     """Yield the faults of one module."""
-    finder, lines = _Finder(source, decides=source.path.startswith(deciding)), ["", *source.text.splitlines()]
+    finder = _Finder(source, decides=source.path.startswith(deciding))
     finder.visit(source.tree)
     for line, what in finder.faults:
-        if WAIVER not in lines[line] and not lines[line - 1].lstrip().startswith(WAIVER):
+        if not source.is_waived(line, WAIVER):
             yield Fault(source.path, line, what)

@@ -51,6 +51,11 @@ class TypedSource:
         found = self.types.get((value.lineno, value.col_offset, value.end_lineno, value.end_col_offset))
         return get_proper_type(found) if found is not None else None
 
+    def is_waived(self, line: int, waiver: str) -> bool:
+        """Return whether a comment on a line, or on the line above alone, allows what stands there."""
+        lines = ["", *self.text.splitlines()]
+        return waiver in lines[line] or lines[line - 1].lstrip().startswith(waiver)
+
 
 def typed_sources(paths: Collection[Path], root: Path) -> tuple[list[TypedSource], list[str]]:
     """Return the modules below `root`, and mypy's errors, since it does not know all types then."""

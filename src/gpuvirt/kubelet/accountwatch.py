@@ -293,8 +293,9 @@ class AccountWatch:
             return await self._api.allocatable()
         except PodResourcesUnknownError as error:
             if self._kubelets() == ():  # unknown: a kubelet may run, and count devices
-                return frozenset()
+                return frozenset()  # unknown: nothing, no kubelet runs that could count devices
             if (error.is_unimplemented or self._lacks_api) and isinstance(record, CheckpointContent):
+                # unknown: nothing, the record has what the kubelet counts
                 return frozenset((name, device) for name, devices in record.registered.items() for device in devices)
             return Unread(HostPath(str(self._paths.pod_resources_socket)), seen=str(error))
 

@@ -95,7 +95,7 @@ def _answer(entry: PodDevices, read_node: ReadNode) -> PluginAnswer | UnsetType:
     try:
         return UNSET if entry.alloc_resp is None else wire.plugin_answer(entry.alloc_resp, read_node)
     except DamagedError:
-        return UNSET
+        return UNSET  # unknown: unset, and the device is found by its id, or can't be mapped
 
 
 Registered = Mapping[ResourceName, frozenset[DeviceId]]
@@ -137,7 +137,7 @@ def _pods_are_newer(paths: KubeletPaths) -> bool:
     try:
         return paths.pods.stat().st_mtime_ns > paths.checkpoint.stat().st_mtime_ns
     except OSError:
-        return False
+        return False  # unknown: the checkpoint keeps all its allocations
 
 
 def _has_folder(pods: Path, uid: PodUid | None) -> bool | None:

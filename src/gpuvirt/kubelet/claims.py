@@ -104,7 +104,7 @@ def read(paths: KubeletPaths) -> tuple[ClaimedDevice, ...]:
     except (FileNotFoundError, NotADirectoryError):
         if (driver := gpu_driver(paths)) is not None:
             raise DamagedError(f"it is missing, although {driver} exists") from None
-        return ()
+        return ()  # unknown: nothing, a kubelet without DRA has no file
 
 
 def gpu_driver(paths: KubeletPaths) -> str | None:
@@ -113,7 +113,7 @@ def gpu_driver(paths: KubeletPaths) -> str | None:
         try:
             found = sorted(entry.name for entry in folder.iterdir() if _GPU_DRIVER.match(entry.name))
         except FileNotFoundError:
-            continue
+            continue  # unknown: nothing, no such driver is registered
         if found:
             return str(folder / found[0])
     return None

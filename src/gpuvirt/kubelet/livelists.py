@@ -38,10 +38,10 @@ def _has_listener(path: Path) -> bool:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # a listener whose queue is full
+        except BlockingIOError:  # unknown: a listener whose queue is full
             return True
         except (ConnectionRefusedError, FileNotFoundError):
-            return False
+            return False  # unknown: nothing, the plugin has ended
         except OSError as error:
             raise ListUnknownError(f"{path}: {error}") from error
         return True

@@ -108,14 +108,14 @@ class PodResources:
 
     async def _ask(self, method: str) -> bytes:
         """Make a call whose request is an empty message, again while the kubelet rejects it for the calls of others."""
-        if not self._socket.exists():
+        if not self._socket.exists():  # unknown: raised as such
             raise PodResourcesUnknownError(f"no {self._socket}")
         rejected = 0
         while True:
             try:
                 return await self._call(method)
             except grpc.aio.AioRpcError as error:
-                rejected += 1
+                rejected += 1  # unknown: asked again, and raised after the last try
                 if error.details() != REJECTED or rejected == REJECTED_MOST:
                     await self.close()
                     raise self._unknown(error) from error

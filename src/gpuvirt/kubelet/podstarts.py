@@ -27,5 +27,5 @@ class PodFolder:
         try:
             found = self._folder.stat()
         except OSError:
-            return None
+            return None  # unknown: None, no value
         return found.st_ino, found.st_mtime_ns, found.st_nlink

@@ -270,7 +270,7 @@ class RecordedAllocations:
             try:
                 version = _version(self._claims_path)
             except FileNotFoundError:
-                return claims.read(self.paths)
+                return claims.read(self.paths)  # unknown: `read` raises unless the missing file is an answer
             if self._claims is None or self._claims[0] != version:
                 self._claims = version, claims.read(self.paths)
             return self._claims[1]
@@ -282,7 +282,7 @@ class RecordedAllocations:
         try:
             found = frozenset(PodUid(entry.name) for entry in self.paths.pods.iterdir())
         except OSError:
-            return None
+            return None  # unknown: None, no account of pods
         return found if self.owns_pods or any(device.pod in found for device in devices) else None
 
 
@@ -319,5 +319,5 @@ def _kubelet(socket: str) -> str:
     try:
         found = os.stat(socket)  # noqa: PTH116  as above
     except OSError:
-        return ""
+        return ""  # unknown: empty, which is no kubelet's identity
     return f"{found.st_ino}:{found.st_mtime_ns}"

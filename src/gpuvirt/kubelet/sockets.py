@@ -52,7 +52,7 @@ def identity(path: Path) -> FileIdentity | None:
     try:
         found = path.stat(follow_symlinks=False)
     except OSError:
-        return None
+        return None  # unknown: the plugin registers again
     return FileIdentity(found.st_dev, found.st_ino, found.st_ctime_ns)
 
 
@@ -75,7 +75,7 @@ def clear(path: Path) -> bool:
     try:
         mode = path.stat(follow_symlinks=False).st_mode
     except FileNotFoundError:
-        return True
+        return True  # unknown: nothing, the path is free
     if not (stat.S_ISSOCK(mode) or stat.S_ISLNK(mode)) or is_listened_at(path):
         return False
     path.unlink(missing_ok=True)

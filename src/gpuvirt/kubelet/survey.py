@@ -80,8 +80,9 @@ def _config(path: Path) -> KubeletConfig | Unread | None:
 def _counted(paths: KubeletPaths) -> tuple[str, dict[str, frozenset[str]] | Unread | None]:
     """Return the devices that the kubelet counts, and the source: its API or its checkpoint."""
     try:
+        # unknown: the checkpoint tells, which is named as the source
         allocatable = ask_allocatable(paths.pod_resources_socket) if paths.pod_resources_socket.exists() else None
-    except (PodResourcesUnknownError, OSError):  # the kubelet is old or has ended, or this user may not connect
+    except (PodResourcesUnknownError, OSError):  # unknown: the checkpoint tells
         allocatable = None
     if allocatable is None:
         return str(paths.checkpoint), _counted_in_checkpoint(paths.checkpoint)

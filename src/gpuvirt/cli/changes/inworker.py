@@ -119,7 +119,7 @@ def _settled(job: Callable[[], T]) -> T:
     try:
         return job()
     except UnitUnsettledError as error:
-        if not error.again_soon:
+        if not error.again_soon:  # unknown: the job runs once more, and refuses itself
             raise
     sleep(APART_S)
     return job()

@@ -27,9 +27,9 @@ def _is_present(link: str) -> bool:
     try:
         os.readlink(link)  # noqa: PTH115  pathlib would take longer to import than all else here
     except FileNotFoundError:
-        return False
+        return False  # unknown: nothing, the kernel has removed the device
     except OSError:
-        return True
+        return True  # unknown: the lease is kept
     return True
 
 
@@ -37,7 +37,7 @@ def pid_in(proc: str) -> str:
     """Return this process's pid in a `/proc`: the host's pid differs from the one in a container's PID namespace."""
     try:
         return os.readlink(f"{proc}/self")  # noqa: PTH115  as above
-    except OSError:  # the `/proc` of a simulated host
+    except OSError:  # unknown: the `/proc` of a simulated host
         return str(os.getpid())
 
 

@@ -114,4 +114,4 @@ def _bind(name: str, fd: int, iommufd: int) -> None:
 
 
 def _is_present(link: str) -> bool:
-    return Path(link).is_symlink()
+    return Path(link).is_symlink()  # unknown: no lease is taken

@@ -236,7 +236,7 @@ class RealKernel:
                 while stopped not in select.select([channel, stopped], [], [])[0]:
                     try:
                         relevant = concerns_devices(channel.recv(16384))
-                    except OSError as error:  # ENOBUFS: messages were lost, so the host must be scanned
+                    except OSError as error:  # unknown: ENOBUFS: messages were lost, so the host must be scanned
                         relevant = True
                         log.warning("uevents were lost", extra={"errno": error.errno})
                     if relevant:

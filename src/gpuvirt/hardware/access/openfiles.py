@@ -209,7 +209,7 @@ def _mapped(process: str, pid: int, status: _Status) -> Iterator[OpenFile]:
                 continue
             try:
                 node = _mapped_node(process, mapping, pid, status)
-            except FileNotFoundError:
+            except FileNotFoundError:  # unknown: the last reading raises
                 if reading == _READINGS:
                     raise
                 changed = True
@@ -231,11 +231,11 @@ def _mapped_node(process: str, mapping: re.Match[bytes], pid: int, status: _Stat
         kind = status.type_of(link)
     except FileNotFoundError:
         os.readlink(link)  # noqa: PTH115
-        return OpenFile(pid, target, 0)  # a copy of a host in files
+        return OpenFile(pid, target, 0)  # unknown: a user by the path alone, in a copy of a host in files
     except OSError:
         mount = b"%d:%d" % (int(mapping["major"], 16), int(mapping["minor"], 16))
         if _has_no_nodes(process, _MOUNT_DEVICE, mount):
-            return None
+            return None  # unknown: a mount with nodev has no device that is in use
         raise
     if kind and kind not in _PLAIN:
         return OpenFile(pid, target, status.device)
@@ -251,7 +251,7 @@ def _has_no_nodes(process: str, field: int, mount: bytes) -> bool:
     """
     try:
         lines = [line.split(b" ") for line in _content(f"{process}/mountinfo").splitlines()]
-    except OSError:  # EINVAL: the process has just ended
+    except OSError:  # unknown: EINVAL: the process has just ended
         return False
     options = [line[_MOUNT_OPTIONS].split(b",") for line in lines if line[field] == mount]
     return bool(options) and all(b"nodev" in each for each in options)
@@ -268,7 +268,7 @@ def _content(path: str) -> bytes:
         parts: list[bytes] = []
         while part := os.read(fd, _CHUNK_BYTES):
             parts.append(part)
-    except ProcessLookupError:  # the process has ended
+    except ProcessLookupError:  # unknown: the process has ended
         return b""
     else:
         return b"".join(parts)

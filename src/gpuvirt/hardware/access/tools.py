@@ -149,7 +149,7 @@ def run_checked(run: Run, command: Sequence[str], timeout_s: float | None) -> En
 
 def exists(place: Path) -> bool:
     """Return whether a program exists; a link counts, since only chroot can resolve it within its own root."""
-    return place.is_symlink() or place.exists()
+    return place.is_symlink() or place.exists()  # unknown: the program counts as missing, and what needs it fails
 
 
 class HostTools:
@@ -198,7 +198,7 @@ class HostTools:
         for pause_s in PAUSES_S:
             try:
                 self._run_checked(command, None)
-            except ToolError as error:
+            except ToolError as error:  # unknown: the command runs once more, and its last error is raised
                 if UNBIND_LOCK not in error.output.lower():
                     raise
                 self._pause(pause_s)

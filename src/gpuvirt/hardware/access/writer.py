@@ -23,7 +23,7 @@ def serve(proc: str) -> None:
         try:
             result = _execute(packet[:1], packet[2:])
         except OSError as error:
-            _answer(error.errno or -1, b"")
+            _answer(error.errno or -1, b"")  # unknown: the asking process raises this number as its OSError
         else:
             _answer(0, result)
 
@@ -66,7 +66,7 @@ def _pid_in(proc: str) -> str:
     """Return this process's pid in a `/proc`: the host's pid differs from the one in a container's PID namespace."""
     try:
         return os.readlink(f"{proc}/self")  # noqa: PTH115  pathlib would take longer to import than all else here
-    except OSError:  # the `/proc` of a simulated host
+    except OSError:  # unknown: the `/proc` of a simulated host
         return str(os.getpid())
 
 

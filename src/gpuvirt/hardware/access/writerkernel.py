@@ -45,13 +45,13 @@ class WriterProcess:
 
     def ask(self, letter: bytes, argument: bytes) -> bytes:
         """Return the writer's answer to a request, which may take as long as the kernel sleeps; raise its OSError."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the writer has ended: `_answer` reports it
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # unknown: `_answer` reports it
             self._channel.send(letter + b" " + argument)
         return self._answer()
 
     def _answer(self) -> bytes:
         packet = b""
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionResetError):  # unknown: the empty packet is an error
             packet = self._channel.recv(writer.PACKET_BYTES)
         if not packet:
             raise OSError(errno.EINTR, "the process that makes the writes has ended; was it killed?")
@@ -106,7 +106,7 @@ class WriterKernel(RealKernel):
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # the writer has ended, which has closed the group
+            with contextlib.suppress(OSError):  # unknown: the writer has ended, which has closed the group
                 self._ask(node, b"c", number)
 
     @override

@@ -28,7 +28,7 @@ def read_aliases(kernel: Kernel) -> str:
                 "ascii", "replace"
             )
         except OSError:
-            continue
+            continue  # unknown: without aliases a device gets vfio-pci, and no native module is found
     return ""
 
 

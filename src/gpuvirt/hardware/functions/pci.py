@@ -108,7 +108,7 @@ def read_reset(kernel: Kernel, address: PciAddress) -> ResetScope | None:
     try:
         parent = kernel.readlink(device_path(address)).rpartition("/")[0].rpartition("/")[2]
     except OSError:
-        return None
+        return None  # unknown: None, no scope
     if parent.startswith("pci"):
         return ResetScope.NONE
     return ResetScope.SHARED_BUS if methods is None else ResetScope.BUS

@@ -38,7 +38,7 @@ def _device(kernel: Kernel, number: DeviceNumber) -> HostPath | Unread | None:
         link = HostPath(f"{folder}/{number.major}:{number.minor}")
         try:
             return HostPath(posixpath.normpath(posixpath.join(folder, kernel.readlink(link))))
-        except OSError as error:
+        except OSError as error:  # unknown: absent in one folder, the number may be in the other
             if error.errno not in attributes.ABSENT:
                 return Unread(link, errno=error.errno)
     return None

@@ -71,9 +71,9 @@ def _disks_of(kernel: Kernel, address: PciAddress, names: Sequence[str]) -> Iter
     for name in names:
         try:
             device = kernel.readlink(HostPath(f"{BLOCKS}/{name}"))
-        except OSError as error:
+        except OSError as error:  # unknown: the disk may belong to this function
             if error.errno not in attributes.ABSENT:
-                yield name  # the disk may belong to this function
+                yield name
             continue
         if f"/{address}/" in device:
             yield name
@@ -171,7 +171,7 @@ def _console(kernel: Kernel, address: PciAddress) -> str | None:
         except OSError as error:
             if error.errno in attributes.ABSENT:
                 continue
-            return f"may drive the console ({name}, whose device can't be read)"
+            return f"may drive the console ({name}, whose device can't be read)"  # unknown: counts as in use
         # The firmware's framebuffer is a platform device in the memory of the boot display.
         if address in device or any(
             kind in device for kind in ("efi-framebuffer", "simple-framebuffer", "vesa-framebuffer")
@@ -190,7 +190,7 @@ def _network(kernel: Kernel, address: PciAddress) -> str | None:
         try:
             is_up = not isinstance(flags, str) or bool(int(flags, 16) & IFF_UP)
         except ValueError:
-            is_up = True
+            is_up = True  # unknown: counts as in use
         if is_up:
             return f"is the network interface {name}, which is up"
     return None

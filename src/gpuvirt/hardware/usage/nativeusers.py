@@ -71,7 +71,7 @@ def _read_nodes(kernel: Kernel) -> Iterator[Mapping[str, int]]:
         try:
             content = kernel.read(HostPath(f"{TOPOLOGY}/{name}/properties"), limit=_BYTES)
         except OSError:
-            continue
+            continue  # unknown: a render node that no folder has may belong to each of AMD's GPUs
         pairs = (line.split() for line in content.decode(errors="replace").splitlines())
         yield {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 

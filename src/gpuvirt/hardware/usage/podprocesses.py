@@ -68,7 +68,7 @@ def group_names(pods: Collection[PodUid]) -> Mapping[str, PodUid]:
 
 
 def _shows_pods(kernel: Kernel, processes: Collection[int]) -> bool:
-    with suppress(OSError):  # the kubelet's process proves it, too, where this link can't be read
+    with suppress(OSError):  # unknown: the kubelet's process proves it, too, where this link can't be read
         if kernel.readlink(NAMESPACE) == INITIAL_NAMESPACE:
             return True
     return any(command_of(kernel, pid) in KUBELETS for pid in processes)
@@ -79,7 +79,7 @@ def mount_namespace(kernel: Kernel, pid: int) -> str:
     try:
         return kernel.readlink(HostPath(f"/proc/{pid}/ns/mnt"))
     except OSError:
-        return str(pid)
+        return str(pid)  # unknown: a namespace of its own, so that its mounts are read
 
 
 def mounts(kernel: Kernel, pid: int) -> str:
@@ -90,14 +90,14 @@ def mounts(kernel: Kernel, pid: int) -> str:
     """
     try:
         return content(kernel, pid, "mountinfo")
-    except OSError as error:
+    except OSError as error:  # unknown: nothing, the other threads are read below
         if error.errno != errno.EINVAL:
             raise
     found = ""
     for thread in _threads(kernel, pid):
         try:
             found += content(kernel, pid, f"task/{thread}/mountinfo")
-        except OSError as error:
+        except OSError as error:  # unknown: nothing, the thread has ended
             if error.errno != errno.EINVAL:
                 raise
     return found

@@ -106,7 +106,7 @@ def _programs(kernel: Kernel, pid: int) -> Iterator[str]:
     yield from {first.rpartition("/")[2], first.partition(" ")[0].rpartition("/")[2]}
     try:
         yield kernel.readlink(HostPath(f"/proc/{pid}/exe")).rpartition("/")[2]
-    except OSError as error:
+    except OSError as error:  # unknown: nothing, the process has ended or runs no program
         if error.errno not in ENDED:
             raise
 
@@ -140,7 +140,7 @@ def shows_all(proc: Path) -> bool:
     try:
         return str((proc / "1/ns/pid").readlink()) == INITIAL_NAMESPACE
     except OSError:
-        return False
+        return False  # unknown: counts as hiding some, so that another /proc is preferred to it
 
 
 def _if_all_visible(kernel: Kernel, walk: Callable[[], Iterable[T]]) -> tuple[T, ...] | Unread:
@@ -164,5 +164,6 @@ def command_of(kernel: Kernel, pid: int) -> str:
     try:
         content = kernel.read(HostPath(f"/proc/{pid}/comm"))
     except OSError:
+        # unknown: a name for people; to callers that compare it, it is no kubelet's, which proves nothing
         return "unknown"
     return attributes.legible(content.decode(errors="surrogateescape").removesuffix("\n"))

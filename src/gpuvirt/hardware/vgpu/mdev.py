@@ -165,6 +165,7 @@ def _address(path: HostPath, name: str, functions: Mapping[PciAddress, PciFuncti
     try:
         address = parse_pci_address(name)
     except ValueError:
+        # unknown: a malformed entry, which is refused
         return MalformedEntry(path, "carries mediated devices, but is not a PCI function")
     return (
         address

@@ -147,6 +147,7 @@ class UnitOffer:
                 try:
                     await api.consumers()
                 except PodResourcesUnknownError as error:
+                    # unknown: the kubelet keeps the units
                     log.debug("the kubelet may not have freed the units of ended pods: %s", error)
                 self.resend()
         finally:
@@ -167,7 +168,7 @@ class UnitOffer:
         except PathTooLongError as error:
             problem = nodeproblems.not_registered(resource, str(error))
             self._observe(resource, Registration(registered=False, because=problem))
-            return None
+            return None  # unknown: nothing, the resource is reported as not registered
         plugin = SharePlugin(resource, path, self._on.clock, self.allocator)
         plugin.show(self._ids)
         self._registrar.add(plugin)

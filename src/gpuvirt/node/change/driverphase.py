@@ -81,7 +81,7 @@ def _record_return(change_host: ChangeHost, state: UnitState, step: DriverStep) 
         try:
             change_host.tenancies.update(boot_id, lambda records: records.returned(functions, [step.address]))
         except OSError as error:
-            log.warning(
+            log.warning(  # unknown: its last tenant stays recorded
                 "%s: its last tenant counts as present: %s: %s", step.address, change_host.tenancies.path, error
             )
 
@@ -148,6 +148,7 @@ def _despite_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # unknown: the change stays recorded as started
         log.warning("the driver journal can't be written, so the change stays recorded as started: %s", error)
 
 

@@ -28,7 +28,7 @@ class UnitGates:
         """Return the failed changes that an earlier agent has left and that were not compared yet."""
         for unit in inventory.units:
             if unit not in self._failed:
-                with suppress(UnitBusyError):
+                with suppress(UnitBusyError):  # unknown: read again at the next round; a change can't begin meanwhile
                     self._failed[unit] = self._read(slots_in(inventory, unit))
         return {unit: failed for unit, failed in self._failed.items() if failed is not None}
 
@@ -49,19 +49,19 @@ class UnitGates:
             self._stop_draining(unit)
         elif decision.gate is GateUse.OPEN:
             self._stop_draining(unit)
-            with suppress(UnitBusyError):
+            with suppress(UnitBusyError):  # unknown: the gate stays closed
                 self._gate.release(slots_in(inventory, unit))
 
     def _drain(self, unit: UnitId, inventory: Inventory, intent: str) -> None:
         slots = slots_in(inventory, unit)
         if self._drained.get(unit) == slots or unit not in self._failed:  # its gate can't be read
             return
-        with suppress(UnitBusyError):
+        with suppress(UnitBusyError):  # unknown: tried again at the next round
             self._gates.drain(unit, slots, intent, patience_s=0.0)
             self._drained[unit] = slots
 
     def _stop_draining(self, unit: UnitId) -> None:
-        with suppress(UnitBusyError):
+        with suppress(UnitBusyError):  # unknown: the devices stay drained
             self._gates.stop_draining(self._drained.pop(unit, ()))
 
 

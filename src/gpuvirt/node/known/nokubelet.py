@@ -114,11 +114,11 @@ def _is_empty(folder: Path) -> bool:
     try:
         folder.lstat()
     except OSError as error:
-        return error.errno in ABSENT
+        return error.errno in ABSENT  # unknown: not empty
     try:
         return next(folder.iterdir(), None) is None
     except OSError:
-        return False
+        return False  # unknown: not empty
 
 
 def _traces(kernel: Kernel) -> Iterator[str]:
@@ -213,7 +213,7 @@ def _real(kernel: Kernel, root: str, path: str, done: str = "") -> str:
         try:
             target = kernel.readlink(HostPath(f"{root}{done}/{name}"))
         except OSError as error:
-            if error.errno not in ABSENT | {errno.EINVAL}:  # EINVAL: it is no link
+            if error.errno not in ABSENT | {errno.EINVAL}:  # unknown: EINVAL: it is no link
                 raise
             done = f"{done}/{name}"
         else:

@@ -29,7 +29,7 @@ def read_ledger(*paths: Path) -> Ledger:
     try:
         return load_ledger(*paths)
     except (OSError, DamagedError):
-        return EMPTY
+        return EMPTY  # unknown: a view for people; changes read it by `load_ledger`
 
 
 def load_ledger(*paths: Path) -> Ledger:
@@ -38,7 +38,7 @@ def load_ledger(*paths: Path) -> Ledger:
         try:
             return ledgerstore.decode(path.read_bytes())[0]
         except FileNotFoundError:
-            continue
+            continue  # unknown: nothing, the file does not exist
     return EMPTY
 
 

@@ -180,7 +180,7 @@ class OnDemandAllocator:
             with self._on.gate.creation(entry.device, entry.target, slot_of(entry.target.gpu), renew):
                 return True
         except RefusedError:
-            return False
+            return False  # unknown: the pod gets another vGPU
 
     async def _new(self, resource: ResourceName, device: DeviceId, created: list[Entry]) -> Candidate:
         """Return a new vGPU; wait a moment for room, while vGPUs of ended pods are removed."""

@@ -45,7 +45,7 @@ class GateWatch:
         self._blocked: Mapping[str, str] = {}
         """The slots in which the kernel blocks a step, with the step."""
         self._read()
-        with suppress(GateFailedError, OSError):
+        with suppress(GateFailedError, OSError):  # unknown: the lines stay, and refuse changes
             self._gate.find_lines()
 
     async def run(self, clock: Clock, interval_s: float) -> None:
@@ -75,6 +75,7 @@ class GateWatch:
         try:
             self._gate.keep_lines(account.settled_s if account is not None and is_whole else -inf, admitting)
         except (GateFailedError, OSError) as error:
+            # unknown: the lines stay, and refuse changes
             log.debug("the lines of allocations in %s stay as they are: %s", self._gate.folder, error)
 
     @property
@@ -95,6 +96,7 @@ class GateWatch:
         try:
             self._answer_commands()
         except GateFailedError as error:
+            # unknown: the command waits, and gives up
             log.debug("a command waits for an answer that can't be written: %s", error)
 
     def _answer_commands(self) -> None:
@@ -136,7 +138,7 @@ class GateWatch:
         try:
             states = self._gate.states_by_record() if brief else self._gate.states()
             self._blocked = {slot: self._gate.step_of(slot) for slot in states if states[slot] is GateState.BLOCKED}
-        except GateFailedError as error:  # this process allocates nothing and changes nothing then, and says so there
+        except GateFailedError as error:  # unknown: no allocation or change passes an unreadable gate
             log.debug("the gates in %s can't be read, their last known states are kept: %s", self._gate.folder, error)
             return False
         self._states = states
@@ -149,6 +151,7 @@ class GateWatch:
             try:
                 self._gate.settle(slot)
             except GateFailedError as error:
+                # unknown: the gate stays closed
                 log.debug("%s: the gate of a killed change can't be opened: %s", slot, error)
 
     def _started_changes(self, facts: Facts) -> Collection[PciAddress]:

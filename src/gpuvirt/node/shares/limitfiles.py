@@ -35,7 +35,7 @@ class LimitFiles(msgspec.Struct, frozen=True):
         if why is not None:
             raise ShareRefusedError(sharing.limit_without_library(self.library, why))
         try:
-            if not (self.preload.is_file() and self.preload.read_bytes() == CONTENT):
+            if not (self.preload.is_file() and self.preload.read_bytes() == CONTENT):  # unknown: written again
                 replace_file(self.preload, CONTENT, durable=False, mode=0o644)
         except OSError as error:
             raise ShareRefusedError(sharing.limit_not_written(self.preload, str(error))) from error

@@ -54,7 +54,7 @@ class MemoryFollower:
         limited = [uid for uid, pod in pods if pod.enforcement.has_library]
         uses: MemoryUses = {}
         if limited:
-            with suppress(WorkerBlockedError):  # the worker logs it
+            with suppress(WorkerBlockedError):  # unknown: the worker logs it
                 uses = await self._worker.run(
                     lambda: self._read(limited), name="the memory that containers use", timeout_s=READ_S
                 )
@@ -85,7 +85,7 @@ def read_uses(kernel: Kernel, proc: Path, pods: Collection[PodUid]) -> MemoryUse
         processes = read_containers(kernel, pods, HostPath(REGION_FOLDER))
     except OSError as error:
         log.debug("no container's memory is known: %s", error)
-        return {}
+        return {}  # unknown: no use is shown
     found = {key: read_use(proc, pid) for key, pid in processes.items()}
     return {key: use for key, use in found.items() if use is not None}
 
@@ -102,5 +102,5 @@ def read_use(proc: Path, pid: int) -> int | UnreadableRegion | None:
             return memoryregion.used_bytes(slots)
     except OSError as error:
         if error.errno in {errno.ENOENT, errno.ESRCH}:
-            return None
+            return None  # unknown: nothing, the container has no region or has ended
         return UnreadableRegion(f"can't be read: {error.strerror}")

@@ -88,5 +88,6 @@ def _records_in(specs: Iterable[bytes]) -> ShareRecords:
         try:
             records = with_owners(records, content)
         except DamagedError as error:
+            # unknown: the pod's units stay in the kubelet's record, and may be of any GPU
             log.warning("the CDI spec of a share can't be used: %s", error)
     return records

@@ -121,6 +121,7 @@ class ShareAllocator:
                 try:
                     await self.tidy()
                 except (OSError, GpuvirtError) as error:
+                    # unknown: the shares are kept
                     log.warning("the shares of pods that have ended are kept: %s", error)
                 await changed.wait_for(self._on.clock, self._pause_s)
 
@@ -146,6 +147,7 @@ class ShareAllocator:
         try:
             specs, enabled = await self._in_worker(lambda: (shares.files.nvidia_specs(), shares.cdi_enabled()))
         except (OSError, GpuvirtError) as error:
+            # unknown: the offered units stay as they are
             log.warning("NVIDIA's CDI specs can't be read, so the offered units stay as they are: %s", error)
         else:
             shares.judge(specs, cdi_enabled=enabled)
@@ -171,7 +173,7 @@ class ShareAllocator:
                 if (left_s := deadline.left_s) <= 0:
                     self._shares.refusals.add(RefusedCall.ALLOCATE, reason)
                     raise ShareRefusedError(reason)
-                with suppress(OSError, GpuvirtError):
+                with suppress(OSError, GpuvirtError):  # unknown: the shares are kept
                     await self.tidy()
                 await changed.wait_for(on.clock, min(left_s, on.recheck_s))
 

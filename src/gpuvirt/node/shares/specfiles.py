@@ -49,7 +49,7 @@ class SpecFiles:
                     known if known is not None and known.identity == identity else _read(path, identity)
                 )
             except OSError as error:
-                log.warning("%s is left out: %s", path, error)
+                log.warning("%s is left out: %s", path, error)  # unknown: no GPU is offered by it
         return tuple(parsed.spec for parsed in self._parsed.values() if parsed.spec is not None)
 
     def write(self, nonce: str, content: bytes) -> None:
@@ -59,7 +59,7 @@ class SpecFiles:
     def contents(self) -> Iterator[bytes]:
         """Yield the specs of all shares."""
         for path in self._ours():
-            with suppress(OSError):
+            with suppress(OSError):  # unknown: as a damaged spec (`recordstore`)
                 yield path.read_bytes()
 
     def keep_only(self, devices: Collection[str]) -> None:
@@ -71,7 +71,8 @@ class SpecFiles:
 
     def _ours(self) -> list[Path]:
         """Return our files, and temporary files that a killed agent has left behind."""
-        left = self.folder.glob(f".{sharespec.PREFIX}*.new")
+        left = self.folder.glob(f".{sharespec.PREFIX}*.new")  # unknown: a file that is not found is not removed
+        # unknown: a file that is not found is not removed
         return sorted((*self.folder.glob(f"{sharespec.PREFIX}*{sharespec.SUFFIX}"), *left))
 
 
@@ -80,7 +81,7 @@ def _files_in(folder: Path) -> list[Path]:
     try:
         names = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS)
     except OSError:
-        return []
+        return []  # unknown: no GPU is offered by them
     return [path for path in names if not path.name.startswith(sharespec.PREFIX)]
 
 
@@ -91,4 +92,4 @@ def _read(path: Path, identity: tuple[int, int, int]) -> _Parsed:
         return _Parsed(identity, parse(str(path), content))
     except DamagedError as error:
         log.warning("%s is left out: %s", path, error)
-        return _Parsed(identity, None)
+        return _Parsed(identity, None)  # unknown: no GPU is offered by it

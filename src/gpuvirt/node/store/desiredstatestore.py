@@ -110,12 +110,12 @@ class DesiredStateStore:
 def _take_former(path: Path) -> Reason | None:
     """Rename the file of an earlier version, unless there is one of this version; return why that failed."""
     former = path.with_name(FORMER_FILE)
-    if path.exists():
+    if path.exists():  # unknown: the rename fails, too, where the folder can't be read
         return None
     try:
         former.rename(path)
     except OSError as error:
         if not os.path.lexists(former):  # also below a path that is no folder: NotADirectoryError
-            return None
+            return None  # unknown: nothing, there is no such file
         return nodeproblems.desired_state_lost(former, f"can't be renamed to {path.name}: {error.strerror}")
     return None

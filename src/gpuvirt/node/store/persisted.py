@@ -59,7 +59,7 @@ class Persisted(msgspec.Struct, Generic[T], frozen=True):
         try:
             content = self.path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            return StoredState(Stored(self.empty))
+            return StoredState(Stored(self.empty))  # unknown: nothing, the file does not exist
         except OSError as error:
             return StoredState(Stored(self.lost), Damage(f"can't be read: {error.strerror}"))
         try:
@@ -150,7 +150,7 @@ class WriteBehind(Generic[T]):
         text = damage.text
         if damage.content is not None:
             aside = self._file.aside(damage)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # unknown: the loss is reported, whether it was renamed or not
                 self._file.path.replace(aside)
                 text += f"; it was renamed to {aside.name}"
         self._lost = self._reasons.lost(self._file.path, text)
@@ -205,7 +205,7 @@ class WriteBehind(Generic[T]):
         try:
             await self._write(file, FLUSH_TIMEOUT_S)
         except (OSError, GpuvirtError) as error:
-            log.warning(
+            log.warning(  # unknown: the file keeps an older state
                 "%s could not be written while the agent ended, so it has an older state: %s",
                 file.path,
                 error,

@@ -42,7 +42,7 @@ class TenancyFile(msgspec.Struct, frozen=True):
         try:
             found = self.path.stat()
         except OSError:
-            return None
+            return None  # unknown: None, so that the file is read
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def read(self) -> StoredState[Tenancies]:
@@ -76,7 +76,7 @@ class TenancyFile(msgspec.Struct, frozen=True):
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if not left:
+                    if not left:  # unknown: nothing, another process has the lock; the last try raises
                         raise
                     os.sched_yield()
             yield

@@ -242,7 +242,7 @@ def profile_of(vgpu_type: str) -> Profile | None:
     try:
         return parse_profile(profile_name(vgpu_type))
     except InvalidIdError:
-        return None
+        return None  # unknown: None, no profile
 
 
 def size_of(vgpu_type: VgpuType) -> int | None:

@@ -42,7 +42,7 @@ def types_of(text: str | None) -> Types:
     try:
         found = from_json((text or "{}").encode(), dict[str, str])
     except DamagedError:
-        return {}
+        return {}  # unknown: no resource has moved
     return {ResourceName(resource): VgpuType(vgpu_type) for resource, vgpu_type in found.items()}
 
 

@@ -43,4 +43,4 @@ def _seen_s(note: Path, identity: str) -> float | None:
         noted, _, seen = note.read_text().rpartition(" ")
         return float(seen) if noted == identity else None
     except (FileNotFoundError, ValueError):
-        return None
+        return None  # unknown: the file counts as new, and refuses

@@ -245,7 +245,7 @@ class Gate(GateFiles, frozen=True):
 
     def _open(self, slot: str) -> None:
         """Open a gate unless another process has locked it. That process, or a later one, opens it then."""
-        with suppress(UnitBusyError), self._locked(slot, slot, 0.0):
+        with suppress(UnitBusyError), self._locked(slot, slot, 0.0):  # unknown: the gate stays closed
             refuse_damaged(self, slot, slot)
             self.write(slot, gaterecord.settled(self.read(slot), boot_id()))
 

@@ -61,7 +61,7 @@ class GateFiles(msgspec.Struct, frozen=True):
         try:
             names = [path.name for path in self.folder.iterdir()]
         except FileNotFoundError:
-            return []
+            return []  # unknown: nothing, no gate was ever used
         except OSError as error:
             raise GateFailedError(self.folder, error) from error
         return sorted(name.removesuffix(f".{kind}") for name in names if name.endswith(f".{kind}"))
@@ -107,7 +107,7 @@ def _content(path: str) -> bytes | None:
         finally:
             os.close(fd)
     except FileNotFoundError:
-        return None
+        return None  # unknown: nothing, the file does not exist
     except OSError as error:
         raise GateFailedError(path, error) from error
 

@@ -24,7 +24,7 @@ def _takes(fd: int, kind: int) -> bool:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return False  # unknown: nothing, another process has the lock
     except OSError as error:
         raise GateFailedError(os.readlink(f"/proc/self/fd/{fd}"), error) from error  # noqa: PTH115  a descriptor's
     return True
@@ -55,7 +55,7 @@ def open_file(path: str | Path) -> int:
             return os.open(path, flags, 0o600)
         except FileNotFoundError:
             Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return os.open(path, flags, 0o600)
+            return os.open(path, flags, 0o600)  # unknown: nothing, the file is created
     except OSError as error:
         raise GateFailedError(path, error) from error
 
@@ -65,7 +65,7 @@ def is_current(fd: int, path: str | Path) -> bool:
     try:
         here = os.stat(path)  # noqa: PTH116  a tenth of the time of Path.stat
     except FileNotFoundError:
-        return False
+        return False  # unknown: nothing, the file was deleted
     except OSError as error:
         raise GateFailedError(path, error) from error
     return os.path.samestat(here, os.fstat(fd))

@@ -152,6 +152,7 @@ class Pass(msgspec.Struct):
         try:
             self.files.write(slot, record)
         except GateFailedError as error:
+            # unknown: the record stays that of a change under way
             log.warning("the gate's record can't be written: %s", error)
             if record.state is not GateState.SETTLING:
                 yield error

@@ -257,6 +257,7 @@ def lines_of(content: str, damaged_s: float) -> tuple[AllocationLine, ...]:
             at_s, pid, started, device = line.split(" ", 3)
             found[device] = AllocationLine(float(at_s), GateOwner(int(pid), int(started)), device)
         except ValueError:
+            # unknown: an open line of an unknown device, which refuses
             found[UNREADABLE] = AllocationLine(damaged_s, GateOwner(0, 0), UNREADABLE)
     return tuple(found.values())
 

@@ -82,7 +82,7 @@ def has_member(gate: Gate) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
+        return False  # unknown: nothing, no agent takes part
     except OSError as error:
         raise GateFailedError(path, error) from error
     try:

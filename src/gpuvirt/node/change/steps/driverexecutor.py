@@ -53,7 +53,7 @@ def load(kernel: Kernel, tools: Tools, step: LoadModule) -> None:
     except ToolError as error:
         # nvidia.ko is not loaded without a GPU that it can have, and all are on VFIO drivers yet (decision 121).
         if step.may_need_device and NO_DEVICE in error.output:
-            return
+            return  # unknown: nothing, the module needs a device first
         raise
     desired = step.provides or (step.driver,)
     if not any(modules.loaded_as(kernel, driver) for driver in desired):
@@ -104,7 +104,7 @@ def _binds(kernel: Kernel, step: Return, driver: str, prove: Prove) -> bool:
     try:
         binding.bind(kernel, step.address, driver, proof)
     except OSError:
-        return False
+        return False  # unknown: the caller probes, and then verifies the driver
     return modules.driver_of(kernel, step.address) is not None
 
 

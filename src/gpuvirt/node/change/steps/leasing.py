@@ -86,7 +86,7 @@ def _hold(kernel: Kernel, claim: GroupClaim) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(kernel.lease(claim.group))
-        except LeaseUnavailableError:
+        except LeaseUnavailableError:  # unknown: the devices themselves are leased, or the error is raised
             if not claim.cdevs:  # a lease of no devices would hold nothing
                 raise
             # A lease by a device's own node resets the device, and a VM that is about to bind it would fail.

@@ -145,7 +145,7 @@ def locked(kernel: Kernel, address: PciAddress) -> Iterator[Proof | None]:
         if error.errno not in attributes.ABSENT:
             raise RefusedError(refusals.failed("lock", address, what_failed(error))) from error
         yield None
-        return
+        return  # unknown: nothing, the driver has no such lock
     # While a client has the GPU open, the driver leaves 0, and reports no error.
     if attributes.text(kernel, lock) != "1":
         clients = read_native_users(kernel, [address])
@@ -157,7 +157,7 @@ def locked(kernel: Kernel, address: PciAddress) -> Iterator[Proof | None]:
     finally:
         proof.end()
         if modules.driver_of(kernel, address) == NVIDIA_DRIVER:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # unknown: the driver stays locked, and admits no client
                 kernel.write(lock, b"0")
 
 
