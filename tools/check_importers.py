@@ -37,7 +37,6 @@ APART: Mapping[str, str] = {
     "model/doctor/checks/runtime.py": CHECK,
     "model/reasons/findingcodes.py": "one of the two lists of codes",
     "node/agentfiles.py": "a part of the agent, which only puts parts together",
-    "node/change/gate/damageage.py": "a clock of its own, which tests move",
     "node/change/unitgates.py": "gates belong to changes; its importer decides when these begin",
     "node/loops/latercall.py": "a helper of any loop",
     "node/outlets.py": "a part of the agent, which only puts parts together",

@@ -1,14 +1,14 @@
 """Checks that every write that takes a device from its users takes the proof that nobody uses it.
 
-- `Proof(...)`, `VmProof(...)` of whose VM a hypervisor is called for, and `NoKubelet(...)` are called by the modules that
-  make them, and by no other.
+- `Proof(...)`, `NoKubelet(...)` and `VmProof(...)`, the proof of whose VM a hypervisor is called for, are called by the
+  modules that make them, and by no other.
 - A file of the kernel is written, and a program that changes a GPU is run, by functions that take a `Proof` and spend
   it, or that stand below as harmless, with the reason.
 """
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -207,6 +207,8 @@ async def test_a_pod_has_ended_once_its_folder_was_seen_and_is_gone(short_path: 
         await watch.ask(listener)
     numbers = [{int(device[5:7]) for _, device in account.devices} for account in listener.observed if account]
     assert numbers == [{0, 1, 2, 3, 4, 5}, {1, 2, 3, 4, 5}, {0, 1}, {0, 1}]
+    admitting = [{int(device[5:7]) for _, device in account.admitting} for account in listener.observed if account]
+    assert admitting == [{2, 3, 4, 5}, {2, 3, 4, 5}, {0}, {0}], "the kubelet has made the folder of the others"
 
 
 @pytest.mark.parametrize("left", [(), ("of-an-earlier-kubelet",)])

@@ -242,8 +242,10 @@ def test_a_change_waits_until_the_kubelet_has_recorded_allocations_of_another_pr
 
     now_s, late_s = float(at), long_ago_s + 1
     once = lacking(now_s, late_s)
-    too_early = [[], [lacking(now_s - APART_S), lacking(now_s)], [lacking(now_s - 9, long_ago_s - 1)] * 2]
-    for readings in (*too_early, [once], [once, once], [lacking(now_s - 9), once]):
+    before = AccountReading(long_ago_s - 1, frozenset({"gpu a"}))  # of the pod that had it then
+    too_early = [[], [before], [lacking(now_s - APART_S), lacking(now_s)], [lacking(now_s - 9, long_ago_s - 1)] * 2]
+    recorded = AccountReading(now_s - APART_S, frozenset({"gpu a"}), late_s)
+    for readings in (*too_early, [once], [once, once], [lacking(now_s - 9), once], [recorded, once]):
         with (
             pytest.raises(UnitUnsettledError, match="may be admitting") as error,
             gate.change("x", one_slot, partial(list[AccountReading], readings)),
@@ -283,8 +285,9 @@ def test_allocations_of_other_processes_are_unsettled_until_the_accounts_must_sh
 
 
 def test_lines_are_removed_once_they_are_settled_and_added_again_once_they_are_deleted(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", ALLOCATOR, str(tmp_path), SLOT, "earlier"], check=True)
-    gate, lock = Gate(tmp_path), tmp_path / f"{SLOT}.lock"
+    for slot in (SLOT, OTHER):
+        subprocess.run([sys.executable, "-c", ALLOCATOR, str(tmp_path), slot, "earlier"], check=True)
+    gate, lock, other = Gate(tmp_path), tmp_path / f"{SLOT}.lock", tmp_path / f"{OTHER}.lock"
     gate.find_lines()
     with gate.allocation({SLOT: ["new"]}):
         gate.keep_lines(monotonic())  # the slot is locked
@@ -299,8 +302,12 @@ def test_lines_are_removed_once_they_are_settled_and_added_again_once_they_are_d
     lock.write_text("torn")
     gate.keep_lines(between_s)
     assert [line.device for line in lines_of(lock.read_text(), 0.0)] == ["an unreadable entry", "new"]
+    lock.write_text("torn")
+    gate.keep_lines(monotonic() + 1, frozenset({"new"}))
+    assert [line.device for line in lines_of(lock.read_text(), 0.0)] == ["an unreadable entry", "new"]
+    lock.write_text("torn")
     gate.keep_lines(monotonic() + 1)
-    assert (lock.read_text(), dict(gate.lines.kept)) == ("", {})
+    assert (lock.read_text(), other.read_text(), dict(gate.lines.kept)) == ("", "", {})
 
 
 def test_a_long_file_of_allocations_is_shortened(tmp_path: Path) -> None:
@@ -332,6 +339,12 @@ def test_a_recently_damaged_record_refuses_a_change(
         with pytest.raises(UnitUnsettledError, match="can't be decoded"), gate.change("x", one_slot):
             pass
     assert path.read_bytes() == b"torn"
+    note = path.with_name(f"{path.name}{damageage.SUFFIX}")
+    identity, _, seen_s = note.read_text().rpartition(" ")
+    for other in (f"another {seen_s}", f"{identity} {float(seen_s) + 9e9}"):
+        note.write_text(other)
+        assert damageage.seen_damaged_s(path) > float(seen_s), "that damage was another one, or of another boot"
+        assert damageage.seen_damaged_s(path) <= monotonic()
     monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + NEW_S)
     with gate.change("x", one_slot):
         assert gate.state(SLOT) is GateState.APPLYING

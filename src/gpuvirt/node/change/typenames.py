@@ -45,7 +45,7 @@ def learn_names_in_time(tools: Tools, facts: Facts, known: TypeNames) -> TypeNam
         return asyncio.run(
             worker.run(lambda: learn_names(tools, facts, names), name="name vGPU types", timeout_s=WITHIN_S)
         )
-    except WorkerBlockedError:
+    except WorkerBlockedError:  # unknown: each of these names is Unread
         for gpu in asked:
             names = names.answered(gpu, Unread(PROGRAM, seen=f"has not ended within {WITHIN_S:g} s"))
         return names
