@@ -27,7 +27,7 @@ from gpuvirt.node.reconcile.podaccount import PodAccount
 from tests.explore.guard import DRAINS, GOES_ON, NEWEST, UNSETTLED, Guard, always, never, nothing, without_lease
 
 
-def _at_any_stage(allocating: OnDemandAllocator, resource: ResourceName, device: DeviceId) -> Candidate | None:
+async def _at_any_stage(allocating: OnDemandAllocator, resource: ResourceName, device: DeviceId) -> Candidate | None:
     entry = allocating._entry(resource, device)
     return candidate_of(allocating._inventory(resource), entry) if entry is not None else None
 

@@ -267,7 +267,7 @@ class World:
         Before the rest it does so at any later moment, or never: that is the slowest kubelet.
         """
         self._resent = True
-        if self.is_at_rest and self.kubelet.up and self.kubelet.lists:
+        if self.is_at_rest and self.kubelet.up:
             self._take_resent()
 
     def _take_resent(self) -> None:

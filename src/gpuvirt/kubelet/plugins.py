@@ -27,6 +27,9 @@ from gpuvirt.paths import KubeletPaths
 
 log = logging.getLogger(__name__)
 
+EMPTY = ResourceName("gpuvirt.io/kubelet-record")
+"""The resource without devices whose lists make the kubelet write its record (decision 517)."""
+
 
 class Answers(msgspec.Struct, frozen=True):
     """The functions that choose and allocate devices."""
@@ -130,9 +133,14 @@ class Plugins:
             await self._registrar.stop()
 
     def resend(self) -> None:
-        """Send the device lists of all resources again, so that the kubelet writes its checkpoint."""
+        """Send the device lists of all resources again, so that the kubelet writes its checkpoint.
+
+        An agent that offers nothing registers a resource without devices for that.
+        """
         for plugin in self._plugins.values():
             plugin.resend()
+        if EMPTY not in self._plugins and not any(plugin.streams for plugin in self._plugins.values()):
+            self._add(ResourceView(EMPTY, ()))
 
     def _show(self, view: NodeView) -> None:
         for resource in view.resources:

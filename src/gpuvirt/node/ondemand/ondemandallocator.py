@@ -136,7 +136,7 @@ class OnDemandAllocator:
         for device in dict.fromkeys(ids):
             if (consumer := self._on.kubelet.lost().get((resource, device))) is not None:
                 raise AllocationRefusedError(refusals.forgotten(device, consumer.text))
-            devices.append(self._untouched(resource, device) or await self._new(resource, device, created))
+            devices.append(await self._untouched(resource, device) or await self._new(resource, device, created))
         inventory, settings = self._inventory(resource), self._state.terms.settings
         named = ids if settings.cdi is CdiUse.ANSWERS else ()
         names = tuple(cdi_name(resource, device) for device in dict.fromkeys(named))
@@ -148,21 +148,25 @@ class OnDemandAllocator:
             raise AllocationRefusedError(unhealthy.unknown_resource(resource))
         return inventory
 
-    def _untouched(self, resource: ResourceName, device: DeviceId) -> Candidate | None:
+    async def _untouched(self, resource: ResourceName, device: DeviceId) -> Candidate | None:
         """Return the vGPU of an id with which no container has started, None without one.
 
         The kubelet gives the id of an init container to the pod's other containers, and that of a pod that it has
         refused to the next pod. The allocation of any other id ends: its pod has ended, or its vGPU was never made. A
-        vGPU of an agent that was killed may be recorded as intended only; its start would be on disk.
+        vGPU of an agent that was killed may be recorded as intended only; its start would be on disk. The request of a
+        pod that is not named yet waits while a change may touch the vGPU, since its init container may have it; raises
+        AllocationRefusedError if that lasts.
         """
-        entry = self._entry(resource, device)
-        if entry is None:
-            return None
-        found = candidate_of(self._inventory(resource), entry) if entry.stage is not Stage.STARTED else None
-        if found is None or not self._renewed(entry):
-            self._drop([entry])
-            return None
-        return found
+        while (entry := self._entry(resource, device)) is not None:
+            found = candidate_of(self._inventory(resource), entry) if entry.stage is not Stage.STARTED else None
+            if found is not None and self._renewed(entry):
+                return found
+            if found is None or entry.consumer is not None:
+                self._drop([entry])
+                return None
+            if not await self.patience.wait(self._on.changed):
+                raise AllocationRefusedError(refusals.changing(device, None))
+        return None
 
     def _renewed(self, entry: Entry) -> bool:
         """Record that an allocation is the next pod's, whom the accounts do not show yet; return False if a change

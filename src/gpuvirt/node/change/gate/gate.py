@@ -148,6 +148,7 @@ class Gate(GateFiles, frozen=True):
 
     def find_lines(self) -> None:
         """Find the slots with lines of earlier processes, for `keep_lines`; raises OSError, too."""
+        self.lines.kept.clear()
         for slot in self._slots("lock"):
             if self.path_of(slot, "lock").stat().st_size:
                 self.lines.kept.setdefault(slot, {})
