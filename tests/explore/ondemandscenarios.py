@@ -22,6 +22,7 @@ from tests.explore.actions import (
     MendAccount,
     Pause,
     ReachApiServer,
+    RegisterOther,
     Start,
     StartKubelet,
     StopKubelet,
@@ -123,7 +124,7 @@ ON_DEMAND_SCENARIOS: Mapping[str, Scenario] = {
         (AdmitVgpu("p", HALF, fails=True), AdmitVgpu("q", HALF, again=True, init=True)), (AdmitVgpu("r", HALF),)
     ),
     "on-demand-id-of-a-refused-pod": _of(
-        (AdmitVgpu("q", HALF, again=True),), first=(AdmitVgpu("p", HALF, fails=True),), begin_s=21.0
+        (AdmitVgpu("q", HALF, again=True),), first=(AdmitVgpu("p", HALF, fails=True), RegisterOther()), begin_s=21.0
     ),
     "on-demand-init-container": _of((AdmitVgpu("p", HALF, init=True), EndPod("p")), (AdmitVgpu("q", HALF, init=True),)),
     "on-demand-init-container-and-restart": _of((AdmitVgpu("p", HALF, init=True),), RESTART),

@@ -51,7 +51,6 @@ QUICKLY_NOTICED = (
     "gates: what a plugin without gates lists",
     "gates: a file that fails refuses",
     "tenants: no GPU with the memory of another tenant",
-    "tenants: recorded before the answer of Allocate",
     *ON_DEMAND_GUARDS,
     *REBOOT_GUARDS,
 )
@@ -66,6 +65,7 @@ MENDED = {
     "on-demand-create-is-blocked:212.2:-2.0,2.1": "on demand: no creation where the driver lists no room",
     "on-demand-removal-ends:17.1,62.2": "on demand: a vGPU that is created as a change of its GPU ends",
     "on-demand-power-loss-after-a-start:87.1": "on demand: a container starts only with its vGPU's own nodes",
+    "memory-of-a-vm-after-a-kill:0.2,34.1": "tenants: recorded before the answer of Allocate",
     "command-after-the-agent:6.1,7.1": "gate on disk: allocations that no account shows yet",
 }
 """Schedules of fixed findings, each with the guard that fixes it."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import fcntl
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
 from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.allocation.ledger import Entry, Stage
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
@@ -401,3 +402,16 @@ def test_a_changed_type_is_reported_and_a_gone_one_only_with_pods() -> None:
     reason = reason_of(gone, ["default/a"])
     assert reason is not None
     assert "default/a" in reason.text
+
+
+async def test_an_init_containers_id_waits_for_a_change_of_its_gpu(tmp_path: Path) -> None:
+    """A killed agent's write may hold the gate; another vGPU for the pod's next container would be wrong."""
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        init = pods.admit("a", V8Q)
+        with (tmp_path / "locks" / f"{slot_of(PciAddress(P100))}.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert "is being changed" in await pods.refusal(V8Q, init.devices)
+            assert vgpus(node) == init.vgpus
+        assert pods.admit("a", V8Q, *init.devices).vgpus == init.vgpus == vgpus(node)
