@@ -135,11 +135,11 @@ class Plugins:
     def resend(self) -> None:
         """Send the device lists of all resources again, so that the kubelet writes its checkpoint.
 
-        An agent that offers nothing registers a resource without devices for that.
+        An agent that has offered nothing registers a resource without devices for that.
         """
         for plugin in self._plugins.values():
             plugin.resend()
-        if EMPTY not in self._plugins and not any(plugin.streams for plugin in self._plugins.values()):
+        if not self._plugins and self._agent.host_observed:
             self._add(ResourceView(EMPTY, ()))
 
     def _show(self, view: NodeView) -> None:
