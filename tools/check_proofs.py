@@ -1,7 +1,7 @@
 """Checks that every write that takes a device from its users takes the proof that nobody uses it.
 
-- `Proof(...)`, `NoKubelet(...)` and `VmProof(...)`, the proof of whose VM a hypervisor is called for, are called by the
-  modules that make them, and by no other.
+- `Proof(...)`, `NoKubelet(...)`, `VmProof(...)` (whose VM a hypervisor is called for) and `SettledAt(...)` (by what an
+  allocation ends) are called by the modules that make them, and by no other.
 - A file of the kernel is written, and a program that changes a GPU is run, by functions that take a `Proof` and spend
   it, or that stand below as harmless, with the reason.
 """
@@ -17,6 +17,14 @@ SOURCES = Path(__file__).resolve().parent.parent / "src/gpuvirt"
 MAKERS: Mapping[str, frozenset[str]] = {
     "Proof": frozenset({"hardware/access/proof.py", "node/change/steps/proving.py", "node/change/steps/leasing.py"}),
     "NoKubelet": frozenset({"node/known/nokubelet.py"}),
+    "SettledAt": frozenset(
+        {
+            "model/allocation/ledger.py",
+            "node/allocators.py",
+            "kubelet/accountwatch.py",
+            "cli/changes/podaccount.py",
+        }
+    ),
     "VmProof": frozenset({"model/schedules/matching.py"}),
 }
 """The modules that make each kind of proof."""

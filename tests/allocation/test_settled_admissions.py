@@ -16,7 +16,15 @@ from gpuvirt.clock import RealClock, Signal
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName
 from gpuvirt.kubelet.accountwatch import AccountWatch, WrittenLists
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.allocation.ledger import Consumer, Entry, KubeletAccount, Ledger, settle, settle_admissions
+from gpuvirt.model.allocation.ledger import (
+    Consumer,
+    Entry,
+    KubeletAccount,
+    Ledger,
+    SettledAt,
+    settle,
+    settle_admissions,
+)
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.node.picture import NodeTerms
@@ -47,7 +55,7 @@ FORMER, NEXT = Consumer(pod_uid=PodUid("former")), Consumer(pod_uid=PodUid("next
 def account(at_s: float, settled_s: float = -inf, consumer: Consumer | None = None) -> KubeletAccount:
     """Return an account of this time, in which a container has the device, or none has."""
     devices = {(A10, DeviceId(FIRST)): consumer} if consumer is not None else {}
-    return KubeletAccount(BEGINNING, at_s, devices, settled_s=settled_s)
+    return KubeletAccount(BEGINNING, at_s, devices, settled_s=SettledAt(settled_s))
 
 
 def after(entry: Entry, *accounts: KubeletAccount) -> Entry | None:
@@ -62,8 +70,8 @@ def after(entry: Entry, *accounts: KubeletAccount) -> Entry | None:
     ("entry", "ends"),
     [
         (NEW, False),
-        (replace(NEW, settled_s=20.0), False),
-        (replace(NEW, settled_s=11.0), True),
+        (replace(NEW, settled_s=SettledAt(20.0)), False),
+        (replace(NEW, settled_s=SettledAt(11.0)), True),
         (replace(NEW, allocated_s=None), True),
         (replace(NEW, earlier_boot=True), True),
         (replace(NEW, consumer=NEXT), True),
@@ -101,11 +109,11 @@ def test_the_record_of_the_pod_that_had_the_device_before_is_no_evidence() -> No
 def test_evidence_settles_the_admissions_with_its_devices_once(
     resource: ResourceName, devices: frozenset[DeviceId] | None, *, settles: bool
 ) -> None:
-    found = settle_admissions([NEW], 11.0, resource, devices)
-    assert found == ((replace(NEW, settled_s=11.0),) if settles else (NEW,))
-    assert settle_admissions(found, 12.0, resource, devices) is found
+    found = settle_admissions([NEW], SettledAt(11.0), resource, devices)
+    assert found == ((replace(NEW, settled_s=SettledAt(11.0)),) if settles else (NEW,))
+    assert settle_admissions(found, SettledAt(12.0), resource, devices) is found
     known = (replace(NEW, consumer=NEXT), replace(NEW, allocated_s=None), replace(NEW, earlier_boot=True))
-    assert settle_admissions(known, 11.0, resource, devices) is known
+    assert settle_admissions(known, SettledAt(11.0), resource, devices) is known
 
 
 def test_answers_are_recorded_once_two_lists_that_were_sent_after_them_were_written() -> None:

@@ -47,6 +47,7 @@ def test_a_proof_must_be_spent_before_the_write() -> None:
     [
         ("Proof(ProofKind.FORCED, ['x'])", "node/change/steps/proving.py"),
         ("NoKubelet()", "node/known/nokubelet.py"),
+        ("SettledAt(now_s)", "node/allocators.py"),
         ("VmProof(vm.key)", "model/schedules/matching.py"),
     ],
 )

@@ -10,7 +10,7 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.model.allocation.attachment import Attachment
-from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger
+from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger, SettledAt
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.node.picture import NodeTerms
@@ -74,7 +74,7 @@ class Rig(Protocol):
 
 def account_at(clock: SimClock, held: Consumers) -> KubeletAccount:
     """Return the account of this moment by a kubelet that records each answer at once."""
-    return KubeletAccount(clock.now(), clock.monotonic_s(), held, settled_s=clock.monotonic_s())
+    return KubeletAccount(clock.now(), clock.monotonic_s(), held, settled_s=SettledAt(clock.monotonic_s()))
 
 
 def options_of(kernel: SimKernel, clock: SimClock, ledger: Path) -> NodeOptions:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +14,7 @@ from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment
-from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
+from gpuvirt.model.allocation.ledger import UNSETTLED, Consumer, KubeletAccount, SettledAt
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.allocation.readmission import devices_of_several
 from gpuvirt.model.desired.observed import NodeRequest, Observed
@@ -183,7 +182,7 @@ class SimNode:
             self.counted,
             dict(self.registered),
             of_several=devices_of_several((key, consumer) for key, consumers in recorded for consumer in consumers),
-            settled_s=self.clock.monotonic_s() if settled else -inf,
+            settled_s=SettledAt(self.clock.monotonic_s()) if settled else UNSETTLED,
         )
         self.agent.observations.observe_account(account)
         await self.settle()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import PciFunction
+from gpuvirt.model.allocation.ledger import SettledAt
 from gpuvirt.model.inventory.isolation import Slots, slots_of
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate import damageage
@@ -238,13 +239,13 @@ def test_a_change_waits_until_the_kubelet_has_recorded_allocations_of_another_pr
         pass
 
     def lacking(at_s: float, settled_s: float = -inf) -> AccountReading:
-        return AccountReading(at_s, frozenset(), settled_s)
+        return AccountReading(at_s, frozenset(), SettledAt(settled_s))
 
     now_s, late_s = float(at), long_ago_s + 1
     once = lacking(now_s, late_s)
     before = AccountReading(long_ago_s - 1, frozenset({"gpu a"}))  # of the pod that had it then
     too_early = [[], [before], [lacking(now_s - APART_S), lacking(now_s)], [lacking(now_s - 9, long_ago_s - 1)] * 2]
-    recorded = AccountReading(now_s - APART_S, frozenset({"gpu a"}), late_s)
+    recorded = AccountReading(now_s - APART_S, frozenset({"gpu a"}), SettledAt(late_s))
     for readings in (*too_early, [once], [once, once], [lacking(now_s - 9), once], [recorded, once]):
         with (
             pytest.raises(UnitUnsettledError, match="may be admitting") as error,
@@ -278,7 +279,7 @@ def test_allocations_of_other_processes_are_unsettled_until_the_accounts_must_sh
     entries: dict[str, tuple[float, bool]], settled_s: float
 ) -> None:
     lines = [allocation(device, OWNER if ours else OTHERS, at_s) for device, (at_s, ours) in entries.items()]
-    readings = [AccountReading(now_s, frozenset(), settled_s) for now_s in (2e6, 2e6 + APART_S)]
+    readings = [AccountReading(now_s, frozenset(), SettledAt(settled_s)) for now_s in (2e6, 2e6 + APART_S)]
     found = {line.device for line in unsettled(lines_of("".join(lines), 0.0), OWNER, readings)}
     assert found >= {device for device, (at_s, ours) in entries.items() if not ours and at_s > settled_s + 0.01}
     assert found <= {device for device, (at_s, ours) in entries.items() if not ours and at_s > settled_s - 0.01}
@@ -290,23 +291,23 @@ def test_lines_are_removed_once_they_are_settled_and_added_again_once_they_are_d
     gate, lock, other = Gate(tmp_path), tmp_path / f"{SLOT}.lock", tmp_path / f"{OTHER}.lock"
     gate.find_lines()
     with gate.allocation({SLOT: ["new"]}):
-        gate.keep_lines(monotonic())  # the slot is locked
+        gate.keep_lines(SettledAt(monotonic()))  # the slot is locked
     between_s = lines_of(lock.read_text(), 0.0)[-1].at_s
     written = lock.read_text()
-    gate.keep_lines(between_s)
+    gate.keep_lines(SettledAt(between_s))
     assert lock.read_text() == written
     for delete in (lock.unlink, lambda: lock.write_text("")):
         delete()
-        gate.keep_lines(between_s)
+        gate.keep_lines(SettledAt(between_s))
         assert [line.device for line in lines_of(lock.read_text(), 0.0)] == ["new"]
     lock.write_text("torn")
-    gate.keep_lines(between_s)
+    gate.keep_lines(SettledAt(between_s))
     assert [line.device for line in lines_of(lock.read_text(), 0.0)] == ["an unreadable entry", "new"]
     lock.write_text("torn")
-    gate.keep_lines(monotonic() + 1, frozenset({"new"}))
+    gate.keep_lines(SettledAt(monotonic() + 1), frozenset({"new"}))
     assert [line.device for line in lines_of(lock.read_text(), 0.0)] == ["an unreadable entry", "new"]
     lock.write_text("torn")
-    gate.keep_lines(monotonic() + 1)
+    gate.keep_lines(SettledAt(monotonic() + 1))
     assert (lock.read_text(), other.read_text(), dict(gate.lines.kept)) == ("", "", {})
 
 

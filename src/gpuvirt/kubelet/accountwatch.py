@@ -23,7 +23,7 @@ from gpuvirt.kubelet.claims import ClaimedDevice
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.kubelet.recordedallocations import CheckpointContent, Look, RecordedAllocations, Version
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.model.allocation.ledger import Counted, KubeletAccount
+from gpuvirt.model.allocation.ledger import UNSETTLED, Counted, KubeletAccount, SettledAt
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.known.nokubelet import KubeletTrace, running_text
 from gpuvirt.node.loops.intervals import Intervals
@@ -41,15 +41,15 @@ class WrittenLists:
     def __init__(self) -> None:
         self._sent: tuple[float, Version | None] | None = None
         """When a list was sent that is not written yet, and the record's version before it."""
-        self._last_s = -inf
+        self._last_s = UNSETTLED
         """When the last list was sent after which the record was written."""
-        self.settled_s = -inf
+        self.settled_s = UNSETTLED
         """The same of the list before it."""
 
     def observe(self, version: Version | None) -> None:
         """Record the version of the checkpoint that was read."""
         if self._sent is not None and version is not None and version != self._sent[1]:
-            self.settled_s, self._last_s, self._sent = self._last_s, self._sent[0], None
+            self.settled_s, self._last_s, self._sent = self._last_s, SettledAt(self._sent[0]), None
 
     def send(self, at_s: float, version: Version | None) -> bool:
         """Record that lists are sent now; return whether all earlier ones were written."""
@@ -139,7 +139,7 @@ class AccountWatch:
         self._with_folder: frozenset[PodUid] = frozenset()
         """The pods of the last checkpoint whose folder was seen."""
         self._lists = WrittenLists()
-        self._settled_s = -inf
+        self._settled_s = UNSETTLED
         """The time before which the kubelet has recorded all allocations that it has."""
         self._last = "", -inf
         """The kubelet of the last reading, by its socket, and its time."""
@@ -185,7 +185,7 @@ class AccountWatch:
         settled_s = self._settled_by(look, at_s)
         if isinstance(answer, PodResourcesUnknownError) and self._kubelets() == ():  # unknown: a kubelet may run
             # What it has not recorded by now is lost; this look may be from before.
-            self._settled_s = max(self._settled_s, self._clock.monotonic_s())
+            self._settled_s = max(self._settled_s, SettledAt(self._clock.monotonic_s()))
         self._recorded.observe_kubelet(self._kubelets)
         self._recorded.settle(look, None if isinstance(answer, PodResourcesUnknownError) else answer)
         problems = ""
@@ -221,7 +221,7 @@ class AccountWatch:
         in_doubt = frozenset(record.consumers.keys() & in_file.keys() - in_api.keys())
         return self._request_rewrite(look, in_doubt, listener, is_lost=is_lost)
 
-    def _settled_by(self, look: Look, at_s: float) -> float:
+    def _settled_by(self, look: Look, at_s: float) -> SettledAt:
         """Return the time before which the kubelet has recorded all allocations that it has.
 
         `at_s` is before the look. A kubelet that has ended has lost the answers that it has not recorded, and admits
@@ -232,7 +232,7 @@ class AccountWatch:
         if look.kubelet_after:
             self._last = look.kubelet_after, at_s
         is_another = look.kubelet_before not in {"", kubelet} and kubelet != ""
-        self._settled_s = max(self._settled_s, self._lists.settled_s, last_s if is_another else -inf)
+        self._settled_s = max(self._settled_s, self._lists.settled_s, SettledAt(last_s) if is_another else UNSETTLED)
         return self._settled_s
 
     def _without_gone(self, in_checkpoint: Consumers, in_api: Consumers) -> Consumers:

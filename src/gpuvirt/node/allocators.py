@@ -15,7 +15,7 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.containerstarts import why_no_start
-from gpuvirt.model.allocation.ledger import Ledger
+from gpuvirt.model.allocation.ledger import Ledger, SettledAt
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.reasons import unhealthy
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest, Allocator, Callbacks
@@ -112,18 +112,18 @@ class Allocators:
         The kubelet admits one pod at a time, and requests a resource once for each container: it has recorded the
         container of its last request, or rejected that pod.
         """
-        self._state.settle_admissions(self._clock.monotonic_s(), request.resource)
+        self._state.settle_admissions(SettledAt(self._clock.monotonic_s()), request.resource)
         try:
             if self.on_demand is not None and self.on_demand.takes(request):
                 return await self.on_demand.allocate(request)
             return await self.existing.allocate(request)
         except asyncio.CancelledError:  # the kubelet gets no answer, so no container
-            self._state.settle_admissions(self._clock.monotonic_s(), request.resource)
+            self._state.settle_admissions(SettledAt(self._clock.monotonic_s()), request.resource)
             raise
 
     async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceId]) -> None:
         """Let a container start with its devices, after its pod's admission; raise AllocationRefusedError."""
-        self._state.settle_admissions(self._clock.monotonic_s(), resource, frozenset(devices))
+        self._state.settle_admissions(SettledAt(self._clock.monotonic_s()), resource, frozenset(devices))
         recorded = self._kubelet.recorded()
         _verify_start(self._state, recorded, resource, devices)
         if self.on_demand is not None:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from math import inf
 from pathlib import Path
 from time import CLOCK_BOOTTIME, clock_gettime, monotonic  # noqa: TID251  the gate's
 
@@ -20,7 +19,16 @@ from gpuvirt.hardware.usage.processes import read_kubelet_start, read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, answers, read_account
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers, Unknown
-from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, allocations_of, settle, timed
+from gpuvirt.model.allocation.ledger import (
+    UNSETTLED,
+    Entry,
+    KubeletAccount,
+    Ledger,
+    SettledAt,
+    allocations_of,
+    settle,
+    timed,
+)
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
@@ -52,13 +60,14 @@ class AllocationReader(msgspec.Struct, frozen=True):
             self.read.append(AccountReading(monotonic(), frozenset(device for _, device in held or {}), settled_s))
         return tuple(self.read)
 
-    def _settled_s(self) -> float:
+    def _settled_s(self) -> SettledAt:
         """Return the time before which the kubelet has recorded all its allocations: when the one that runs has begun.
 
         The one before it has lost the answers to Allocate that it had not recorded.
         """
         started_s = read_kubelet_start(self.kernel, now_s := monotonic(), clock_gettime(CLOCK_BOOTTIME))
-        return -inf if started_s == now_s and answers(self.kubelet.pod_resources_socket) else started_s
+        is_hidden = started_s == now_s and answers(self.kubelet.pod_resources_socket)
+        return UNSETTLED if is_hidden else SettledAt(started_s)
 
     def account(self, inventory: Inventory) -> Account:
         """Return the allocations of a host's devices."""

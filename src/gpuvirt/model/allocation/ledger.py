@@ -18,6 +18,7 @@ from datetime import datetime
 from enum import StrEnum
 from math import inf
 from operator import is_
+from typing import NewType
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -37,6 +38,14 @@ from gpuvirt.model.reasons.refusals import BEING_ADMITTED
 
 Known = Mapping[DeviceId, tuple[Target, IommuGroup | None]]
 """The devices of a host and their groups, by the ids that the kubelet may have for them; None is an unknown group."""
+
+SettledAt = NewType("SettledAt", float)
+"""A time, by the host's monotonic clock, at which evidence shows that the admissions of before are over.
+
+Only the modules that have such evidence make one (`tools/check_proofs.py`): no age of an allocation is one.
+"""
+UNSETTLED = SettledAt(-inf)
+"""No evidence yet."""
 
 MISSES_TO_END = 2
 
@@ -108,7 +117,7 @@ class KubeletAccount(msgspec.Struct, frozen=True):
     """By the checkpoint; None if it was not read."""
     admitting: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
     """The devices of recorded pods that the kubelet may be admitting: they have had no folder yet."""
-    settled_s: float = -inf
+    settled_s: SettledAt = UNSETTLED
     """An answer to Allocate from before this time, by the host's monotonic clock, is in this account, or the kubelet
     does not have it any more."""
 
@@ -151,7 +160,7 @@ class Entry(msgspec.Struct, frozen=True):
     answered_group: IommuGroup | UnsetType | None = UNSET
     """The group at the answer to Allocate, None if it is unknown; unset while the host has not rebooted since. The
     kubelet has recorded its node, and starts the container with that, whatever the device's group is by then."""
-    settled_s: float | UnsetType = UNSET
+    settled_s: SettledAt | UnsetType = UNSET
     """When evidence beside the accounts has settled the admission, by the same clock: accounts of a later time must
     have the device if it is allocated. Unset without such evidence."""
     recorded_for: frozenset[PodUid] | UnsetType = UNSET
@@ -370,7 +379,7 @@ def _is_former(entry: Entry, consumer: Consumer) -> bool:
 
 
 def settle_admissions(
-    entries: Iterable[Entry], at_s: float, resource: ResourceName, devices: AbstractSet[DeviceId] | None = None
+    entries: Iterable[Entry], at_s: SettledAt, resource: ResourceName, devices: AbstractSet[DeviceId] | None = None
 ) -> tuple[Entry, ...]:
     """Return the entries after evidence that admissions with a resource, or with these devices of it, are over."""
     entries = tuple(entries)

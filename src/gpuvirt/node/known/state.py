@@ -17,7 +17,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts, with_vgpu, with_vgpu_host
 from gpuvirt.facts.vgpu import LiveVgpu, SmiReport, VgpuHost
 from gpuvirt.model.allocation.knowndevices import known_devices
-from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, settle_admissions
+from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, SettledAt, settle_admissions
 from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.allocation.tenancy import FormerTenants
@@ -229,7 +229,7 @@ class NodeState:
         self.picture = replace(self.picture, ledger=replace(self.ledger, entries=entries))
 
     def settle_admissions(
-        self, at_s: float, resource: ResourceName, devices: AbstractSet[DeviceId] | None = None
+        self, at_s: SettledAt, resource: ResourceName, devices: AbstractSet[DeviceId] | None = None
     ) -> None:
         """Record evidence that the admissions with a resource, or with these devices of it, are over."""
         self.record_allocation(settle_admissions(self.ledger.entries, at_s, resource, devices))

@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from math import inf
 
 from gpuvirt.clock import Clock, until_tick_s
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.allocation.ledger import UNSETTLED
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.reasons import refusals
 from gpuvirt.node.change.changehost import ChangeHost
@@ -73,7 +73,7 @@ class GateWatch:
         is_whole = account is not None and account.recorded and account.partial is None
         admitting = frozenset(device for _, device in account.admitting) if account is not None else frozenset[str]()
         try:
-            self._gate.keep_lines(account.settled_s if account is not None and is_whole else -inf, admitting)
+            self._gate.keep_lines(account.settled_s if account is not None and is_whole else UNSETTLED, admitting)
         except (GateFailedError, OSError) as error:
             # unknown: the lines stay, and refuse changes
             log.debug("the lines of allocations in %s stay as they are: %s", self._gate.folder, error)

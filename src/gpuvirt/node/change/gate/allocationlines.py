@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
+from gpuvirt.model.allocation.ledger import SettledAt
 from gpuvirt.node.change.gate import gaterecord
 from gpuvirt.node.change.gate.gaterecord import AllocationLine
 
@@ -42,7 +43,7 @@ class AllocationLines(msgspec.Struct, frozen=True):
         if os.write(lock, new) != len(new):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def keep(self, slot: str, lock: int, settled_s: float, admitting: AbstractSet[str], damaged_s: float) -> None:
+    def keep(self, slot: str, lock: int, settled_s: SettledAt, admitting: AbstractSet[str], damaged_s: float) -> None:
         """Add the lines again that were deleted, or empty the file of a lock if all its lines are settled.
 
         `settled_s`: the kubelet's accounts show the allocations from before that time. `admitting` are devices whose

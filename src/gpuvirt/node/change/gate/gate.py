@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from gpuvirt.model.allocation.ledger import SettledAt
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.gate import gaterecord
@@ -133,7 +134,7 @@ class Gate(GateFiles, frozen=True):
             raise
         return locks
 
-    def keep_lines(self, settled_s: float, admitting: AbstractSet[str] = frozenset()) -> None:
+    def keep_lines(self, settled_s: SettledAt, admitting: AbstractSet[str] = frozenset()) -> None:
         """Remove the lines of allocations that are settled, and add those again that another process has deleted.
 
         `settled_s`: the kubelet's accounts show the allocations from before that time. `admitting` are devices whose

@@ -6,12 +6,12 @@ Everything here is pure. `gatefiles` reads and writes the record.
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
-from math import inf
 
 import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.errors import GpuvirtError
+from gpuvirt.model.allocation.ledger import UNSETTLED, SettledAt
 from gpuvirt.model.reasons import Reason
 
 
@@ -228,7 +228,7 @@ class AccountReading(msgspec.Struct, frozen=True):
     at_s: float
     """Seconds since boot."""
     devices: frozenset[str]
-    settled_s: float = -inf
+    settled_s: SettledAt = UNSETTLED
     """An answer to Allocate from before this time is in the accounts, or the kubelet does not have it any more."""
 
 
