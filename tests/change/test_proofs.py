@@ -14,7 +14,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.hardware.access import proof as proof_module
 from gpuvirt.hardware.access.kernel import Kernel, RealKernel
-from gpuvirt.hardware.access.proof import WITHIN_S, Proof, ProofKind, UnprovenError
+from gpuvirt.hardware.access.proof import Proof, ProofKind, UnprovenError
 from gpuvirt.hardware.usage.nativeusers import read_native_users
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
@@ -387,9 +387,9 @@ def test_a_proof_that_was_only_read_grows_stale(monkeypatch: pytest.MonkeyPatch,
     now_s = 100.0
     monkeypatch.setattr(proof_module, "monotonic", lambda: now_s)
     found, lease = Proof(kind, [T4], since_s=99.0), Proof(ProofKind.LEASE, ["a vGPU"])
-    now_s = 99.0 + WITHIN_S - 0.1
+    now_s = 99.0 + 4.9
     assert found.is_valid
-    now_s = 99.0 + WITHIN_S
+    now_s = 99.0 + 5.0
     for stale in (found, Proof.joined(found), Proof.joined(lease, found)):
         assert not stale.is_valid
         with pytest.raises(UnprovenError, match="try again"):
@@ -401,7 +401,7 @@ def test_the_age_of_a_proof_counts_from_the_begin_of_its_walk(monkeypatch: pytes
     """The walk itself is where a process is most likely to be stopped."""
     amd, unbound = on_native_drivers("2xW7900", W7900, tmp_path), driverless_gpu_with_vfs(tmp_path)
     functions = driver_state(unbound.change_host).inventory.facts.functions
-    monkeypatch.setattr(proof_module, "monotonic", lambda: WITHIN_S)
+    monkeypatch.setattr(proof_module, "monotonic", lambda: 5.0)
     for began_s, is_valid in ((0.1, True), (0.0, False)):
         monkeypatch.setattr(proving, "monotonic", lambda: began_s)  # noqa: B023
         found = (
