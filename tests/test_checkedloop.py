@@ -1,8 +1,11 @@
 """The event loop of tests refuses what asyncio's debug mode refuses."""
 
 import asyncio
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from types import FrameType
 
 import pytest
 
@@ -33,3 +36,29 @@ async def test_another_thread_wakes_a_loop_as_asyncio_says() -> None:
     with ThreadPoolExecutor(1) as threads:
         threads.submit(loop.call_soon_threadsafe, woken.set)
         assert await woken.wait()
+
+
+class Timeout(BaseException):
+    """What a timeout raises, wherever the process is."""
+
+
+def time_out(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise Timeout
+
+
+async def interrupted() -> None:
+    signal.raise_signal(signal.SIGALRM)
+
+
+def test_a_timeout_ends_a_test_although_another_task_gets_it() -> None:
+    before = signal.signal(signal.SIGALRM, time_out)
+    try:
+        with closing(CheckedLoop()) as loop:
+            task = loop.create_task(interrupted())
+            with pytest.raises(Timeout):
+                loop.run_until_complete(loop.create_future())
+        assert isinstance(task.exception(), Timeout)
+        assert signal.getsignal(signal.SIGALRM) is time_out
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -1,6 +1,6 @@
 """A simulated vCenter's VM has a quarter of the GPU by day and all of it by night, by the controller's own rounds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.hypervisors.connection import ChildHypervisor
-from gpuvirt.model.schedules.hypervisor import Hypervisor, Power
+from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, WorkerVm
 from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.simulated import Center, center, connected, vms
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
@@ -28,7 +28,7 @@ PAUSE_S = 0.05
 class Evening(Day):
     """The workers of a simulated vCenter. The schedule's time passes faster than the vCenter's."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: Mapping[str, WorkerVm]) -> None:
         super().__init__(())
         self.served.delete(f"{NODES}/worker-5")
         workers: Object = {"matchLabels": {"pool": "gpu"}}
@@ -46,10 +46,9 @@ class Evening(Day):
         self.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, "phases": phases}})
         for number in range(4):
             labels = {"pool": "gpu", "vgpu.type": "v100-4q", **({"at": "night"} if number == 0 else {})}
-            ready = [{"type": "Ready", "status": "True"}]
-            self.served.put(
-                f"{NODES}/worker{number}", {"metadata": {"labels": labels}, "status": {"conditions": ready}}
-            )
+            name, ready = f"worker{number}", [{"type": "Ready", "status": "True"}]
+            status = {"conditions": ready, "nodeInfo": {"systemUUID": found[name].system_uuid}}
+            self.served.put(f"{NODES}/{name}", {"metadata": {"labels": labels}, "status": status})
 
     @override
     async def sleep(self, seconds: float, /) -> None:
@@ -67,9 +66,8 @@ def _center(tmp_path: Path, authority: Authority) -> Iterator[Center]:
 
 
 async def test_a_worker_gets_the_whole_gpu_at_night(center: Center, authority: Authority, server: Pair) -> None:
-    evening = Evening()
-
     async with connected(center.credentials) as hypervisor:
+        evening = Evening(await vms(hypervisor))
         await evening_of(evening, hypervisor, server, authority.certificate)
         found = await vms(hypervisor)
     assert (found["worker0"].power, found["worker0"].vgpu_types) == (Power.ON, (LARGE,))
