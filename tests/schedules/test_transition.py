@@ -76,6 +76,18 @@ def test_pods_that_kubectl_drain_refuses_keep_the_node_unless_the_schedule_says_
     assert len(decided(observed(pods=(pod, POD)), willing).actions) == 2
 
 
+@pytest.mark.parametrize("pod", [replace(POD, is_bare=True), replace(POD, has_empty_dir=True)])
+def test_force_deletes_no_pod_whose_data_the_schedule_keeps(pod: NodePod) -> None:
+    forced, late = replace(SCHEDULE, drain=Drain(on_timeout=OnTimeout.FORCE)), EVENING + timedelta(minutes=11)
+    begun = decided(observed(pods=(pod, POD)), forced).status
+    found = decided(observed(pods=(pod, POD)), forced, begun, late)
+    reason = worker(found).reason
+    assert (found.actions, reason and reason.code) == ((), ReasonCode.POD_BLOCKS_DRAIN)
+    losing = Drain(on_timeout=OnTimeout.FORCE, deletes_empty_dir_data=True, deletes_bare_pods=True)
+    found = decided(observed(pods=(pod, POD)), replace(SCHEDULE, drain=losing), begun, late)
+    assert found.actions == (DeletePod(FIRST, pod), DeletePod(FIRST, POD))
+
+
 def test_no_vm_is_suspended_while_a_pod_could_come_or_a_volume_is_attached() -> None:
     assert not calls(decided(observed(replace(CORDONED, cordoned_for_s=1.0))))
     assert not calls(decided(observed(volumes=("csi-1",))))

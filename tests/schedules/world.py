@@ -578,6 +578,8 @@ class ModelApi:
         is_lost = await self._write(f"delete {pod.name}")
         if self._world.schedule.drain.on_timeout is not OnTimeout.FORCE:
             self._world.violate(f"evicted against a budget: {pod}")
+        if pod.is_bare or pod.has_empty_dir:
+            self._world.violate(f"deleted what kubectl drain leaves: {pod}")
         self._world.cluster.end(self._found(pod))
         await self._answer(is_lost=is_lost)
 

@@ -133,7 +133,10 @@ class DrainSpec(Part, frozen=True, kw_only=True):
     timeout: Annotated[str, Meta(description="How long evictions are tried: 10m.")] = "10m"
     on_timeout: Annotated[
         OnTimeout,
-        Meta(description="Hold: the transition waits. Force: pods are deleted against their budgets."),
+        Meta(
+            description="Hold: the transition waits. Force: pods are deleted against their budgets; pods that"
+            " deleteEmptyDirData and deleteBarePods keep are not."
+        ),
     ] = OnTimeout.HOLD
     delete_empty_dir_data: Annotated[
         bool, Meta(description="Evict pods with emptyDir volumes, whose data is lost.")

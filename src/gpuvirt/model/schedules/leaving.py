@@ -94,11 +94,11 @@ def _drain(worker: Worker, pods: tuple[NodePod, ...], around: Round) -> Move:
     staying = tuple(pod for pod in pods if not pod.is_ending)
     is_late = worker.step is WorkerStep.DRAIN and around.elapsed_s(worker, WorkerStep.DRAIN) >= drain.timeout_s
     names = [pod.where for pod in pods]
+    if blocking := blockers(pods, drain):  # Force breaks budgets; it loses no data that the spec keeps
+        return Move(WorkerStep.DRAIN, reason=reasons.pods_block_drain(worker.node, [pod.where for pod in blocking]))
     if is_late and drain.on_timeout is OnTimeout.FORCE:
         deleted = tuple(DeletePod(worker.node, pod) for pod in staying)
         return Move(WorkerStep.DRAIN, deleted, reasons.pods_left(worker.node, names), forced=len(deleted))
-    if blocking := blockers(pods, drain):
-        return Move(WorkerStep.DRAIN, reason=reasons.pods_block_drain(worker.node, [pod.where for pod in blocking]))
     evictions = tuple(EvictPod(worker.node, pod) for pod in staying)
     return Move(WorkerStep.DRAIN, evictions, reasons.pods_left(worker.node, names))
 
