@@ -1,5 +1,6 @@
 """Outages of the controller in the midst of a switch: the next one begins each step's time with its own rounds."""
 
+from collections import Counter
 from datetime import datetime, timedelta
 
 import pytest
@@ -136,6 +137,29 @@ async def test_pods_are_deleted_only_after_the_whole_timeout_of_one_leader(wall_
     deleted_s = await world.until("delete ")
     assert TIMEOUT_S - 2.0 <= deleted_s - evicted_s <= TIMEOUT_S + 5.0
     assert {worker.forced for worker in world.status.workers} > {0}
+
+
+async def test_a_switch_that_a_budget_held_goes_on_when_the_budget_allows_it() -> None:
+    world = OutageWorld("")
+    world.schedule = replace(world.schedule, drain=Drain(TIMEOUT_S))
+    await world.until_reached()
+    world.cluster.budget_until_s = world.now_s + 1e9
+    world.to_next_switch()
+    while not world.status.held:
+        await world.one_round()
+    held_s = world.now_s
+    world.log.clear()
+    while world.now_s < held_s + 3600.0:
+        await world.term.rounds.round()
+        world.pass_time(1.0)  # rounds come sooner while another worker goes on
+    tried = Counter(line for line in world.done() if line.startswith("evict "))
+    world.log.clear()
+    assert set(tried.values()) <= {119, 120}
+    world.cluster.budget_until_s, allowed_s = 0.0, world.now_s
+    await world.until("call suspend")
+    assert world.now_s - allowed_s <= 60.0
+    await world.until_reached()
+    assert world.status.phase == NIGHT
 
 
 async def at_night() -> OutageWorld:

@@ -10,6 +10,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
 from gpuvirt.model.schedules.hypervisor import Action, Call, Power, Refused, VmKey, VmProof, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.matching import candidates
+from gpuvirt.model.schedules.moves import HELD_AGAIN_S
 from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Schedule
 from gpuvirt.model.schedules.status import ScheduleStatus, Worker, WorkerStep
@@ -121,8 +122,7 @@ def test_a_drain_that_takes_too_long_is_held_or_forced() -> None:
     late = EVENING + timedelta(minutes=11)
     first = decided(observed(pods=(POD,)))
     held = decided(observed(pods=(POD,)), status=first.status, at=late)
-    assert worker(held).is_held
-    assert not held.actions
+    assert (worker(held).is_held, held.actions, held.pause_s) == (True, (EvictPod(FIRST, POD),), HELD_AGAIN_S)
     forced = replace(SCHEDULE, drain=Drain(on_timeout=OnTimeout.FORCE))
     first = decided(observed(pods=(POD,)), forced)
     found = decided(observed(pods=(POD,)), forced, first.status, late)
@@ -277,26 +277,28 @@ def uncordoning(renewal: str) -> ScheduleObservation:
 @pytest.mark.parametrize(
     ("schedule", "seen", "timeout_s", "late"),
     [
-        (SCHEDULE, observed(NODES[FIRST]), 120, ()),
-        (SCHEDULE, observed(pods=(POD,)), 600, ()),
+        (SCHEDULE, observed(NODES[FIRST]), 120, None),
+        (SCHEDULE, observed(pods=(POD,)), 600, None),
         (FORCED, observed(pods=(POD,)), 600, (DeletePod(FIRST, POD),)),
-        (FORCED, observed(), 600, ()),
+        (FORCED, observed(), 600, None),
         (DOWN, observed(), 300, (CallVm(FIRST, Call(VmProof(VmKey("one")), Action.POWER_OFF)),)),
-        (SCHEDULE, observed(vms=FIRST_OFF), 600, ()),
-        (SCHEDULE, uncordoning("new"), 120, ()),
+        (SCHEDULE, observed(vms=FIRST_OFF), 600, None),
+        (SCHEDULE, uncordoning("new"), 120, None),
     ],
 )
 def test_the_time_of_a_step_counts_from_its_begin_or_this_leader_s_first_round(
-    schedule: Schedule, seen: ScheduleObservation, timeout_s: int, late: tuple[ScheduleAction, ...]
+    schedule: Schedule, seen: ScheduleObservation, timeout_s: int, late: tuple[ScheduleAction, ...] | None
 ) -> None:
+    """`late` has other actions than before; None where the step is held, and its actions are tried again."""
     before = uncordoning("old") if uncordoning("new") == seen else seen
     first = decided(seen, schedule, decided(before, schedule).status)
     assert first.actions
 
-    def actions(rounds_since_s: int | None, at_s: int) -> tuple[ScheduleAction, ...]:
+    def actions(rounds_since_s: int | None, at_s: int) -> tuple[ScheduleAction, ...] | None:
         since = EVENING + timedelta(seconds=rounds_since_s) if rounds_since_s is not None else None
         again = replace(seen, rounds_since=since)
-        return decided(again, schedule, first.status, EVENING + timedelta(seconds=at_s)).actions
+        found = decided(again, schedule, first.status, EVENING + timedelta(seconds=at_s))
+        return None if found.status.held else found.actions
 
     for since_s in (None, -7, 0):  # the leader is the one in whose term the step began
         assert actions(since_s, timeout_s - 1) == first.actions
@@ -312,4 +314,4 @@ def test_what_was_held_stays_held_and_a_begin_stays_as_written_when_another_cont
     held = decided(observed(pods=(POD,)), status=decided(observed(pods=(POD,))).status, at=late)
     next_leader = replace(observed(pods=(POD,)), rounds_since=late)
     found = decided(next_leader, status=held.status, at=late)
-    assert (worker(found).is_held, worker(found).since, found.actions) == (True, EVENING, ())
+    assert (worker(found).is_held, worker(found).since, found.actions) == (True, EVENING, (EvictPod(FIRST, POD),))

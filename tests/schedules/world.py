@@ -15,7 +15,7 @@ from gpuvirt.cluster.failures import ApiRefusedError, BrokenError, ConflictError
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Rounds, StoredSchedule
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S
 from gpuvirt.model.schedules.hypervisor import Action, Answer, Call, Hypervisor, Power, VmKey
@@ -402,10 +402,8 @@ class World:
         for worker in self.status.workers:
             if worker.step.name not in {"AWAY", "SERVING"} and worker.reason is None:
                 self.violate(f"no reason: {worker}")
-        held = self.status.held
         if self.status.transition is not None:
-            if not held:
-                self.violate(f"stuck without a held worker: {self.status}")
+            self._judge_held()
             return
         if self.status.phase != phase.phase:
             self.violate(f"another phase: {self.status}")
@@ -418,6 +416,14 @@ class World:
                 self.violate(f"left cordoned: {node}")
             if (phase.phase in node.phases) != (vm.power is Power.ON) and vm.by_hand_s < self.reached_s - 60.0:
                 self.violate(f"not in its phase: {node} {vm}")
+
+    def _judge_held(self) -> None:
+        held = self.status.held
+        if not held:
+            self.violate(f"stuck without a held worker: {self.status}")
+        by_budget = any(found.reason is not None and found.reason.code is ReasonCode.PODS_LEFT for found in held)
+        if by_budget and all(pod.grace_s < SETTLED_S for pod in self.cluster.pods):
+            self.violate(f"held by a budget that allows evictions: {self.status}")
 
     async def settle(self) -> None:
         """Let everything work until nothing is under way, or each deadline has passed."""

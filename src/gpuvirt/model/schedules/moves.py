@@ -28,6 +28,8 @@ from gpuvirt.model.schedules.status import Worker, WorkerStep
 
 CALL_AGAIN_S = 20.0
 """How long after a call its effect is awaited before the same call is made again."""
+HELD_AGAIN_S = 30.0
+"""How often what a held step waits for is read, and its actions are tried again: a budget may allow an eviction now."""
 
 
 class Round(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ class NodeVm(msgspec.Struct, frozen=True):
     since: datetime | None = None
     """When the step began."""
     is_held: bool = False
-    """Whether the step was not done in time: nothing more is tried in it."""
+    """Whether the step was not done in time; it is tried again now and then."""
     is_forced: bool = False
     """Whether it was stopped against a PodDisruptionBudget."""
     reason: Reason | None = None

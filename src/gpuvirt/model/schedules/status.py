@@ -64,7 +64,7 @@ class Worker(msgspec.Struct, frozen=True):
     renewal: str | None = None
     """`renewTime` of the node's Lease when its VM was first seen on; empty if it had none, None before."""
     is_held: bool = False
-    """Whether the step was not done in time: nothing more is tried in it."""
+    """Whether the step was not done in time; it is tried again now and then."""
     forced: int = 0
     """The pods that were deleted against budgets in this transition."""
     reason: Reason | None = None

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gpuvirt.model.schedules.actions import MarkNode, ScheduleAction
 from gpuvirt.model.schedules.arriving import arriving
 from gpuvirt.model.schedules.leaving import leaving
-from gpuvirt.model.schedules.moves import Move, Round, is_off, mark
+from gpuvirt.model.schedules.moves import HELD_AGAIN_S, Move, Round, is_off, mark
 from gpuvirt.model.schedules.observed import ScheduleObservation, elapsed_s
 from gpuvirt.model.schedules.profiles import is_changing_type, profile_of
 from gpuvirt.model.schedules.spec import OnTimeout, PhaseName, Schedule, phase_named
@@ -45,7 +45,6 @@ QUICK_DRAIN_S = 60.0
 CHANGING = frozenset({WorkerStep.LEAVE, WorkerStep.SET_TYPE, WorkerStep.START, WorkerStep.HEARTBEAT})
 AFTER_MARKS_S = 0.1
 """After a change of nodes, which holds at once. One that was not made in a second is tried again after `ROUND_S`."""
-HELD_ROUND_S = 15.0
 
 
 class Advance(msgspec.Struct, frozen=True):
@@ -169,7 +168,7 @@ def deadline_s(step: WorkerStep, schedule: Schedule) -> float | None:
 
 
 def _recorded(worker: Worker, move: Move, around: Round) -> tuple[Worker, tuple[ScheduleAction, ...]]:
-    """Return a worker in its step, and the actions that are taken: none once the step has taken too long."""
+    """Return a worker in its step, and the actions to take; those of a held one are taken every `HELD_AGAIN_S`."""
     is_same = worker.step is move.step and worker.since is not None
     since = min(worker.since, around.now) if is_same and worker.since is not None else around.now
     limit_s = deadline_s(move.step, around.schedule)
@@ -184,7 +183,7 @@ def _recorded(worker: Worker, move: Move, around: Round) -> tuple[Worker, tuple[
         reason=move.reason if move.reason is not None else worker.reason if move.step in RESTING else None,
         forced=worker.forced + (0 if is_held else move.forced),
     )
-    return after, () if is_held else move.actions
+    return after, move.actions
 
 
 def _announcements(
@@ -221,9 +220,8 @@ def _pause_s(status: ScheduleStatus, actions: tuple[ScheduleAction, ...], now: d
     begun = {worker.node for worker in waiting if worker.since == now}
     if any(isinstance(action, MarkNode) and action.node in begun for action in actions):
         return AFTER_MARKS_S
-    is_stuck = all(worker.is_held or worker.step is WorkerStep.WAIT_FOR_GPU for worker in waiting)
-    if is_stuck and not actions:
-        return HELD_ROUND_S
+    if waiting and all(worker.is_held or worker.step is WorkerStep.WAIT_FOR_GPU for worker in waiting):
+        return HELD_AGAIN_S
     is_quick = any(_changes_soon(worker, now) for worker in waiting)
     return VM_ROUND_S if is_quick else ROUND_S
 

@@ -15,7 +15,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import nodevms as reasons
 from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, OutcomeUnknown, VmKey
 from gpuvirt.model.schedules.matching import prove_user
-from gpuvirt.model.schedules.moves import CALL_AGAIN_S
+from gpuvirt.model.schedules.moves import CALL_AGAIN_S, HELD_AGAIN_S
 from gpuvirt.model.schedules.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms, VmStep
 from gpuvirt.model.schedules.observed import elapsed_s
 from gpuvirt.model.schedules.spec import OnTimeout, Phase, Schedule, VmPolicy
@@ -250,7 +250,8 @@ def _called(vm: NodeVm, seen: SeenVm, action: Action, around: _Round) -> tuple[N
     if last is not None and last.action is action:
         if not isinstance(last.answer, Accepted):
             vm = replace(vm, reason=reasons.vm_call_refused(vm.where, last.answer.code, last.answer.text))
-        if last.age_s < CALL_AGAIN_S and not isinstance(last.answer, OutcomeUnknown):
+        again_s = HELD_AGAIN_S if vm.is_held else 0.0 if isinstance(last.answer, OutcomeUnknown) else CALL_AGAIN_S
+        if last.age_s < again_s:
             return vm, None
-    proof = prove_user(vm, seen) if not vm.is_held else None
+    proof = prove_user(vm, seen)
     return vm, ChangeVm(vm.namespace, vm.name, Call(proof, action)) if proof is not None else None

@@ -20,6 +20,7 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.hypervisor import Accepted, Action, Answer, VmKey, VmsUnknown
+from gpuvirt.model.schedules.moves import HELD_AGAIN_S
 from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
 from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.spec import PhaseName, Schedule, VmPolicy, phase_named
@@ -120,6 +121,8 @@ class Rounds:
         """Whether the clock was behind the last switch in the last round."""
         self._refused_s: dict[PodUid, float] = {}
         """When a budget last refused the eviction of a pod."""
+        self._tried_s: dict[NodeName, float] = {}
+        """When the actions of each held worker were last taken."""
         self._changed: dict[VmKey, tuple[Action, Answer, float]] = {}
         """The latest call for each VM on a node with GPUs of its own, and when it was made."""
 
@@ -173,7 +176,7 @@ class Rounds:
         self._first_s = first_s
         self.latest = decided
         self._telemetry.observe_round(stored.status, decided.status, now)
-        await self._take(decided.actions)
+        await self._take(self._due(decided))
         for change in changes:
             await self._change(change)
         return decided.pause_s
@@ -222,6 +225,13 @@ class Rounds:
         self._telemetry.observe_call(change.call, answer)
         words = "schedule: %s" if isinstance(answer, Accepted) else "schedule: could not: %s"
         log.info(words, logged(change.text))
+
+    def _due(self, decided: Advance) -> tuple[ScheduleAction, ...]:
+        """Return the actions without those of held workers for which they were just taken."""
+        now_s, held = self._clock.monotonic_s(), {worker.node for worker in decided.status.held}
+        recent = {node for node in held if now_s - self._tried_s.get(node, -math.inf) < HELD_AGAIN_S}
+        self._tried_s = {node: self._tried_s[node] if node in recent else now_s for node in held}
+        return tuple(action for action in decided.actions if action.node not in recent)
 
     async def _take(self, actions: tuple[ScheduleAction, ...]) -> None:
         """Take the actions of a round; calls for several VMs together, since each is watched for some seconds."""
