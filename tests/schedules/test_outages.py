@@ -8,8 +8,11 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.nodevms import VmStep
 from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout
+from gpuvirt.model.schedules.status import WorkerStep
+from gpuvirt.model.schedules.times import timeline_of
 from tests.schedules.choices import Choices
 from tests.schedules.modelhypervisor import Fault
 from tests.schedules.vmworld import VmWorld
@@ -198,3 +201,29 @@ async def test_a_leader_whose_clock_lags_goes_on_with_a_switch_and_says_so(caplo
     await world.until_reached()
     assert world.status.phase == NIGHT
     assert len([line for line in caplog.messages if "behind the last switch" in line]) == 1
+
+
+async def test_the_day_is_brought_back_where_the_night_can_not_be_reached_before_its_end() -> None:
+    world = OutageWorld("")
+    world.schedule = replace(world.schedule, drain=Drain(TIMEOUT_S))
+    await world.until_reached()
+    world.cluster.budget_until_s = 1e9
+    world.to_next_switch()
+    following = timeline_of(world.schedule).next_switch(world.now)
+    assert following is not None
+    while not world.status.waiting or world.status.waiting[0].code is not ReasonCode.PHASE_GIVEN_UP:
+        await world.one_round()
+        assert world.status.phase == DAY
+    assert 1700.0 <= (following.at - world.now).total_seconds() <= 1800.0
+    await world.until_reached()
+    assert (world.status.phase, world.status.transition, world.status.held) == (DAY, None, ())
+    assert {worker.step for worker in world.status.workers if DAY in worker.phases} == {WorkerStep.SERVING}
+    assert [reason.code for reason in world.status.waiting] == [ReasonCode.PHASE_GIVEN_UP]
+    assert await world.one_round() is None
+    world.to_next_switch()  # the morning
+    await world.until_reached()
+    assert (world.status.phase, world.status.given_up) == (DAY, None)
+    world.cluster.budget_until_s = 0.0
+    world.to_next_switch()
+    await world.until_reached()
+    assert world.status.phase == NIGHT

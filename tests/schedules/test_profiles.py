@@ -9,7 +9,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.actions import CallVm, MarkNode
 from gpuvirt.model.schedules.faults import faults
-from gpuvirt.model.schedules.hypervisor import Action, Call, Power, VmKey, VmProof, WorkerVm
+from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Action, Call, Power, VmKey, VmProof, WorkerVm
 from gpuvirt.model.schedules.observed import ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.profilefaults import missing_profiles
 from gpuvirt.model.schedules.spec import Phase, PhaseName, Schedule, WorkerProfile
@@ -50,8 +50,18 @@ SERVING = ScheduleStatus(
 )
 
 
-def decided(node: WorkerNode | None, vm: WorkerVm, status: ScheduleStatus = SERVING, at: datetime = EVENING) -> Advance:
-    observed = ScheduleObservation({} if node is None else {NAME: node}, {}, {}, {vm.key: vm})
+YES = Ability(True)
+
+
+def decided(
+    node: WorkerNode | None,
+    vm: WorkerVm,
+    status: ScheduleStatus = SERVING,
+    at: datetime = EVENING,
+    retype: Ability = YES,
+) -> Advance:
+    able = {vm.key: Abilities(vm.key, YES, YES, YES, retype)}
+    observed = ScheduleObservation({} if node is None else {NAME: node}, {}, {}, {vm.key: vm}, abilities=able)
     return advance(SCHEDULE, timeline_of(SCHEDULE), status, observed, at)
 
 
@@ -132,6 +142,16 @@ def test_a_type_that_can_not_be_changed_is_reported_before_anything_happens(vm: 
     assert reason is not None
     assert reason.code is code
     assert decided(NODE, vm, found.status, EVENING + timedelta(hours=1)).status.held
+
+
+def test_a_vm_whose_type_the_hypervisor_does_not_change_is_not_drained_for_it() -> None:
+    found = decided(NODE, VM, retype=Ability(False, "HypervisorRefused", "a domain keeps its devices"))
+    (worker,) = found.status.workers
+    assert (found.actions, worker.step, worker.reason and worker.reason.code) == (
+        (),
+        WorkerStep.CHECK,
+        ReasonCode.HYPERVISOR_REFUSED,
+    )
 
 
 def test_a_vm_whose_node_was_deleted_still_gets_the_type_of_its_phase() -> None:

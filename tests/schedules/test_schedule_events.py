@@ -4,12 +4,16 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.cluster.operator.schedules import objects
 from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
+from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.spec import PhaseName
 from gpuvirt.model.schedules.status import ScheduleStatus, Transition, Worker, WorkerStep
 from gpuvirt.model.schedules.times import Switch
+from gpuvirt.model.schedules.transition import Advance
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 AT = datetime(2026, 1, 5, 19, tzinfo=UTC)
@@ -53,3 +57,14 @@ def test_a_problem_that_the_status_has_already_is_no_event() -> None:
     (draft,) = event_drafts(BEFORE, BEFORE, None, (problem,), NOTHING)
     assert (draft.reason, draft.note) == ("TimeZoneUnknown", problem.text)
     assert list(event_drafts(BEFORE, BEFORE, None, (problem,), frozenset({"TimeZoneUnknown"}))) == []
+
+
+def test_a_phase_that_was_given_up_is_an_event_and_the_schedule_is_not_ready() -> None:
+    after = replace(BEFORE, given_up=Transition(NIGHT, AT, 3))
+    ((code, _),) = drafted(BEFORE, after)
+    assert (code, drafted(after, after)) == ("PhaseGivenUp", [])
+    stored = VgpuSchedule(Metadata(name="gpus", namespace="gpuvirt"))
+    status = objects.written(stored, after, (), Advance(after), AT)
+    assert objects.status_of(replace(stored, status=status)).given_up == after.given_up
+    states = {condition.type: (condition.status, condition.reason) for condition in status.conditions}
+    assert states["Ready"] == ("False", "PhaseGivenUp")

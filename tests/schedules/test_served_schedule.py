@@ -83,7 +83,7 @@ async def test_a_budget_holds_the_transition_and_its_reason_is_in_the_status(
     assert day.conditions()["Ready"] == ("False", "PodsLeft")
     assert day.events() == [("Normal", "Switching"), ("Warning", "PodsLeft")], "each once"
     evictions = [write for write in day.served.writes if write.endswith("eviction")]
-    assert 8 < len(evictions) < 14, "every 5 s for a minute, as kubectl drain"
+    assert 8 < len(evictions) < 17, "every 5 s for a minute, as kubectl drain, then every 30 s"
     assert day.hypervisor.vms[VmKey("key-5")].power is Power.SUSPENDED
 
 

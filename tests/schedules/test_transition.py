@@ -1,5 +1,6 @@
 """One round's decisions: what each observation of a worker leads to."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 import pytest
@@ -8,13 +9,24 @@ from msgspec.structs import replace
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
-from gpuvirt.model.schedules.hypervisor import Action, Call, Power, Refused, VmKey, VmProof, VmsUnknown, WorkerVm
+from gpuvirt.model.schedules.hypervisor import (
+    Abilities,
+    Ability,
+    Action,
+    Call,
+    Power,
+    Refused,
+    VmKey,
+    VmProof,
+    VmsUnknown,
+    WorkerVm,
+)
 from gpuvirt.model.schedules.matching import candidates
 from gpuvirt.model.schedules.moves import HELD_AGAIN_S
 from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
-from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Schedule
+from gpuvirt.model.schedules.spec import Begin, Drain, Leave, OnTimeout, Schedule
 from gpuvirt.model.schedules.status import ScheduleStatus, Worker, WorkerStep
-from gpuvirt.model.schedules.transition import ROUND_S, VM_ROUND_S
+from gpuvirt.model.schedules.transition import ROUND_S, VM_ROUND_S, Advance
 from tests.schedules.workerround import (
     CORDONED,
     DAY,
@@ -25,6 +37,7 @@ from tests.schedules.workerround import (
     NODES,
     SCHEDULE,
     VMS,
+    able,
     calls,
     decided,
     observed,
@@ -315,3 +328,90 @@ def test_what_was_held_stays_held_and_a_begin_stays_as_written_when_another_cont
     next_leader = replace(observed(pods=(POD,)), rounds_since=late)
     found = decided(next_leader, status=held.status, at=late)
     assert (worker(found).is_held, worker(found).since, found.actions) == (True, EVENING, (EvictPod(FIRST, POD),))
+
+
+SECOND = NodeName("worker-2")
+OTHER_VM = replace(VMS[VmKey("one")], key=VmKey("two"), name=SECOND, system_uuid="421c5a83-0000-4000-8000-000000000002")
+OTHER = replace(NODES[FIRST], name=SECOND, uid="uid-2", system_uuid=OTHER_VM.system_uuid)
+NOT_SUPPORTED = Ability(False, "SuspendNotSupported", "its host says suspendSupported: false")
+
+
+POSSIBLE = Ability(True)
+
+
+def two_leave(
+    one: Ability = POSSIBLE,
+    first: WorkerNode = NODES[FIRST],
+    second: WorkerNode = OTHER,
+    status: ScheduleStatus | None = None,
+    schedule: Schedule = SCHEDULE,
+    abilities: Mapping[VmKey, Abilities] | VmsUnknown | None = None,
+) -> Advance:
+    """Return the round of an evening in which two workers have to leave; `one` is whether the first is suspended."""
+    known = {**able(one=one), OTHER_VM.key: able()[VmKey("one")]}
+    seen = replace(
+        observed(first, (POD,)),
+        nodes={**NODES, FIRST: first, SECOND: second},
+        vms={**VMS, OTHER_VM.key: OTHER_VM},
+        abilities=known if abilities is None else abilities,
+    )
+    return decided(seen, schedule, status)
+
+
+def test_no_worker_is_drained_before_all_vms_that_leave_are_known_to_be_able_to() -> None:
+    assert [action.node for action in two_leave().actions] == [FIRST, SECOND]
+    asked = two_leave(abilities={})
+    assert (asked.actions, asked.unchecked) == ((), frozenset({VmKey("one"), VmKey("two")}))
+    unknown = two_leave(abilities=VmsUnknown("HypervisorUnreachable", "no answer"))
+    assert (unknown.actions, worker(unknown).step) == ((), WorkerStep.READ)
+    refused = two_leave(NOT_SUPPORTED)
+    codes = {found.node: found.reason and found.reason.code for found in refused.status.workers}
+    assert (refused.actions, codes[FIRST], codes[SECOND]) == (
+        (), ReasonCode.SUSPEND_NOT_SUPPORTED, ReasonCode.OTHERS_STAY,
+    )  # fmt: skip
+    anyway = two_leave(NOT_SUPPORTED, schedule=replace(SCHEDULE, begin=Begin.ANYWAY), abilities={})
+    assert ([action.node for action in anyway.actions], anyway.unchecked) == ([FIRST, SECOND], frozenset())
+
+
+def test_a_switch_that_can_not_begin_is_held_and_goes_on_once_all_can_leave() -> None:
+    begun = two_leave(NOT_SUPPORTED).status
+    late = EVENING - timedelta(minutes=1)
+    held = two_leave(
+        NOT_SUPPORTED,
+        status=replace(begun, workers=tuple(replace(found, since=late) for found in begun.workers)),
+    )
+    assert ({found.node for found in held.status.held}, held.actions) == ({FIRST, SECOND}, ())
+    assert [action.node for action in two_leave(status=held.status).actions] == [FIRST, SECOND]
+
+
+def test_a_worker_without_a_known_vm_keeps_the_others() -> None:
+    found = two_leave(first=replace(NODES[FIRST], system_uuid=""))
+    assert (found.actions, worker(found).step, worker(found, SECOND).step) == ((), WorkerStep.MATCH, WorkerStep.CHECK)
+    known = ScheduleStatus(DAY, workers=(Worker(FIRST, "uid-1", (DAY,), VmKey("one"), "worker-1"),))
+    seen = replace(observed(), nodes={SECOND: OTHER}, vms={**VMS, OTHER_VM.key: OTHER_VM}, abilities=able())
+    deleted = decided(seen, status=known)
+    assert (deleted.actions, worker(deleted, SECOND).step) == ((), WorkerStep.CHECK)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_worker_that_has_begun_to_leave_goes_on_whatever_the_others_can(*, is_ours: bool) -> None:
+    begun = replace(OTHER, is_unschedulable=True, cordoned_by="gpus" if is_ours else "", cordoned_for_s=60.0)
+    known = Worker(SECOND, "uid-2", (DAY,), VmKey("two"), step=WorkerStep.DRAIN)
+    status = ScheduleStatus(DAY, workers=() if is_ours else (known,))
+    found = two_leave(NOT_SUPPORTED, second=begun, status=status)
+    assert (calls(found), worker(found).step) == ([Action.SUSPEND], WorkerStep.CHECK)
+
+
+def test_force_takes_the_power_of_a_guest_that_can_not_be_shut_down() -> None:
+    down = replace(SCHEDULE, leave=Leave.SHUT_DOWN)
+    refusing, unproven = (
+        {
+            key: replace(found, shut_down=Ability(is_possible, "HypervisorRefused", "no"))
+            for key, found in able().items()
+        }
+        for is_possible in (False, None)
+    )
+    seen = replace(observed(NODES[FIRST]), abilities=refusing)
+    assert decided(seen, down).actions == ()
+    assert decided(seen, replace(down, drain=Drain(on_timeout=OnTimeout.FORCE))).actions
+    assert decided(replace(seen, abilities=unproven), down).actions

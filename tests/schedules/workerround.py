@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.schedules.actions import CallVm
-from gpuvirt.model.schedules.hypervisor import Action, Power, VmKey, VmsReading, WorkerVm
+from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Action, Power, VmKey, VmsReading, WorkerVm
 from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.schedules.spec import Phase, PhaseName, Schedule
 from gpuvirt.model.schedules.status import ScheduleStatus, Worker
@@ -37,7 +37,14 @@ def observed(
     calls: Mapping[VmKey, LastCall] | None = None,
 ) -> ScheduleObservation:
     reading = VMS if vms is None else vms
-    return ScheduleObservation({**NODES, FIRST: first}, {FIRST: pods}, {FIRST: volumes}, reading, calls or {})
+    nodes = {**NODES, FIRST: first}
+    return ScheduleObservation(nodes, {FIRST: pods}, {FIRST: volumes}, reading, calls or {}, abilities=able())
+
+
+def able(**suspensions: Ability) -> Mapping[VmKey, Abilities]:
+    """Return that each VM can leave, but for the suspensions that are given."""
+    yes = Ability(True)
+    return {key: Abilities(key, suspensions.get(key, yes), yes, yes, yes) for key in VMS}
 
 
 def decided(

@@ -405,6 +405,8 @@ class World:
         if self.status.transition is not None:
             self._judge_held()
             return
+        if self.status.given_up is not None:
+            return
         if self.status.phase != phase.phase:
             self.violate(f"another phase: {self.status}")
         lost = {worker.node for worker in self.status.workers if worker.reason is not None}

@@ -14,7 +14,7 @@ from gpuvirt.cluster.labelselector import LabelSelector
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.model.schedules.connection import HypervisorKind
 from gpuvirt.model.schedules.nodevms import VmStep
-from gpuvirt.model.schedules.spec import Leave, OnTimeout, VmPolicy
+from gpuvirt.model.schedules.spec import Begin, Leave, OnTimeout, VmPolicy
 from gpuvirt.model.schedules.status import WorkerStep
 
 GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "VgpuSchedule", "vgpuschedules"
@@ -163,6 +163,13 @@ class Spec(Part, frozen=True, kw_only=True):
             description="How a worker's VM is stopped. Suspend: its memory is kept. ShutDown: the guest is shut down."
         ),
     ] = Leave.SUSPEND
+    begin: Annotated[
+        Begin,
+        Meta(
+            description="When pods of workers that leave are evicted. IfAllCanLeave: once the hypervisor refuses the"
+            " leaving of none of their VMs. Anyway: at once."
+        ),
+    ] = Begin.IF_ALL_CAN_LEAVE
     suspend: Annotated[bool, Meta(description="Do nothing for this schedule.")] = False
 
 
@@ -238,6 +245,7 @@ class Status(Part, frozen=True, kw_only=True):
     next_switch: Annotated[str | None, Meta(description="When it begins (RFC 3339).")] = None
     announced: Annotated[str | None, Meta(description="The phase that is announced.")] = None
     transition: TransitionStatus | None = None
+    given_up: TransitionStatus | None = None
     workers: Annotated[tuple[WorkerStatus, ...], Meta(description="The workers.")] = ()
     nodes: Annotated[
         tuple[NodeStatus, ...], Meta(description="The nodes whose vGPU config the current phase sets.")

@@ -612,6 +612,14 @@ class ReasonCode(Code):
         "a worker waits for the GPU: the VM of a worker of another phase is not known to be off",
         passes=True,
     )
+    PHASE_GIVEN_UP = _schedule(
+        "PhaseGivenUp", "a phase could not be reached before its end, so the phase before it was restored", Level.ERROR
+    )
+    OTHERS_STAY = _schedule(
+        "OthersStay",
+        "a worker is not drained, because the VM of another one that has to leave, too, can't",
+        passes=True,
+    )
     STEP_PENDING = _schedule("StepPending", "a step of a worker has not taken effect yet", Level.OK, passes=True)
     CALL_REFUSED = _schedule("CallRefused", "the hypervisor has refused a call for a worker's VM", Level.ERROR)
     NO_HEARTBEAT = _schedule(

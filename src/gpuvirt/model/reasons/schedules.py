@@ -234,6 +234,20 @@ def clock_skewed(node: str, seconds: int) -> Reason:
     return Reason(ReasonCode.CLOCK_SKEWED, f"node {node}", message, fix=fix)
 
 
+def phase_given_up(phase: str) -> Reason:
+    """A phase that is held until shortly before its end would be reached for minutes, or not at all."""
+    message = "was given up, because its switch was held until shortly before its end; the phase before it is back"
+    fix = "see the events of the schedule for what held the switch; gpuvirt schedule switch tries the phase again"
+    return Reason(ReasonCode.PHASE_GIVEN_UP, f"phase {phase}", message, fix=fix)
+
+
+def others_stay(node: str, workers: Sequence[str]) -> Reason:
+    """A switch of some workers would take their pods, and free the GPU for nobody."""
+    message = f"is not drained, because not all VMs that leave are known to be able to: {_named(workers)}"
+    fix = "see what those workers wait for, or set begin: Anyway in the schedule"
+    return Reason(ReasonCode.OTHERS_STAY, f"node {node}", message, fix=fix)
+
+
 def stored(code: str, subject: str, message: str, fix: str) -> Reason | None:
     """Return the reason that a status has in parts; None if it has none, or one of another version."""
     known = ReasonCode.named(code)

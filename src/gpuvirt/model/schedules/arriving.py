@@ -14,7 +14,7 @@ from gpuvirt.model.schedules.hypervisor import Action, Power, WorkerVm
 from gpuvirt.model.schedules.leaving import leaving
 from gpuvirt.model.schedules.moves import Move, Round, call, found_vm, is_off, mark
 from gpuvirt.model.schedules.observed import WorkerNode
-from gpuvirt.model.schedules.profiles import is_type_read, label_changes, profile_of
+from gpuvirt.model.schedules.profiles import is_type_read, label_changes, profile_of, type_fault
 from gpuvirt.model.schedules.spec import WorkerProfile
 from gpuvirt.model.schedules.status import Worker, WorkerStep
 
@@ -26,8 +26,8 @@ RENEWAL_S = 12.0
 def retyping(worker: Worker, vm: WorkerVm, profile: WorkerProfile, around: Round) -> Move:
     """Return the next move of a worker of the phase whose VM has another vGPU type."""
     desired = profile.vgpu_type
-    if len(vm.vgpu_types) != 1:
-        return Move(WorkerStep.SET_TYPE, reason=reasons.not_one_vgpu(worker.node, vm.name, vm.vgpu_types, desired))
+    if (fault := type_fault(worker, vm, around)) is not None:
+        return fault
     if vm.power is Power.SUSPENDED and not vm.is_changing:
         return Move(
             WorkerStep.SET_TYPE, reason=reasons.suspended_with_type(worker.node, vm.name, vm.vgpu_types[0], desired)

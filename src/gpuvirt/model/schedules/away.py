@@ -9,7 +9,7 @@ from gpuvirt.model.schedules.nodevms import NodeVm, VmStep
 from gpuvirt.model.schedules.spec import Leave, PhaseName
 from gpuvirt.model.schedules.status import Worker, WorkerStep
 
-UNDECIDED = frozenset({WorkerStep.NONE, WorkerStep.MATCH, WorkerStep.READ})
+UNDECIDED = frozenset({WorkerStep.NONE, WorkerStep.MATCH, WorkerStep.READ, WorkerStep.CHECK})
 """The steps that a worker is in before anything was done, or after: its node's cordon shows which."""
 
 

@@ -230,7 +230,7 @@ def forecast(
     """
     timeline = timeline_of(schedule)
     current = timeline.current(at)
-    model = _Model(_settled(observed), schedule, abilities)
+    model = _Model(replace(_settled(observed), abilities=_known(abilities, observed)), schedule, abilities)
     for _ in range(MOST_ROUNDS):
         known, steps = status, len(model.steps)
         decided = advance(schedule, timeline, status, model.observed, at)
@@ -249,6 +249,13 @@ def forecast(
     )
     phase = current.phase if current is not None else PhaseName("")
     return Forecast(phase, at, tuple(model.steps), waiting)
+
+
+def _known(abilities: Mapping[VmKey, Abilities], observed: ScheduleObservation) -> Mapping[VmKey, Abilities]:
+    """Return the abilities of all VMs; those of a VM that was not asked about are not proven, and keep nothing."""
+    keys = observed.vms if not isinstance(observed.vms, VmsUnknown) else ()
+    unproven = Ability(None)
+    return {key: abilities.get(key, Abilities(key, unproven, unproven, unproven, unproven)) for key in keys}
 
 
 def with_configs(

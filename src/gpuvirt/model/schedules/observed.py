@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.schedules.hypervisor import Action, Answer, VmKey, VmsReading
+from gpuvirt.model.schedules.hypervisor import Abilities, Action, Answer, VmKey, VmsReading, VmsUnknown
 from gpuvirt.model.schedules.spec import PhaseName
 
 
@@ -89,6 +89,8 @@ class ScheduleObservation(msgspec.Struct, frozen=True):
     calls: Mapping[VmKey, LastCall] = msgspec.field(default_factory=dict)
     rounds_since: datetime | None = None
     """The moment since which this leader has made rounds; None: deadlines count from each step's begin."""
+    abilities: Mapping[VmKey, Abilities] | VmsUnknown = msgspec.field(default_factory=dict)
+    """The possible actions on VMs that were asked about. A VM that is missing was not, or the hypervisor lacks it."""
 
 
 def elapsed_s(since: datetime, now: datetime, rounds_since: datetime | None) -> float:

@@ -1,10 +1,11 @@
 """The profile of a worker: which vGPU type its VM has in a phase, and the labels that its node has then."""
 
+from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.hypervisor import VmsReading, VmsUnknown, WorkerVm
-from gpuvirt.model.schedules.moves import Round, is_off
+from gpuvirt.model.schedules.moves import Move, Round, is_off
 from gpuvirt.model.schedules.observed import WorkerNode
 from gpuvirt.model.schedules.spec import PhaseName, Schedule, WorkerProfile
-from gpuvirt.model.schedules.status import Worker
+from gpuvirt.model.schedules.status import Worker, WorkerStep
 
 
 def profile_of(schedule: Schedule, worker: Worker, phase: PhaseName | None) -> WorkerProfile | None:
@@ -36,6 +37,15 @@ def is_changing_type(worker: Worker, profile: WorkerProfile | None, vms: VmsRead
         return False
     vm = vms.get(worker.vm)
     return vm is None or not has_type(vm, profile.vgpu_type)
+
+
+def type_fault(worker: Worker, vm: WorkerVm, around: Round) -> Move | None:
+    """Return the move of a worker whose VM can't get the vGPU type of the phase, since it has not one vGPU."""
+    profile = profile_of(around.schedule, worker, around.phase)
+    if profile is None or len(vm.vgpu_types) == 1:
+        return None
+    reason = reasons.not_one_vgpu(worker.node, vm.name, vm.vgpu_types, profile.vgpu_type)
+    return Move(WorkerStep.SET_TYPE, reason=reason)
 
 
 def label_changes(

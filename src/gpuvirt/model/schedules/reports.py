@@ -29,7 +29,7 @@ class ScheduleState(StrEnum):
     PAUSED = "Paused"
     """`spec.suspend` is set."""
     HELD = "Held"
-    """A worker's step was not done in time."""
+    """A worker's step was not done in time, or the phase was given up for that."""
     SWITCHING = "Switching"
     READY = "Ready"
     PENDING = "Pending"
@@ -168,7 +168,7 @@ def _state(schedule: Schedule, status: ScheduleStatus, timeline: Timeline, now: 
     current = timeline.current(now)
     if schedule.is_suspended:
         return ScheduleState.PAUSED
-    if status.held or status.held_vms:
+    if status.held or status.held_vms or status.given_up is not None:
         return ScheduleState.HELD
     if status.transition is not None or not all(node.is_applied for node in status.nodes):
         return ScheduleState.SWITCHING

@@ -25,6 +25,15 @@ class Leave(StrEnum):
     SHUT_DOWN = "ShutDown"
 
 
+class Begin(StrEnum):
+    """When a switch takes the pods of the workers that leave."""
+
+    IF_ALL_CAN_LEAVE = "IfAllCanLeave"
+    """Once the hypervisor refuses the leaving of none of their VMs."""
+    ANYWAY = "Anyway"
+    """At once."""
+
+
 class OnTimeout(StrEnum):
     """The policy for the pods that a drain has not ended in time."""
 
@@ -104,6 +113,7 @@ class Schedule(msgspec.Struct, frozen=True):
     """The version of the spec."""
     has_workers: bool = True
     """Whether a phase has workers, whose VMs a hypervisor runs."""
+    begin: Begin = Begin.IF_ALL_CAN_LEAVE
 
 
 def phase_named(schedule: Schedule, name: PhaseName) -> Phase | None:

@@ -11,6 +11,7 @@ import msgspec
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.hypervisor import VmKey
 from gpuvirt.model.schedules.nodevms import NodeVm
 from gpuvirt.model.schedules.spec import PhaseName
@@ -25,6 +26,8 @@ class WorkerStep(StrEnum):
     """Its VM has to be found."""
     READ = "Read"
     """The hypervisor has to answer."""
+    CHECK = "Check"
+    """All VMs that leave have to be able to, before the first pod is evicted."""
     CORDON = "Cordon"
     DRAIN = "Drain"
     DETACH = "Detach"
@@ -115,12 +118,19 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
     """The VMs of such nodes that a phase waits for, stops or has stopped."""
     last_switch: datetime | None = None
     """When the phase that the status follows began, by the spec."""
+    given_up: Transition | None = None
+    """The phase of now, when it began, and by which spec, if it can't be reached before its end."""
 
     @property
     def waiting(self) -> tuple[Reason, ...]:
-        """The reasons why workers and nodes wait."""
-        workers = (worker.reason for worker in self.workers)
+        """The reasons why the phase, workers and nodes wait."""
+        workers = (self.unreached, *(worker.reason for worker in self.workers))
         return (*(reason for reason in workers if reason is not None), *self.waiting_nodes)
+
+    @property
+    def unreached(self) -> Reason | None:
+        """Why the phase of now is not aimed at any more; None if it is."""
+        return reasons.phase_given_up(self.given_up.phase) if self.given_up is not None else None
 
     @property
     def waiting_nodes(self) -> tuple[Reason, ...]:

@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from gpuvirt.model.schedules.actions import MarkNode, ScheduleAction
 from gpuvirt.model.schedules.arriving import arriving
+from gpuvirt.model.schedules.beginning import vms_to_check, waits
+from gpuvirt.model.schedules.hypervisor import VmKey
 from gpuvirt.model.schedules.leaving import leaving
 from gpuvirt.model.schedules.moves import HELD_AGAIN_S, Move, Round, is_off, mark
 from gpuvirt.model.schedules.observed import ScheduleObservation, elapsed_s
@@ -26,6 +28,7 @@ from gpuvirt.model.schedules.workers import Members, members, released
 DEADLINES_S: Mapping[WorkerStep, float] = {
     WorkerStep.MATCH: 60.0,
     WorkerStep.READ: 300.0,
+    WorkerStep.CHECK: 60.0,
     WorkerStep.CORDON: 120.0,
     WorkerStep.DETACH: 420.0,
     WorkerStep.LEAVE: 600.0,
@@ -36,6 +39,10 @@ DEADLINES_S: Mapping[WorkerStep, float] = {
 }
 """How long each step may take. The attach-detach controller gives volumes up after 6 minutes; 16 GB of framebuffer take
 half a minute to be saved. The drain has its own time, and a wait for the GPU ends with the workers that have it."""
+OUT_OF_REACH_S = 1800.0
+"""How long before its end a phase whose switch is still held is given up: by their deadlines, the VMs of the phase may
+take as long to leave, to start and to be alive. Until then a held switch is tried again; afterwards its workers would
+serve for minutes, and those of the phase before would come back late."""
 FORCED_S = 600.0
 """How much longer a drain takes by `onTimeout: Force`: the pods' grace periods."""
 ROUND_S = 1.0
@@ -55,6 +62,8 @@ class Advance(msgspec.Struct, frozen=True):
     next_switch: Switch | None = None
     pause_s: float | None = None
     """The time until the next round; None if nothing is under way."""
+    unchecked: frozenset[VmKey] = frozenset()
+    """The VMs whose abilities keep workers waiting: the round is decided again once the hypervisor was asked."""
 
 
 def advance(
@@ -64,7 +73,8 @@ def advance(
     current, following = timeline.current(now), timeline.next_switch(now)
     if current is None and schedule.phases:
         return Advance(status, next_switch=following)
-    phase = current.phase if current is not None else PhaseName("")
+    status = replace(status, given_up=_given_up(schedule, status, current))
+    phase = aimed_at(schedule, status, current, following)
     found = members(status.workers, observed, schedule.name)
     announced = _announced(schedule, following, now)
     status = replace(status, announced=announced, last_switch=current.at if current is not None else None)
@@ -74,6 +84,7 @@ def advance(
     status, begins = _begun(schedule, status, phase, now)
     workers = tuple(_lifted(worker, now) for worker in found.workers) if begins else found.workers
     around = _round(schedule, workers, observed, phase, now)
+    unchecked = vms_to_check(workers, around)
     moves = _moves(workers, found.released, around, phase)
     recorded = [_recorded(worker, move, around) for worker, move in moves]
     after = tuple(worker for worker, _ in recorded)
@@ -82,7 +93,9 @@ def advance(
     status = replace(status, workers=after, generation=schedule.generation)
     if all(worker.step in RESTING for worker in after):
         status = replace(status, phase=phase, transition=None)
-    return Advance(status, actions, following, _pause_s(status, actions, now))
+    elif current is not None and phase == current.phase and _is_out_of_reach(status, following, now):
+        status = replace(status, given_up=Transition(phase, current.at, schedule.generation))
+    return Advance(status, actions, following, _pause_s(status, actions, now), unchecked)
 
 
 def quiet_until(schedule: Schedule, following: Switch | None) -> datetime | None:
@@ -98,7 +111,9 @@ def due_at(schedule: Schedule, timeline: Timeline, status: ScheduleStatus, now: 
         return None
     current, following = timeline.current(now), timeline.next_switch(now)
     is_behind = status.transition is not None or status.generation != schedule.generation
-    if is_behind or (current is not None and status.phase != current.phase):
+    if is_behind or status.given_up != _given_up(schedule, status, current):
+        return now
+    if current is not None and status.phase != aimed_at(schedule, status, current, following):
         return now
     if status.announced != _announced(schedule, following, now):
         return now
@@ -106,6 +121,28 @@ def due_at(schedule: Schedule, timeline: Timeline, status: ScheduleStatus, now: 
         return now
     begin = quiet_until(schedule, following)
     return begin if following is None or begin is None or begin > now else following.at
+
+
+def aimed_at(schedule: Schedule, status: ScheduleStatus, current: Switch | None, following: Switch | None) -> PhaseName:
+    """Return the phase that workers are brought to: that of now, or the next one if that of now was given up."""
+    if current is None:
+        return PhaseName("")
+    is_given_up = following is not None and _given_up(schedule, status, current) is not None
+    return following.phase if following is not None and is_given_up else current.phase
+
+
+def _given_up(schedule: Schedule, status: ScheduleStatus, current: Switch | None) -> Transition | None:
+    """Return the phase that was given up, if it is that of now; another spec, or a switch by hand, tries it again."""
+    last = status.given_up
+    is_current = last is not None and current is not None and last.began == current.at
+    return last if last is not None and is_current and last.generation == schedule.generation else None
+
+
+def _is_out_of_reach(status: ScheduleStatus, following: Switch | None, now: datetime) -> bool:
+    """Return whether a held switch ends too late to be worth it, and the phase before it comes next anyway."""
+    if following is None or following.phase != status.phase or not status.held:
+        return False
+    return (following.at - now).total_seconds() <= OUT_OF_REACH_S
 
 
 def _announced(schedule: Schedule, following: Switch | None, now: datetime) -> PhaseName | None:
@@ -151,8 +188,12 @@ def _moves(
 ) -> Iterator[tuple[Worker, Move]]:
     """Yield the workers with their moves, and the nodes that still have the schedule's marks without being workers."""
     mine, observed = around.schedule.name, around.observed
+    staying = waits(workers, around)
     for worker in workers:
-        yield worker, arriving(worker, around, mine) if phase in worker.phases else leaving(worker, around)
+        if worker.node in staying:
+            yield worker, staying[worker.node]
+        else:
+            yield worker, arriving(worker, around, mine) if phase in worker.phases else leaving(worker, around)
     for worker in freed:
         move = released(worker, observed.nodes[worker.node], observed, mine)
         if move is not None:

@@ -83,6 +83,7 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
         spec.suspend,
         stored.metadata.generation,
         has_workers,
+        spec.begin,
     )
     return schedule, tuple(faults)
 
@@ -134,19 +135,16 @@ def _keys(selector: LabelSelector) -> Iterator[str]:
 def status_of(stored: kind.VgpuSchedule) -> ScheduleStatus:
     """Return the status as the model has it."""
     status = stored.status
-    transition = status.transition
-    began = time_of(transition.began) if transition is not None else None
     return ScheduleStatus(
         _phase(status.phase),
-        Transition(PhaseName(transition.phase), began, transition.generation)
-        if transition is not None and began is not None
-        else None,
+        _transition(status.transition),
         _phase(status.announced),
         tuple(_worker(worker) for worker in status.workers),
         status.observed_generation,
         tuple(_node(node) for node in status.nodes),
         tuple(vmstatuses.vm_of(vm) for vm in status.vms),
         time_of(status.last_switch or ""),
+        _transition(status.given_up),
     )
 
 
@@ -164,18 +162,15 @@ def written(
     unknown: tuple[Reason, ...] | None = None,
 ) -> kind.Status:
     """Return the status to write; `unknown` has the phases whose vGPU config is missing, None if nothing is known."""
-    following, transition = advance.next_switch, status.transition
+    following = advance.next_switch
     return kind.Status(
         phase=status.phase,
         last_switch=text_of(status.last_switch) if status.last_switch is not None else None,
         next_phase=following.phase if following is not None else None,
         next_switch=text_of(following.at) if following is not None else None,
         announced=status.announced,
-        transition=kind.TransitionStatus(
-            phase=transition.phase, began=text_of(transition.began), generation=transition.generation
-        )
-        if transition is not None
-        else None,
+        transition=_written_transition(status.transition),
+        given_up=_written_transition(status.given_up),
         workers=tuple(_written_worker(worker) for worker in status.workers),
         nodes=tuple(_written_node(node) for node in status.nodes),
         vms=tuple(vmstatuses.written_vm(vm) for vm in status.vms),
@@ -200,6 +195,8 @@ def conditions_of(
     ready = ("True", "PhaseReached", f"phase {status.phase}")
     if problems:
         ready = valid
+    elif status.unreached is not None:
+        ready = ("False", *joined((status.unreached,)))
     elif status.transition is not None:
         ready = ("False", *(joined(tuple(held or waiting)) if waiting else ("Switching", "")))
     elif pending := status.waiting_nodes:
@@ -218,6 +215,18 @@ def conditions_of(
             last_transition_time=last.last_transition_time if last is not None and is_same else text_of(now),
             observed_generation=before.metadata.generation,
         )
+
+
+def _transition(stored: kind.TransitionStatus | None) -> Transition | None:
+    began = time_of(stored.began) if stored is not None else None
+    return Transition(PhaseName(stored.phase), began, stored.generation) if stored is not None and began else None
+
+
+def _written_transition(transition: Transition | None) -> kind.TransitionStatus | None:
+    if transition is None:
+        return None
+    began = text_of(transition.began)
+    return kind.TransitionStatus(phase=transition.phase, began=began, generation=transition.generation)
 
 
 def _worker(worker: kind.WorkerStatus) -> Worker:

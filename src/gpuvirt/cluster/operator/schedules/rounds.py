@@ -19,7 +19,7 @@ from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
 from gpuvirt.model.schedules.faults import faults
-from gpuvirt.model.schedules.hypervisor import Accepted, Action, Answer, VmKey, VmsUnknown
+from gpuvirt.model.schedules.hypervisor import Abilities, Accepted, Action, Answer, VmKey, VmsUnknown
 from gpuvirt.model.schedules.moves import HELD_AGAIN_S
 from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
 from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
@@ -123,6 +123,12 @@ class Rounds:
         """When a budget last refused the eviction of a pod."""
         self._tried_s: dict[NodeName, float] = {}
         """When the actions of each held worker were last taken."""
+        self._checked: tuple[float, frozenset[VmKey], Mapping[VmKey, Abilities] | VmsUnknown] = (
+            -math.inf,
+            frozenset(),
+            {},
+        )
+        """When the hypervisor was last asked what can be done with which VMs, and its answer."""
         self._changed: dict[VmKey, tuple[Action, Answer, float]] = {}
         """The latest call for each VM on a node with GPUs of its own, and when it was made."""
 
@@ -167,8 +173,7 @@ class Rounds:
             return FAULTY_ROUND_S
         vms = await self._vms.read() if stored.schedule.has_workers else NO_HYPERVISOR
         observed = ScheduleObservation(reading.nodes, reading.pods, reading.attachments, vms, self._vms.latest, since)
-        timeline = timeline_of(stored.schedule)
-        decided = advance(stored.schedule, timeline, stored.status, observed, now)
+        decided = await self._decide(stored, observed, now)
         if reading.configured is not None:
             decided = replace(decided, status=replace(decided.status, nodes=reading.configured))
         decided, changes = await self._with_vms(stored, decided, now, since, is_known=reading.configured is not None)
@@ -180,6 +185,18 @@ class Rounds:
         for change in changes:
             await self._change(change)
         return decided.pause_s
+
+    async def _decide(self, stored: StoredSchedule, observed: ScheduleObservation, now: datetime) -> Advance:
+        """Return the decision of a round; where it depends on what VMs can do, the hypervisor is asked for that."""
+        timeline = timeline_of(stored.schedule)
+        decided = advance(stored.schedule, timeline, stored.status, observed, now)
+        if not decided.unchecked:
+            return decided
+        checked_s, keys, _ = self._checked
+        if keys != decided.unchecked or self._clock.monotonic_s() - checked_s >= HELD_AGAIN_S:
+            self._checked = self._clock.monotonic_s(), decided.unchecked, await self._vms.check(decided.unchecked)
+        observed = replace(observed, abilities=self._checked[2])
+        return advance(stored.schedule, timeline, stored.status, observed, now)
 
     def _time_now(self, stored: StoredSchedule) -> datetime:
         """Return the time of the round in whole seconds, which is not before the last switch."""

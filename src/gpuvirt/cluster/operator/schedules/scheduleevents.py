@@ -41,6 +41,8 @@ def _of_phases(before: ScheduleStatus, after: ScheduleStatus) -> Iterator[EventD
 
     Workers for which the first phase holds already make no switch.
     """
+    if after.unreached is not None and after.given_up != before.given_up:
+        yield EventDraft(EventLevel.WARNING, str(after.unreached.code), after.unreached.text)
     begun = after.transition.phase if after.transition is not None else None
     last = before.transition.phase if before.transition is not None else None
     at_once = last is None and not after.workers and after.phase != before.phase

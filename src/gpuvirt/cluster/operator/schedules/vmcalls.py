@@ -1,7 +1,8 @@
 """The calls to one hypervisor in one term as the leader: made with the lease, read after each unknown outcome."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -9,6 +10,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S
 from gpuvirt.model.schedules.hypervisor import (
+    Abilities,
     Answer,
     Call,
     Hypervisor,
@@ -25,6 +27,8 @@ NO_ANSWER = "HypervisorUnknown"
 
 Connect = Callable[[], Awaitable[Hypervisor | VmsUnknown]]
 """Opens a connection; what it needs may be missing."""
+
+T = TypeVar("T")
 
 
 class _Made(msgspec.Struct, frozen=True):
@@ -61,12 +65,19 @@ class VmCalls:
 
     async def read(self) -> VmsReading:
         """Return all VMs of the hypervisor; never raises for what the hypervisor does."""
+        return await self._asked(lambda connection: connection.read())
+
+    async def check(self, vms: Iterable[VmKey]) -> Mapping[VmKey, Abilities] | VmsUnknown:
+        """Return what can be done with each of these VMs; never raises for what the hypervisor does."""
+        return await self._asked(lambda connection: connection.check(vms))
+
+    async def _asked(self, ask: Callable[[Hypervisor], Awaitable[T | VmsUnknown]]) -> T | VmsUnknown:
         connection = await self._open()
         if isinstance(connection, VmsUnknown):
             return connection
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await connection.read()
+                return await ask(connection)
         except TimeoutError:
             await self.close()
             return VmsUnknown(NO_ANSWER, f"no answer came within {ANSWER_S:.0f} s")
