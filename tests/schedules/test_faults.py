@@ -31,9 +31,9 @@ def test_the_document_has_no_fault() -> None:
         (replace(GOOD, phases=(DAY, replace(NIGHT, start="@daily"))), ReasonCode.CRON_LINE_INVALID),
         (replace(GOOD, phases=(DAY, replace(NIGHT, start="0 7 30 2 *"))), ReasonCode.PHASE_UNREACHABLE),
         (replace(GOOD, phases=(DAY, replace(NIGHT, start="0 7 1 * *"))), ReasonCode.PHASES_OVERLAP),
-        # Both are at the end of the hour that spring leaves out.
+        # Each day but that of spring, when one line begins at 02:00 and at 03:00, which is one moment.
         (
-            replace(GOOD, phases=(replace(DAY, start="15 2 * * *"), replace(NIGHT, start="45 2 * * *"))),
+            replace(GOOD, phases=(replace(DAY, start="0 2,3 * * *"), replace(NIGHT, start="0 3 * * *"))),
             ReasonCode.PHASES_OVERLAP,
         ),
         (
@@ -64,6 +64,15 @@ def test_the_document_has_no_fault() -> None:
 )
 def test_each_fault_has_its_code(schedule: Schedule, code: ReasonCode) -> None:
     assert code in {fault.code for fault in faults(schedule, NOW)}
+
+
+@pytest.mark.parametrize(
+    "zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Santiago", "UTC"]
+)
+@pytest.mark.parametrize(("night", "day"), [("0 2", "0 3"), ("15 2", "45 2"), ("30 2", "0 3"), ("0 0", "0 1")])
+def test_a_window_in_an_hour_that_spring_leaves_out_is_no_fault(zone: str, night: str, day: str) -> None:
+    phases = replace(DAY, start=f"{day} * * *"), replace(NIGHT, start=f"{night} * * *")
+    assert faults(replace(GOOD, phases=phases, time_zone=zone), NOW) == ()
 
 
 def test_a_worker_in_two_schedules_is_a_fault_of_both() -> None:

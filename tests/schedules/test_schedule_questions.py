@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from gpuvirt.cli.output import schedulerender
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.schedules.forecast import ForecastBudget, PlannedAction
@@ -275,3 +276,18 @@ async def test_the_list_and_the_detail_follow_the_controller(authority: Authorit
         ("day", "vgpu.type=v100-4q"),
         ("night", "vgpu.type=v100-16q"),
     ]
+
+
+async def test_a_plan_names_the_window_that_the_clocks_leave_out(
+    authority: Authority, server: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    day, phases = Day(), list[Object]()
+    put_secret(day)
+    for phase, start in (("day", "0 3 * * *"), ("night", "0 2 * * *")):
+        phases.append({"name": phase, "start": start, "workers": {"matchLabels": {"phase": phase}}})
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, "phases": phases}})
+    day.now_s += timedelta(days=81).total_seconds()
+    async with asking(day, server, authority.certificate) as questions:
+        schedulerender.plan(await questions.plan("gpus"))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Phase night does not begin before Sun 2026-03-29 03:00 CEST: the clocks skip the hour" in shown

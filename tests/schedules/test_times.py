@@ -54,6 +54,28 @@ def test_a_time_that_spring_leaves_out_is_the_end_of_the_gap() -> None:
     assert starts("30 2 * * *", "2026-03-28T12:00", 2) == ["03-29 03:00 +0200", "03-30 02:30 +0200"]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(("night", "day"), [("0 2 * * *", "0 3 * * *"), ("15 2 * * *", "45 2 * * *")])
+def test_a_window_in_the_hour_that_spring_leaves_out_is_left_out(night: str, day: str, *, is_first: bool) -> None:
+    phases = Phase(NIGHT, night), Phase(DAY, day)
+    timeline = Timeline(Schedule("gpus", "Europe/Berlin", phases if is_first else phases[::-1]))
+    noon, end = local("2026-03-28T12:00"), datetime(2026, 3, 29, 1, tzinfo=UTC)
+    found = list(islice(timeline.switches(noon), 2))
+    assert [(switch.phase, switch.at.astimezone(BERLIN).day) for switch in found] == [(NIGHT, 30), (DAY, 30)]
+    assert timeline.current(end) == Switch(end, DAY)
+    assert list(timeline.left_out(noon, noon + timedelta(days=14))) == [Switch(end, NIGHT)]
+    assert not list(timeline.left_out(end, end + timedelta(days=14)))
+    autumn = [switch.at for switch in islice(timeline.switches(local("2026-10-24T12:00")), 2)]
+    assert autumn[0] == datetime(2026, 10, 25, 0, int(night[:2]), tzinfo=UTC)
+
+
+def test_a_line_of_every_hour_has_no_time_in_the_hour_that_spring_leaves_out() -> None:
+    end = datetime(2026, 3, 29, 1, tzinfo=UTC)
+    assert times.nominal("*/30 * * * *", end, BERLIN) == datetime.fromisoformat("2026-03-29T03:00")
+    assert times.nominal("30 2 * * *", end, BERLIN) == datetime.fromisoformat("2026-03-29T02:30")
+    assert times.nominal("0 3 * * *", end, BERLIN) == datetime.fromisoformat("2026-03-29T03:00")
+
+
 def test_a_time_that_autumn_repeats_comes_once() -> None:
     assert starts("30 2 * * *", "2026-10-24T12:00", 2) == ["10-25 02:30 +0200", "10-26 02:30 +0100"]
     again = datetime(2026, 10, 25, 1, 15, tzinfo=UTC)  # 02:15 for the second time

@@ -112,12 +112,12 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
             return SchedulePlan(known.row, (), None, None)
         switches = reports.switch_rows(known.schedule, now)
         if not switches:  # what is observed now says nothing of a switch in years
-            return SchedulePlan(known.row, switches, None, None)
+            return SchedulePlan(known.row, switches, None, None, reports.left_out(known.schedule, now))
         known, observed = await self._observed(known)
         if known.problems:
             return SchedulePlan(known.row, (), None, None)
         steps, assumed = await self._forecast(known, known.schedule, observed, switches[0].at)
-        return SchedulePlan(known.row, switches, steps, assumed)
+        return SchedulePlan(known.row, switches, steps, assumed, reports.left_out(known.schedule, now))
 
     async def check(self, name: str) -> ScheduleCheck:
         """Return what the hypervisor says of each worker, and agents of each node; changes nothing."""

@@ -192,6 +192,9 @@ def plan(found: SchedulePlan) -> None:
     else:
         out.print()
         switches(found.switches, row.time_zone).print(out)
+    for switch in found.left_out:
+        day = when(switch.at, row.time_zone)
+        say(out, f"Phase {switch.phase} does not begin before {day}: the clocks skip the hour of its window then.")
     if found.forecast is not None:
         out.print()
         steps(out, found.forecast, row.time_zone, found.assumed)

@@ -34,7 +34,7 @@ def phase_unreachable(phase: str, line: str) -> Reason:
 
 
 def phases_overlap(phases: Sequence[str], at: str) -> Reason:
-    """It is not decided which of two phases holds."""
+    """It is not decided which of two phases holds. Changed clocks are no reason: of a missing hour the last counts."""
     names = " and ".join(phases)
     fix = "have the phases begin at different times"
     return Reason(ReasonCode.PHASES_OVERLAP, f"phases {names}", "begin at the same time", (Seen("", at),), fix)

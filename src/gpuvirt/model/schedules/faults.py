@@ -18,6 +18,7 @@ from gpuvirt.model.schedules.times import (
     CronLineError,
     ZoneError,
     moment,
+    nominal,
     starts_after,
     verify_line,
     zone_of,
@@ -128,7 +129,7 @@ def time_faults(phases: tuple[Phase, ...], zone: ZoneInfo, day: datetime) -> tup
 
 
 def _time_faults(phases: tuple[Phase, ...], zone: ZoneInfo, day: datetime) -> Iterator[Reason]:
-    begins: dict[datetime, Phase] = {}
+    begins: dict[tuple[datetime, datetime], Phase] = {}
     for phase in phases:
         starts = starts_after(phase.start, day, zone)
         first = next(starts, None)
@@ -138,7 +139,8 @@ def _time_faults(phases: tuple[Phase, ...], zone: ZoneInfo, day: datetime) -> It
         for start in (first, *islice(starts, MOST_SWITCHES)):
             if start > day + CHECKED:
                 break
-            other = begins.setdefault(start, phase)
+            # Only equal local times overlap: of an hour that spring leaves out, the last time counts (`Timeline`).
+            other = begins.setdefault((start, nominal(phase.start, start, zone)), phase)
             if other is not phase:
                 at = f"{start.astimezone(zone):%Y-%m-%d %H:%M} {zone.key}"
                 yield reasons.phases_overlap((other.name, phase.name), at)

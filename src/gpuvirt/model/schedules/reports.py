@@ -131,6 +131,8 @@ class SchedulePlan(msgspec.Struct, frozen=True):
     """None if no phase begins, or if the spec has faults."""
     assumed: Reason | None
     """Why the forecast assumes the VMs' power: the hypervisor gave no answer."""
+    left_out: tuple[Switch, ...] = ()
+    """The phases that do not begin, since spring leaves out the hour of their window, and the end of that hour."""
 
 
 class SwitchResult(msgspec.Struct, frozen=True):
@@ -224,6 +226,11 @@ def switch_rows(schedule: Schedule, now: datetime) -> tuple[SwitchRow, ...]:
 
     near = takewhile(is_near, timeline_of(schedule).switches(now))
     return tuple(SwitchRow(switch.at, switch.at - announce, switch.phase) for switch in near)
+
+
+def left_out(schedule: Schedule, now: datetime) -> tuple[Switch, ...]:
+    """Return the phases that spring leaves out in the next two weeks of a schedule without faults."""
+    return tuple(timeline_of(schedule).left_out(now, now + AHEAD))
 
 
 def unknown_reason(vms: VmsReading) -> Reason | None:

@@ -4,24 +4,25 @@ A cron line has the five fields of Vixie cron, as Debian's cron reads them (cron
 leaves out begins at the end of that hour, and a time in the hour that autumn repeats begins once, the first time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from cronsim import CronSim, CronSimError
 
-from gpuvirt.model.schedules.spec import PhaseName, Schedule
+from gpuvirt.model.schedules.spec import Phase, PhaseName, Schedule
 
 FIELDS = 5
 LONGEST_LINE = 200
 """The most characters of a cron line."""
 MARGIN = timedelta(hours=26)
 """Longer than any change of an offset from UTC: local times within it may come in another order than UTC's."""
+MINUTE = timedelta(minutes=1)
 NO_SWITCH_FOR = timedelta(hours=1)
-"""How long it is remembered that no start of `MOST_SWITCHES` changes the phase. No two phases begin in one minute."""
+"""How long it is remembered that no start of `MOST_SWITCHES` changes the phase. Two phases name no minute alike."""
 MOST_SWITCHES = 500
 """How many starts are looked through for one that changes the phase."""
 
@@ -74,6 +75,19 @@ def last_start(line: str, at: datetime, zone: ZoneInfo) -> datetime | None:
         if begin <= at:
             return begin
     return None
+
+
+def nominal(line: str, start: datetime, zone: ZoneInfo) -> datetime:
+    """Return the local time, without a zone, that a line names for a start: one that spring may leave out.
+
+    All times of such an hour begin at its end, so that they and that end have one order in this alone.
+    """
+    wall = start.astimezone(zone).replace(tzinfo=None)
+    before = (start - MINUTE).astimezone(zone).replace(tzinfo=None) + MINUTE
+    if before >= wall:
+        return wall
+    named = next(CronSim(line, wall + MINUTE, reverse=True))
+    return named if named >= before else wall
 
 
 def moment(local: datetime, zone: ZoneInfo) -> datetime:
@@ -137,16 +151,32 @@ class Timeline:
         for begin, end, phase in reversed(self._overrides):
             if begin <= now < end:
                 return Switch(begin, phase)
-        begun = (
-            (last, -position, phase.name)
-            for position, phase in enumerate(self._phases)
-            if (last := last_start(phase.start, now, self.zone)) is not None
-        )
-        latest = max(begun, default=None)
-        if latest is None:
+        begun = [
+            (last, phase) for phase in self._phases if (last := last_start(phase.start, now, self.zone)) is not None
+        ]
+        at = max((last for last, _ in begun), default=None)
+        if at is None:
             return None
-        resumed = (end for _, end, _ in self._overrides if latest[0] < end <= now)
-        return Switch(max((latest[0], *resumed)), latest[2])
+        latest = self._last_named(at, [phase for last, phase in begun if last == at])
+        resumed = (end for _, end, _ in self._overrides if at < end <= now)
+        return Switch(max((at, *resumed)), latest.name)
+
+    def _last_named(self, at: datetime, phases: Sequence[Phase]) -> Phase:
+        """Return the phase that holds of those that begin at one moment.
+
+        That is several only at the end of an hour that spring leaves out: a window within that hour is left out.
+        """
+        if len(phases) == 1:
+            return phases[0]
+        return max(phases, key=lambda phase: nominal(phase.start, at, self.zone))
+
+    def left_out(self, now: datetime, until: datetime) -> Iterator[Switch]:
+        """Yield the beginnings of phases in a time that are left out with an hour that spring leaves out."""
+        for at in islice(takewhile(lambda at: at <= until, self._boundaries(now)), MOST_SWITCHES):
+            phases = [phase for phase in self._phases if last_start(phase.start, at, self.zone) == at]
+            if len(phases) > 1:
+                last = self._last_named(at, phases)
+                yield from (Switch(at, phase.name) for phase in phases if phase is not last)
 
     def switches(self, now: datetime) -> Iterator[Switch]:
         """Yield the moments after `now` at which another phase begins."""
