@@ -8,15 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.pci import GRACE_DRIVER
 from gpuvirt.hardware.access.tools import HostTools, ToolError
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.change.driverplanning import plan_units
+from gpuvirt.model.change.driverplanning import plan_return, plan_units
 from gpuvirt.model.change.nativedrivers import alias_of
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.devices.platform import Cpu, PlatformSpec
 from gpuvirt_sim.files.tree import Link, constant
 from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
 from gpuvirt_sim.programs.tools import SimTools
@@ -76,6 +78,47 @@ def test_a_variant_driver_is_used_where_its_alias_matches_the_gpu(host_of: Calla
     seen = driver_state(host.change_host, NOBODY)
     assert seen.best_drivers == dict.fromkeys(seen.inventory.gpus, "nvgrace_gpu_vfio_pci")
     assert gpu in seen.best_drivers
+
+
+GH200 = PciAddress("0009:01:00.0")
+
+
+def grace_host(tmp_path: Path, driver: str, *modules: str) -> PlannedHost:
+    slots = (SlotSpec(at=GH200, board="GH200", group=9, numa=0, driver=driver),)
+    platform = PlatformSpec(cpu=Cpu.ARM, available=("vfio-pci", *modules))
+    return PlannedHost(build_host(HostSpec(about="a GH200", slots=slots, platform=platform)), tmp_path)
+
+
+def test_a_grace_gpu_is_not_bound_to_vfio_pci(tmp_path: Path) -> None:
+    """A VM would get it without its memory."""
+    host = grace_host(tmp_path, "native")
+    assert host.refused(DesiredDriver.PASSTHROUGH, GH200) == {ReasonCode.GRACE_DRIVER_MISSING}
+    (plan,) = host.plans(DesiredDriver.PASSTHROUGH, GH200, orders=replace(NOBODY, grace_without_driver=True))
+    assert (plan.refusals, plan.steps[-1].text) == ((), f"{GH200}: probe, for vfio-pci")
+    (plan,) = host.plans(DesiredDriver.PASSTHROUGH, GH200, orders=replace(NOBODY, forced=True))
+    assert plan.refusals == ()
+
+
+def test_a_grace_gpu_is_bound_to_the_driver_that_passes_its_memory(tmp_path: Path) -> None:
+    host = grace_host(tmp_path, "native", GRACE_DRIVER)
+    assert host.move(DesiredDriver.PASSTHROUGH, GH200) == ()
+    assert host.tools.loaded == [GRACE_DRIVER]
+    assert host.kernel.pci.functions[GH200].driver == GRACE_DRIVER
+
+
+def test_a_grace_driver_that_is_built_into_the_kernel_needs_no_alias(tmp_path: Path) -> None:
+    host = grace_host(tmp_path, "native")
+    host.kernel.pci.add_driver(GRACE_DRIVER)
+    assert host.move(DesiredDriver.PASSTHROUGH, GH200) == ()
+    assert host.kernel.pci.functions[GH200].driver == GRACE_DRIVER
+
+
+def test_a_grace_gpu_that_was_on_vfio_pci_gets_it_back_when_its_return_fails(tmp_path: Path) -> None:
+    host = grace_host(tmp_path, "vfio-pci")
+    state = driver_state(host.change_host)
+    host.kernel.rebind(GH200, None)
+    unit = state.inventory.gpus[GH200].unit
+    assert plan_return(driver_state(host.change_host), unit, {GH200: True}).refusals == ()
 
 
 def test_a_gpu_with_vgpus_is_not_unbound(t4: PlannedHost) -> None:

@@ -138,6 +138,15 @@ BAD = {
         lambda: host(PlatformSpec(cmdline="intel_iommu=on module_blacklist=nouveau,vfio_pci")),
         FindingCode.VFIO_BLOCKED, Level.ERROR, "module_blacklist=nouveau,vfio_pci", "remove module_blacklist=",
     ),
+    "a Grace GPU without its driver": Bad(
+        lambda: host(PlatformSpec(cpu=Cpu.ARM), "2xGH200", driver="native"),
+        ReasonCode.GRACE_DRIVER_MISSING, Level.ERROR, "modules.dep: lacks nvgrace_gpu_vfio_pci",
+        "boot a kernel with nvgrace_gpu_vfio_pci",
+    ),
+    "a Grace GPU on vfio-pci beside its driver": Bad(
+        lambda: host(PlatformSpec(cpu=Cpu.ARM, available=("nvgrace_gpu_vfio_pci",)), "2xGH200", driver="vfio-pci"),
+        ReasonCode.GRACE_DRIVER_MISSING, Level.ERROR, "/driver: vfio-pci", "gpuvirt vfio unbind 0009:01:00.0, then",
+    ),
     "nvidia was faster than vfio-pci": Bad(
         lambda: host(with_file("/etc/modprobe.d/v.conf", "options vfio-pci ids=10de:2236,1234:5\n"), driver="native"),
         FindingCode.IDS_NOT_BOUND, Level.WARNING, "/etc/modprobe.d/v.conf: ids=10de:2236", "softdep nvidia pre:",

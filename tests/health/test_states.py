@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.pci import GRACE_DRIVER
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.files.blocking import WouldBlock
 from tests.node.simnode import SimNode, running_node
@@ -140,3 +142,24 @@ async def test_an_allocated_gpu_that_was_rebound_stays_listed_until_the_pod_ends
     await two_a10.advance(2)
     assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}
     assert two_a10.reasons(FIRST) == [ReasonCode.DRIVER_CHANGED]
+
+
+GH200 = PciAddress("0009:01:00.0")
+
+
+async def test_a_grace_gpu_on_vfio_pci_is_unhealthy_unless_a_pod_has_it(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xGH200")
+    kernel.rebind(GH200, "vfio-pci")
+    async with running_node(kernel, tmp_path / "one") as node:
+        ((name, devices),) = node.offered.items()
+        assert devices[GH200] is False
+        assert node.reasons(GH200) == [ReasonCode.GRACE_DRIVER_MISSING]
+        node.kernel.rebind(GH200, GRACE_DRIVER)
+        await node.advance(2)
+        node.hold(name, GH200)
+        await node.report_account()
+        node.kernel.rebind(GH200, "vfio-pci")
+        await node.advance(5)
+        assert node.offered[name][GH200] is True, "a restarted kubelet would reject the pod that runs with it"
+    async with running_node(kernel, tmp_path / "two", Settings(grace_without_driver=True)) as node:
+        assert node.offered[name][GH200] is True

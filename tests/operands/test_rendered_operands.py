@@ -156,6 +156,17 @@ def test_the_policy_sets_whether_a_gpu_must_be_reset_between_pods(setting: Plain
     assert documents.parse(written.data["node.yaml"], Settings, where="node.yaml").require_reset is expected
 
 
+def test_the_policy_permits_grace_gpus_without_their_driver() -> None:
+    setting: Plain = {"graceWithoutDriver": True}
+    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": setting}), INPUTS)
+    (written,) = (
+        manifest
+        for manifest in found.manifests
+        if isinstance(manifest, ConfigMap) and manifest.metadata.name == "gpuvirt-node"
+    )
+    assert documents.parse(written.data["node.yaml"], Settings, where="node.yaml").grace_without_driver
+
+
 def test_the_policy_names_resources_without_gpus() -> None:
     setting: Plain = {"resourcesWithoutGpus": ["example.com/nic"]}
     found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": setting}), INPUTS)

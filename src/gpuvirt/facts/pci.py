@@ -17,6 +17,11 @@ INTEL = 0x8086
 VFIO_DRIVERS = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci", "xe_vfio_pci"})
 """The VFIO drivers of kernels before 6.1, which do not list VFIO devices; newer kernels have `vfio-dev/`."""
 
+GRACE_DRIVER = "nvgrace_gpu_vfio_pci"
+"""The VFIO driver that passes a Grace GPU's memory to a VM; with vfio-pci the VM gets the GPU without it."""
+GRACE_IDS = frozenset(PciId(NVIDIA, device) for device in (0x2342, 0x2345, 0x2348, 0x2941, 0x31C2))
+"""The functions that the driver is made for (the kernel's drivers/vfio/pci/nvgrace-gpu/main.c)."""
+
 GROUP_FRIENDLY_DRIVERS = VFIO_DRIVERS | {"pci-stub", "pcieport", "mlx5_vfio_pci", "virtio_vfio_pci"}
 """Drivers that leave a function's DMA to the owner of its IOMMU group (`driver_managed_dma` in the kernel)."""
 
@@ -113,6 +118,16 @@ class PciFunction(msgspec.Struct, frozen=True):
         if not isinstance(self.driver, str):
             return False
         return self.driver in VFIO_DRIVERS or (bool(self.cdevs) and self.driver != VENDOR_VFIO_DRIVER)
+
+    @property
+    def driver_name(self) -> str | None:
+        """The driver for texts; None also where it could not be read."""
+        return self.driver if isinstance(self.driver, str) else None
+
+    @property
+    def needs_grace_driver(self) -> bool:
+        """Whether a VM gets the function's memory only by the driver for Grace GPUs."""
+        return self.id in GRACE_IDS and self.physfn is None
 
     @property
     def is_idle(self) -> bool:

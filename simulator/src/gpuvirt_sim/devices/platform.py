@@ -3,6 +3,7 @@
 By default everything is healthy, so that a host file contains only the faults.
 """
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuvirt.facts.ids import PciAddress, parse_pci_address
+from gpuvirt.facts.pci import GRACE_DRIVER, GRACE_IDS
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.function import resource
 from gpuvirt_sim.devices.pci import PciBus
@@ -86,7 +88,7 @@ class PlatformSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     modules: tuple[str, ...] | None = None
     """Loaded modules; by default VFIO's, KVM's and those of the drivers that are bound to a function."""
     available: tuple[str, ...] = ("vfio-pci", "vfio_iommu_type1", "nouveau", "kvm-intel", "kvm-amd")
-    """Modules that can be loaded."""
+    """Modules that can be loaded. With `nvgrace_gpu_vfio_pci` the driver for Grace GPUs is the best for them."""
     console: str | None = None
     """The address of the GPU on which the firmware shows its screen."""
     screen: str = "EFI VGA"
@@ -153,6 +155,8 @@ def place_platform(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) 
             ),
         },
     )
+    if GRACE_DRIVER in spec.available:
+        _texts(tree, {f"/lib/modules/{spec.release}/modules.alias": "\n".join(_aliases())})
     tree.place(HostPath("/dev/null"), DeviceNode(NULL))
     if spec.kvm:
         tree.place(HostPath("/dev/kvm"), DeviceNode(KVM))
@@ -162,6 +166,13 @@ def place_platform(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) 
     for path, text in BOOT_FILES[spec.boot].items():
         tree.place(HostPath(path), _text(text))
     _change(tree, spec)
+
+
+def _aliases() -> Iterator[str]:
+    """Yield the lines of modules.alias: the driver for Grace GPUs, and the native one of all of NVIDIA's."""
+    yield from (f"alias pci:v000010DEd*sv*sd*bc03sc{sub}i00* nvidia" for sub in ("00", "02"))
+    for found in sorted(GRACE_IDS, key=str):
+        yield f"alias vfio_pci:v{found.vendor:08X}d{found.device:08X}sv*sd*bc*sc*i* {GRACE_DRIVER}"
 
 
 def _change(tree: Tree, spec: PlatformSpec) -> None:

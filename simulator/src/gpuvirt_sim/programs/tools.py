@@ -11,6 +11,7 @@ from pathlib import Path
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.hardware.access.tools import Ended, HostTools, Program
+from gpuvirt.hardware.functions.modules import read_aliases
 from gpuvirt_sim.devices.function import SimFunction, uevent_text
 from gpuvirt_sim.files.durations import Operation
 from gpuvirt_sim.kernel import SimKernel
@@ -97,7 +98,7 @@ class SimTools:
         (module,) = modules
         dry_run = bool({"-n", "--dry-run"} & set(arguments))
         module = self._driver_of_alias(module) if module.startswith("pci:") else module
-        if module not in self._modules:
+        if module not in self._modules and f" {module}\n" not in f"{read_aliases(self._kernel)}\n":
             return Ended(1, "", f"modprobe: FATAL: Module {module} not found")
         if dry_run:
             return FINE

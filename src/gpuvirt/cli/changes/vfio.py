@@ -55,7 +55,8 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="After a confirmation, unbind a GPU that processes of the host use; never a GPU of a pod or VM.",
+        help="After a confirmation, unbind a GPU that processes of the host use, or bind a Grace GPU without the driver"
+        " for its memory; never a GPU of a pod or VM.",
     ),
 ]
 

@@ -171,6 +171,13 @@ class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
             " is rebooted. If unset: true."
         ),
     ] = None
+    grace_without_driver: Annotated[
+        bool | None,
+        Meta(
+            description="Whether a Grace GPU is bound to vfio-pci and offered where the host lacks"
+            " nvgrace_gpu_vfio_pci. A VM then gets it without its memory. If unset: false."
+        ),
+    ] = None
     resources_without_gpus: Annotated[
         tuple[str, ...] | None,
         Meta(

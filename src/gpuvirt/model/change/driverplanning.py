@@ -59,7 +59,7 @@ def plan_return(state: UnitState, unit: UnitId, before: Mapping[PciAddress, bool
     `before` has whether each function was on a VFIO driver. A function gets back the driver, and so the tenants, that
     it had before the change: no reset is required.
     """
-    state = replace(state, former=replace(state.former, required=False))
+    state = replace(state, former=replace(state.former, required=False), grace_without_driver=True)
     touched = [address for address in sorted(before) if address in state.inventory.facts.functions]
     to_vfio = [address for address in touched if before[address] and not state.function(address).on_vfio]
     to_native = [address for address in touched if not before[address] and _lacks_native_driver(state, address)]

@@ -15,7 +15,7 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.change.nativedrivers import native_driver, pinned_to_vfio
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory.isolation import group_blockers
-from gpuvirt.model.reasons import Reason, Seen, nativerefusals, refusals
+from gpuvirt.model.reasons import Reason, Seen, nativerefusals, refusals, unhealthy
 
 
 def driver_refusals(
@@ -68,6 +68,9 @@ def _why_not_to_vfio(state: UnitState, address: PciAddress) -> Iterator[Reason]:
         yield refusals.fell_off_bus(address, address)
     if (use := state.host_uses.get(address)) is not None:
         yield refusals.used_by_host(address, use)
+    if function.needs_grace_driver and address not in state.best_drivers and not state.grace_without_driver:
+        found = Seen("modules.alias", "names no driver for it, or could not be read")
+        yield unhealthy.grace_driver_missing(address, address, function.driver_name, found)
     if function.driver is None and (users := _vfio_users(state, function)):
         yield refusals.unbind_pending(address, users, certain=False)
     yield from _vgpus_and_vfs(state, function)

@@ -49,6 +49,8 @@ class UnitState(msgspec.Struct, frozen=True):
     """Functions of other slots that may move with a GPU of their group, by the admin's list."""
     former: FormerTenants = msgspec.field(default_factory=FormerTenants)
     """The last tenants of GPUs in this boot."""
+    grace_without_driver: bool = False
+    """Whether a Grace GPU may be bound to vfio-pci, which does not pass its memory to a VM."""
     forced: bool = False
     """Whether functions move although processes use them natively. Pods and users of VFIO always prevent a move."""
     gpu_states: Mapping[PciAddress, GpuState] = msgspec.field(default_factory=dict)

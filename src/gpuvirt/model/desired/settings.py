@@ -163,6 +163,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     With `false` the next pod gets it, with the memory that the last one left in it.
     """
+    grace_without_driver: bool = False
+    """Whether a Grace GPU is bound to vfio-pci and offered where the host lacks `nvgrace_gpu_vfio_pci`.
+
+    A VM then gets the GPU without its memory, which NVIDIA's driver in the VM does not accept.
+    """
     resources_without_gpus: tuple[str, ...] = ()
     """Resources of other device plugins, and DRA drivers, that are no GPUs: `example.com/nic`, or all of a domain:
     `example.com`, `*.example.com`.

@@ -48,6 +48,7 @@ CHECKS: tuple[Check, ...] = (
     Check(Area.IOMMU, iommu.interrupt_remapping, for_vms=True),
     Check(Area.IOMMU, iommu.shared_groups, for_vms=True),
     Check(Area.DRIVERS, drivers.vfio_modules, for_vms=True),
+    Check(Area.DRIVERS, drivers.grace_driver, for_vms=True),
     Check(Area.DRIVERS, drivers.modprobe_rules),
     Check(Area.DRIVERS, drivers.group_viability),
     Check(Area.DRIVERS, drivers.fighting_drivers),

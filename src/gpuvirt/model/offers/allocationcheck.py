@@ -39,7 +39,15 @@ def why_refused(
             or next(_node_changes(before, now, device), None)
         )
     changed = changed or _member_change(before, fresh, device)
-    return changed or next(symptoms(now, _NO_ALLOCATED_DEVICES, device, former, allocations_known=True), None)
+    against = symptoms(
+        now,
+        _NO_ALLOCATED_DEVICES,
+        device,
+        former,
+        allocations_known=True,
+        grace_without_driver=settings.grace_without_driver,
+    )
+    return changed or next(against, None)
 
 
 def why_unseen(fresh: FreshFacts, device: Candidate) -> Reason | None:

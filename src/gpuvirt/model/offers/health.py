@@ -132,6 +132,7 @@ def symptoms(
     former: FormerTenants,
     *,
     allocations_known: bool,
+    grace_without_driver: bool,
 ) -> Iterator[Reason]:
     """Yield the symptoms that an inventory shows for a device; `former` are the last tenants of GPUs."""
     facts, carrier = inventory.facts, inventory.facts.functions.get(candidate.carrier)
@@ -140,10 +141,8 @@ def symptoms(
     gpu = facts.functions.get(candidate.target.gpu)
     if gpu is not None and gpu is not carrier and (gpu.fell_off_bus or gpu.unread):
         yield from function_symptoms(gpu, candidate.id)
-    if gpu is not None and former.required and candidate.target not in allocated_devices.by_target:
-        desired = TenantKind.VM if candidate.target.vgpu is None else TenantKind.NATIVE
-        if (unreset := former.why_withheld(facts.functions, gpu.address, desired)) is not None:
-            yield unreset
+    if gpu is not None and candidate.target not in allocated_devices.by_target:
+        yield from _against_next_pod(facts, candidate, gpu, former, grace_without_driver=grace_without_driver)
     if candidate.group is None:
         return
     missing = _missing_node(inventory, candidate.group)
@@ -153,6 +152,21 @@ def symptoms(
         yield from _group_symptoms(inventory, candidate, others)
     if allocations_known and candidate.group not in allocated_devices.by_group:
         yield from _user_symptoms(facts, candidate.id, candidate.group)
+
+
+def _against_next_pod(
+    facts: Facts, candidate: Candidate, gpu: PciFunction, former: FormerTenants, *, grace_without_driver: bool
+) -> Iterator[Reason]:
+    """Yield the symptoms that keep a device from its next pod only.
+
+    A pod that has the device keeps it: a restarted kubelet would reject the pod if its device were unhealthy.
+    """
+    is_whole = candidate.target.vgpu is None
+    desired = TenantKind.VM if is_whole else TenantKind.NATIVE
+    if former.required and (unreset := former.why_withheld(facts.functions, gpu.address, desired)) is not None:
+        yield unreset
+    if is_whole and gpu.needs_grace_driver and gpu.driver == "vfio-pci" and not grace_without_driver:
+        yield unhealthy.grace_driver_missing(candidate.id, gpu.address, gpu.driver_name)
 
 
 def _user_symptoms(facts: Facts, subject: str, group: IommuGroup) -> Iterator[Reason]:

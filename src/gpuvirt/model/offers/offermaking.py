@@ -108,7 +108,16 @@ def make_offers(
     }
     kept_ids = {str(candidate.id) for candidate in kept}
     seen = {
-        key: tuple(symptoms(inventory, allocated, device, inputs.former, allocations_known=inputs.allocations_known))
+        key: tuple(
+            symptoms(
+                inventory,
+                allocated,
+                device,
+                inputs.former,
+                allocations_known=inputs.allocations_known,
+                grace_without_driver=inputs.settings.grace_without_driver,
+            )
+        )
         for key, device in by_key.items()
     } | {_key(candidate): (reason,) for candidate, reason in kept.items()}
     verdict = judge(before.verdict, seen, inputs.now_s)

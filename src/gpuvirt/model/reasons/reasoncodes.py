@@ -98,6 +98,12 @@ class ReasonCode(Code):
     GROUP_NOT_VIABLE = _unhealthy(
         "GroupNotViable", "a function of the IOMMU group is bound to a host driver, or is about to be"
     )
+    GRACE_DRIVER_MISSING = _unhealthy(
+        "GraceDriverMissing",
+        "a Grace GPU is, or would be, bound to vfio-pci: only `nvgrace_gpu_vfio_pci` passes its memory to a VM. The"
+        " setting `grace_without_driver` permits it",
+        Level.ERROR,
+    )
     FELL_OFF_BUS = _unhealthy("FellOffBus", "the configuration space of the function reads as 0xffff", Level.ERROR)
     UNREAD = _unhealthy(
         "Unread",

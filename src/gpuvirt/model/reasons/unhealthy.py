@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import is_mdev_uuid
+from gpuvirt.facts.pci import GRACE_DRIVER
 from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, opened_by
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
@@ -35,6 +36,23 @@ def group_not_viable(device: str, group: int | None, spoiling: Sequence[tuple[st
     fix = "bind all functions of the group to vfio-pci, or unbind them"
     seen = tuple(driver_link(address, driver) for address, driver in spoiling[:1])
     return Reason(ReasonCode.GROUP_NOT_VIABLE, device, message, seen, fix)
+
+
+def grace_driver_missing(
+    device: str, address: str, driver: str | None, *seen: Seen, has_driver: bool = False
+) -> Reason:
+    """A VM would get a Grace GPU without its memory; `has_driver`: the host has the driver that passes it."""
+    lacks = f"gives a VM no memory of a Grace GPU, which only {GRACE_DRIVER} passes to it"
+    is_bound = driver == "vfio-pci"
+    message = f"is bound to vfio-pci, which {lacks}" if is_bound else f"can't be bound for VMs: vfio-pci {lacks}"
+    fix = (
+        *(() if has_driver else (f"boot a kernel with {GRACE_DRIVER} (Linux 6.9, CONFIG_NVGRACE_GPU_VFIO_PCI)",)),
+        *((f"gpuvirt vfio unbind {address}",) if is_bound else ()),
+        f"gpuvirt vfio bind {address}",
+    )
+    but = "; the setting `grace_without_driver: true` offers the GPU without its memory"
+    places = (driver_link(address, driver), *seen)
+    return Reason(ReasonCode.GRACE_DRIVER_MISSING, device, message, places, ", then ".join(fix) + but)
 
 
 def in_use_elsewhere(device: str, users: Sequence[OpenDeviceUser], *seen: Seen) -> Reason:

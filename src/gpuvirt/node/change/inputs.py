@@ -25,6 +25,8 @@ class Inputs(msgspec.Struct, frozen=True):
     """Whether a GPU may be taken from processes of the host that use it natively."""
     require_reset: bool = True
     """Whether a GPU that a VM had returns to the host only if the kernel can reset it."""
+    grace_without_driver: bool = False
+    """Whether a Grace GPU may be bound to vfio-pci where the host lacks the driver for its memory."""
     driver_may_come: bool = False
     """Whether a driver container may still load NVIDIA's driver."""
 

@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
-from gpuvirt.facts.pci import FunctionKind, PciFunction
+from gpuvirt.facts.pci import GRACE_DRIVER, FunctionKind, PciFunction
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
@@ -158,9 +158,11 @@ class HostObservation(msgspec.Struct, frozen=True):
         units = (members for members in self.inventory.units.values() if not set(gpus).isdisjoint(members))
         functions = [facts.functions[member] for members in units for member in members]
         aliases = modules.read_aliases(kernel)
-        best = {gpu.address: best_vfio_driver(aliases, gpu) for gpu in functions if gpu.kind is FunctionKind.GPU}
-        addresses = [function.address for function in functions]
         drivers = modules.loaded_drivers(kernel)
+        best = {gpu.address: best_vfio_driver(aliases, gpu) for gpu in functions if gpu.kind is FunctionKind.GPU}
+        if GRACE_DRIVER in drivers:  # modules.alias has no drivers that are built into the kernel
+            best |= {function.address: GRACE_DRIVER for function in functions if function.needs_grace_driver}
+        addresses = [function.address for function in functions]
         away = [
             function
             for function in functions
@@ -179,6 +181,7 @@ class HostObservation(msgspec.Struct, frozen=True):
             pinned=driverctl.read_pins(kernel, addresses),
             driver_may_come=self.inputs.driver_may_come,
             allowed=self.inputs.allowed,
+            grace_without_driver=self.inputs.grace_without_driver or self.inputs.forced,
             forced=self.inputs.forced,
         )
 

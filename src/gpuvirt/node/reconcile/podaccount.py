@@ -113,6 +113,7 @@ class PodAccount:
             lambda _: account,
             self._state.ledger.type_names,
             require_reset=self._state.terms.settings.require_reset,
+            grace_without_driver=self._state.terms.settings.grace_without_driver,
             driver_may_come=self._state.memory.desired.follows_cluster,
             readings=late_readings,
         )

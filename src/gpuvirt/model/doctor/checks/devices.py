@@ -6,7 +6,9 @@ from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, number_of_gpus, of_reason
 from gpuvirt.model.reasons import Reason, ReasonCode
 
-OF_OTHER_CHECKS = frozenset({ReasonCode.GROUP_NOT_VIABLE, ReasonCode.NO_VGPUS, ReasonCode.VFS_ENABLED})
+OF_OTHER_CHECKS = frozenset(
+    {ReasonCode.GRACE_DRIVER_MISSING, ReasonCode.GROUP_NOT_VIABLE, ReasonCode.NO_VGPUS, ReasonCode.VFS_ENABLED}
+)
 """Reasons that other checks report in more detail, under the same code."""
 
 

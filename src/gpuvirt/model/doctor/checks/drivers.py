@@ -4,18 +4,18 @@ import re
 from collections.abc import Iterable, Iterator
 
 from gpuvirt.facts.ids import PciId, parse_pci_id, slot_of
-from gpuvirt.facts.pci import AMD, NVIDIA, PciFunction, Unread
+from gpuvirt.facts.pci import AMD, GRACE_DRIVER, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.doctor.bootloader import drop_arguments, remake_initramfs, set_arguments
 from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.findings import Finding, fine, problem, seen, unread
+from gpuvirt.model.doctor.findings import Finding, fine, number_of_gpus, of_reason, problem, seen, unread
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.reasons.unhealthy import KEEPS_MEMORY, NO_RESET_METHOD
+from gpuvirt.model.reasons.unhealthy import KEEPS_MEMORY, NO_RESET_METHOD, grace_driver_missing
 from gpuvirt.paths import HostPath
 
 SYSFB_INIT = (5, 15)
@@ -62,6 +62,26 @@ def vfio_modules(evidence: Evidence) -> Iterator[Finding]:
                 "or boot a kernel with CONFIG_VFIO_PCI and CONFIG_VFIO_IOMMU_TYPE1",
             ),
         )
+
+
+def grace_driver(evidence: Evidence) -> Iterator[Finding]:
+    """Each Grace GPU is on the VFIO driver that passes its memory to a VM, or that driver can be loaded."""
+    setup = evidence.setup
+    grace = [gpu.function for gpu in evidence.inventory.gpus.values() if gpu.function.needs_grace_driver]
+    lists = (setup.modules, setup.builtin_modules, setup.available_modules)
+    has_driver = any(GRACE_DRIVER in modules.known for modules in lists)
+    lacking = [function for function in grace if function.driver == "vfio-pci" or not (has_driver or function.on_vfio)]
+    if grace and not lacking:
+        yield fine(f"{number_of_gpus(len(grace))} of Grace", f"have {GRACE_DRIVER}, or can get it")
+    is_unread = any(isinstance(modules.names, Unread) for modules in lists)
+    for function in lacking:
+        if is_unread and function.driver != "vfio-pci":
+            yield unread(function.address, f"needs {GRACE_DRIVER}; the list of modules could not be read", *lists)
+        else:
+            found = Seen(setup.available_modules.path, f"{'has' if has_driver else 'lacks'} {GRACE_DRIVER}")
+            address, driver = function.address, function.driver_name
+            reason = grace_driver_missing(address, address, driver, found, has_driver=has_driver)
+            yield of_reason(reason, Level.WARNING if evidence.settings.grace_without_driver else reason.code.level)
 
 
 def modprobe_rules(evidence: Evidence) -> Iterator[Finding]:
