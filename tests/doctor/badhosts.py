@@ -179,11 +179,11 @@ BAD = {
     ),
     "the console on a GPU": Bad(
         lambda: host(PlatformSpec(console=GPU)),
-        FindingCode.BOOT_CONSOLE, Level.WARNING, "fb0/name: EFI VGA", "initcall_blacklist=sysfb_init",
+        ReasonCode.BOOT_CONSOLE, Level.WARNING, "fb0/name: EFI VGA", "initcall_blacklist=sysfb_init",
     ),
     "the console on a GPU, older kernel": Bad(
         lambda: host(PlatformSpec(console=GPU, release="5.14.0-427.el9.x86_64")),
-        FindingCode.BOOT_CONSOLE, Level.WARNING, f"{FOLDER}/boot_vga: 1", "video=efifb:off",
+        ReasonCode.BOOT_CONSOLE, Level.WARNING, f"{FOLDER}/boot_vga: 1", "video=efifb:off",
     ),
     "no reset": Bad(
         lambda: host(PlatformSpec(without_reset=(GPU,))),

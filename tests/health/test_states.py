@@ -8,7 +8,9 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.pci import GRACE_DRIVER
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.paths import HostPath
 from gpuvirt_sim.files.blocking import WouldBlock
+from gpuvirt_sim.files.tree import Link, constant
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 
@@ -163,3 +165,15 @@ async def test_a_grace_gpu_on_vfio_pci_is_unhealthy_unless_a_pod_has_it(simulate
         assert node.offered[name][GH200] is True, "a restarted kubelet would reject the pod that runs with it"
     async with running_node(kernel, tmp_path / "two", Settings(grace_without_driver=True)) as node:
         assert node.offered[name][GH200] is True
+
+
+async def test_a_gpu_that_shows_the_console_is_unhealthy_until_it_does_not(two_a10: SimNode) -> None:
+    tree, folder = two_a10.kernel.tree, two_a10.kernel.pci.functions[FIRST].folder
+    tree.place(HostPath(f"{folder}/boot_vga"), constant("1"))
+    tree.place(HostPath("/sys/class/graphics/fb0/device"), Link("../../../efi-framebuffer.0"))
+    await two_a10.advance(61)
+    assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}
+    assert two_a10.reasons(FIRST) == [ReasonCode.BOOT_CONSOLE]
+    tree.remove(HostPath("/sys/class/graphics/fb0"))
+    await two_a10.advance(61)
+    assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}

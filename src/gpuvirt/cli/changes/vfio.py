@@ -83,7 +83,7 @@ def status(
     seen = observe(here.change_host, here.inputs).host_state()
     # Each GPU is planned alone, so that its row has the refusals that other GPUs of its IOMMU group cause.
     rows = [(gpu, plan_units(seen, {gpu: DesiredDriver.PASSTHROUGH})[0]) for gpu in sorted(seen.inventory.gpus)]
-    vfiorender.status(seen, rows, output=output)
+    vfiorender.status(seen, rows, here.unfit, output=output)
 
 
 @app.command("bind")
@@ -194,7 +194,10 @@ def _would(host: Host, plan: Plan, desired: DesiredUnit) -> VfioResult:
     """Return the result that a plan expects, with the refusals of an agent that keeps a GPU in another mode."""
     kept = {gpu: host.managed[gpu] for gpu in desired if gpu in host.managed}
     managed = [refusals.managed(gpu, mode) for gpu, mode in kept.items() if driver_of(mode) is not desired[gpu].driver]
-    reasons = (*managed, *plan.reasons)
+    idle = [gpu for gpu, target in desired.items() if target.driver is DesiredDriver.PASSTHROUGH and not plan.steps]
+    # A GPU that is bound already, and that no VM could use, is not reported as done.
+    unfit = [reason for gpu in idle for reason in host.unfit.get(gpu, ())]
+    reasons = tuple(dict.fromkeys((*managed, *plan.reasons, *unfit)))
     steps = () if reasons else tuple(step.text for step in plan.steps)
     return VfioResult(plan.unit, tuple(desired), steps, reasons, plan.drivers.notes)
 

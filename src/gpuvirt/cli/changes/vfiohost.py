@@ -14,12 +14,26 @@ from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, parse_pci_address
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.offers.view import GpuView, NodeView
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.changehost import ChangeHost, change_host_of
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
+
+UNFIT = frozenset(
+    {
+        ReasonCode.BOOT_CONSOLE,
+        ReasonCode.FELL_OFF_BUS,
+        ReasonCode.GRACE_DRIVER_MISSING,
+        ReasonCode.GROUP_NOT_VIABLE,
+        ReasonCode.NODE_MISSING,
+        ReasonCode.UNREAD,
+    }
+)
+"""Reasons for which a GPU on a VFIO driver is of no use to any VM. A GPU that is in use, or that its last VM has left
+its memory in, is bound for VMs all the same."""
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -29,6 +43,8 @@ class Host(msgspec.Struct, frozen=True):
     inputs: Inputs
     managed: Mapping[PciAddress, str]
     """The modes that the agent keeps GPUs in."""
+    unfit: Mapping[PciAddress, tuple[Reason, ...]]
+    """Why a VM could not use a GPU that is bound for VMs, as `gpuvirt devices` prints it."""
     vgpu_configs: Mapping[PciAddress, str]
     """The vGPU configs that the agent keeps applied."""
     agent_folder: Path
@@ -54,11 +70,16 @@ def host(
     change_host = change_host_of(account.kernel, account.roots, account.kubelet)
     view = _view(account.roots, account.kubelet, change_host)
     managed = {gpu.address: gpu.desired for gpu in view.gpus if gpu.desired is not None and view.agent is not None}
+    unfit = {gpu.address: found for gpu in view.gpus if (found := _unfit(gpu))}
     vgpu_configs = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
     names = snapshot.read_ledger(*account.ledgers).names
     allowed = frozenset(parsed(also))
     inputs = Inputs(account.account, names, allowed, force, require_reset, readings=account.readings)
-    return Host(change_host, inputs, managed, vgpu_configs, account.roots.local(options.LEDGER).parent)
+    return Host(change_host, inputs, managed, unfit, vgpu_configs, account.roots.local(options.LEDGER).parent)
+
+
+def _unfit(gpu: GpuView) -> tuple[Reason, ...]:
+    return tuple(reason for reason in gpu.reasons if reason.code in UNFIT) if gpu.healthy is False else ()
 
 
 def _view(roots: HostRoots, kubelet: KubeletPaths, change_host: ChangeHost) -> NodeView:

@@ -93,7 +93,7 @@ def _manage(
 ) -> None:
     if every == (device_id is not None):
         raise typer.BadParameter("give exactly one of --all and --device-id")
-    host = vfiohost.host(account)
+    host = replace(vfiohost.host(account), unfit={})  # NVIDIA's program succeeds for a GPU that is bound already
     if device_id is not None and (why := _why_skipped(host, device_id, nvswitches=nvswitches)) is not None:
         typer.echo(f"{device_id}: {why}", err=True)
         return

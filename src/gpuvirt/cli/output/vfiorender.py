@@ -1,6 +1,6 @@
 """The output of `gpuvirt vfio`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import msgspec
@@ -49,9 +49,15 @@ class VfioGpu(msgspec.Struct, frozen=True):
     reasons: tuple[Reason, ...]
 
 
-def status(seen: UnitState, rows: Iterable[tuple[PciAddress, DriverPlan]], *, output: Output) -> None:
-    """Print the driver of each GPU, and whether it is or could be bound for VMs."""
-    shown = [_row(seen, address, plan) for address, plan in rows]
+def status(
+    seen: UnitState,
+    rows: Iterable[tuple[PciAddress, DriverPlan]],
+    unfit: Mapping[PciAddress, tuple[Reason, ...]],
+    *,
+    output: Output,
+) -> None:
+    """Print the driver of each GPU, and whether it is or could be bound for VMs; `unfit`: why no VM could use it."""
+    shown = [_row(seen, address, plan, unfit.get(address, ())) for address, plan in rows]
     if render.print_document(shown, output):
         return
     out = console()
@@ -90,7 +96,7 @@ def results(done: Sequence[VfioResult], desired: DesiredGpu, *, output: Output, 
             say(out, f"{gpus}: {would}{already}{bound}", style="green")
 
 
-def _row(seen: UnitState, address: PciAddress, plan: DriverPlan) -> VfioGpu:
+def _row(seen: UnitState, address: PciAddress, plan: DriverPlan, unfit: tuple[Reason, ...]) -> VfioGpu:
     gpu = seen.inventory.gpus[address]
     functions = seen.inventory.facts.functions
     return VfioGpu(
@@ -100,7 +106,7 @@ def _row(seen: UnitState, address: PciAddress, plan: DriverPlan) -> VfioGpu:
         siblings={sibling: _driver(functions[sibling]) for sibling in gpu.siblings},
         on_vfio=gpu.function.on_vfio,
         steps=tuple(step.text for step in plan.steps),
-        reasons=plan.refusals,
+        reasons=tuple(dict.fromkeys((*plan.refusals, *unfit))),
     )
 
 

@@ -23,6 +23,7 @@ from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions import iommu
+from gpuvirt.hardware.functions.console import DISPLAY, read_console
 from gpuvirt.hardware.functions.modules import driver_of
 from gpuvirt.paths import HostPath
 
@@ -188,6 +189,8 @@ class FunctionReading:
             fell_off_bus=self.fell_off_bus(),
             unread=tuple(self.unread),
         )
+        if found.on_vfio and class_code >> 16 == DISPLAY and "boot_vga" in entries:
+            found = replace(found, console=read_console(self.kernel, self.address))
         is_bound_gpu = found.kind is FunctionKind.GPU and found.physfn is None and isinstance(driver, str)
         has_tenants = found.on_vfio or is_bound_gpu
         return replace(found, reset=read_reset(self.kernel, self.address)) if has_tenants else found

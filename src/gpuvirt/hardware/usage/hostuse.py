@@ -16,13 +16,13 @@ from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.functions.console import DISPLAY, read_console
 from gpuvirt.hardware.usage.processes import read_open_nodes
 from gpuvirt.paths import HostPath
 
-DISPLAY, STORAGE, NETWORK, SERIAL_BUS = 0x03, 0x01, 0x02, 0x0C
+STORAGE, NETWORK, SERIAL_BUS = 0x01, 0x02, 0x0C
 """Base classes of PCI functions; USB, FireWire and Fibre Channel are serial buses, and may have disks behind them."""
 IFF_UP = 1
-GRAPHICS = HostPath("/sys/class/graphics")
 
 BLOCKS = HostPath("/sys/class/block")
 MOUNTS = HostPath("/proc/1/mountinfo")
@@ -153,33 +153,6 @@ def read_host_uses(kernel: Kernel, functions: Iterable[PciFunction]) -> Mapping[
     return found
 
 
-def _console(kernel: Kernel, address: PciAddress) -> str | None:
-    """Return the use of the firmware's display as the console, None where the function has no framebuffer."""
-    boot_vga = attributes.text(kernel, device_path(address, "boot_vga"))
-    if isinstance(boot_vga, Unread):
-        return f"may drive the console: {boot_vga.path} can't be read ({boot_vga.detail})"
-    if boot_vga != "1":
-        return None
-    names = attributes.names(kernel, GRAPHICS)
-    if isinstance(names, Unread):
-        return f"may drive the console: {names.path} can't be read ({names.detail})"
-    for name in names or ():
-        if not name.startswith("fb") or name == "fbcon":
-            continue
-        try:
-            device = kernel.readlink(HostPath(f"{GRAPHICS}/{name}/device"))
-        except OSError as error:
-            if error.errno in attributes.ABSENT:
-                continue
-            return f"may drive the console ({name}, whose device can't be read)"  # unknown: counts as in use
-        # The firmware's framebuffer is a platform device in the memory of the boot display.
-        if address in device or any(
-            kind in device for kind in ("efi-framebuffer", "simple-framebuffer", "vesa-framebuffer")
-        ):
-            return f"drives the console ({name})"
-    return None
-
-
 def _network(kernel: Kernel, address: PciAddress) -> str | None:
     folder = device_path(address, "net")
     names = attributes.names(kernel, folder)
@@ -196,4 +169,4 @@ def _network(kernel: Kernel, address: PciAddress) -> str | None:
     return None
 
 
-_READERS = {DISPLAY: _console, STORAGE: read_disk_use, NETWORK: _network, SERIAL_BUS: read_disk_use}
+_READERS = {DISPLAY: read_console, STORAGE: read_disk_use, NETWORK: _network, SERIAL_BUS: read_disk_use}

@@ -52,6 +52,8 @@ STEPS: Mapping[ReasonCode, StageName] = {
     ReasonCode.ADMISSION_UNSETTLED: StageName.WHOLE_GROUP,
     ReasonCode.NATIVE_DRIVER: StageName.DRIVER,
     ReasonCode.NO_DRIVER: StageName.DRIVER,
+    ReasonCode.BOOT_CONSOLE: StageName.DRIVER,
+    ReasonCode.GRACE_DRIVER_MISSING: StageName.DRIVER,
     ReasonCode.UNBIND_PENDING: StageName.DRIVER,
     ReasonCode.DRIVER_CHANGED: StageName.DRIVER,
     ReasonCode.CARRIES_VGPUS: StageName.DRIVER,

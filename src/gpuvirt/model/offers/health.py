@@ -165,6 +165,8 @@ def _against_next_pod(
     desired = TenantKind.VM if is_whole else TenantKind.NATIVE
     if former.required and (unreset := former.why_withheld(facts.functions, gpu.address, desired)) is not None:
         yield unreset
+    if is_whole and gpu.console is not None:
+        yield unhealthy.boot_console(candidate.id, gpu.address, gpu.console)
     if is_whole and gpu.needs_grace_driver and gpu.driver == "vfio-pci" and not grace_without_driver:
         yield unhealthy.grace_driver_missing(candidate.id, gpu.address, gpu.driver_name)
 

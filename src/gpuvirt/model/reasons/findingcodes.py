@@ -40,7 +40,6 @@ class FindingCode(Code):
         "IdsNotBound", "vfio-pci is configured for a device's id, but another driver bound the device first"
     )
     DRIVERS_FIGHT = _host("DriversFight", "a GPU is bound to nouveau, or nouveau is loaded beside nvidia")
-    BOOT_CONSOLE = _host("BootConsole", "a GPU that is bound to a VFIO driver shows the host's console")
 
     NO_VGPU_TYPES = _host("NoVgpuTypes", "a GPU is set up for vGPUs but lists no vGPU type")
     VFS_OFF = _host("VfsOff", "the vGPU manager runs, but a GPU's VFs are off")

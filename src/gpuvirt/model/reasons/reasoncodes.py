@@ -104,6 +104,7 @@ class ReasonCode(Code):
         " setting `grace_without_driver` permits it",
         Level.ERROR,
     )
+    BOOT_CONSOLE = _unhealthy("BootConsole", "a GPU that is bound to a VFIO driver shows the host's console")
     FELL_OFF_BUS = _unhealthy("FellOffBus", "the configuration space of the function reads as 0xffff", Level.ERROR)
     UNREAD = _unhealthy(
         "Unread",

@@ -55,6 +55,19 @@ def grace_driver_missing(
     return Reason(ReasonCode.GRACE_DRIVER_MISSING, device, message, places, ", then ".join(fix) + but)
 
 
+CONSOLE_BLOCKS = "the console's framebuffer occupies the GPU's memory: VMs fail with `BAR: can't reserve`"
+
+
+def boot_console(device: str, address: str, use: str) -> Reason:
+    """The firmware's framebuffer is in the GPU's memory; `use`: `drives the console (fb0)`."""
+    message = f"{use}, and {CONSOLE_BLOCKS}"
+    fix = (
+        "make the onboard display the primary one in the firmware's setup, or keep the kernel from the firmware's"
+        " framebuffer (gpuvirt doctor names the argument), and reboot"
+    )
+    return Reason(ReasonCode.BOOT_CONSOLE, device, message, (Seen(sysfs.device_path(address, "boot_vga")),), fix)
+
+
 def in_use_elsewhere(device: str, users: Sequence[OpenDeviceUser], *seen: Seen) -> Reason:
     """A process that belongs to no pod has the device open."""
     user = named(users) or "a process that gpuvirt can't see"

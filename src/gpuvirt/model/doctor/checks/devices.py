@@ -7,7 +7,13 @@ from gpuvirt.model.doctor.findings import Finding, fine, number_of_gpus, of_reas
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 OF_OTHER_CHECKS = frozenset(
-    {ReasonCode.GRACE_DRIVER_MISSING, ReasonCode.GROUP_NOT_VIABLE, ReasonCode.NO_VGPUS, ReasonCode.VFS_ENABLED}
+    {
+        ReasonCode.BOOT_CONSOLE,
+        ReasonCode.GRACE_DRIVER_MISSING,
+        ReasonCode.GROUP_NOT_VIABLE,
+        ReasonCode.NO_VGPUS,
+        ReasonCode.VFS_ENABLED,
+    }
 )
 """Reasons that other checks report in more detail, under the same code."""
 

@@ -15,14 +15,12 @@ from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.reasons.unhealthy import KEEPS_MEMORY, NO_RESET_METHOD, grace_driver_missing
+from gpuvirt.model.reasons.unhealthy import CONSOLE_BLOCKS, KEEPS_MEMORY, NO_RESET_METHOD, grace_driver_missing
 from gpuvirt.paths import HostPath
 
 SYSFB_INIT = (5, 15)
 """Since this kernel, `sysfb_init` passes the firmware's framebuffer to every driver that shows it."""
 
-FIRMWARE_SCREENS = ("EFI VGA", "VESA VGA", "simple", "simpledrm")
-"""Prefixes of framebuffer names that use the memory of the GPU that the firmware has chosen for its screen."""
 OR_MOUNT = "or in a container mount the host's /lib/modules below --host-root"
 
 
@@ -246,22 +244,20 @@ def fighting_drivers(evidence: Evidence) -> Iterator[Finding]:
 
 def boot_console(evidence: Evidence) -> Iterator[Finding]:
     """No GPU on a VFIO driver shows the host's console."""
-    framebuffers = evidence.setup.framebuffers
-    screens = [buffer for buffer in framebuffers if (buffer.name.text or "").startswith(FIRMWARE_SCREENS)]
     for gpu, setup in evidence.gpu_setups():
         if not gpu.function.on_vfio:
             continue
         if isinstance(setup.boot_vga.value, Unread):
             yield unread(gpu.function.address, "may be the GPU of the firmware's screen", setup.boot_vga)
-        own = [buffer for buffer in framebuffers if buffer.device.target == gpu.function.address]
-        holding = own or (screens if setup.boot_vga.text == "1" else [])
-        if holding:
+        elif (use := gpu.function.console) is not None:
+            screens = (buffer.name for buffer in evidence.setup.framebuffers)
+            own = (name for name in screens if f"({name.path.split('/')[-2]})" in use)
             yield problem(
-                FindingCode.BOOT_CONSOLE,
+                ReasonCode.BOOT_CONSOLE,
                 gpu.function.address,
-                f"shows the host's console ({holding[0].name.shown})",
-                seen(setup.boot_vga, holding[0].name),
-                why="the console's framebuffer occupies the GPU's memory: VMs fail with `BAR: can't reserve`",
+                use,
+                seen(setup.boot_vga, *own),
+                why=CONSOLE_BLOCKS,
                 fix=(
                     "in the firmware's setup: make the onboard display the primary one",
                     "or prevent the kernel from using the firmware's framebuffer:",
