@@ -9,6 +9,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec
+from gpuvirt_sim.programs.tools import SimTools
 from tests.cli.commandline import ran
 
 GPU = "0000:65:00.0"
@@ -20,7 +21,13 @@ slots: [{at: '0000:65:00.0', board: P5000, driver: vfio-pci, group: 90}]
 platform: {release: 5.14.21-150500.55.59-default, console: '0000:65:00.0'}
 """
 GRACE = "slots: [{at: '0000:65:00.0', board: GH200, driver: vfio-pci, group: 9}]"
+BESIDE_NIC = """
+slots:
+  - {at: '0000:65:00.0', board: A10, driver: vfio-pci, group: 12}
+  - {at: '0000:66:00.0', board: network, group: 12}
+"""
 UNFIT = {
+    ReasonCode.GROUP_NOT_VIABLE: BESIDE_NIC,
     ReasonCode.FELL_OFF_BUS: FELL_OFF,
     ReasonCode.BOOT_CONSOLE: CONSOLE,
     ReasonCode.GRACE_DRIVER_MISSING: GRACE,
@@ -29,7 +36,10 @@ UNFIT = {
 
 def exported(folder: Path, text: str) -> dict[str, str]:
     """Return the environment of commands on a host."""
-    export(build_host(documents.parse(f"about: a host\n{text}", HostSpec, where="test")), folder)
+    kernel = build_host(documents.parse(f"about: a host\n{text}", HostSpec, where="test"))
+    if text is MIG:
+        assert SimTools(kernel).run("nvidia-smi", ("-i", GPU, "-mig", "1")).exit_code == 0
+    export(kernel, folder)
     return {"GPUVIRT_HOST_ROOT": str(folder), "COLUMNS": "500"}
 
 
@@ -54,3 +64,48 @@ def test_a_gpu_that_no_vm_could_use_is_reported_by_every_command(
     assert "already" not in done.stdout
     if fails is not None:
         assert bool(done.returncode) is fails
+
+
+NOUVEAU = "slots: [{at: '0000:65:00.0', board: A10, driver: nouveau, group: 12}]"
+MIG = "slots: [{at: '0000:65:00.0', board: H100-SXM5-80GB, group: 46, vfs: 20}]"
+CAN_MAKE = "slots: [{at: '0000:65:00.0', board: T4, group: 46}]"
+HOSTS = [*UNFIT.items(), (ReasonCode.NO_VGPUS, MIG), (ReasonCode.NO_VGPUS, CAN_MAKE)]
+
+
+def fixes(text: str, code: str) -> list[str]:
+    """Return the first line of the fix of each reason with a code in a command's output."""
+    lines = text.splitlines()
+    starts = [number for number, line in enumerate(lines) if f"{code}: " in line]
+    return [next(line.split("fix:")[1].strip() for line in lines[start:] if "fix:" in line) for start in starts]
+
+
+@pytest.mark.parametrize(("code", "text"), HOSTS)
+def test_a_code_has_one_fix_wherever_it_is_reported(tmp_path: Path, code: ReasonCode, text: str) -> None:
+    environment = exported(tmp_path / "host", text)
+    commands = (("devices",), ("doctor",), ("why", GPU), ("vfio", "status"))
+    found = [fix for command in commands for fix in fixes(ran(*command, environment=environment).stdout, code)]
+    found = [fix.partition(", then gpuvirt vfio unbind")[2] or fix for fix in found]  # doctor knows the host's modules
+    assert len(found) >= 3
+    assert len(set(found)) == 1
+
+
+def test_no_command_advises_to_bind_the_hosts_own_function(tmp_path: Path) -> None:
+    environment = exported(tmp_path / "host", BESIDE_NIC)
+    (fix,) = fixes(ran("devices", environment=environment).stdout, "GroupNotViable")
+    assert fix.startswith("move the GPU to another slot: 0000:66:00.0 is not part of its card")
+
+
+def test_an_unbind_from_nouveau_is_not_advised(tmp_path: Path) -> None:
+    environment = exported(tmp_path / "host", NOUVEAU)
+    for command in (("devices",), ("why", GPU)):
+        (fix, *_) = fixes(ran(*command, environment=environment).stdout, "NativeDriver")
+        assert fix.startswith("blacklist nouveau, and reboot: gpuvirt doctor prints the commands; then gpuvirt vfio")
+    doctor = ran("doctor", environment=environment)
+    assert ("DriversFight" in doctor.stdout, doctor.returncode) == (True, 1)
+
+
+def test_a_gpu_in_mig_mode_without_instances_is_not_taken_for_occupied(tmp_path: Path) -> None:
+    environment = exported(tmp_path / "host", MIG)
+    (fix,) = fixes(ran("doctor", environment=environment).stdout, "NoVgpus")
+    assert "gpuvirt vgpu apply -c TYPE" in fix
+    assert "delete what occupies" not in fix

@@ -92,3 +92,23 @@ def test_reasons_are_created_only_in_the_catalogue() -> None:
 def test_reasons_have_no_private_words(path: Path) -> None:
     texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
     assert [text for text in texts if isinstance(text, str) and PRIVATE_WORDS.search(text)] == []
+
+
+FINDINGS = {"problem", "Finding"}
+OF_PODS = {"ALLOCATED_TO_POD", "POD_MISSING"}
+"""Reasons whose finding depends on the pod or the VM that a user names."""
+
+
+def test_findings_take_the_words_of_a_reason_from_the_catalogue() -> None:
+    """A code that a device can have is worded once, so that no command contradicts another."""
+    for path in (SOURCES / "model/doctor").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FINDINGS:
+                codes = {part.attr for part in map(_code, node.args) if part is not None}
+                assert codes <= OF_PODS, f"{path}:{node.lineno} words a reason itself: use of_reason"
+
+
+def _code(node: ast.expr) -> ast.Attribute | None:
+    """Return the member of ReasonCode that an argument is, None for another argument."""
+    is_member = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ReasonCode"
+    return node if is_member and isinstance(node, ast.Attribute) else None

@@ -171,7 +171,7 @@ BAD = {
     ),
     "nouveau": Bad(
         lambda: host(driver="nouveau"),
-        FindingCode.DRIVERS_FIGHT, Level.WARNING, f"{FOLDER}/driver: nouveau", "blacklist nouveau",
+        FindingCode.DRIVERS_FIGHT, Level.ERROR, f"{FOLDER}/driver: nouveau", "blacklist nouveau",
     ),
     "nouveau beside nvidia": Bad(
         lambda: host(PlatformSpec(modules=("nouveau", "nvidia", "vfio_pci", "vfio_iommu_type1"))),

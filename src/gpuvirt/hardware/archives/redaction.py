@@ -37,7 +37,7 @@ _CPU = re.compile(
 )
 _OS = re.compile(r"(?:ID|ID_LIKE|VERSION_ID|VARIANT_ID)=[-\"'A-Za-z0-9 _.]{0,64}")
 _MODULE = re.compile(
-    r"(?:vfio|kvm|iommu|nvidia|nouveau|nova|mdev|amdgpu|amdxcp|radeon|i915|xe|drm|snd_hda_intel|irqbypass)[a-z0-9_]*"
+    r"(?:vfio|kvm|iommu|nvidia|nvgrace|nouveau|nova|mdev|amdgpu|amdxcp|radeon|i915|xe|drm|snd_hda_intel|irqbypass)[a-z0-9_]*"
 )
 """Modules for GPUs and VMs, with `_` for `-`."""
 _MODULE_ADDRESS = re.compile(r"0x[0-9a-f]{8,}")

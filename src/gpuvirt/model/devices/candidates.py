@@ -8,11 +8,13 @@ import msgspec
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType, is_mdev_uuid
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
-from gpuvirt.facts.vgpu import Framework
+from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Inventory, Vgpu
 from gpuvirt.model.inventory.naming import NAMESPACES, Named, Naming
 from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
+from gpuvirt.model.vgputypes import catalog
+from gpuvirt.model.vgputypes.profiles import profile_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +189,21 @@ def _not_on_vfio(inventory: Inventory, function: PciFunction) -> Reason:
         if function.physfn is not None or gpu.vgpu_host.live:
             carried = sum(live.parent == address or function.physfn is None for live in gpu.vgpu_host.live)
             return refusals.carries_vgpus(address, carried)
-        return notoffered.no_vgpus(
-            address, "could carry vGPUs, but has none", fix="create vGPUs on it, or bind it to vfio-pci"
-        )
+        return why_no_vgpus(function, gpu.vgpu_host)
     if function.driver is None:
         return _without_driver(inventory, function)
     if function.iommu_group is None:
         return notoffered.native_driver(address, str(function.driver), notoffered.IN_A_GROUP_FIRST)
     return notoffered.native_driver(address, str(function.driver))
+
+
+def why_no_vgpus(function: PciFunction, host: VgpuHost) -> Reason:
+    """Return why a GPU whose driver creates vGPUs has none."""
+    types = sorted({name for types in host.creatable.values() for name, count in types.items() if count > 0})
+    creatable = profile_name(next((name for name in types if name.endswith("Q")), types[0])) if types else None
+    attribute = "mdev_supported_types" if host.framework is Framework.MDEV else "virtfn*/nvidia/creatable_vgpu_types"
+    has_mig = any(card.is_mig for card in catalog.cards_of(function.id, function.subsystem))
+    return notoffered.gpu_without_vgpus(function.address, attribute, types, creatable, has_mig=has_mig)
 
 
 def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:

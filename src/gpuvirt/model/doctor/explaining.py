@@ -11,7 +11,6 @@ from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.pluginanswers import is_nvidias_id
 from gpuvirt.model.doctor.checks import drivers, iommu, kubelet, kubevirt
-from gpuvirt.model.doctor.checks.vgpu import vgpus
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.explanation import (
     STEPS,
@@ -177,10 +176,6 @@ class _Explainer:
         reason = self._against.get(step)
         if reason is None:
             return StageResult(step, message)
-        if reason.code is ReasonCode.NO_VGPUS:
-            for found in vgpus(self._evidence):
-                if found.code is reason.code and found.subject == reason.subject:
-                    return blocked(step, found)
         return blocked(step, of_reason(reason, Level.ERROR))
 
     def _bus(self) -> StageResult[StageName]:

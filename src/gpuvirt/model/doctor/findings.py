@@ -119,13 +119,7 @@ def listed(names: Iterable[str], *, most: int = 10) -> str:
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
-def of_reason(reason: Reason, level: Level) -> Finding:
-    """Return a finding with the code and the words of a reason."""
-    return Finding(
-        level,
-        reason.subject,
-        reason.message,
-        reason.code,
-        reason.places,
-        fix=(reason.fix,) if reason.fix else (),
-    )
+def of_reason(reason: Reason, level: Level, *steps: str, why: str | None = None) -> Finding:
+    """Return a finding with the code, the words and the fix of a reason; `steps` carry the fix out on this host."""
+    fix = (*((reason.fix,) if reason.fix else ()), *steps)
+    return Finding(level, reason.subject, reason.message, reason.code, reason.places, why, fix)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, slot_of
 from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
@@ -210,9 +210,10 @@ def _group_symptoms(inventory: Inventory, candidate: Candidate, others: Sequence
     if (unread := next(_unread_drivers(inventory, others), None)) is not None:
         yield refusals.unread(candidate.id, unread)
     if spoiling := group_blockers(inventory.facts.functions, others):
-        yield unhealthy.group_not_viable(
-            candidate.id, candidate.group, [(function.address, str(function.driver)) for function in spoiling]
-        )
+        slot = slot_of(candidate.target.gpu)  # a GPU is bound together with the other functions of its slot
+        gpu = next((gpu for gpu in inventory.gpus if slot_of(gpu) == slot), candidate.target.gpu)
+        is_whole = candidate.target.vgpu is None
+        yield unhealthy.group_not_viable(candidate.id, gpu, candidate.group, spoiling, is_whole=is_whole)
 
 
 def _unread_drivers(inventory: Inventory, members: Iterable[PciAddress]) -> Iterator[Unread]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gpuvirt.facts import sysfs
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
@@ -13,7 +14,11 @@ IN_A_GROUP_FIRST = "once it is in an IOMMU group; gpuvirt doctor shows what keep
 def native_driver(address: str, driver: str, fix: str = "to offer it to VMs") -> Reason:
     """The function serves the host and containers."""
     message, seen = f"is bound to {driver}, so it serves the host and containers", (driver_link(address, driver),)
-    return Reason(ReasonCode.NATIVE_DRIVER, address, message, seen, f"gpuvirt vfio bind {address}, {fix}")
+    bind = f"gpuvirt vfio bind {address}, {fix}"
+    if driver == "nouveau":  # of NVIDIA's GPUs it is of no use to containers, and its unbind can hang
+        message = "is bound to nouveau, whose unbind can hang where the GPU shows a console"
+        bind = f"blacklist nouveau, and reboot: gpuvirt doctor prints the commands; then {bind}"
+    return Reason(ReasonCode.NATIVE_DRIVER, address, message, seen, bind)
 
 
 def no_driver(address: str, fix: str = "to offer it to VMs; gpuvirt vfio unbind returns it to the host") -> Reason:
@@ -47,6 +52,27 @@ def virtual_function(function: PciFunction) -> Reason:
 def no_vgpus(subject: str, message: str, *seen: Seen, fix: str = "create vGPUs: gpuvirt vgpu apply") -> Reason:
     """A GPU, or the host, could carry vGPUs."""
     return Reason(ReasonCode.NO_VGPUS, subject, message, seen, fix)
+
+
+def gpu_without_vgpus(
+    address: str, attribute: str, types: Sequence[str], creatable: str | None, *, has_mig: bool
+) -> Reason:
+    """The GPU's driver could create vGPUs. `creatable`: a type that it can create now, None if it lists none."""
+    if creatable is not None:
+        fix = (
+            f"gpuvirt vgpu create {address} {creatable}, or another creatable type; with an agent: kubectl label"
+            f" --overwrite node NODE nvidia.com/vgpu.config={creatable}"
+        )
+    elif has_mig:  # in MIG mode the driver lists a type only where a GPU instance of its size is free
+        fix = (
+            "if nvidia-smi shows MIG mode, it has no GPU instance: gpuvirt vgpu apply -c TYPE, for which TYPE is a"
+            " MIG-backed type of gpuvirt vgpu types, creates them; else end the processes that occupy the GPU"
+        )
+    else:
+        fix = "no type can be created now: end the processes that occupy the GPU's capacity (nvidia-smi)"
+    seen = Seen(sysfs.device_path(PciAddress(address), attribute), ", ".join(types) or "no creatable type")
+    fix += f"; or pass it through whole: gpuvirt vfio bind {address}"
+    return no_vgpus(address, "could carry vGPUs, but has none", seen, fix=fix)
 
 
 def malformed(subject: str, what: str, *seen: Seen) -> Reason:

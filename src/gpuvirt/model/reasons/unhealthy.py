@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from gpuvirt.facts import sysfs
-from gpuvirt.facts.ids import is_mdev_uuid
-from gpuvirt.facts.pci import GRACE_DRIVER
+from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, slot_of
+from gpuvirt.facts.pci import GRACE_DRIVER, PciFunction
 from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, opened_by
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
@@ -29,12 +29,24 @@ def node_changed(device: str, address: str, before: Sequence[str], now: Sequence
     return Reason(ReasonCode.NODE_MISSING, device, message, seen, OFFERED_AGAIN)
 
 
-def group_not_viable(device: str, group: int | None, spoiling: Sequence[tuple[str, str]]) -> Reason:
-    """VFIO can open a group only if no driver of the host has a member."""
-    names = ", ".join(f"{address} ({driver})" for address, driver in spoiling)
+def group_not_viable(
+    device: str, gpu: PciAddress, group: int | None, spoiling: Sequence[PciFunction], *, is_whole: bool = True
+) -> Reason:
+    """VFIO can open a group only if no driver of the host has a member; `is_whole`: the device is not a vGPU."""
+    names = ", ".join(f"{function.address} ({function.driver})" for function in spoiling)
     message = f"can't be opened while the host uses {names} of IOMMU group {group}"
-    fix = "bind all functions of the group to vfio-pci, or unbind them"
-    seen = tuple(driver_link(address, driver) for address, driver in spoiling[:1])
+    foreign = ", ".join(found.address for found in spoiling if slot_of(found.address) != slot_of(gpu))
+    if not is_whole:
+        fix = f"give each function of {gpu} its own IOMMU group: ACS and ARI in the firmware's setup, or another slot"
+    elif foreign:  # the host may need it, so gpuvirt binds it only where the admin names it
+        also = " ".join(f"--also {address}" for address in foreign.split(", "))
+        fix = (
+            f"move the GPU to another slot: {foreign} is not part of its card, and the host may need it; where it does"
+            f" not: gpuvirt vfio bind {gpu} {also}"
+        )
+    else:  # gpuvirt binds a GPU together with all functions of its slot
+        fix = f"gpuvirt vfio bind {gpu}"
+    seen = tuple(driver_link(function.address, function.driver) for function in spoiling)
     return Reason(ReasonCode.GROUP_NOT_VIABLE, device, message, seen, fix)
 
 
@@ -62,8 +74,8 @@ def boot_console(device: str, address: str, use: str) -> Reason:
     """The firmware's framebuffer is in the GPU's memory; `use`: `drives the console (fb0)`."""
     message = f"{use}, and {CONSOLE_BLOCKS}"
     fix = (
-        "make the onboard display the primary one in the firmware's setup, or keep the kernel from the firmware's"
-        " framebuffer (gpuvirt doctor names the argument), and reboot"
+        "in the firmware's setup: make the onboard display the primary one; or prevent the kernel from using the"
+        " firmware's framebuffer, by the argument that gpuvirt doctor names"
     )
     return Reason(ReasonCode.BOOT_CONSOLE, device, message, (Seen(sysfs.device_path(address, "boot_vga")),), fix)
 
@@ -79,6 +91,17 @@ def in_use_elsewhere(device: str, users: Sequence[OpenDeviceUser], *seen: Seen) 
 NO_RESET_METHOD = "has no reset method that the kernel supports"
 RESET_UNKNOWN = "may have no reset method that the kernel supports"
 KEEPS_MEMORY = "the next VM may read the memory that the last VM left in it, or hang"
+
+
+def no_reset(address: str, *seen: Seen, is_amds: bool) -> Reason:
+    """The kernel can't reset a GPU on a VFIO driver, which its next tenant would get as the last one left it."""
+    first = (
+        "install the module vendor-reset, if the card is older than RDNA 2"
+        if is_amds
+        else "update the card's firmware, and the host's"
+    )
+    fix = f"{first}; until then reboot the host before another tenant gets the GPU"
+    return Reason(ReasonCode.NO_RESET, address, NO_RESET_METHOD, seen, fix)
 
 
 def not_reset(address: str, tenant: str, *, is_known: bool) -> Reason:

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from gpuvirt.facts.ids import PciId, parse_pci_id, slot_of
+from msgspec.structs import replace
+
+from gpuvirt.facts.ids import PciId, parse_pci_id
 from gpuvirt.facts.pci import AMD, GRACE_DRIVER, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
 from gpuvirt.facts.sysfs import device_path
@@ -13,9 +15,10 @@ from gpuvirt.model.doctor.findings import Finding, fine, number_of_gpus, of_reas
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.inventory.resets import Reset, reset_of
-from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
+from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.reasons.unhealthy import CONSOLE_BLOCKS, KEEPS_MEMORY, NO_RESET_METHOD, grace_driver_missing
+from gpuvirt.model.reasons.unhealthy import KEEPS_MEMORY, grace_driver_missing, group_not_viable, no_reset
+from gpuvirt.model.reasons.unhealthy import boot_console as console_reason
 from gpuvirt.paths import HostPath
 
 SYSFB_INIT = (5, 15)
@@ -198,23 +201,11 @@ def group_viability(evidence: Evidence) -> Iterator[Finding]:
 
 def not_viable(gpu: Gpu, spoiling: tuple[PciFunction, ...]) -> Finding:
     """Return the finding for a GPU whose group no VM can open, since the host uses some of its functions."""
-    own = [function for function in spoiling if slot_of(function.address) == slot_of(gpu.function.address)]
-    foreign = [function for function in spoiling if function not in own]
-    named = ", ".join(f"{function.address} ({function.kind}, {function.driver})" for function in spoiling)
-    # gpuvirt binds a GPU together with all functions of its slot.
-    lines = [f"gpuvirt vfio bind {gpu.function.address}"] if own else []
-    if foreign:
-        where = ", ".join(function.address for function in foreign)
-        lines += [f"move the GPU to another slot: {where} is not part of its card, and the host may need it"]
-    return Finding(
-        Level.ERROR,
-        gpu.function.address,
-        f"can't be opened while a host driver has {named} of IOMMU group {gpu.function.iommu_group}",
-        ReasonCode.GROUP_NOT_VIABLE,
-        tuple(Seen(device_path(function.address, "driver"), str(function.driver)) for function in spoiling),
-        why="the kernel lets a VM open a group only if no host driver has any function of it; the VM does not start",
-        fix=tuple(lines),
-    )
+    group = gpu.function.iommu_group
+    address = gpu.function.address
+    reason = group_not_viable(address, address, group if isinstance(group, int) else None, spoiling)
+    why = "the kernel lets a VM open a group only if no host driver has any function of it; the VM does not start"
+    return of_reason(reason, Level.ERROR, why=why)
 
 
 def fighting_drivers(evidence: Evidence) -> Iterator[Finding]:
@@ -233,6 +224,7 @@ def fighting_drivers(evidence: Evidence) -> Iterator[Finding]:
         "nouveau",
         message,
         shown or (Seen(evidence.setup.modules.path, "nouveau nvidia"),),
+        level=Level.ERROR if taken else None,  # neither containers nor VMs can use it
         why="either driver may bind a GPU at boot; unbinding a GPU from nouveau that shows the console can hang",
         fix=(
             "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nouveau.conf",
@@ -252,17 +244,10 @@ def boot_console(evidence: Evidence) -> Iterator[Finding]:
         elif (use := gpu.function.console) is not None:
             screens = (buffer.name for buffer in evidence.setup.framebuffers)
             own = (name for name in screens if f"({name.path.split('/')[-2]})" in use)
-            yield problem(
-                ReasonCode.BOOT_CONSOLE,
-                gpu.function.address,
-                use,
-                seen(setup.boot_vga, *own),
-                why=CONSOLE_BLOCKS,
-                fix=(
-                    "in the firmware's setup: make the onboard display the primary one",
-                    "or prevent the kernel from using the firmware's framebuffer:",
-                    *set_arguments(evidence.setup, _without_screen(evidence.setup.release)),
-                ),
+            reason = console_reason(gpu.function.address, gpu.function.address, use)
+            reason = replace(reason, places=seen(setup.boot_vga, *own))
+            yield of_reason(
+                reason, reason.code.level, *set_arguments(evidence.setup, _without_screen(evidence.setup.release))
             )
 
 
@@ -290,19 +275,8 @@ def reset_methods(evidence: Evidence) -> Iterator[Finding]:
         elif reset is Reset.UNKNOWN:
             yield unread(gpu.function.address, "has reset methods that could not be read", method)
         else:
-            yield Finding(
-                Level.WARNING,
-                gpu.function.address,
-                NO_RESET_METHOD,
-                ReasonCode.NO_RESET,
-                seen(method, setup.reset),
-                why=KEEPS_MEMORY,
-                fix=(
-                    "install the module vendor-reset, if the card is older than RDNA 2"
-                    if gpu.function.id.vendor == AMD
-                    else "update the card's firmware, and the host's",
-                    "until then reboot the host before another tenant gets the GPU",
-                ),
-            )
+            is_amds = gpu.function.id.vendor == AMD
+            against = no_reset(gpu.function.address, *seen(method, setup.reset), is_amds=is_amds)
+            yield of_reason(against, Level.WARNING, why=KEEPS_MEMORY)
     if resettable:
         yield fine(f"{len(resettable)} GPUs on a VFIO driver", "can be reset", resettable[0])

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.sysfs import MDEV_PARENTS, device_path
-from gpuvirt.facts.vgpu import Framework, VgpuHost
+from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.desired.workload import VGPU_CONFIG_LABEL
+from gpuvirt.model.devices.candidates import why_no_vgpus
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, of_reason, problem
 from gpuvirt.model.inventory.inventory import Gpu, Mode
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.vgputypes.profiles import profile_name
 
 MANAGER = "nvidia_vgpu_vfio"
 """The kernel module that only NVIDIA's vGPU manager has."""
@@ -27,25 +27,7 @@ def vgpus(evidence: Evidence) -> Iterator[Finding]:
             kind = "mediated devices" if host.framework is Framework.MDEV else "VFs with a vGPU type"
             yield fine(gpu.function.address, f"carries {len(host.live)} vGPUs ({kind})")
         else:
-            yield _no_vgpus(evidence, gpu, host)
-
-
-def _no_vgpus(evidence: Evidence, gpu: Gpu, host: VgpuHost) -> Finding:
-    types = sorted({name for types in host.creatable.values() for name, count in types.items() if count > 0})
-    lines: tuple[str, ...] = ("no type can be created now: delete what occupies the GPU's capacity",)
-    if types:
-        name = profile_name(next((name for name in types if name.endswith("Q")), types[0]))
-        lines = (f"# creates {name}; any other creatable type works, too", *_made_by(evidence, gpu, name))
-    folder = "mdev_supported_types" if host.framework is Framework.MDEV else "virtfn*/nvidia/creatable_vgpu_types"
-    return Finding(
-        Level.WARNING,
-        gpu.function.address,
-        "could carry vGPUs, but has none",
-        ReasonCode.NO_VGPUS,
-        (Seen(f"{device_path(gpu.function.address)}/{folder}", ", ".join(types) or "no creatable type"),),
-        why="no VM can use the GPU in this state",
-        fix=(*lines, f"or pass it through whole: gpuvirt vfio bind {gpu.function.address}"),
-    )
+            yield of_reason(why_no_vgpus(gpu.function, host), Level.WARNING, why="no VM can use the GPU in this state")
 
 
 def _made_by(evidence: Evidence, gpu: Gpu, name: str) -> tuple[str, ...]:
