@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,12 +31,14 @@ from bench.packing import wasted
 from bench.peeroptions import add_peer_options, beside_peer
 from bench.process import cpu_s, pss_kib
 from bench.simulatedapi import GPUS, Scale, api_server, api_server_of, fill, wait
-from gpuvirt.cluster.extender.filtering import filtered
+from gpuvirt.cluster.extender.filtering import MOST_STEPS, filtered
 from gpuvirt.cluster.extender.prioritizing import prioritized
 from gpuvirt.cluster.extender.protocol import node_arguments
 from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.model.shares.steps import Steps, finished
 
 PORT, METRICS_PORT = 18899, 18898
+BIG_PODS = 20
 
 
 @dataclass
@@ -102,6 +105,32 @@ def measure_answers(url: str, scale: Scale, rounds: int, table: Table, pid: int 
     table.add("prioritize, 1 client", percentiles(took_ms))
 
 
+def big_pod_request(scale: Scale, number: int) -> Request:
+    """Return a request about a pod with as many containers as are searched for, or more, that fit on no node."""
+    units = [451 + number % 40 + index for index in range(16 if number % 2 else 17)]
+    body = {"Pod": pod(f"big{number}", *units), "Nodes": None, "NodeNames": scale.names()}
+    return "/filter", msgspec.json.encode(body)
+
+
+def measure_beside_big_pods(nodes: int, table: Table, folder: Path) -> None:
+    """Measure filter for a small pod while 20 clients ask about pods whose containers have too many arrangements."""
+    scale, url = Scale(nodes, 0, mixed=True), f"http://127.0.0.1:{PORT}"
+    small = [filter_request(scale)]
+    with api_server(scale, folder) as kubeconfig, extender(kubeconfig), ThreadPoolExecutor() as pool:
+        alone_ms, _ = send(url, small * 100)
+        big = [[big_pod_request(scale, number)] * 1000 for number in range(BIG_PODS)]
+        others = pool.submit(send_at_once, url, big, 12.0)
+        time.sleep(2)  # until the processes of the clients have started
+        took_ms, _ = send(url, small * 10_000, 8.0)
+        big_ms, answers, _ = others.result()
+    undecided = sum(b"TooComplex" in answer for answer in answers)
+    table.add(f"filter of a small pod, {nodes:,} nodes x {GPUS} GPUs of many sizes", percentiles(alone_ms))
+    table.add(
+        f"... beside {BIG_PODS} pods of 16 and 17 containers", f"{percentiles(took_ms)} ({len(took_ms)} requests)"
+    )
+    table.add("... of those pods", f"{percentiles(big_ms)} ({undecided} of {len(answers)} are TooComplex)")
+
+
 def measure_large(scale: Scale, rounds: int, table: Table, folder: Path) -> None:
     """Measure the start, the memory, and the answers at full size."""
     with api_server(scale, folder) as kubeconfig:
@@ -125,7 +154,9 @@ def measure_work(scale: Scale, rounds: int, table: Table) -> None:
     body, sharing = filter_request(scale)[1], Sharing()
     work: Mapping[str, Callable[[], object]] = {
         "filter": lambda: filtered(node_arguments("filter", body), index.books.rows, sharing, ()),
-        "prioritize": lambda: prioritized(node_arguments("prioritize", body), index.books.rows, sharing),
+        "prioritize": lambda: finished(
+            prioritized(node_arguments("prioritize", body), index.books.rows, sharing, Steps(MOST_STEPS))
+        ),
     }
     for verb, answer in work.items():
         took_ms = list[float]()
@@ -175,7 +206,7 @@ def main() -> None:
         return
     table, scale = Table(), Scale(arguments.nodes, arguments.pods)
     with tempfile.TemporaryDirectory(prefix="gvb-") as folder:
-        parts = [Path(folder, name) for name in ("large", "race")]
+        parts = [Path(folder, name) for name in ("large", "big", "race")]
         for part in parts:
             part.mkdir()
         if arguments.peer:
@@ -183,7 +214,8 @@ def main() -> None:
         else:
             measure_large(scale, arguments.rounds, table, parts[0])
             measure_work(scale, arguments.rounds, table)
-            measure_race(table, parts[1])
+            measure_beside_big_pods(scale.nodes, table, parts[1])
+            measure_race(table, parts[2])
             random = Random(4)  # noqa: S311  it makes traces, and no secrets
             table.add("units free when a random trace no longer fits", wasted(random))
     print(table.text())

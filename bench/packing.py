@@ -17,6 +17,7 @@ from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.model.shares.steps import Steps, finished
 
 NODES, GPUS = 50, 8
 SIZES = (50, 100, 125, 200, 250, 300, 333, 400, 500, 600, 750, 1000)
@@ -45,7 +46,7 @@ def _by_scores(trace: Sequence[int], sharing: Sharing) -> int:
         fitting = [name for name in names if books.rows[name].largest >= units]
         if not fitting:
             break
-        scores = prioritized(NodeArguments(asked, fitting), books.rows, sharing)
+        scores = finished(prioritized(NodeArguments(asked, fitting), books.rows, sharing, Steps(0)))
         name = NodeName(max(scores, key=lambda score: score.score).host)
         placed = books.nodes[name].place(demand, sharing.policy)
         if placed is None:

@@ -22,6 +22,8 @@ class Scale:
 
     nodes: int
     pods: int
+    mixed: bool = False
+    """Whether each node has GPUs of other sizes, so that no answer about one holds for another."""
 
     def names(self) -> Sequence[str]:
         """Return the names of the nodes."""
@@ -37,7 +39,8 @@ def fill(api: PodApi, scale: Scale) -> None:
     """Create the nodes, and pods on them: on half of the GPUs, as evenly as their number allows."""
     names = scale.names()
     for name in names:
-        api.put("nodes", node(name, **{gpu(name, number): 1000 for number in range(GPUS)}))
+        sizes = [700 + (int(name[9:14]) * (number + 1)) % 300 if scale.mixed else 1000 for number in range(GPUS)]
+        api.put("nodes", node(name, **{gpu(name, number): size for number, size in enumerate(sizes)}))
     places = [(name, number) for number in range(GPUS) for name in names if (number + int(name[9:14])) % 2]
     for number in range(scale.pods):
         name, index = places[number % len(places)]

@@ -40,11 +40,13 @@ def explained(
     *,
     priority: int = 0,
     priorities: Mapping[str, int] | None = None,
+    containers: int = 1,
     **known: object,
 ) -> Explanation:
     """Explain a pending pod on one node, whose GPUs have the units of `capacity`, with these pods on them."""
     books = books_of(capacity, pods, priorities)
-    demand = demand_of([ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(requested))])
+    names_of_containers = [ContainerName(f"c{number}") for number in range(containers)]
+    demand = demand_of([ContainerDemand(name, ContainerKind.APP, Units(requested)) for name in names_of_containers])
     running = [
         PodSeen(name, "ml", "Running", "node01", requests={VGPU: sum(used.values())}) for name, used in pods.items()
     ]
@@ -52,7 +54,7 @@ def explained(
     return explain(
         VmEvidence(
             target=ObjectRef(ObjectKind.POD, "new", "ml"),
-            pod=PodSeen("new", "ml", "Pending", requests={VGPU: requested}, conditions=(PENDING,)),
+            pod=PodSeen("new", "ml", "Pending", requests={VGPU: demand.total}, conditions=(PENDING,)),
             nodes=(NodeSeen("node01", allocatable={VGPU: sum(capacity.values())}),),
             pods=tuple(running),
             shares=SharesSeen(VGPU, demand, nodes={NodeName("node01"): books}, pods=names, priority=priority, **known),  # type: ignore[arg-type]
@@ -97,6 +99,14 @@ def test_a_share_that_fits_on_no_single_gpu_names_the_pods_in_the_way() -> None:
         "300 of 1000 units free; ml/a1 600, ml/a2 100",
         "400 of 1000 units free; ml/b1 400, ml/b2 200",
     ]
+
+
+def test_a_pod_with_too_many_arrangements_is_told_to_have_fewer_containers() -> None:
+    found = explained(451, {f"GPU-{number}": 1000 for number in range(8)}, {}, containers=17)
+    assert found.blocker is not None
+    assert found.blocker.code is FindingCode.TOO_COMPLEX
+    assert "no arrangement of its 17 containers was found" in found.blocker.message
+    assert found.blocker.fix == ("use at most 16 containers with units, or request fewer units",)
 
 
 IN_TOTAL = "kube-scheduler preempts none: the node has the units in total"

@@ -5,12 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.extender.preempting import MOST_STEPS, preempted
+from gpuvirt.cluster.extender.protocol import MetaVictims, PreemptionArguments
 from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.shares.budgets import DisruptionBudget, DisruptionBudgets
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SharingNode, SharingPod, demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.shares.steps import Steps, finished
 
 RESOURCE = "nvidia.com/vgpu"
 N = NodeName("n")
@@ -148,3 +151,11 @@ def reserve(found: IndexUnderTest, content: Object, name: NodeName = N) -> None:
     chosen = found.index.nodes[name].place(demand_of_pod(asked, Sharing().resource))
     assert chosen is not None
     found.index.reserve(asked, name, chosen)
+
+
+def preempted_on(
+    asked: PreemptionArguments, found: IndexUnderTest, budgets: DisruptionBudgets
+) -> Mapping[str, MetaVictims]:
+    """Return the victims by node."""
+    steps = Steps(MOST_STEPS)
+    return finished(preempted(asked, found.index, budgets, Sharing(), steps, lambda: False))

@@ -8,13 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.cluster.extender.filtering import filtered
-from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, PreemptionArguments, Victims
 from gpuvirt.cluster.shares.reading import shares_for_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import PodUid
 from tests.extender.podapi import PodApi
-from tests.extender.pods import IndexUnderTest, N, Object, budgets_of, decoded_pod, index_of, node, pod, reserve
+from tests.extender.pods import (
+    IndexUnderTest,
+    N,
+    Object,
+    budgets_of,
+    decoded_pod,
+    index_of,
+    node,
+    pod,
+    preempted_on,
+    reserve,
+)
 from tests.extender.processes import bind, is_ready, post, running, until
 
 PINNED = [pod(f"pinned-{gpu}", 700, on="n", gpus=[{gpu: 700}], priority=9) for gpu in "bc"]
@@ -127,8 +137,7 @@ def test_preemption_leaves_a_nominated_pod_its_gpu() -> None:
     running_pod = pod("mid", 1000, on="n", gpus=[{"b": 1000}])
     found = index_of([node("n", a=1000, b=1000)], [running_pod, pod("high", 1000, priority=5, nominated="n")])
     asked = PreemptionArguments(decoded_pod(pod("p", 1000, priority=3)), {N: Victims([PodUid("uid-mid")])})
-    chosen = dict(preempted(asked, found.index, budgets_of(), Sharing()))["n"]
-    assert chosen is not None
+    chosen = preempted_on(asked, found, budgets_of())["n"]
     assert [pod.uid for pod in chosen.pods] == ["uid-mid"]
 
 

@@ -5,13 +5,21 @@ from collections.abc import Sequence
 import pytest
 
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.protocol import PreemptionArguments, Victims
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.shares.budgets import DisruptionBudgets
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
-from tests.extender.pods import IndexUnderTest, Object, budget, budgets_of, decoded_pod, index_of, node, pod
+from tests.extender.pods import (
+    IndexUnderTest,
+    Object,
+    budget,
+    budgets_of,
+    decoded_pod,
+    index_of,
+    node,
+    pod,
+    preempted_on,
+)
 
 
 def victims(
@@ -24,7 +32,7 @@ def victims(
     """Return the victims on the node `n` and the violations; None where the node is left out."""
     uids = [PodUid(f"uid-{name}") for name in proposed]
     asked = PreemptionArguments(decoded_pod(content), {NodeName("n"): Victims(uids, violations)})
-    chosen = dict(preempted(asked, found.index, budgets or budgets_of(), Sharing())).get("n")
+    chosen = preempted_on(asked, found, budgets or budgets_of()).get("n")
     if chosen is None:
         return None
     return [pod.uid.removeprefix("uid-") for pod in chosen.pods], chosen.violations

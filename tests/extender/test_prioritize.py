@@ -6,15 +6,15 @@ from gpuvirt.cluster.extender.prioritizing import prioritized
 from gpuvirt.cluster.extender.protocol import NodeArguments
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.shares.placement import Policy
+from gpuvirt.model.shares.placement import MOST_STEPS, Policy
+from gpuvirt.model.shares.steps import Steps, finished
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, node, pod
 
 
 def scores(found: IndexUnderTest, content: Object, *names: str, policy: Policy = Policy.BINPACK) -> dict[str, int]:
     asked = NodeArguments(decoded_pod(content), [NodeName(name) for name in names])
-    return {
-        priority.host: priority.score for priority in prioritized(asked, found.index.books.rows, Sharing(policy=policy))
-    }
+    scoring = prioritized(asked, found.index.books.rows, Sharing(policy=policy), Steps(MOST_STEPS))
+    return {priority.host: priority.score for priority in finished(scoring)}
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares import eviction
 from gpuvirt.model.shares.books import NodeBooks
-from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
-from gpuvirt.model.shares.eviction import BudgetName, EvictionCandidate, cost, victims, violations
+from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units
+from gpuvirt.model.shares.eviction import BudgetName, EvictionCandidate, cost, search_victims, victims, violations
 from gpuvirt.model.shares.placement import GpuId, Shares, place
+from gpuvirt.model.shares.steps import Steps, finished
 
 A, B = GpuId("GPU-a"), GpuId("GPU-b")
 
@@ -178,6 +179,19 @@ def test_victims_are_the_cheapest_that_are_enough(pods: Sequence[_Pod], desired:
     assert found is not None
     sets = (some for count in range(len(candidates) + 1) for some in combinations(candidates, count))
     assert cost(books, found) == min(cost(books, some) for some in sets if helps(books, desired, some))
+
+
+@given(PODS, DESIRED, st.integers(4, 60))
+def test_the_work_of_a_search_is_bounded_and_no_pod_is_a_victim_for_want_of_steps(
+    pods: Sequence[_Pod], desired: int, most: int
+) -> None:
+    books, candidates = full_node(pods)
+    steps = Steps(most)
+    found = finished(search_victims(books, demand(desired), candidates, WHOLE, steps))
+    assert steps.left >= -8 * (len(candidates) + 1), "the last try is counted, too"
+    assert found is None or helps(books, desired, found)
+    for kept in found or ():
+        assert not helps(books, desired, [candidate for candidate in found or () if candidate is not kept])
 
 
 def helps(books: NodeBooks, desired: int, gone: Sequence[EvictionCandidate]) -> bool:

@@ -17,7 +17,8 @@ from gpuvirt.model.shares.demand import (
     UnplaceableError,
     demand_of,
 )
-from gpuvirt.model.shares.placement import GpuId, Policy, Shares, place
+from gpuvirt.model.shares.placement import MOST_STEPS, GpuId, Policy, Shares, place
+from gpuvirt.model.shares.steps import Steps
 
 INIT, SIDECAR, APP = ContainerKind
 
@@ -148,3 +149,48 @@ def test_a_pod_is_placed_where_any_arrangement_has_room_and_only_there(
 def test_the_order_of_gpus_does_not_matter(demand: Demand, free: Shares, policy: Policy) -> None:
     backwards = dict(reversed(list(free.items())))
     assert place(demand, free, policy) == place(demand, backwards, policy)
+
+
+MANY = pod(*(container(f"c{number}", 335 + number) for number in range(17)))
+"""17 containers of which two fit on a GPU: on 8 GPUs there are billions of arrangements, and none of them fits."""
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [
+        MANY,
+        pod(*(container(f"c{number}", 335 + number) for number in range(58))),
+        pod(*(container(f"c{number}", 100 + number, SIDECAR) for number in range(400))),
+        pod(*(container(f"c{number}", 335 + number % 3) for number in range(15)), container("whole", 1000)),
+    ],
+    ids=["17", "58", "sidecars", "16"],
+)
+@pytest.mark.parametrize("policy", list(Policy))
+def test_the_work_of_a_search_is_bounded(demand: Demand, policy: Policy) -> None:
+    given = 10 * MOST_STEPS
+    steps = Steps(given)
+    free = gpus(*(999 for _ in range(7)), *(1 for _ in range(60)), 1000)
+    assert place(demand, free, policy, steps=steps) is None
+    most = MOST_STEPS + len(demand.containers)  # a step of a sidecar compares several phases
+    assert given - steps.left <= 2 * most, "a policy that decides nothing is followed by packing"
+
+
+def test_a_pod_with_too_many_arrangements_is_undecided() -> None:
+    steps = Steps(MOST_STEPS)
+    assert place(MANY, gpus(*(1000 for _ in range(8))), steps=steps) is None
+    assert steps.is_undecided
+    assert place(MANY, gpus(*(300 for _ in range(8))), steps=steps) is None
+    assert not steps.is_undecided, "it is certain: the units are more than are left"
+
+
+@pytest.mark.parametrize(("number", "units", "pieces"), [(17, 335, 9), (58, 335, 29), (300, 10, 4)])
+@pytest.mark.parametrize("policy", list(Policy))
+def test_any_number_of_containers_fits_where_the_largest_are_placed_first(
+    number: int, units: int, pieces: int, policy: Policy
+) -> None:
+    steps, free = Steps(MOST_STEPS), gpus(*(1000 for _ in range(pieces)))
+    demand = pod(*(container(f"c{index}", units + index % 3) for index in range(number)))
+    found = place(demand, free, policy, steps=steps)
+    assert found is not None
+    assert has_room(demand, free, found.containers)
+    assert not steps.is_undecided

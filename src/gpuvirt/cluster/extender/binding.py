@@ -23,8 +23,9 @@ from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.demand import Demand
-from gpuvirt.model.shares.placement import Placement
-from gpuvirt.model.shares.wording import requested_text
+from gpuvirt.model.shares.placement import MOST_STEPS, Placement
+from gpuvirt.model.shares.steps import Steps
+from gpuvirt.model.shares.wording import requested_text, too_complex_text
 
 NOT_LEADING = "this replica of the extender does not lead, or not yet; kube-scheduler tries again"
 
@@ -124,7 +125,10 @@ class Binder:
             return Write(pod, node, Placement({}, {}))
         books = self._index.books_for(pod, node)
         sharing = self._sharing
-        chosen = books.place(demand, sharing.policy_of(pod), sharing.whole) if books is not None else None
+        steps = Steps(MOST_STEPS)
+        chosen = books.place(demand, sharing.policy_of(pod), sharing.whole, steps) if books is not None else None
+        if chosen is None and steps.is_undecided:
+            raise CannotBindError(f"pod {pod.where} is not bound to node {node}: {too_complex_text(demand)}")
         if chosen is None:
             largest = f"its largest free piece is {books.largest}" if books is not None else "it shares no GPUs"
             raise CannotBindError(

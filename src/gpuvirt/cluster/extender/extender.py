@@ -19,8 +19,10 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.binding import NOT_LEADING, Binder
 from gpuvirt.cluster.extender.bindings import CannotBindError
-from gpuvirt.cluster.extender.filtering import HELD, filtered, fits_without_held
+from gpuvirt.cluster.extender.filtering import HELD, MOST_STEPS, filtering, fits_without_held
 from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
+from gpuvirt.cluster.extender.longwork import LongWork
+from gpuvirt.cluster.extender.preempting import MOST_STEPS as MOST_PREEMPTION_STEPS
 from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.prioritizing import prioritized
 from gpuvirt.cluster.extender.protocol import (
@@ -43,6 +45,7 @@ from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingN
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.loops.histogram import Histogram
+from gpuvirt.model.shares.steps import Steps
 from gpuvirt.tasks import keep_going
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -91,6 +94,7 @@ class Extender:
         self._intervals = intervals
         self.binder = Binder(client, self.index, sharing, clock, may_write, intervals)
         self._turns = Turns(clock, intervals.turn_s)
+        self._long_work = LongWork(clock)
         self._refused = RefusedPods(self.index, sharing, clock, intervals.late_s)
         self._sharing = sharing
         self._clock = clock
@@ -188,9 +192,12 @@ class Extender:
         index, pod = self.index, asked.pod
         if (why := self.binder.fence.why_withheld(pod.uid)) is not None:
             return failed(f"filter: pod {pod.where} is not placed: {why}", REFUSED)
-        found = filtered(asked, index.rows_for(pod), self._sharing, index.limiting, index.nominated_for(pod))
+        steps, sharing, limiting, result = Steps(MOST_STEPS), self._sharing, index.limiting, self._long_work.result
+        rows, nominated = index.rows_for(pod), index.nominated_for(pod)
+        found = await result(filtering(asked, rows, sharing, limiting, steps, nominated), steps)
         if not found.node_names and (found.nodes is None or not found.nodes.items):
-            if fits_without_held(asked, index.rows_without(self.binder.writes.held), self._sharing, index.limiting):
+            without = index.rows_without(self.binder.writes.held)
+            if await result(fits_without_held(asked, without, sharing, limiting, steps), steps):
                 # A pod that is refused waits for an event or five minutes, one with an error is tried again soon.
                 return failed(f"filter: pod {pod.where}: {HELD}", REFUSED)
             self._refused.add(asked)
@@ -202,27 +209,21 @@ class Extender:
     async def prioritize(self, body: bytes) -> SchedulerAnswer:
         """Answer prioritize."""
         asked = node_arguments(PRIORITIZE, body)
-        scores = prioritized(asked, self.index.rows_for(asked.pod), self._sharing)
+        steps = Steps(MOST_STEPS)
+        scoring = prioritized(asked, self.index.rows_for(asked.pod), self._sharing, steps)
+        scores = await self._long_work.result(scoring, steps)
         self._turns.place(asked.pod.uid)
         return SchedulerAnswer(msgspec.json.encode(scores), OK)
 
     async def preempt(self, body: bytes) -> SchedulerAnswer:
-        """Answer preempt; the search for victims lets other requests and the lease come between nodes.
-
-        Where it takes long, the nodes that are left are not searched: kube-scheduler chooses among those of the answer.
-        """
-        asked = preemption_arguments(body)
-        found = PreemptionResult({})
+        """Answer preempt."""
+        asked, steps = preemption_arguments(body), Steps(MOST_PREEMPTION_STEPS)
         until_s = self._clock.monotonic_s() + self._intervals.preempt_s
-        searched = preempted(asked, self.index, self.budgets, self._sharing)
-        for number, (name, victims) in enumerate(searched, 1):
-            if victims is not None:
-                found.victims[name] = victims
-            if found.victims and number < len(asked.victims) and self._clock.monotonic_s() >= until_s:
-                log.info("victims were searched on %d of %d nodes", number, len(asked.victims))
-                break
-            await self._clock.sleep(0)
-        return SchedulerAnswer(msgspec.json.encode(found), OK if found.victims else REFUSED)
+        searching = preempted(
+            asked, self.index, self.budgets, self._sharing, steps, lambda: self._clock.monotonic_s() >= until_s
+        )
+        victims = await self._long_work.result(searching, steps)
+        return SchedulerAnswer(msgspec.json.encode(PreemptionResult(victims)), OK if victims else REFUSED)
 
     async def bind(self, body: bytes) -> SchedulerAnswer:
         """Answer bind."""

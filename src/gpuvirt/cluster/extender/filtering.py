@@ -4,7 +4,7 @@ A request costs what its own names cost: a node's answer is a comparison with it
 share one text, by which kube-scheduler also groups them in its event.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -25,7 +25,8 @@ from gpuvirt.model.shares.demand import Demand, Units, UnplaceableError
 from gpuvirt.model.shares.fitting import fits, one_piece
 from gpuvirt.model.shares.placement import Pieces
 from gpuvirt.model.shares.quantities import InvalidQuantityError
-from gpuvirt.model.shares.wording import requested_text
+from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.model.shares.wording import requested_text, too_complex_text
 
 NO_UNITS = f"the node shares no GPUs: it has no annotation {SHARED_GPUS_ANNOTATION}"
 
@@ -38,6 +39,10 @@ HELD = (
     "the missing units are held for bindings whose outcome is not known yet, since the API server did not answer;"
     " kube-scheduler tries again"
 )
+MOST_STEPS = 200_000
+"""The steps of a request, about 0.2 s; without any left a node fits only where one GPU has room for all containers."""
+_NODE = 5
+"""The steps of a node, beside those of searches."""
 NOMINATED = "; more is kept for pods that have preempted others there"
 
 
@@ -61,8 +66,22 @@ def filtered(
     sharing: Sharing,
     limiting: Collection[NodeName],
     nominated: Iterable[NodeName] = (),
+    steps: Steps | None = None,
 ) -> FilterResult:
-    """Return the answer of filter; nothing is reserved.
+    """Return the answer of filter by work that is done at once; see `filtering`."""
+    steps = steps if steps is not None else Steps(MOST_STEPS)
+    return finished(filtering(asked, rows, sharing, limiting, steps, nominated))
+
+
+def filtering(
+    asked: NodeArguments,
+    rows: Mapping[NodeName, FreeRow],
+    sharing: Sharing,
+    limiting: Collection[NodeName],
+    steps: Steps,
+    nominated: Iterable[NodeName] = (),
+) -> Generator[None, None, FilterResult]:
+    """Return the answer of filter; yield between steps. Nothing is reserved.
 
     A node on which evicting pods of a lower priority makes the pod fit is failed, any other unresolvable. `limiting`
     are the nodes whose shares are limits. `nominated` are the nodes in whose rows units are kept for nominated pods,
@@ -76,7 +95,7 @@ def filtered(
         return filter_result(asked, (), {}, dict.fromkeys(asked.names, reason))
     if not demand.containers:
         return filter_result(asked, asked.names, {}, {})
-    judge, piece = _Judge(demand, sharing, asked.pod.spec.priority), one_piece(demand, sharing.whole)
+    judge, piece = _Judge(demand, sharing, asked.pod.spec.priority, steps), one_piece(demand, sharing.whole)
     unlimited = dict[str, str]()
     if needs:
         unlimited = {name: NO_LIMITS for name in asked.names if name in rows and name not in limiting}
@@ -84,22 +103,27 @@ def filtered(
     if piece is not None and len(demand.containers) == 1:
         judged = _judged_by_piece(names, rows, judge, piece)
     else:
-        judged = _judged(names, rows, judge)
+        judged = yield from _judged(names, rows, judge)
     judged.unresolvable |= unlimited
     for name in nominated:
         if (row := rows.get(name)) is not None and judge.has_room(row.books.capacity_pieces):
             judged.explain_nominated(name)
+        yield
     return filter_result(asked, judged.fitting, judged.failed, judged.unresolvable)
 
 
 def fits_without_held(
-    asked: NodeArguments, rows: Mapping[NodeName, FreeRow], sharing: Sharing, limiting: Collection[NodeName]
-) -> bool:
+    asked: NodeArguments,
+    rows: Mapping[NodeName, FreeRow],
+    sharing: Sharing,
+    limiting: Collection[NodeName],
+    steps: Steps,
+) -> Generator[None, None, bool]:
     """Return whether a pod fits on one of the nodes whose rows are given, which are without reservations."""
     names = [name for name in asked.names if name in rows]
     if not names:
         return False
-    found = filtered(NodeArguments(asked.pod, names), rows, sharing, limiting)
+    found = yield from filtering(NodeArguments(asked.pod, names), rows, sharing, limiting, steps)
     return bool(found.node_names)
 
 
@@ -127,13 +151,17 @@ def _judged_by_piece(
     return judged
 
 
-def _judged(names: Sequence[NodeName], rows: Mapping[NodeName, FreeRow], judge: "_Judge") -> _Judged:
+def _judged(
+    names: Sequence[NodeName], rows: Mapping[NodeName, FreeRow], judge: "_Judge"
+) -> Generator[None, None, _Judged]:
     """Judge the nodes for any pod; nodes with the same pieces are judged once."""
     judged, priority = _Judged(), judge.priority
     for name in names:
         if (row := rows.get(name)) is None:
             judged.unresolvable[name] = NO_UNITS
-        elif judge.has_room(row.books.pieces):
+            continue
+        yield from judge.learn(row)
+        if judge.has_room(row.books.pieces):
             judged.fitting.append(name)
         elif not judge.has_room(row.books.capacity_pieces):
             judged.unresolvable[name] = judge.capacity_text(row.capacity, row.books.capacity_pieces)
@@ -159,25 +187,43 @@ class _Texts(dict[Units, str]):
 class _Judge:
     """The judgement of one pod by the sizes of pieces, each size judged once."""
 
-    def __init__(self, demand: Demand, sharing: Sharing, priority: int) -> None:
+    def __init__(self, demand: Demand, sharing: Sharing, priority: int, steps: Steps) -> None:
         self._demand = demand
         self._sharing = sharing
+        self._steps = steps
         self._room: dict[Pieces, bool] = {}
+        self._undecided: set[Pieces] = set()
+        """The pieces of which it is not certain that the pod does not fit into them."""
         self._texts: dict[str, str] = {}
+        self._requested, self._complex = requested_text(demand), f"{sharing.resource}: {too_complex_text(demand)}"
         self.priority = priority
 
+    def learn(self, row: FreeRow) -> Generator[None]:
+        """Judge the pieces of a node, and yield between them: each may need a search."""
+        self._steps.take(_NODE)
+        if not self.has_room(row.books.pieces):
+            yield
+            self.has_room(row.books.capacity_pieces)
+        yield
+
     def has_room(self, pieces: Pieces) -> bool:
-        """Return whether the pod fits into pieces."""
+        """Return whether the pod is known to fit into pieces."""
         if (room := self._room.get(pieces)) is None:
-            room = self._room[pieces] = fits(self._demand, pieces, self._sharing.whole)
+            room = self._room[pieces] = fits(self._demand, pieces, self._sharing.whole, self._steps)
+            if self._steps.is_undecided:
+                self._undecided.add(pieces)
         return room
 
     def free_text(self, largest: Units, pieces: Pieces = ()) -> str:
         """Return why the pod does not fit on a node now."""
+        if pieces in self._undecided:
+            return self._complex
         return self._text(f"{self._whole(pieces)} whole GPUs are free", f"the largest free piece of a GPU is {largest}")
 
     def capacity_text(self, largest: Units, pieces: Pieces = ()) -> str:
         """Return why the pod does not fit on a node, whatever is evicted."""
+        if pieces in self._undecided:
+            return self._complex
         return self._text(f"the node has {self._whole(pieces)} of them", f"the node's largest GPU has {largest}")
 
     def _whole(self, pieces: Pieces) -> int:
@@ -185,7 +231,7 @@ class _Judge:
 
     def _text(self, found_whole: str, found_piece: str) -> str:
         sharing, demand = self._sharing, self._demand
-        asked = f"{sharing.resource}: {requested_text(demand)} requested"
+        asked = f"{sharing.resource}: {self._requested} requested"
         needs_whole = demand.largest > sharing.whole or (demand.largest == sharing.whole and len(demand.containers) > 1)
         text = f"{asked}, which are whole GPUs; {found_whole}" if needs_whole else f"{asked}, {found_piece}"
         return self._texts.setdefault(text, text)

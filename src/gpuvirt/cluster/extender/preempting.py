@@ -7,7 +7,8 @@ units are not needed stays a victim: kube-scheduler chose it for its processors,
 the extender does not know (decisions 183 and 184).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 from gpuvirt.cluster.extender.protocol import MetaPod, MetaVictims, PreemptionArguments, Victims
 from gpuvirt.cluster.shares.budgets import DisruptionBudgets
@@ -17,27 +18,51 @@ from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import Demand, UnplaceableError
-from gpuvirt.model.shares.eviction import EvictionCandidate, cost, victims, violations
+from gpuvirt.model.shares.eviction import EvictionCandidate, cost, search_victims, violations
 from gpuvirt.model.shares.placement import place
 from gpuvirt.model.shares.quantities import InvalidQuantityError
+from gpuvirt.model.shares.steps import Steps
+
+log = logging.getLogger(__name__)
+
+MOST_STEPS = 2_000_000
+"""The steps of a request, about 2 s."""
+_NODE = 250
+"""The steps of a node, beside those of the search for its victims."""
 
 
 def preempted(
-    asked: PreemptionArguments, index: Index, budgets: DisruptionBudgets, sharing: Sharing
-) -> Iterator[tuple[str, MetaVictims | None]]:
-    """Yield the victims on each node, searched as they are asked for; None where evictions do not help."""
+    asked: PreemptionArguments,
+    index: Index,
+    budgets: DisruptionBudgets,
+    sharing: Sharing,
+    steps: Steps,
+    is_late: Callable[[], bool],
+) -> Generator[None, None, dict[str, MetaVictims]]:
+    """Return the victims on each node where evictions help; yield between steps.
+
+    Where it takes long, the nodes that are left are not searched: kube-scheduler chooses among those of the answer.
+    """
+    found = dict[str, MetaVictims]()
     try:
         demand = demand_of_pod(asked.pod, sharing.resource, sharing.whole)
     except (InvalidQuantityError, UnplaceableError):
-        return
-    for name, proposed in asked.victims.items():
+        return found
+    for number, (name, proposed) in enumerate(asked.victims.items()):
+        if (found and is_late()) or steps.left <= 0:
+            log.info("victims were searched on %d of %d nodes", number, len(asked.victims))
+            break
+        steps.take(_NODE)
         chosen: Victims | None = None
         if not demand.containers:
             chosen = proposed
         elif (books := index.books_for(asked.pod, name)) is not None and proposed.pods:
             candidates = _candidates(index, name, budgets, asked.pod.spec.priority)
-            chosen = _Choice(books, demand, sharing, candidates, proposed).victims()
-        yield name, _meta(chosen) if chosen is not None else None
+            chosen = yield from _Choice(books, demand, sharing, candidates, proposed, steps).victims()
+        if chosen is not None:
+            found[name] = _meta(chosen)
+        yield
+    return found
 
 
 def _candidates(
@@ -61,7 +86,9 @@ class _Choice:
         sharing: Sharing,
         candidates: Mapping[PodUid, EvictionCandidate],
         proposed: Victims,
+        steps: Steps,
     ) -> None:
+        self._steps = steps
         self._books = books
         self._demand = demand
         self._whole = sharing.whole
@@ -69,12 +96,13 @@ class _Choice:
         self._proposed = proposed
         self._with_units = [candidates[pod] for pod in proposed.pods if pod in candidates and books.has(pod)]
 
-    def victims(self) -> Victims | None:
-        """Return the victims; None where no eviction makes the pod fit."""
+    def victims(self) -> Generator[None, None, Victims | None]:
+        """Return the victims; None where no eviction is known to make the pod fit."""
         kept = self._needed_otherwise()
         uids = {candidate.pod for candidate in kept}
         rest = [candidate for candidate in self._candidates.values() if candidate.pod not in uids]
-        chosen = victims(self._books.without(uids), self._demand, rest, self._whole)
+        books = self._books.without(uids)
+        chosen = yield from search_victims(books, self._demand, rest, self._whole, self._steps)
         if chosen is None:
             return None
         best = sorted((*kept, *chosen), key=lambda candidate: (-candidate.priority, candidate.pod))
@@ -83,9 +111,9 @@ class _Choice:
         return self._answer(best)
 
     def _helps(self) -> bool:
-        """Return whether the proposal makes the pod fit."""
+        """Return whether the proposal is known to make the pod fit."""
         free = self._books.without(self._proposed.pods).free
-        return place(self._demand, free, whole=self._whole) is not None
+        return place(self._demand, free, whole=self._whole, steps=self._steps) is not None
 
     def _needed_otherwise(self) -> Sequence[EvictionCandidate]:
         """Return the proposed victims without which the sum of units is enough."""

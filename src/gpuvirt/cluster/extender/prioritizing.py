@@ -5,7 +5,7 @@ and the others at most 9 by their distance to the best: packing finds the best f
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from math import ceil
 
 from gpuvirt.cluster.extender.protocol import HIGHEST_SCORE, HostPriority, NodeArguments
@@ -17,10 +17,19 @@ from gpuvirt.model.shares.demand import Demand, Units, UnplaceableError
 from gpuvirt.model.shares.fitting import room_left
 from gpuvirt.model.shares.placement import Pieces, Policy
 from gpuvirt.model.shares.quantities import InvalidQuantityError
+from gpuvirt.model.shares.steps import Steps
+
+_NODE = 2
+"""The steps of a node, beside those of a search."""
 
 
-def prioritized(asked: NodeArguments, rows: Mapping[NodeName, FreeRow], sharing: Sharing) -> Sequence[HostPriority]:
-    """Return the answer of prioritize; a node on which the pod does not fit gets 0."""
+def prioritized(
+    asked: NodeArguments, rows: Mapping[NodeName, FreeRow], sharing: Sharing, steps: Steps
+) -> Generator[None, None, Sequence[HostPriority]]:
+    """Return the answer of prioritize; yield between steps.
+
+    A node on which the pod does not fit, or where that is undecided within the `steps`, gets 0.
+    """
     try:
         demand = demand_of_pod(asked.pod, sharing.resource, sharing.whole)
     except (InvalidQuantityError, UnplaceableError):
@@ -30,7 +39,7 @@ def prioritized(asked: NodeArguments, rows: Mapping[NodeName, FreeRow], sharing:
     if len(demand.containers) == 1 and demand.largest < sharing.whole:
         rooms = _rooms_beside_piece(found, demand.total, policy)
     else:
-        rooms = _rooms(found, demand, policy, sharing)
+        rooms = yield from _rooms(found, demand, policy, sharing, steps)
     scores = _scores({room for room in rooms if room is not None}, policy)
     return [
         HostPriority(name, 0 if room is None else scores[room]) for name, room in zip(asked.names, rooms, strict=True)
@@ -49,14 +58,18 @@ def _rooms_beside_piece(found: Sequence[FreeRow | None], piece: Units, policy: P
     ]
 
 
-def _rooms(found: Sequence[FreeRow | None], demand: Demand, policy: Policy, sharing: Sharing) -> Sequence[int | None]:
+def _rooms(
+    found: Sequence[FreeRow | None], demand: Demand, policy: Policy, sharing: Sharing, steps: Steps
+) -> Generator[None, None, Sequence[int | None]]:
     """Return the room that any pod leaves, None where it does not fit; equal nodes are judged once."""
     known: dict[Pieces, int | None] = {}
     rooms: list[int | None] = []
     for row in found:
         pieces = row.books.pieces if row is not None else ()
+        steps.take(_NODE)
         if pieces not in known:
-            known[pieces] = room_left(demand, pieces, policy, sharing.whole)
+            known[pieces] = room_left(demand, pieces, policy, sharing.whole, steps)
+        yield
         rooms.append(known[pieces])
     return rooms
 

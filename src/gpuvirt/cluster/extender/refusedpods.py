@@ -20,9 +20,15 @@ from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.shares.steps import Steps
 
 MOST = 64
 """How many refused pods are known; the oldest are forgotten. The binding of one that is woken is an event for all."""
+
+
+MOST_STEPS = 3000
+"""The steps by which refused pods are judged after an event. A pod of which it is not certain then that it fits is not
+woken: it waits for the next event, as kube-scheduler has it."""
 
 
 class _Refused(NamedTuple):
@@ -69,7 +75,8 @@ class RefusedPods:
         """Find the pods that were refused a moment ago and fit on a node that has changed."""
         since_s = self._clock.monotonic_s() - self._late_s
         recent = {uid: refused for uid, refused in self._refused.items() if refused.at_s >= since_s}
-        found = {uid: refused.pod for uid, refused in recent.items() if self._fits(refused, changed)}
+        steps = Steps(MOST_STEPS)
+        found = {uid: refused.pod for uid, refused in recent.items() if self._fits(refused, changed, steps)}
         self._refused = {uid: refused for uid, refused in recent.items() if uid not in found}
         self._fitting |= found
         if found:
@@ -82,9 +89,10 @@ class RefusedPods:
             await self._news.wait()
         return self._fitting.pop(next(iter(self._fitting)))
 
-    def _fits(self, refused: _Refused, changed: AbstractSet[NodeName]) -> bool:
+    def _fits(self, refused: _Refused, changed: AbstractSet[NodeName], steps: Steps) -> bool:
         names = [name for name in refused.names if name in changed]
         if not names:
             return False
         index, pod = self._index, refused.pod
-        return bool(filtered(NodeArguments(pod, names), index.rows_for(pod), self._sharing, index.limiting).node_names)
+        asked, rows = NodeArguments(pod, names), index.rows_for(pod)
+        return bool(filtered(asked, rows, self._sharing, index.limiting, steps=steps).node_names)

@@ -50,6 +50,15 @@ class _NodePods(msgspec.Struct):
     gpus: set[GpuId] = msgspec.field(default_factory=set)
 
 
+class _Kept(msgspec.Struct, frozen=True):
+    """The books of a node in which nominated pods have their units, and what they were made of."""
+
+    before: NodeBooks
+    nominated: Sequence[Nomination]
+    ending: Sequence[PodUid]
+    books: NodeBooks
+
+
 class Index:
     """The books of the cluster, kept by the events of its nodes and pods."""
 
@@ -65,6 +74,8 @@ class Index:
         self._nominations = Nominations(sharing)
         self._observed: set[str] = set()
         self._limiting: dict[NodeName, Enforcement] = {}
+        self._kept: dict[NodeName, _Kept] = {}
+        """The latest books with nominated pods, by node: their GPUs are searched once for each change."""
 
     @property
     def is_ready(self) -> bool:
@@ -216,8 +227,17 @@ class Index:
         books = row.books.without({pod}) if self.reserved(pod, name) is not None else row.books
         if nominated:
             ending = [uid for uid, bound in self.pods_on(name).items() if bound.metadata.deletion_timestamp]
-            books = with_nominated(books, nominated, ending, self._sharing.whole)
+            books = self._with_nominated(name, books, nominated, ending)
         return row if books is row.books else row_of(books)
+
+    def _with_nominated(
+        self, name: NodeName, books: NodeBooks, nominated: Sequence[Nomination], ending: Sequence[PodUid]
+    ) -> NodeBooks:
+        kept = self._kept.get(name)
+        if kept is None or kept.before is not books or (kept.nominated, kept.ending) != (nominated, ending):
+            found = with_nominated(books, nominated, ending, self._sharing.whole)
+            kept = self._kept[name] = _Kept(books, nominated, ending, found)
+        return kept.books
 
     def _take_node(self, node: SharingNode) -> None:
         limits = node.metadata.annotations.limits
@@ -294,3 +314,4 @@ class Index:
         if (node is None or not node.pods) and books is not None and not books.capacity and not books.all_pods:
             self._books.drop_node(name)
             self._nodes.pop(name, None)
+            self._kept.pop(name, None)

@@ -112,6 +112,10 @@ class FindingCode(Code):
         "NoFreePiece",
         "no single shared GPU of the node has the requested units free, although all together may have them",
     )
+    TOO_COMPLEX = _workload(
+        "TooComplex",
+        "the pod has more containers with units than arrangements on GPUs are searched for, and the first does not fit",
+    )
     NO_GPU_LARGE_ENOUGH = _workload(
         "NoGpuLargeEnough", "each shared GPU of the node has fewer units than are requested"
     )

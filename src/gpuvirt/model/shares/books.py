@@ -11,6 +11,7 @@ from typing import NamedTuple
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.placement import GpuId, Pieces, Placement, Policy, Shares, place
+from gpuvirt.model.shares.steps import Steps
 
 _NONE = Units(0)
 
@@ -101,9 +102,11 @@ class NodeBooks:
         units = self.floating.get(pod)
         return {} if units is None else dict.fromkeys(self.capacity, units)
 
-    def place(self, demand: Demand, policy: Policy = Policy.BINPACK, whole: Units = WHOLE) -> Placement | None:
-        """Return where a pod's containers go, None where they do not fit."""
-        return place(demand, self.free, policy, whole)
+    def place(
+        self, demand: Demand, policy: Policy = Policy.BINPACK, whole: Units = WHOLE, steps: Steps | None = None
+    ) -> Placement | None:
+        """Return where a pod's containers go, None where they do not fit or that is undecided, as `placement.place`."""
+        return place(demand, self.free, policy, whole, steps)
 
     def has(self, pod: PodUid) -> bool:
         """Return whether a pod takes units here."""

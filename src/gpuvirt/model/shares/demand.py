@@ -56,7 +56,7 @@ class Demand(msgspec.Struct, frozen=True):
     @property
     def total(self) -> Units:
         """The most units that run at a time, as kube-scheduler counts the pod."""
-        return Units(max((sum(container.units for container in phase) for phase in self.phases()), default=0))
+        return most_at_a_time(self, {container.name: container.units for container in self.containers})
 
     @property
     def largest(self) -> Units:
@@ -90,5 +90,12 @@ def demand_of(containers: Sequence[ContainerDemand], whole: Units = WHOLE) -> De
 
 def most_at_a_time(demand: Demand, units: Mapping[ContainerName, Units]) -> Units:
     """Return the most of `units` that run at a time, where `units` are those of some of the containers."""
-    phases = (sum(units.get(container.name, 0) for container in phase) for phase in demand.phases())
-    return Units(max(phases, default=0))
+    most = sidecars = apps = 0
+    for container in demand.containers:
+        own = units.get(container.name, 0)
+        if container.kind is ContainerKind.APP:
+            apps += own
+        else:
+            most = max(most, sidecars + own)
+            sidecars += own if container.kind is ContainerKind.SIDECAR else 0
+    return Units(max(most, sidecars + apps))

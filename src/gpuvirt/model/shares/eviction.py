@@ -6,7 +6,7 @@ pickOneNodeForPreemption): violations of PodDisruptionBudgets, the highest prior
 with each pod, and the number of pods.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import combinations, islice
 from typing import NewType
 
@@ -17,6 +17,7 @@ from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.fitting import fits
 from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.model.shares.steps import Steps, finished
 
 BudgetName = NewType("BudgetName", str)
 """The namespace and the name of a PodDisruptionBudget: `default/web`."""
@@ -25,6 +26,11 @@ MOST_SCOPES = 128
 """Sets of GPUs that are tried; 8 GPUs have 70 sets of 4."""
 MOST_TRIES = 256
 """Sets of pods that are tried on a node, after a good one has been found without a search."""
+MOST_STEPS = 200_000
+"""The steps of the search on a node, about 0.2 s. No pods are victims of a search that has used them up before it was
+certain that each is needed."""
+_JUDGEMENT = 4
+"""The steps of a judgement of pieces, beside those of a search for an arrangement."""
 _OFFSET = 2**31
 """The number that kube-scheduler adds to each priority, so that no sum falls as pods are added."""
 
@@ -63,23 +69,36 @@ def cost(books: NodeBooks, pods: Sequence[EvictionCandidate]) -> Cost:
 def victims(
     books: NodeBooks, demand: Demand, candidates: Sequence[EvictionCandidate], whole: Units = WHOLE
 ) -> tuple[EvictionCandidate, ...] | None:
-    """Return the pods of a node whose eviction makes a pod fit, none where it fits already.
+    """Return the result of `search_victims` for one node."""
+    return finished(search_victims(books, demand, candidates, whole, Steps(MOST_STEPS)))
 
-    None where no eviction helps. Of a share that lies on one GPU, the GPU is the one that costs least; pods on other
-    GPUs stay. The cheapest set is found unless the search for it would be long; each pod of the result is needed.
+
+def search_victims(
+    books: NodeBooks, demand: Demand, candidates: Sequence[EvictionCandidate], whole: Units, steps: Steps
+) -> Generator[None, None, tuple[EvictionCandidate, ...] | None]:
+    """Return the pods of a node whose eviction makes a pod fit, none where it fits already; yield between steps.
+
+    None where no eviction helps, or where none is known to within the `steps`. Of a share that lies on one GPU, the GPU
+    is the one that costs least; pods on other GPUs stay. The cheapest set is found unless the search for it would be
+    long; each pod of the result is needed.
     """
-    search = _Search(books, demand, whole)
+    search = _Search(books, demand, whole, steps)
     if search.fits_without(()):
         return ()
+    yield
     exists = [candidate for candidate in candidates if books.has(candidate.pod)]
-    scopes = [scope for scope in _scopes(books, demand, exists, whole) if search.fits_without(scope)]
+    scopes = list[Sequence[EvictionCandidate]]()
+    for scope in _scopes(books, demand, exists, whole):
+        if search.fits_without(scope):
+            scopes.append(scope)
+        yield
     if scopes and len(demand.containers) == 1 and demand.largest >= whole:
-        search.reprieve(min(scopes, key=lambda scope: cost(books, scope)))  # all pods on whole GPUs must go
+        yield from search.reprieve(min(scopes, key=lambda scope: cost(books, scope)))  # all pods on whole GPUs must go
     else:
         for scope in scopes:
-            search.reprieve(scope)
+            yield from search.reprieve(scope)
         for scope in scopes:
-            search.improve(scope)
+            yield from search.improve(scope)
     if search.best is None:
         return None
     return tuple(sorted(search.best, key=lambda candidate: (candidate.priority, candidate.pod)))
@@ -88,7 +107,10 @@ def victims(
 class _Search:
     """The search for the cheapest victims on one node."""
 
-    def __init__(self, books: NodeBooks, demand: Demand, whole: Units) -> None:
+    def __init__(self, books: NodeBooks, demand: Demand, whole: Units, steps: Steps) -> None:
+        self._steps = steps
+        self._least = max(steps.left - MOST_STEPS, 0)
+        """The steps that are left when this search ends."""
         self.best: Sequence[EvictionCandidate] | None = None
         self._cost: Cost | None = None
         self._books = books
@@ -104,7 +126,7 @@ class _Search:
         """Return whether the pod fits once others are evicted."""
         return self._fits(self._free_without(pods))
 
-    def reprieve(self, scope: Sequence[EvictionCandidate]) -> None:
+    def reprieve(self, scope: Sequence[EvictionCandidate]) -> Generator[None]:
         """Let pods stay one after the other as long as the rest is enough, as kube-scheduler does.
 
         Those whose eviction would be a violation stay first, then high priorities, then small pods; those that are
@@ -122,29 +144,34 @@ class _Search:
                     del gone[candidate.pod]
                 else:
                     self._count(free, candidate.pod, 1)
+                yield
+            if self._is_out_of_steps:
+                return  # a pod may be among the victims only since it was not found out that it may stay
             self._take(tuple(gone.values()))
 
-    def improve(self, scope: Sequence[EvictionCandidate]) -> None:
+    def improve(self, scope: Sequence[EvictionCandidate]) -> Generator[None]:
         """Try sets that cost less than the best one so far."""
         ordered = sorted(scope, key=lambda candidate: (-_units(self._books, candidate), candidate.pod))
-        self._extend((), ordered, dict(self._free))
+        yield from self._extend((), ordered, dict(self._free))
 
     def _extend(
         self, chosen: tuple[EvictionCandidate, ...], scope: Sequence[EvictionCandidate], free: dict[GpuId, int]
-    ) -> None:
+    ) -> Generator[None]:
         """Try the chosen pods with others. Costs grow with the set, so a branch above the best cost is skipped."""
         for number, candidate in enumerate(scope):
-            if self._tries <= 0:
+            if self._tries <= 0 or self._is_out_of_steps:
                 return
             self._tries -= 1
+            yield
             extended = (*chosen, candidate)
+            self._steps.take(_JUDGEMENT * len(extended))
             if self._cost is not None and cost(self._books, extended) >= self._cost:
                 continue
             self._count(free, candidate.pod, 1)
             if self._fits(free):
-                self.reprieve(extended)
+                yield from self.reprieve(extended)
             else:
-                self._extend(extended, scope[number + 1 :], free)
+                yield from self._extend(extended, scope[number + 1 :], free)
             self._count(free, candidate.pod, -1)
 
     def _take(self, found: Sequence[EvictionCandidate]) -> None:
@@ -155,8 +182,17 @@ class _Search:
     def _weight(self, candidate: EvictionCandidate) -> tuple[int, int, PodUid]:
         return -candidate.priority, _units(self._books, candidate), candidate.pod
 
+    @property
+    def _is_out_of_steps(self) -> bool:
+        return self._steps.left <= self._least
+
     def _fits(self, free: Mapping[GpuId, int]) -> bool:
-        return fits(self._demand, tuple(sorted([Units(max(units, 0)) for units in free.values()])), self._whole)
+        """Return whether the pod is known to fit."""
+        if self._is_out_of_steps:
+            return False
+        self._steps.take(_JUDGEMENT)
+        pieces = tuple(sorted([Units(max(units, 0)) for units in free.values()]))
+        return fits(self._demand, pieces, self._whole, self._steps)
 
     def _free_without(self, pods: Iterable[EvictionCandidate]) -> dict[GpuId, int]:
         free = dict(self._free)

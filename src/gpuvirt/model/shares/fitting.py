@@ -8,6 +8,7 @@ from bisect import bisect_left
 
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.placement import GpuId, Pieces, Policy, place
+from gpuvirt.model.shares.steps import Steps
 
 
 def one_piece(demand: Demand, whole: Units = WHOLE) -> Units | None:
@@ -20,8 +21,10 @@ def one_piece(demand: Demand, whole: Units = WHOLE) -> Units | None:
     return None
 
 
-def fits(demand: Demand, pieces: Pieces, whole: Units = WHOLE) -> bool:
-    """Return whether a pod fits into pieces, the least first."""
+def fits(demand: Demand, pieces: Pieces, whole: Units = WHOLE, steps: Steps | None = None) -> bool:
+    """Return whether a pod fits into pieces, the least first; False also where that is undecided, as `steps` says."""
+    if steps is not None:
+        steps.begin_answer()
     if not demand.containers:
         return True
     if not pieces or pieces[-1] < min(demand.largest, whole):
@@ -32,10 +35,12 @@ def fits(demand: Demand, pieces: Pieces, whole: Units = WHOLE) -> bool:
     if len(demand.containers) == 1:
         number = demand.containers[0].gpus(whole)
         return number > 0 and len(pieces) - bisect_left(pieces, whole) >= number
-    return place(demand, _anonymous(pieces), whole=whole) is not None
+    return place(demand, _anonymous(pieces), whole=whole, steps=steps) is not None
 
 
-def room_left(demand: Demand, pieces: Pieces, policy: Policy, whole: Units = WHOLE) -> int | None:
+def room_left(
+    demand: Demand, pieces: Pieces, policy: Policy, whole: Units = WHOLE, steps: Steps | None = None
+) -> int | None:
     """Return the units that stay free on the GPUs that a pod gets of these pieces; None where it does not fit.
 
     For whole GPUs, of which nothing stays free, the units of the whole GPUs that the node has left count. Packing takes
@@ -47,7 +52,9 @@ def room_left(demand: Demand, pieces: Pieces, policy: Policy, whole: Units = WHO
     if piece is not None and pieces and pieces[-1] >= piece and demand.largest < whole:
         chosen = pieces[bisect_left(pieces, piece)] if policy is Policy.BINPACK else pieces[-1]
         return chosen - piece
-    placed = place(demand, _anonymous(pieces), policy, whole) if fits(demand, pieces, whole) else None
+    if not pieces or pieces[-1] < min(demand.largest, whole):
+        return None
+    placed = place(demand, _anonymous(pieces), policy, whole, steps)
     if placed is None:
         return None
     used = {int(gpu): units for gpu, units in placed.used.items()}

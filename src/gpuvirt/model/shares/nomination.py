@@ -11,7 +11,8 @@ import msgspec
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
-from gpuvirt.model.shares.placement import Policy
+from gpuvirt.model.shares.placement import MOST_STEPS, Policy
+from gpuvirt.model.shares.steps import Steps
 
 
 class Nomination(msgspec.Struct, frozen=True):
@@ -38,9 +39,9 @@ def with_nominated(
     Their GPUs are those that they would get once the pods that are `ending` have ended. A pod that fits on none then
     counts for nothing, since the eviction of other pods must come first, and kube-scheduler may choose another node.
     """
-    later, found = books.without(ending), books
+    later, found, steps = books.without(ending), books, Steps(MOST_STEPS)
     for nomination in sorted(nominations, key=lambda nomination: nomination.rank):
-        placed = later.place(nomination.demand, nomination.policy, whole)
+        placed = later.place(nomination.demand, nomination.policy, whole, steps)
         if placed is not None:
             counted = nomination.pod, placed.used, nomination.demand.total, nomination.priority
             later, found = later.with_pod(*counted), found.with_pod(*counted)

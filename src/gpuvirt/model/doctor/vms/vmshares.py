@@ -13,8 +13,9 @@ from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.eviction import EvictionCandidate, victims
 from gpuvirt.model.shares.overview import PodShare
-from gpuvirt.model.shares.placement import GpuId, place
-from gpuvirt.model.shares.wording import requested_text
+from gpuvirt.model.shares.placement import MOST_STEPS, GpuId, place
+from gpuvirt.model.shares.steps import Steps
+from gpuvirt.model.shares.wording import requested_text, simpler_text
 
 
 class SharesSeen(msgspec.Struct, frozen=True):
@@ -88,10 +89,21 @@ def no_piece(node: str, shares: SharesSeen, to_end: tuple[EvictionCandidate, ...
     `to_end` has the pods whose end makes room.
     """
     books, demand = shares.nodes.get(NodeName(node)), shares.demand
-    if books is None or demand is None or place(demand, books.free, whole=shares.whole) is not None:
+    steps = Steps(2 * MOST_STEPS)
+    if books is None or demand is None or place(demand, books.free, whole=shares.whole, steps=steps) is not None:
         return None
+    is_undecided = steps.is_undecided
+    fits_empty = place(demand, books.capacity, whole=shares.whole, steps=steps) is not None
+    if is_undecided or steps.is_undecided:
+        return problem(
+            FindingCode.TOO_COMPLEX,
+            node,
+            f"may have room for the pod, but no arrangement of its {len(demand.containers)} containers was found",
+            tuple(_seen(shares, books, gpu) for gpu in sorted(books.capacity)),
+            fix=(simpler_text(demand),),
+        )
     units = requested_text(demand)
-    if place(demand, books.capacity, whole=shares.whole) is None:
+    if not fits_empty:
         largest = max(books.capacity.values(), default=0)
         gpus = listed([f"{gpu}: {own}" for gpu, own in sorted(books.capacity.items())])
         return problem(
