@@ -9,10 +9,11 @@ from rich.console import Console
 from gpuvirt.cli.output.diagnosisrender import print_finding
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.doctor.explanation import StageOutcome
+from gpuvirt.model.doctor.findings import problem
 from gpuvirt.model.doctor.vms.vmevidence import ConditionSeen, NodeSeen, ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.model.doctor.vms.vmexplanation import Explanation, VmStageName, explain
 from gpuvirt.model.doctor.vms.vmshares import SharesSeen
-from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
 from gpuvirt.model.shares.overview import PodShare
@@ -247,3 +248,12 @@ def test_a_request_of_more_than_a_gpu_and_no_whole_number_is_the_blocker() -> No
     assert found.blocker is not None
     assert found.blocker.code is FindingCode.INVALID_SHARE
     assert next(stage.step for stage in found.stages if stage.standing is StageOutcome.BLOCKED) is VmStageName.REQUESTS
+
+
+def test_a_value_without_a_place_is_printed_alone() -> None:
+    printed = StringIO()
+    found = problem(
+        FindingCode.NO_FREE_PIECE, "pod ml/p", "was refused", (Seen("", "no room"), Seen("GPU-a", "0 free"))
+    )
+    print_finding(Console(file=printed, width=80), found)
+    assert [line.strip() for line in printed.getvalue().splitlines()[1:]] == ["seen: no room", "seen: GPU-a: 0 free"]

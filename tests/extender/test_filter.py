@@ -110,7 +110,8 @@ def test_free_in_total_but_in_no_single_piece_is_unresolvable_unless_an_eviction
         ((1500,), "nvidia.com/vgpu: container c0 requests 1500 units, and a GPU has 1000; expected at most 1000"),
         ((-5,), "nvidia.com/vgpu: -5 is not a number of units"),
         (("many",), "nvidia.com/vgpu: 'many' is not a quantity"),
-        (("1e99",), "nvidia.com/vgpu: 1"),
+        (("1e99",), f"nvidia.com/vgpu: container c0 requests {2**63 - 1} units, and a GPU has 1000"),
+        (("1" + 18 * "0",), f"nvidia.com/vgpu: {10**18} units requested, which are whole GPUs; the node has 0 of them"),
     ],
 )
 def test_what_no_node_has_is_unresolvable(units: tuple[int | str, ...], reason: str) -> None:

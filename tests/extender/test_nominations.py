@@ -69,9 +69,9 @@ def test_pods_that_leave_the_nominated_pod_its_gpu_fit(freed: IndexUnderTest) ->
     assert not fits(freed, pod("low", 301))
     reasons = ask(freed, pod("low", 301)).failed_and_unresolvable_nodes
     assert reasons[N].endswith(
-        "the largest free piece of a GPU is 300; more is kept for pods that have preempted others there"
+        "the largest free piece of a GPU is 300; more is kept for pods that are nominated for the node"
     )
-    assert ask(freed, pod("low", 2000)).failed_and_unresolvable_nodes[N].endswith("preempted others there")
+    assert ask(freed, pod("low", 2000)).failed_and_unresolvable_nodes[N].endswith("nominated for the node")
     assert ask(freed, pod("low", 4000)).failed_and_unresolvable_nodes[N].endswith("the node has 3 of them")
 
 

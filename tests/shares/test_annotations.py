@@ -63,3 +63,9 @@ def test_an_edited_annotation_of_a_pod_is_refused(text: str, fault: str) -> None
 def test_an_edited_annotation_of_a_node_is_refused(text: str) -> None:
     with pytest.raises(InvalidAnnotationError, match=r"gpuvirt\.io/shared-gpus"):
         shared_gpus(text)
+
+
+def test_an_annotation_beside_a_huge_request_is_refused_without_work() -> None:
+    huge = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(10**18)),))
+    with pytest.raises(InvalidAnnotationError, match=r"on 1 GPUs; expected 1000000000000000 GPUs with 1000"):
+        pod_shares('{"containers":{"main":{"GPU-1":1000}}}', huge)

@@ -181,6 +181,11 @@ def test_victims_are_the_cheapest_that_are_enough(pods: Sequence[_Pod], desired:
     assert cost(books, found) == min(cost(books, some) for some in sets if helps(books, desired, some))
 
 
+@pytest.mark.parametrize("desired", [3000, 10**18, 2**63 - 808])
+def test_more_gpus_than_the_node_has_are_freed_by_no_eviction(desired: int) -> None:
+    assert evicted(node(FULL, x=units(a=500)), desired, pod("x")) is None
+
+
 @given(PODS, DESIRED, st.integers(4, 60))
 def test_the_work_of_a_search_is_bounded_and_no_pod_is_a_victim_for_want_of_steps(
     pods: Sequence[_Pod], desired: int, most: int

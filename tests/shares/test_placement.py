@@ -19,6 +19,7 @@ from gpuvirt.model.shares.demand import (
 )
 from gpuvirt.model.shares.placement import MOST_STEPS, GpuId, Policy, Shares, place
 from gpuvirt.model.shares.steps import Steps
+from gpuvirt.model.shares.wording import requested_text
 
 INIT, SIDECAR, APP = ContainerKind
 
@@ -194,3 +195,24 @@ def test_any_number_of_containers_fits_where_the_largest_are_placed_first(
     assert found is not None
     assert has_room(demand, free, found.containers)
     assert not steps.is_undecided
+
+
+@pytest.mark.parametrize(
+    ("containers", "text"),
+    [
+        ([(APP, 300)], "300 units"),
+        ([(APP, 600), (APP, 400)], "600 + 400 units"),
+        ([(INIT, 625), (INIT, 625), (INIT, 625)], "625 units"),
+        ([(INIT, 700), (INIT, 200), (APP, 500)], "700, then 200, then 500 units"),
+        ([(INIT, 100), (SIDECAR, 200), (INIT, 700), (APP, 300)], "100, then 200 + 700, then 200 + 300 units"),
+        ([(SIDECAR, 200)], "200 units"),
+        ([(APP, 10)] * 9, "90 (by 9 containers) units"),
+    ],
+)
+def test_only_units_that_are_requested_at_the_same_time_are_added(
+    containers: Sequence[tuple[ContainerKind, int]], text: str
+) -> None:
+    assert (
+        requested_text(pod(*(container(f"c{index}", units, kind) for index, (kind, units) in enumerate(containers))))
+        == text
+    )

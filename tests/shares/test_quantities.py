@@ -22,13 +22,21 @@ from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
         ("0.5k", 500),
         ("300000m", 300),
         ("+7", 7),
+        ("1" + 18 * "0", 10**18),
+        ("1E", 10**18),
+        ("9" * 30, 2**63 - 1),
+        ("1e99", 2**63 - 1),
+        ("2000000000000000000000m", 2 * 10**18),
     ],
 )
 def test_the_api_servers_forms_are_read(text: str | int, units: int) -> None:
     assert units_of(text) == units
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "1500m", "0x10", "1 000", "٣", "1kk", "inf", "1e", "." * 300])
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "-1", "1.5", "1500m", "0x10", "1 000", "٣", "1kk", "inf", "1e", "1" + 15 * "0" + "1e-1", "." * 300],
+)
 def test_what_is_no_number_of_units_is_refused(text: str) -> None:
     with pytest.raises(InvalidQuantityError):
         units_of(text)

@@ -57,6 +57,21 @@ async def test_each_refused_start_is_counted_and_its_pod_kept_once(short_path: P
         assert refusals.take() == ()
 
 
+@pytest.mark.parametrize(("gpu", "fix"), [("GPU-a", "delete a pod"), (None, "if the pod's schedulerName is not")])
+async def test_a_pod_that_no_extender_has_placed_is_told_of_the_scheduler_first(
+    short_path: Path, gpu: str | None, fix: str
+) -> None:
+    async with shared_node(short_path) as node:
+        pods = [await node.admit(name, 600, gpu=gpu) for name in "abc"]
+        for pod in pods[:2]:
+            await node.start(pod)
+        with pytest.raises(StartError, match="NoRoom"):
+            await node.start(pods[2])
+        (refusal,) = node.agent.shares.refusals.take()
+        assert refusal.reason.fix is not None
+        assert refusal.reason.fix.startswith(fix)
+
+
 async def test_a_refused_allocation_is_counted_without_a_pod(short_path: Path) -> None:
     async with shared_node(short_path) as node:
         with pytest.raises(AdmissionError, match="NoRoom"):

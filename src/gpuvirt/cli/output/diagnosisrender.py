@@ -55,7 +55,8 @@ def _lines(finding: Finding, width: int) -> Iterator[Text]:
             text.stylize("bold", len(level), len(level) + len(code))
         yield text
     for place in finding.seen:
-        yield from paragraph(f"{place.path}: {place.value}", width, head=Text.assemble(INDENT, ("seen: ", "dim")))
+        found = f"{place.path}: {place.value}" if place.path else place.value
+        yield from paragraph(found, width, head=Text.assemble(INDENT, ("seen: ", "dim")))
     if finding.why is not None:
         yield from paragraph(finding.why, width, head=Text.assemble(INDENT, ("why:  ", "dim")))
     for index, line in enumerate(finding.fix):

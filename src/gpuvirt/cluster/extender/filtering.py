@@ -43,7 +43,7 @@ MOST_STEPS = 200_000
 """The steps of a request, about 0.2 s; without any left a node fits only where one GPU has room for all containers."""
 _NODE = 5
 """The steps of a node, beside those of searches."""
-NOMINATED = "; more is kept for pods that have preempted others there"
+NOMINATED = "; more is kept for pods that are nominated for the node"
 
 
 class _Judged(msgspec.Struct):

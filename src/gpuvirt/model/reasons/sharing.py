@@ -9,16 +9,28 @@ from gpuvirt.model.reasons.reasoncodes import ReasonCode
 CHECKPOINT = "kubelet_internal_checkpoint"
 RETRIES = "no action needed: the kubelet restarts the container with back-off"
 RUNTIME = "the container runtime"
+SCHEDULER_FIX = (
+    "if the pod's schedulerName is not that of the scheduler with gpuvirt's extender, set it and create the pod again:"
+    " it then waits for a GPU that has room"
+)
 NONE_KEPT: Mapping[str, str] = MappingProxyType({})
 GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"
 
 
-def no_room(subject: str, units: int, free: Mapping[str, int], kept: Mapping[str, str] = NONE_KEPT) -> Reason:
-    """Containers that started earlier have the units; `kept` says why pods that were deleted keep theirs."""
+def no_room(
+    subject: str, units: int, free: Mapping[str, int], kept: Mapping[str, str] = NONE_KEPT, *, placed: bool = False
+) -> Reason:
+    """Containers that started earlier have the units; `kept` says why pods that were deleted keep theirs.
+
+    `placed`: whether the extender is known to have placed the pod. A scheduler without it compares a request with the
+    sum of the node's units, so that a pod can end here again and again, whatever is deleted.
+    """
     message = f"requests {units} units, which no GPU of this node has left"
     seen = tuple(Seen(gpu, f"{left} free") for gpu, left in sorted(free.items())) or (Seen("this node", "no GPU"),)
     seen += tuple(Seen(pod, why) for pod, why in sorted(kept.items()))
     fix = "delete a pod that has units of a GPU, or request fewer units; `gpuvirt shares` lists pods and free units"
+    if not placed:
+        fix = f"{SCHEDULER_FIX}; otherwise {fix}"
     return Reason(ReasonCode.NO_ROOM, subject, message, seen, fix)
 
 

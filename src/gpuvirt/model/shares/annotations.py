@@ -82,12 +82,12 @@ def pod_shares(text: str, demand: Demand, whole: Units = WHOLE) -> Placement:
         raise InvalidAnnotationError(f"{SHARES_ANNOTATION}: container {unknown[0]} requests no units")
     for container in demand.containers:
         number = container.gpus(whole)
-        expected = [whole] * number if number else [container.units]
+        units = whole if number else container.units
         found = list(containers.get(container.name, {}).values())
-        if found != expected:
+        if len(found) != max(number, 1) or any(given != units for given in found):
             raise InvalidAnnotationError(
                 f"{SHARES_ANNOTATION}: container {container.name} has {found} units on {len(found)} GPUs; expected"
-                f" {expected} by its request"
+                f" {f'{number} GPUs with {units}' if number > 1 else [units]} by its request"
             )
     return placement(demand, containers)
 

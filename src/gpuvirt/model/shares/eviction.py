@@ -210,7 +210,7 @@ def _scopes(
     books: NodeBooks, demand: Demand, candidates: Sequence[EvictionCandidate], whole: Units
 ) -> Iterable[Sequence[EvictionCandidate]]:
     """Yield sets of pods to choose from: those on as many GPUs as the pod needs, and all of the node."""
-    gpus = max(sum(container.gpus(whole) for container in demand.containers), 1)
+    gpus = min(max(sum(container.gpus(whole) for container in demand.containers), 1), len(books.capacity) + 1)
     sets = tuple(islice(combinations(books.capacity, gpus), MOST_SCOPES + 1))
     for chosen in sets[:MOST_SCOPES]:
         if scope := [candidate for candidate in candidates if not books.used(candidate.pod).keys().isdisjoint(chosen)]:

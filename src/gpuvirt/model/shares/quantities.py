@@ -7,13 +7,15 @@ Kubernetes' API reference, resource.Quantity; the amount of an extended resource
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from decimal import Decimal
+from decimal import Decimal, localcontext
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.model.shares.demand import Units
 
+MOST = 2**63 - 1
+"""The largest quantity: the API server caps larger ones."""
 _QUANTITY = re.compile(
-    r"([+-]?(?:\d{1,18}(?:\.\d{0,9})?|\.\d{1,9}))(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d{1,2}))?", re.ASCII
+    r"([+-]?(?:\d{1,40}(?:\.\d{0,9})?|\.\d{1,9}))(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d{1,2}))?", re.ASCII
 )
 _DECIMAL = {suffix: Decimal(10) ** (3 * power) for power, suffix in enumerate("num kMGTPE", -3)} | {"": Decimal(1)}
 _BINARY = {f"{prefix}i": Decimal(1024) ** power for power, prefix in enumerate("KMGTPE", 1)}
@@ -33,7 +35,10 @@ def units_of(quantity: str | int) -> Units:
     if match is None:
         raise InvalidQuantityError(f"{text[:40]!r} is not a quantity; expected a whole number of units")
     number, suffix, exponent = match.groups()
-    units = Decimal(number) * (Decimal(10) ** int(exponent) if exponent else _FACTORS[suffix or ""])
+    with localcontext(prec=160):  # digits enough for the longest number and the largest exponent
+        units = Decimal(number) * (Decimal(10) ** int(exponent) if exponent else _FACTORS[suffix or ""])
+    if units > MOST:
+        return Units(MOST)
     if units < 0 or units != units.to_integral_value():
         raise InvalidQuantityError(f"{text} is not a number of units; expected a whole number, 0 or more")
     return Units(int(units))

@@ -98,4 +98,7 @@ class GpuChoice:
     def _no_room(self, pod: PodOnNode, node: NodeSharing) -> Reason:
         free = self._shares.records.books(node.capacity).free
         left = {str(gpu): int(units) for gpu, units in free.items()}
-        return sharing.no_room(f"pod {pod.namespace}/{pod.name}", pod.demand.total, left, self._shares.kept_texts)
+        placed = pod.desired is not None
+        return sharing.no_room(
+            f"pod {pod.namespace}/{pod.name}", pod.demand.total, left, self._shares.kept_texts, placed=placed
+        )
