@@ -34,7 +34,7 @@ class Place:
 
     def __init__(self, folder: Path, simulated: str = "4xT4") -> None:
         self.vgpu_host = VgpuHost(simulated, folder)
-        self.here = vfiohost.Host(self.vgpu_host.change_host, self.vgpu_host.given, {}, {}, folder)
+        self.here = vfiohost.Host(self.vgpu_host.change_host, self.vgpu_host.given, {}, {}, {}, folder)
         self.roots = HostRoots.under(folder / "host")
         self.roots.local(FILE).parent.mkdir(parents=True)
 
