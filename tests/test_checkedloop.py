@@ -39,7 +39,7 @@ async def test_another_thread_wakes_a_loop_as_asyncio_says() -> None:
 
 
 class Timeout(BaseException):
-    """What a timeout raises, wherever the process is."""
+    """The exception of a timeout, raised wherever the process is."""
 
 
 def time_out(number: int, frame: FrameType | None) -> None:
