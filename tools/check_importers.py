@@ -35,6 +35,7 @@ APART: Mapping[str, str] = {
     "model/doctor/checks/gracegates.py": CHECK,
     "model/doctor/checks/kata.py": CHECK,
     "model/doctor/checks/runtime.py": CHECK,
+    "model/doctor/checks/vgpu.py": CHECK,
     "model/reasons/findingcodes.py": "one of the two lists of codes",
     "node/agentfiles.py": "a part of the agent, which only puts parts together",
     "node/change/unitgates.py": "gates belong to changes; its importer decides when these begin",
