@@ -15,7 +15,7 @@ from gpuvirt.model.doctor.clusternodes import IOMMUFD_RESOURCE, ClusterNode
 from gpuvirt.model.doctor.findings import Finding, Report
 from gpuvirt.model.doctor.gracegpus import GRACE_GATES
 from gpuvirt.model.doctor.kubevirt import parse
-from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.model.reasons.codes import Level
 from tests.doctor.sickhost import NOWHERE, codes, evidence, findings, found, host
 
@@ -219,3 +219,16 @@ def test_a_host_without_iommufd_runs_no_vm_once_the_gate_is_on() -> None:
 def test_a_file_that_is_no_kubevirt_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(text, where="f")
+
+
+@pytest.mark.parametrize("also", ["", f", {{pciVendorSelector: '10DE:2236', resourceName: {A10}, {OURS}}}"])
+@pytest.mark.parametrize("name", ["example.com/mine", "nvidia.com/GA102_A10"])
+def test_kubevirts_own_provider_of_the_same_devices_is_found_by_the_devices(name: str, also: str) -> None:
+    """KubeVirt lets the last entry of a selector win, so an entry of gpuvirt's would not replace its plugin."""
+    entry = f"{{pciVendorSelector: '10de:2236', resourceName: {name}}}{also}"
+    reported = report(f"{{permittedHostDevices: {{pciHostDevices: [{entry}]}}}}")
+    (one,) = of_kubevirt(reported)
+    assert (one.code, one.level, one.subject) == (ReasonCode.FOREIGN_PROVIDER, Level.ERROR, A10)
+    assert f"as {name}" in one.message
+    assert "pciHostDevices[0]" in one.seen[0].path
+    assert not [line for line in one.fix if "pciVendorSelector" in line]

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.devices.selectors import normal
 from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.findings import Finding, fine, listed, problem
+from gpuvirt.model.doctor.findings import Finding, fine, listed, of_reason, problem
 from gpuvirt.model.doctor.kubevirt import KubeVirt, Permitted
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.offers.view import ResourceView
-from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons import FindingCode, Seen, kubevirtproblems
+from gpuvirt.model.reasons.codes import Level
 
 GATES_FIELD = "developerConfiguration.featureGates"
 HOST_DEVICES = "HostDevices"
@@ -63,10 +64,34 @@ def permitted_names(evidence: Evidence) -> Iterator[Finding]:
         entries = _entries(kubevirt)
         ours = {str(resource.name): resource for resource in evidence.view.resources if resource.devices}
         for name, resource in ours.items():
-            if name in entries:
+            if (foreign := _foreign(kubevirt, resource, entries)) is not None:
+                yield foreign
+            elif name in entries:
                 yield from _permitted(kubevirt, resource, entries[name])
             else:
                 yield _not_permitted(kubevirt, resource, entries)
+
+
+def _foreign(
+    kubevirt: KubeVirt, resource: ResourceView, entries: Mapping[str, list[tuple[str, Permitted]]]
+) -> Finding | None:
+    """Return the finding for a resource whose devices KubeVirt's own plugin offers under another name.
+
+    Devices decide, as for the controller: KubeVirt lets the last of two entries with one selector win, so another entry
+    for them would change nothing, and two plugins would offer one device.
+    """
+    for name, found in entries.items():
+        for place, entry in found if name != resource.name else ():
+            if _offers(entry, resource):
+                reason = kubevirtproblems.foreign_provider(resource.name, name, place_of(kubevirt, place))
+                return of_reason(reason, Level.ERROR, why="two device plugins would give one device to two VMs")
+    return None
+
+
+def _offers(entry: Permitted, resource: ResourceView) -> bool:
+    """Return whether KubeVirt's own plugin offers devices of a resource by an entry."""
+    selector = normal(entry.pci_vendor_selector or entry.mdev_name_selector or "")
+    return not entry.external_resource_provider and selector in set(map(normal, _selectors(resource)))
 
 
 def near_misses(evidence: Evidence) -> Iterator[Finding]:
@@ -76,7 +101,8 @@ def near_misses(evidence: Evidence) -> Iterator[Finding]:
     for kubevirt in evidence.kubevirts or ():
         permitted = _entries(kubevirt)
         for name, entries in permitted.items():
-            near = None if name in ours else nearest(name, offered)
+            by_kubevirt = any(_offers(entry, view) for view in evidence.view.resources for _, entry in entries)
+            near = None if name in ours or by_kubevirt else nearest(name, offered)
             if near is not None and near in permitted:  # otherwise _not_permitted reports the near name
                 yield problem(
                     FindingCode.PERMITTED_NAME_UNKNOWN,
