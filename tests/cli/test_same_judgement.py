@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt import documents
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec
@@ -109,3 +109,62 @@ def test_a_gpu_in_mig_mode_without_instances_is_not_taken_for_occupied(tmp_path:
     (fix,) = fixes(ran("doctor", environment=environment).stdout, "NoVgpus")
     assert "gpuvirt vgpu apply -c TYPE" in fix
     assert "delete what occupies" not in fix
+
+
+DISPLAY = """
+boards:
+  A5000: {functions: [{id: '10de:2231', class: '030000', subsystem: '10de:147e', native_driver: nvidia}]}
+slots: [{at: '0000:65:00.0', board: A5000, group: 28}]
+platform: {modules: [nvidia, nvidia_vgpu_vfio, vfio, vfio_pci, vfio_iommu_type1, mdev, kvm, kvm_intel]}
+"""
+
+
+def test_a_card_in_display_mode_is_named_by_doctor_and_by_vgpu(tmp_path: Path) -> None:
+    environment = exported(tmp_path / "host", DISPLAY)
+    doctor = ran("doctor", environment=environment).stdout
+    applied = ran("vgpu", "apply", "-c", "RTXA5000-6Q", "--dry-run", environment=environment).stdout
+    assert fixes(doctor, "NoVgpuHost") == fixes(applied, "NoVgpuHost")
+    assert "displaymodeselector" in fixes(doctor, "NoVgpuHost")[0]
+    assert "install" not in applied
+
+
+M60 = """
+boards:
+  M60: {functions: [{id: '10de:13f2', class: '030000', subsystem: '10de:115e', native_driver: nvidia}], vgpus: mdev}
+slots:
+  - {at: '0000:64:00.0', board: root-port, group: 72}
+  - {at: '0000:65:00.0', board: M60, driver: none, group: 72, behind: '0000:64:00.0'}
+"""
+
+
+def test_a_gpu_without_a_driver_is_said_to_lack_the_vgpu_manager(tmp_path: Path) -> None:
+    environment = exported(tmp_path / "host", M60)
+    why, doctor = ran("why", GPU, environment=environment).stdout, ran("doctor", environment=environment).stdout
+    for text in (why, doctor):
+        assert "install NVIDIA's vGPU manager" in fixes(text, "NoDriver")[0]
+    assert "shared with 0000:64:00.0; no host driver prevents opening it" in why, "a bridge keeps its driver"
+
+
+OLD_DRIVER = """
+slots:
+  - at: '0000:65:00.0'
+    board: A10
+    group: 40
+    vfs: 32
+    vgpu_types: [{id: 593, name: NVIDIA A10-4Q, size: 4G, most: 6}, {id: 596, name: NVIDIA A10-12Q, size: 12G, most: 2}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("resource", "code"),
+    [
+        ("nvidia.com/NVIDIA_A10-24Q", ReasonCode.NO_SUCH_TYPE),
+        ("NVIDIA_A10-8Q", ReasonCode.NO_SUCH_TYPE),
+        ("nvidia.com/NVIDIA_A10-12Q", FindingCode.NO_SUCH_RESOURCE),
+        ("nvidia.com/GRID_T4-16Q", FindingCode.NO_SUCH_RESOURCE),
+    ],
+)
+def test_a_type_that_the_driver_lacks_is_told_from_an_unknown_resource(
+    tmp_path: Path, resource: str, code: ReasonCode | FindingCode
+) -> None:
+    assert f"{code}: " in ran("why", resource, environment=exported(tmp_path / "host", OLD_DRIVER)).stdout

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType, is_mdev_uuid
-from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.model.desired.settings import Settings
@@ -214,7 +214,8 @@ def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
         return refusals.unbind_pending(address, leaving, certain=False)
     if function.iommu_group is None:
         return refusals.no_group(address)
-    return notoffered.no_driver(address)
+    carries_vgpus = function.id.vendor == NVIDIA and bool(catalog.cards_of(function.id, function.subsystem))
+    return notoffered.no_driver(address, carries_vgpus=carries_vgpus)
 
 
 def _users(inventory: Inventory, function: PciFunction) -> Sequence[OpenDeviceUser]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, slot_of
-from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.pci import FunctionKind, Unread
 from gpuvirt.model.allocation.pluginanswers import is_nvidias_id
 from gpuvirt.model.doctor.checks import drivers, iommu, kubelet, kubevirt
 from gpuvirt.model.doctor.evidence import Evidence
@@ -215,7 +215,13 @@ class _Explainer:
             return blocked(StageName.WHOLE_GROUP, drivers.not_viable(gpu, spoiling))
         if not others:
             return self._stage(StageName.WHOLE_GROUP, "the GPU is alone in it")
-        state = "no host driver prevents opening it" if gpu.function.on_vfio else "they change drivers with the GPU"
+        functions = self._evidence.inventory.facts.functions
+        moving = [address for address in others if functions[address].kind is not FunctionKind.BRIDGE]
+        if gpu.function.on_vfio or not moving:
+            state = "no host driver prevents opening it"
+        else:
+            subject = "they change" if moving == others else f"{', '.join(moving)} changes"
+            state = f"{subject} drivers with the GPU"
         return self._stage(StageName.WHOLE_GROUP, f"shared with {', '.join(others)}; {state}")
 
     def _driver(self) -> str:

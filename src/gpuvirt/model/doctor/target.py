@@ -14,10 +14,13 @@ from gpuvirt.facts.ids import (
 from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.findings import Finding, problem
+from gpuvirt.model.doctor.findings import Finding, of_reason, problem
 from gpuvirt.model.doctor.vms.vmevidence import ObjectKind
 from gpuvirt.model.inventory.nearness import nearest
-from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons import FindingCode, Seen, shortfalls
+from gpuvirt.model.reasons.codes import Level
+from gpuvirt.model.vgputypes import catalog
+from gpuvirt.model.vgputypes.profiles import parse_profile, profile_name
 
 KINDS = {
     **dict.fromkeys(("vm", "vms", "virtualmachine", "virtualmachines"), ObjectKind.VM),
@@ -125,6 +128,8 @@ def no_gpu(function: PciFunction) -> Finding:
 
 def no_resource(evidence: Evidence, target: str) -> Finding:
     """Return the finding for a resource that this node does not offer."""
+    if (lacking := _type_without_driver(evidence, target)) is not None:
+        return lacking
     offered = [str(resource.name) for resource in evidence.view.resources if resource.devices]
     near = nearest(target, offered)
     message = f"is not offered on this node{f'; did you mean {near}?' if near else ''}"
@@ -135,3 +140,24 @@ def no_resource(evidence: Evidence, target: str) -> Finding:
         (Seen("gpuvirt devices", f"offers {', '.join(offered) or 'no resource'}"),),
         fix=(f"gpuvirt why {near}",) if near else ("gpuvirt devices shows why GPUs are not offered",),
     )
+
+
+def _type_without_driver(evidence: Evidence, target: str) -> Finding | None:
+    """Return the finding for a resource that is a vGPU type of a card of this host, and that its driver lacks.
+
+    A GPU with vGPUs, and one in MIG mode, does not list all types that its driver has.
+    """
+    try:
+        profile = parse_profile(target.rpartition("/")[2].replace("_", " ").split()[-1])
+    except (InvalidIdError, IndexError):
+        return None
+    for address, gpu in evidence.inventory.gpus.items():
+        host = gpu.vgpu_host
+        if host is None or host.live or profile.is_mig:
+            continue
+        types = {*host.type_names.values(), *(name for left in host.creatable.values() for name in left)}
+        known = [profile_name(name) for name in types]
+        is_of_card = any(card.find(profile) for card in catalog.cards_of(gpu.function.id, gpu.function.subsystem))
+        if known and is_of_card and profile.text not in known:
+            return of_reason(shortfalls.no_such_type(address, profile.text, known), Level.ERROR)
+    return None

@@ -21,10 +21,17 @@ def native_driver(address: str, driver: str, fix: str = "to offer it to VMs") ->
     return Reason(ReasonCode.NATIVE_DRIVER, address, message, seen, bind)
 
 
-def no_driver(address: str, fix: str = "to offer it to VMs; gpuvirt vfio unbind returns it to the host") -> Reason:
-    """No driver has the function."""
+def no_driver(
+    address: str,
+    fix: str = "to offer it to VMs; gpuvirt vfio unbind returns it to the host",
+    *,
+    carries_vgpus: bool = False,
+) -> Reason:
+    """No driver has the function; `carries_vgpus`: NVIDIA's vGPU manager would create vGPUs on it."""
     message, seen = "is bound to no driver", (driver_link(address, None),)
-    return Reason(ReasonCode.NO_DRIVER, address, message, seen, f"gpuvirt vfio bind {address}, {fix}")
+    manager = "; for vGPUs install NVIDIA's vGPU manager, whose driver the host lacks or has not bound to the GPU"
+    fix = f"gpuvirt vfio bind {address}, {fix}{manager if carries_vgpus else ''}"
+    return Reason(ReasonCode.NO_DRIVER, address, message, seen, fix)
 
 
 def kind_not_offered(function: PciFunction, offered: Sequence[str]) -> Reason:

@@ -13,6 +13,7 @@ import msgspec
 
 from gpuvirt import documents
 from gpuvirt.facts.ids import PciId, parse_pci_id
+from gpuvirt.facts.pci import NVIDIA, PciFunction
 from gpuvirt.model.vgputypes.profiles import Profile, Series, Suffix
 
 FAMILIES = ("maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
@@ -20,6 +21,9 @@ FAMILIES = ("maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "
 _CARDS = Path(__file__).with_name("cards")
 
 _ATTRIBUTES = {Suffix.ME: "+me", Suffix.NOME: "-me", Suffix.MEALL: "+me.all", Suffix.GFX: "+gfx"}
+
+VGA, AMPERE = 0x0300, 0x2000
+"""The class of displays, and the first device id of NVIDIA's cards whose vGPUs are on VFs."""
 
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab", gc=False):
@@ -178,6 +182,16 @@ def cards_of(device: PciId, subsystem: PciId | None) -> tuple[Card, ...]:
     by_device = [(card, card_id) for card in cards() for card_id in card.ids if card_id.device == device]
     exact = [card for card, card_id in by_device if card_id.subsystem in {None, subsystem}]
     return tuple(exact or (card for card, _ in by_device))
+
+
+def in_display_mode(function: PciFunction) -> bool:
+    """Return whether a card that carries vGPUs is in display mode, in which it carries none.
+
+    Since Ampere (ids from 2000), vGPUs are on VFs. Such a card in display mode is a VGA controller without SR-IOV.
+    """
+    is_display = function.class_code >> 8 == VGA and function.physfn is None and function.sriov_total_vfs is None
+    is_new = function.id.vendor == NVIDIA and function.id.device >= AMPERE
+    return is_display and is_new and bool(cards_of(function.id, function.subsystem))
 
 
 def cards_called(gpu: str) -> tuple[Card, ...]:

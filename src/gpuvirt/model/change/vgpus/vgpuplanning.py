@@ -31,6 +31,7 @@ from gpuvirt.model.change.vgpus.gpustate import (
 )
 from gpuvirt.model.change.vgpus.places import VgpuPlaces
 from gpuvirt.model.reasons import Reason, refusals, shortfalls
+from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import profile_name, resolve_type
 
 NO_DESIRED_VGPUS = DesiredVgpus()
@@ -94,6 +95,8 @@ def _why_no_host(function: PciFunction) -> str:
         return "it has no driver"
     if function.is_idle:
         return f"it is bound to {function.driver}, a driver that only reserves it"
+    if catalog.in_display_mode(function):
+        return shortfalls.DISPLAY_MODE
     return f"its driver {function.driver} creates no vGPUs on it; the vGPU manager's driver does, on cards with vGPUs"
 
 

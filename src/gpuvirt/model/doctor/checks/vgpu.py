@@ -10,8 +10,9 @@ from gpuvirt.model.devices.candidates import why_no_vgpus
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, of_reason, problem
 from gpuvirt.model.inventory.inventory import Gpu, Mode
-from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, shortfalls
 from gpuvirt.model.reasons.codes import Level
+from gpuvirt.model.vgputypes import catalog
 
 MANAGER = "nvidia_vgpu_vfio"
 """The kernel module that only NVIDIA's vGPU manager has."""
@@ -66,6 +67,9 @@ def _vfs_off(evidence: Evidence, gpu: Gpu, total: int) -> Finding:
 
 
 def _no_types(evidence: Evidence, gpu: Gpu) -> Finding:
+    if catalog.in_display_mode(gpu.function):
+        reason = shortfalls.no_vgpu_host(gpu.function, shortfalls.DISPLAY_MODE)
+        return of_reason(reason, reason.code.level)
     address, managed = gpu.function.address, MANAGER in evidence.setup.modules.known
     module = "loaded" if managed else "not loaded"
     return problem(
