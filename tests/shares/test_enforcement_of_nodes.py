@@ -163,6 +163,11 @@ async def test_an_invalid_first_value_offers_nothing(simulated: Simulated, tmp_p
         await ask(node, NodeRequest(enforcement=Observed("hami")))
         assert shared(node) == (None, False, False)
         assert [invalid.found for invalid in node.view.invalid] == ["hami"]
+        withheld = [gpu.withheld for gpu in node.view.shared.gpus]
+        assert {reason.code for reason in withheld if reason is not None} == {ReasonCode.CONFIG_INVALID}, (
+            "the API server is not away: it has answered"
+        )
+        assert all("hami" in reason.text for reason in withheld if reason is not None)
 
 
 async def test_a_switch_counts_for_new_containers_at_once_and_running_ones_keep_theirs(short_path: Path) -> None:

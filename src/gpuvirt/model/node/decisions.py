@@ -106,6 +106,7 @@ def _share_inputs(picture: NodePicture, desired: DesiredNode, terms: NodeTerms) 
         picture.former,
         gates.changing,
         gates.blocked,
+        desired.invalid_enforcement.reason if desired.invalid_enforcement is not None else None,
     )
 
 

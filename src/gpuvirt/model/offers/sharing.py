@@ -58,6 +58,8 @@ class ShareInputs(msgspec.Struct, frozen=True):
     """The devices that changes under way may touch, by this process or others."""
     blocked: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The functions of slots in which the kernel blocks a step, with that step."""
+    invalid_enforcement: Reason | None = None
+    """Why the enforcement that the node's label or GpuNode sets is invalid."""
 
 
 def share_gpus(inventory: Inventory, inputs: ShareInputs, before: HealthVerdict, now_s: float) -> SharedOffer:
@@ -82,7 +84,8 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: HealthVerdict,
         if withheld is None and isinstance(plugins, Unknown):
             withheld = plugins.reason_for(address) or refusals.allocations_unknown(address)
         if withheld is None and limits is None:
-            withheld = withheldshares.enforcement_unknown(address)
+            invalid = inputs.invalid_enforcement  # the API server answers: its value is to be corrected
+            withheld = invalid or withheldshares.enforcement_unknown(address)
         gpus.append(SharedGpu(address, found.id, found.units, found.vgpu_type, found.minor, withheld))
     shown = SharedGpus(tuple(gpus), resource, whole, isinstance(plugins, OtherPlugins) and limits is not None)
     if limits is not None:

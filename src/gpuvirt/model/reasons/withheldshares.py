@@ -44,7 +44,7 @@ def enforcement_unknown(address: str) -> Reason:
     """A pod that starts too early would have no limit where an admin has set one."""
     message = "is not shared yet: the agent has not read whether shares are limits on this node, by label and GpuNode"
     seen = (Seen.absent("node label gpuvirt.io/shares.enforcement, GpuNode $.spec.shares.enforcement: not observed"),)
-    fix = "make the API server reachable from the node; correct a value that is reported as invalid"
+    fix = "make the API server reachable from the node"
     return Reason(ReasonCode.API_SERVER_AWAY, address, message, seen, fix)
 
 
