@@ -96,7 +96,8 @@ def test_a_device_that_two_specs_of_one_folder_define_is_named_with_both() -> No
 
 def test_a_runtime_without_cold_plug_reads_no_specs() -> None:
     off = '[hypervisor.qemu]\ncold_plug_vfio = "no-port"\n'
-    assert kata_findings(kata_host({GO: off, RUST: "[hypervisor.qemu]\n", "/etc/cdi/broken.json": "{"})) == []
+    found = kata_findings(kata_host({GO: off, RUST: "[hypervisor.qemu]\n", "/etc/cdi/broken.json": "{"}))
+    assert {finding.code for finding in found} == {FindingCode.KATA_SETTINGS_INVALID}, "no runtime plugs a device"
 
 
 def test_a_runtime_that_does_not_ask_the_kubelet_is_named_with_its_file() -> None:
@@ -176,3 +177,51 @@ def test_our_settings_for_kata_are_those_that_doctor_asks_for() -> None:
         "reads all CDI specs: 0, the newest of version none",
         "asks the kubelet for a pod's devices",
     ]
+
+
+def settings_of(hypervisor: str, runtime: str = "") -> str:
+    return f'[hypervisor.qemu]\n{hypervisor}\n[runtime]\npod_resource_api_sock = "/run/x.sock"\n{runtime}\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "hypervisor", "runtime", "seen"),
+    [
+        (GO, 'cold_plug_vfio = "root-port"\nhot_plug_vfio = "root-port"', "", "hot_plug_vfio = 'root-port'"),
+        (GO, 'cold_plug_vfio = "rootport"', "", "cold_plug_vfio = 'rootport'"),
+        (GO, 'hot_plug_vfio = "port"', "", "hot_plug_vfio = 'port'"),
+        (GO, 'hot_plug_vfio = "root-port"', "", "pcie_root_port = None"),
+        (GO, 'hot_plug_vfio = "root-port"\npcie_root_port = 0', "", "pcie_root_port = 0"),
+        (RUST, 'cold_plug_vfio = "switch-port"', "", "cold_plug_vfio = 'switch-port'"),
+        (RUST, 'cold_plug_vfio = "rootport"', "", "cold_plug_vfio = 'rootport'"),
+        (GO, 'cold_plug_vfio = "root-port"', 'vfio_mode = "guest_kernel"', "vfio_mode = 'guest_kernel'"),
+        (RUST, 'cold_plug_vfio = "root-port"', 'vfio_mode = "none"', "vfio_mode = 'none'"),
+    ],
+)
+def test_a_setting_that_a_runtime_refuses_is_named(path: str, hypervisor: str, runtime: str, seen: str) -> None:
+    found = problems(kata_host({path: settings_of(hypervisor, runtime)}))
+    (one,) = [finding for finding in found if finding.code is FindingCode.KATA_SETTINGS_INVALID]
+    assert one.level is Level.ERROR
+    assert one.subject == ("the Kata runtime kata-qemu" if path == GO else "the Kata runtime kata-qemu-rs")
+    assert (one.seen[0].path, seen in one.seen[0].value) == (path, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "hypervisor"),
+    [
+        (GO, 'cold_plug_vfio = "switch-port"\nhot_plug_vfio = "no-port"'),
+        (GO, 'hot_plug_vfio = "bridge-port"'),
+        (GO, 'hot_plug_vfio = "root-port"\npcie_root_port = 2'),
+        (GO, 'cold_plug_vfio = "no-port"\nhot_plug_vfio = "no-port"'),
+        (RUST, 'cold_plug_vfio = "root-port"\nhot_plug_vfio = "root-port"'),
+    ],
+)
+def test_settings_that_a_runtime_accepts_are_fine(path: str, hypervisor: str) -> None:
+    """A class without devices is fine beside one with them, as kata-deploy installs them."""
+    for mode in ("", 'vfio_mode = "vfio"'):
+        assert problems(kata_host({path: settings_of(hypervisor, mode)})) == []
+
+
+def test_a_host_on_which_no_runtime_plugs_devices_is_reported() -> None:
+    none = settings_of('cold_plug_vfio = "no-port"\nhot_plug_vfio = "no-port"')
+    (one,) = problems(kata_host({GO: none, RUST: none}))
+    assert (one.code, one.level) == (FindingCode.KATA_SETTINGS_INVALID, Level.WARNING)

@@ -66,6 +66,7 @@ CHECKS: tuple[Check, ...] = (
     Check(Area.KUBELET, kubelet.vms_near_gpus, for_vms=True),
     Check(Area.RUNTIME, runtime.container_cdi),
     Check(Area.RUNTIME, kata.kata_cdi_specs),
+    Check(Area.RUNTIME, kata.kata_settings, for_vms=True),
     Check(Area.RUNTIME, kata.kata_devices, for_vms=True),
     Check(Area.KUBEVIRT, kubevirt.permitted_names),
     Check(Area.KUBEVIRT, kubevirt.near_misses),

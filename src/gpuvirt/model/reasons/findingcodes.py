@@ -68,6 +68,12 @@ class FindingCode(Code):
     KATA_ASKS_NO_KUBELET = _host(
         "KataAsksNoKubelet", "a Kata runtime plugs devices before its VM starts, and does not ask the kubelet for them"
     )
+    KATA_SETTINGS_INVALID = _host(
+        "KataSettingsInvalid",
+        "a Kata runtime refuses its `cold_plug_vfio`, `hot_plug_vfio`, `pcie_root_port` or `vfio_mode`, so that none of"
+        " its pods starts (error), or no runtime of the host plugs devices",
+        Level.ERROR,
+    )
     KATA_PLUGS_NO_MDEV = _host(
         "KataPlugsNoMdev", "a Kata runtime can't give mediated devices to its VM, and the node has some"
     )

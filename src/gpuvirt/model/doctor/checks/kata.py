@@ -16,8 +16,11 @@ from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, listed, problem, unread
 from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons.codes import Level
 
 NO_PORT = "no-port"
+HOT = "hot_plug_vfio"
+GO_PORTS = ("root-port", "switch-port", "bridge-port")
 GO_READS: Version = (0, 6, 0)
 """The newest version of CDI that the runtime in Go reads (its `go.mod`)."""
 RUST_READS: Version = (1, 1, 0)
@@ -114,6 +117,63 @@ def _defined_twice(specs: dict[Attribute, CdiSpec], runtimes: Sequence[KataRunti
                 why=WHY,
                 fix=(f"delete all but one: {', '.join(paths)}",),
             )
+
+
+def kata_settings(evidence: Evidence) -> Iterator[Finding]:
+    """Kata's runtimes accept their settings for devices, and one of them plugs devices.
+
+    Source: Kata 4.1, `checkPCIeConfig` and `hotplugVFIODevice` of the runtime in Go, `prepare_coldplug_cdi_devices` and
+    `Runtime::validate` of the one in Rust, which ignores `hot_plug_vfio`.
+    """
+    runtimes = [runtime for runtime in evidence.setup.kata if _is_read(runtime)]
+    refused = {runtime.handler.name: faults for runtime in runtimes if (faults := tuple(_refused_settings(runtime)))}
+    for name, faults in refused.items():
+        for seen, expected in faults:
+            yield problem(
+                FindingCode.KATA_SETTINGS_INVALID,
+                f"the Kata runtime {name}",
+                f"refuses its own setting, so that its pods do not start: expected {expected}",
+                (seen,),
+                why="Kata checks these settings when it starts a pod, and fails",
+                fix=(f"correct the setting in {seen.path}, or in a file of config.d beside it",),
+            )
+    plugging = [runtime for runtime in runtimes if any(_is_on(runtime, key) for key in ("cold_plug_vfio", HOT))]
+    if runtimes and not plugging and not refused:  # kata-deploy also installs classes without devices
+        yield problem(
+            FindingCode.KATA_SETTINGS_INVALID,
+            "Kata",
+            f"plugs no device: {_names(runtimes)} have {NO_PORT} for both cold_plug_vfio and hot_plug_vfio",
+            tuple(Seen(runtime.setting("hypervisor", "cold_plug_vfio")[1], NO_PORT) for runtime in runtimes[:3]),
+            why="a pod of these RuntimeClasses that requests a GPU or a vGPU does not start",
+            fix=('# in the configuration of the class for GPUs: [hypervisor.qemu] cold_plug_vfio = "root-port"',),
+            level=Level.WARNING,
+        )
+
+
+def _is_read(runtime: KataRuntime) -> bool:
+    return bool(runtime.files) and not any(isinstance(file.value, Unread) for file in runtime.files)
+
+
+def _refused_settings(runtime: KataRuntime) -> Iterator[tuple[Seen, str]]:
+    """Yield the settings that a runtime refuses, each with what it expects."""
+    cold, hot = runtime.setting("hypervisor", "cold_plug_vfio"), runtime.setting("hypervisor", HOT)
+    mode, where = runtime.setting("runtime", "vfio_mode")
+    if mode not in {None, "", "vfio", "guest-kernel"}:
+        yield Seen(where, f"[runtime] vfio_mode = {mode!r}"), "vfio or guest-kernel"
+    if runtime.handler.is_rust:
+        if cold[0] not in {None, "", NO_PORT, "root-port"}:
+            yield Seen(cold[1], f"cold_plug_vfio = {cold[0]!r}"), f"root-port or {NO_PORT}"
+        return
+    for key, (value, place) in (("cold_plug_vfio", cold), (HOT, hot)):
+        if value not in {None, "", NO_PORT, *GO_PORTS}:
+            yield Seen(place, f"{key} = {value!r}"), f"{', '.join(GO_PORTS)} or {NO_PORT}"
+    if _is_on(runtime, "cold_plug_vfio") and _is_on(runtime, HOT):
+        both = f"cold_plug_vfio = {cold[0]!r}, {HOT} = {hot[0]!r}"
+        yield Seen(hot[1], both), f"only one of cold_plug_vfio and {HOT}, and {NO_PORT} for the other"
+    elif hot[0] == "root-port":
+        ports, place = runtime.setting("hypervisor", "pcie_root_port")
+        if not isinstance(ports, int) or ports < 1:
+            yield Seen(place, f"{HOT} = 'root-port', pcie_root_port = {ports!r}"), "pcie_root_port of at least 1"
 
 
 def kata_devices(evidence: Evidence) -> Iterator[Finding]:
