@@ -15,7 +15,7 @@ from gpuvirt.clock import Clock, RealClock, Signal
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
+from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError, ask_allocatable, ask_consumers
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -360,3 +360,17 @@ async def test_a_question_that_the_kubelet_rejects_for_those_of_others_is_asked_
         await api.close()
     assert kubelet.rejects_lists == 0
     assert clock.slept == [pytest.approx(0.02)] * 49
+
+
+@pytest.mark.parametrize("ask", [ask_allocatable, ask_consumers])
+def test_a_kubelet_that_does_not_answer_a_command_is_unknown(short_path: Path, ask: Callable[[Path], object]) -> None:
+    with pytest.raises(PodResourcesUnknownError, match="UNAVAILABLE"):
+        ask(short_path / "kubelet.sock")
+
+
+async def test_a_question_that_fails_for_another_reason_is_not_asked_again(short_path: Path) -> None:
+    clock, path = ImpatientClock(), short_path / "kubelet.sock"
+    path.touch()
+    with pytest.raises(PodResourcesUnknownError, match="UNAVAILABLE"):
+        await PodResources(path, clock).consumers()
+    assert clock.slept == []

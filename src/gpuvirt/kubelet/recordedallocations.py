@@ -159,6 +159,8 @@ class RecordedAllocations:
             pods = self._pods(devices or ())
             reading = RecordReading(self._boot_id, devices, look.kubelet_before, look.kubelet_after, pods)
             self.history = recordhistory.observe(history, reading)
+            if self.history.doubt is None:
+                self.inquiry.withdraw()
 
     @property
     def has_kubelet(self) -> bool:
@@ -186,7 +188,7 @@ class RecordedAllocations:
         self.judge(look)
         if answer is not None and look.is_missing:
             self._name(answer, look)
-        if self._is_in_doubt and (pods := self.inquiry.take()) is not None:
+        if (pods := self.inquiry.take()) is not None:
             self._ask(pods, look)
         if self._is_in_doubt:
             self.inquiry.ask()
@@ -226,11 +228,11 @@ class RecordedAllocations:
             if isinstance(found, OSError) and not isinstance(found, FileNotFoundError):
                 return allocations_unknown(f"{path}: {found.strerror}")
         history, kubelet = self.history, self.kubelet
-        if look.is_missing and not self.has_kubelet:
-            return None
-        # What is known of this folder says nothing of a kubelet with another one.
-        if look.is_missing and isinstance(kubelet, KubeletTrace) and kubelet.is_elsewhere:
-            return allocations_unknown(f"{self._checkpoint_path}: it does not exist; {kubelet.seen}")
+        if look.is_missing:
+            if isinstance(kubelet, NoKubelet):
+                return None
+            if kubelet.is_elsewhere:  # what is known of this folder says nothing of a kubelet with another one
+                return allocations_unknown(f"{self._checkpoint_path}: it does not exist; {kubelet.seen}")
         if history.doubt is None and not (look.is_missing and history.is_seen):
             return None
         text = history.doubt.seen if history.doubt is not None else recordhistory.MISSING

@@ -18,14 +18,18 @@ class PodInquiry:
         self.answered = Signal()
         """Set at each answer."""
         self._number = 0
-        self._begun = 0
+        self._begun = self._withdrawn = 0
         self._answer: tuple[int, Sequence[PodRequests]] | None = None
 
     def ask(self) -> None:
         """Ask for the pods as they are from now on: the answer to a question that was begun before does not count."""
-        if self._begun == self._number:
+        if self._number in {self._begun, self._withdrawn}:
             self._number += 1
             self.asked.set()
+
+    def withdraw(self) -> None:
+        """Withdraw the question: the pods of its answer may be older than the next doubt."""
+        self._withdrawn = self._number
 
     def begin(self) -> int:
         """Return the number of the newest question, for which the pods are listed now."""
@@ -40,4 +44,5 @@ class PodInquiry:
     def take(self) -> Sequence[PodRequests] | None:
         """Return the answer to the newest question, once; None if there is none yet."""
         found, self._answer = self._answer, None
-        return found[1] if found is not None and found[0] == self._number else None
+        is_open = self._number != self._withdrawn
+        return found[1] if is_open and found is not None and found[0] == self._number else None
