@@ -12,17 +12,21 @@ from gpuvirt.facts.nodes import unread_node
 from gpuvirt.facts.sysfs import MDEVS
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.allocation.recordednodes import foreign_nodes
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import build_inventory
+from gpuvirt.model.offers.offermaking import awaited
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.clock import BEGINNING
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.containers import Container
@@ -171,6 +175,25 @@ async def test_a_vgpu_that_is_made_again_after_a_reboot_is_listed_as_healthy_unt
         node.kernel.write(HostPath(f"{MDEVS}/{vgpu}/remove"), b"1")
         await node.advance(1)
         assert node.offered[T4_4Q][DeviceId(vgpu)] is False, "this boot has shown it"
+
+
+@pytest.mark.parametrize(
+    ("earlier_boot", "against", "is_awaited"),
+    [
+        (True, ReasonCode.DRIVER_CHANGED, True),
+        (True, ReasonCode.NO_DRIVER, True),
+        (True, ReasonCode.DEVICE_GONE, False),
+        (True, ReasonCode.UNREAD, False),
+        (False, ReasonCode.DRIVER_CHANGED, False),
+    ],
+)
+def test_a_gpu_is_awaited_where_a_reboot_has_given_it_another_driver(
+    against: ReasonCode, *, earlier_boot: bool, is_awaited: bool
+) -> None:
+    entry = Entry(RTX4090, DeviceId(LEFT), Target(LEFT), None, "a", BEGINNING, earlier_boot=earlier_boot)
+    reason = Reason(against, LEFT, "has changed")
+    assert (awaited(entry, reason).code is ReasonCode.AWAITED_AFTER_REBOOT) == is_awaited
+    assert is_awaited or awaited(entry, reason) is reason
 
 
 async def test_a_vgpu_that_was_removed_in_this_boot_is_not_awaited(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The memory of a GPU that can't be reset reaches no other tenant, by whatever front end the tenants get the GPU."""
 
 import errno
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,15 @@ async def test_shares_are_claimed_only_of_gpus_without_the_memory_of_a_vm(simula
         assert len(claimed) == 2
 
 
+def test_no_tenant_is_recorded_while_another_process_keeps_the_lock_of_the_file(tmp_path: Path) -> None:
+    file = tenancyfile.TenancyFile(tmp_path / tenancyfile.NAME)
+    with (tmp_path / f".{tenancyfile.NAME}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            file.update(None, lambda found: found.with_tenants({FIRST: tenant(TenantKind.VM)}))
+        assert not file.path.exists()
+
+
 @pytest.mark.parametrize("plugin_only", [False, True])
 def test_a_command_returns_no_gpu_to_the_host_with_the_memory_of_a_vm(
     simulated: Simulated, tmp_path: Path, plugin_only: bool
@@ -190,6 +200,17 @@ def test_a_command_returns_no_gpu_to_the_host_with_the_memory_of_a_vm(
     as_it_is = replace(NOBODY, require_reset=False)
     assert change_drivers(change_host, unit, {FIRST: DesiredDriver.NATIVE}, as_it_is) == ()
     assert driver(kernel) == "nvidia"
+
+
+def test_a_command_records_that_vfio_has_reset_the_gpu_that_it_returns(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10")
+    change_host, boot_id = change_host_in(tmp_path, kernel, SimTools(kernel)), scan(kernel).platform.boot_id
+    change_host.tenancies.update(boot_id, lambda found: found.with_tenants({FIRST: tenant(TenantKind.VM)}))
+    unit = build_inventory(scan(kernel)).gpus[FIRST].unit
+    assert change_drivers(change_host, unit, {FIRST: DesiredDriver.NATIVE}) == ()
+    last = change_host.tenancies.read().stored.value.of(FIRST)
+    assert last is not None
+    assert last.state is TenancyState.CLEAN
 
 
 # A container, then a VM.
@@ -312,6 +333,29 @@ async def test_a_damaged_file_of_an_earlier_boot_is_no_loss(simulated: Simulated
     async with running_node(kernel, tmp_path) as node:
         await report_account(node)
         assert node.offered == {A10: {FIRST: True, SECOND: True}}
+
+
+async def test_a_tenant_that_a_command_has_recorded_before_the_first_agent_of_a_boot_stays(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    kernel = without_reset(simulated("2xA10"))
+    async with running_node(kernel, tmp_path) as node:
+        await report_account(node)
+    kernel.reboot_id()
+    file, boot_id = tenancyfile.TenancyFile(tmp_path / tenancyfile.NAME), scan(kernel).platform.boot_id
+    file.update(boot_id, lambda records: records.with_tenants({FIRST: tenant(TenantKind.VM)}))
+    async with running_node(kernel, tmp_path) as node:
+        await report_account(node)
+        assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
+
+
+async def test_a_tenant_of_the_same_kind_is_not_written_again(simulated: Simulated, tmp_path: Path) -> None:
+    file = tenancyfile.TenancyFile(tmp_path / tenancyfile.NAME)
+    async with running_node(simulated("2xA10"), tmp_path) as node:
+        await allocate_and_end(node, A10, FIRST)
+        version = file.version()
+        node.allocate(A10, [FIRST])
+        assert file.version() == version
 
 
 async def test_a_file_that_is_deleted_under_the_agent_is_written_again(simulated: Simulated, tmp_path: Path) -> None:

@@ -36,6 +36,11 @@ async def test_one_container_gets_a_gpu_and_its_audio_function_in_two_calls(node
     assert node.allocate(AUDIO, [SOUND])
 
 
+async def test_a_required_device_that_is_no_longer_offered_stays_among_the_preferred(node: SimNode) -> None:
+    """The kubelet requires the devices of a pod's init containers again."""
+    assert preferred(node, 1, "0000:d8:00.1") == ["0000:d8:00.1"]
+
+
 async def test_the_next_pod_does_not_get_the_audio_function_of_an_allocated_gpu(node: SimNode) -> None:
     """The kubelet's checkpoint has the first pod, but the pod-resources API has not listed it yet."""
     node.allocate(GPU, [CARD])

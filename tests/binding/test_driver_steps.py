@@ -1,14 +1,18 @@
 """Each step of a return to the native driver refuses where its effect is missing or can't be read."""
 
 import errno
+from functools import partial
 
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.sysfs import driver_path
 from gpuvirt.hardware.access.tools import ToolError
+from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.steps import ClearOverride, LoadModule, Return
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.steps.driverexecutor import _expect_native, clear_override, load
+from gpuvirt.node.change.steps import proving
+from gpuvirt.node.change.steps.driverexecutor import _expect_native, clear_override, give_back, load
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
@@ -78,6 +82,14 @@ def test_a_gpu_that_is_on_no_native_driver_after_its_return_is_a_failure(kernel:
     with pytest.raises(RefusedError) as refused:
         _expect_native(kernel, Return(GPU, ("nvidia",)))
     assert refused.value.reason.code is code
+
+
+def test_a_gpu_that_a_driver_does_not_bind_by_its_name_is_probed() -> None:
+    kernel = host("none")
+    kernel.faults.refuse(HostPath(driver_path("nvidia", "bind")), errno.EIO)
+    proof = partial(proving.driverless, kernel, scan(kernel).functions, GPU, "bind it", unbound_here=True)
+    give_back(kernel, SimTools(kernel), Return(GPU, ("nvidia",)), proof)
+    assert kernel.pci.functions[GPU].driver == "nvidia"
 
 
 def test_a_sibling_function_may_stay_without_a_driver() -> None:

@@ -28,10 +28,10 @@ def host(class_code: str) -> SimKernel:
     return kernel
 
 
-def disk(kernel: SimKernel, name: str, *, below: str = "", number: str = "259:1") -> None:
-    """Add a disk behind the function, some folders below its sysfs folder."""
+def disk(kernel: SimKernel, name: str, *, below: str = "", number: str = "259:1", folder: str = "") -> None:
+    """Add a disk behind the function, some folders below its sysfs folder, or in another folder."""
     (function,) = kernel.pci.functions.values()
-    folder = f"{function.folder}{below}/{name}"
+    folder = f"{folder or function.folder}{below}/{name}"
     kernel.tree.place(HostPath(f"{folder}/dev"), constant(number))
     kernel.tree.make(HostPath(f"{folder}/holders"))
     kernel.tree.place(HostPath(f"/sys/class/block/{name}"), Link(folder))
@@ -96,11 +96,10 @@ def test_a_multipath_namespace_is_a_disk_of_its_function() -> None:
     """With nvme_core.multipath the disk is a virtual device, and only its path is below the function."""
     kernel = host(NVME)
     disk(kernel, "nvme3c1n2")
-    kernel.tree.place(HostPath("/sys/devices/virtual/nvme-subsystem/nvme-subsys3/nvme3n2/dev"), constant("259:7"))
-    kernel.tree.place(
-        HostPath("/sys/class/block/nvme3n2"), Link("/sys/devices/virtual/nvme-subsystem/nvme-subsys3/nvme3n2")
-    )
-    assert use(kernel) is None
+    for name, number in (("nvme3n2", "259:7"), ("nvme3n20", "259:8")):
+        disk(kernel, name, number=number, folder="/sys/devices/virtual/nvme-subsystem/nvme-subsys3")
+    mount("23 1 259:8 / /data rw - xfs /dev/nvme3n20 rw")(kernel.tree)
+    assert use(kernel) is None, "another namespace, of another function"
     mount("23 1 259:7 / /data rw - xfs /dev/nvme3n2 rw")(kernel.tree)
     assert use(kernel) == "has the disk nvme3n2, which is mounted"
 
@@ -123,6 +122,7 @@ def test_a_display_with_an_unreadable_framebuffer_counts_as_the_console(path: st
     (function,) = kernel.pci.functions.values()
     kernel.tree.place(HostPath(f"{function.folder}/boot_vga"), constant("1"))
     kernel.tree.place(HostPath("/sys/class/graphics/fb0/device"), Link("../../../devices/platform/other"))
+    kernel.tree.make(HostPath("/sys/class/graphics/fbcon"))
     assert use(kernel) is None
     kernel.faults.fail(HostPath(path), errno.EIO)
     assert use(kernel) is not None

@@ -86,11 +86,33 @@ def test_a_device_that_a_vm_has_open_is_not_leased(
     assert leases == Counter()
 
 
+def test_the_leases_of_gpuvirts_own_processes_are_no_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = host()
+    names = cdevs(kernel, GPU)
+    user = kernel.open_devices(names, bind=False)
+    monkeypatch.setattr(SimKernel, "pids", {user.pid})
+    with leased(kernel, GroupClaim(GPU, IommuGroup(12), tuple(names))) as prove:
+        assert prove().is_valid
+
+
 def test_a_free_device_is_leased_once(count: Callable[[SimKernel], Counter[str]]) -> None:
     kernel = host()
     leases, names = count(kernel), cdevs(kernel, GPU)
     with leased(kernel, GroupClaim(GPU, IommuGroup(12), tuple(names))):
         assert leases == Counter(names)
+
+
+def test_a_change_concerns_only_the_group_of_its_gpu(tmp_path: Path) -> None:
+    kernel = host()
+    kernel.open_devices(cdevs(kernel, OTHER))
+    change_host = change_host_of(kernel, tmp_path)
+    unit = driver_state(change_host, NOBODY).inventory.gpus[GPU].unit
+
+    def ask(inventory: Inventory) -> PodAllocations:
+        return map_allocations(inventory, [Allocation(ResourceName(T4), DeviceId(OTHER), "pod a/b")])
+
+    assert change_drivers(change_host, unit, {GPU: DesiredDriver.NATIVE}, inputs({}, ask=ask)) == ()
+    assert kernel.pci.functions[GPU].driver == "nvidia"
 
 
 @pytest.mark.parametrize("group_nodes", [True, False])

@@ -30,7 +30,7 @@ from gpuvirt.node.change.unitchange import apply
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt_sim.files.tree import DEVICE_NUMBERS, Link
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host
-from gpuvirt_sim.kernel import Process
+from gpuvirt_sim.kernel import Process, SimKernel
 from tests.change.changes import driver_state, inputs
 from tests.change.hostunit import NATIVE, PASSTHROUGH, W7900, W7900_AUDIO, HostUnit, on_native_drivers
 
@@ -287,17 +287,21 @@ def test_a_group_or_a_vf_that_is_unread_is_no_proof(tmp_path: Path) -> None:
     assert proving.driverless(unit.kernel, functions, L40S, "probe it", unbound_here=False).is_valid
 
 
-def test_the_users_of_vfs_count_after_an_unbind_and_those_of_other_removed_nodes_do_not(tmp_path: Path) -> None:
+def test_the_users_of_vfs_count_after_an_unbind_and_those_of_other_removed_nodes_do_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     unit = driverless_gpu_with_vfs(tmp_path)
     functions = driver_state(unit.change_host).inventory.facts.functions
     unit.kernel.start_process("qemu-system-x86", "/dev/vfio/devices/vfio7")
     assert proving.driverless(unit.kernel, functions, L40S, "probe it", unbound_here=True).is_valid
     group = functions[VF].iommu_group
     assert isinstance(group, int)
-    unit.kernel.start_vm(group)
+    user = unit.kernel.start_vm(group)
     with pytest.raises(RefusedError) as refused:
         proving.driverless(unit.kernel, functions, L40S, "probe it", unbound_here=True)
     assert (refused.value.reason.code, refused.value.reason.subject) == (ReasonCode.IN_USE, VF)
+    monkeypatch.setattr(SimKernel, "pids", {user.pid})
+    assert proving.driverless(unit.kernel, functions, L40S, "probe it", unbound_here=True).is_valid, "a lease"
 
 
 def driverless_gpu_with_vfs(folder: Path, *, iommufd: bool = False) -> HostUnit:
@@ -325,15 +329,19 @@ def test_a_function_is_driverless_only_without_driver_and_without_a_pending_unbi
     assert proving.driverless(unit.kernel, functions, T4, "probe it", unbound_here=True).is_valid
 
 
-def test_a_vm_that_has_a_removed_node_open_may_have_the_function(tmp_path: Path) -> None:
+def test_a_vm_that_has_a_removed_node_open_may_have_the_function(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     unit = on_native_drivers("4xT4", T4, tmp_path)
     functions = driver_state(unit.change_host).inventory.facts.functions
     unit.kernel.rebind(T4, None)
-    unit.kernel.start_process("qemu-system-x86", "/dev/vfio/devices/vfio7")
+    user = unit.kernel.start_process("qemu-system-x86", "/dev/vfio/devices/vfio7")
 
     with pytest.raises(RefusedError) as refused:
         proving.driverless(unit.kernel, functions, T4, "probe it", unbound_here=False)
     assert refused.value.reason.code is ReasonCode.UNBIND_PENDING
+    monkeypatch.setattr(SimKernel, "pids", {user.pid})
+    assert proving.driverless(unit.kernel, functions, T4, "probe it", unbound_here=False).is_valid, "a lease"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """One plan and one change switch an isolation unit from passthrough to vGPUs and back."""
 
+import errno
 from pathlib import Path
 
 import msgspec
@@ -7,10 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
+from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.steps import DisableVfs, Override, Probe, RemoveVgpu, RollBack, Step, Unbind
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
@@ -19,9 +22,10 @@ from gpuvirt.node.change.gate.gate import UnitBusyError
 from gpuvirt.node.change.steps.changes import Change, Changes, by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
+from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
-from gpuvirt_sim.hostspec import HostSpec, SlotSpec, shared_cards
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host, shared_cards
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import change_drivers, change_host_in, driver_state, inputs
 from tests.change.hostunit import A10, L40S, T4, WHOLE, HostUnit
@@ -82,6 +86,24 @@ def test_a_vgpu_in_use_keeps_the_driver_and_the_other_vgpus_are_removed(tmp_path
     unit.kernel.end_vm(vm)
     assert unit.apply(WHOLE).reasons == ()
     assert unit.driver == "vfio-pci"
+
+
+def test_a_process_that_uses_the_gpu_keeps_the_driver_and_no_vgpu(tmp_path: Path) -> None:
+    unit = HostUnit("4xT4", T4, tmp_path)
+    unit.fill(T4_8Q=2)
+    unit.kernel.start_process("python3", "/dev/nvidia0")
+    assert ReasonCode.IN_USE in {reason.code for reason in unit.apply(WHOLE).drivers}
+    assert (unit.driver, unit.types) == ("nvidia", [])
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_no_vgpu_is_removed_while_the_group_of_one_is_unread(tmp_path: Path, *, last: bool) -> None:
+    unit = HostUnit("4xT4", T4, tmp_path)
+    unit.fill(T4_8Q=2)
+    vgpus = sorted(vgpu for vgpu, mdev in unit.kernel.mdev.devices.items() if mdev.slot == T4)
+    unit.kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{vgpus[last]}/iommu_group"), errno.EIO)
+    assert unit.apply(WHOLE).reasons
+    assert (unit.taken, unit.types) == ([], ["T4-8Q"] * 2)
 
 
 def test_no_vgpu_is_removed_if_the_driver_cannot_be_loaded(tmp_path: Path) -> None:
@@ -147,6 +169,39 @@ def test_a_change_that_is_rolled_back_changes_no_other_gpu(tmp_path: Path) -> No
     assert set(kernel.mdev.devices) == before
 
 
+@pytest.mark.parametrize(
+    ("target", "vgpus"),
+    [
+        (DesiredGpu(DesiredDriver.NATIVE, DesiredVgpus({"T4-8Q": 2})), 2),
+        (DesiredGpu(DesiredDriver.PASSTHROUGH), 0),
+    ],
+)
+def test_a_gpu_that_is_gone_keeps_no_other_gpu_of_its_unit_from_its_desired_state(
+    tmp_path: Path, target: DesiredGpu, vgpus: int
+) -> None:
+    present, gone = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
+    slots = tuple(SlotSpec(at=gpu, board="T4", group=31, numa=0) for gpu in (present, gone))
+    kernel = build_host(HostSpec(about="two T4 in one group", slots=slots))
+    change_host, first = change_host_in(tmp_path, kernel, SimTools(kernel)), build_inventory(scan(kernel))
+    kernel.unplug(gone)
+    run = Run(lambda _: None, by_hand(UnitId(present), None))
+    outcome = apply(change_host, first.gpus[present].unit, dict.fromkeys((present, gone), target), inputs(), run, first)
+    assert [reason.code for reason in outcome.reasons] == [ReasonCode.NO_VGPU_HOST]
+    assert outcome.vgpus[gone] == outcome.reasons
+    assert len(kernel.mdev.devices) == vgpus
+    assert kernel.pci.functions[present].driver == ("nvidia" if vgpus else "vfio-pci")
+
+
+def test_an_nvswitch_gets_its_desired_driver(tmp_path: Path) -> None:
+    kernel = build_host(load_host("8xA100"))
+    functions = scan(kernel).functions
+    switch = next(address for address, each in functions.items() if each.kind is FunctionKind.NVSWITCH)
+    change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
+    for desired, driver in ((DesiredDriver.PASSTHROUGH, "vfio-pci"), (DesiredDriver.NATIVE, "nvidia-nvswitch")):
+        assert change_drivers(change_host, UnitId(switch), {switch: desired}) == ()
+        assert kernel.pci.functions[switch].driver == driver
+
+
 OF_A_POD = Allocation(ResourceName("nvidia.com/gpu"), DeviceId("MIG-4fd9f0a2"), "pod default/cuda")
 """An allocation whose id no driver maps to a GPU: each of NVIDIA's GPUs may be the allocated one."""
 
@@ -173,6 +228,17 @@ def test_an_unmapped_id_that_the_plan_knew_stops_no_step(tmp_path: Path) -> None
     known = inputs(ask=lambda _: PodAllocations(unmapped=(OF_A_POD,)))
     assert change_drivers(unit.change_host, unit.id, {A10: DesiredDriver.PASSTHROUGH}, known) == ()
     assert unit.driver == "vfio-pci"
+
+
+def test_an_unmapped_id_that_the_plan_knew_keeps_no_override_of_a_killed_change(tmp_path: Path) -> None:
+    unit = HostUnit("2xA10-vgpu", A10, tmp_path)
+    unit.kernel.pci.functions[A10].override = "vfio-pci"
+    boot_id = driver_state(unit.change_host).journal.boot_id
+    journal = DriverJournal(overrides={A10: "vfio-pci"}, boot_id=boot_id)
+    originaldrivers.update(unit.change_host.original_drivers, lambda _: journal)
+    known = inputs(ask=lambda _: PodAllocations(unmapped=(OF_A_POD,)))
+    assert change_drivers(unit.change_host, unit.id, {A10: DesiredDriver.NATIVE}, known) == ()
+    assert unit.kernel.pci.functions[A10].override is None
 
 
 def test_a_gpu_that_moves_to_another_unit_is_not_changed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuvirt.cli import main
@@ -31,9 +31,15 @@ def gpuvirt(
 
 
 def called(
-    *arguments: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    program: Callable[[], None] = main.main,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command of gpuvirt in this process, which takes a tenth of the time; not for commands that keep running."""
+    """Run a command of gpuvirt in this process, which takes a tenth of the time; not for commands that keep running.
+
+    `program` is gpuvirt itself, or one of those with the names of NVIDIA's programs.
+    """
     output = io.BytesIO(), io.BytesIO()
     out, err = (io.TextIOWrapper(stream, encoding="utf-8", write_through=True) for stream in output)
     code: object = 0
@@ -42,9 +48,10 @@ def called(
         contextlib.redirect_stderr(err),
         contextlib.chdir(cwd or Path.cwd()),
         _environment({"PATH": PATH, **(environment or {})}),
+        _arguments(arguments),
     ):
         try:
-            main.run(list(arguments))
+            program()
         except SystemExit as end:
             code = end.code
     return subprocess.CompletedProcess(
@@ -52,10 +59,25 @@ def called(
     )
 
 
-def ran(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def ran(
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    program: Callable[[], None] = main.main,
+) -> subprocess.CompletedProcess[str]:
     """Run a command as `called` does, and return its output as text."""
-    done = called(*arguments, environment=environment)
+    done = called(*arguments, environment=environment, cwd=cwd, program=program)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@contextlib.contextmanager
+def _arguments(arguments: Sequence[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = ["gpuvirt", *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 @contextlib.contextmanager

@@ -164,14 +164,15 @@ def test_devices_shows_a_gpu_that_is_kept_in_its_mode(tmp_path: Path, mode: str,
     export(kernel, tmp_path)
     seen = snapshot.take(kernel, Settings(), IDS, RealClock())
     agent = AgentView(version="test", pid=1, started=seen.at, plugin_only=False)
-    gpus = tuple(replace(gpu, desired=mode) for gpu in seen.gpus)
+    gpus = (*(replace(gpu, desired=mode) for gpu in seen.gpus[:-1]), seen.gpus[-1])
     (tmp_path / "run/gpuvirt").mkdir(parents=True)
     (tmp_path / "run/gpuvirt/node.json").write_bytes(msgspec.json.encode(replace(seen, agent=agent, gpus=gpus)))
     done = ran("vfio", command, "--dry-run", gpus[0].address, "--host-root", str(tmp_path), environment=WIDE)
     assert done.returncode == 1
     assert f"ManagedByAgent: {gpus[0].address} is kept in mode {mode} by this node's agent" in done.stdout
     other = "unbind" if command == "bind" else "bind"
-    assert "ManagedByAgent" not in ran("vfio", other, "--dry-run", "--all", "--host-root", str(tmp_path)).stdout
+    for free in ((other, "--all"), (command, gpus[-1].address)):
+        assert "ManagedByAgent" not in ran("vfio", *free, "--dry-run", "--host-root", str(tmp_path)).stdout
 
 
 def test_devices_of_a_host_without_gpus(tmp_path: Path) -> None:

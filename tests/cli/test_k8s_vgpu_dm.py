@@ -1,11 +1,13 @@
 """`nvidia-k8s-vgpu-dm` as NVIDIA's operator starts it: required options, ignored options, exit codes."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+
+from gpuvirt.cli.dropin import k8svgpudm
+from gpuvirt.cli.main import nvidia_k8s_vgpu_dm
+from tests.cli.commandline import ran
 
 NEEDED = {
     "NODE_NAME": "node01",
@@ -15,18 +17,8 @@ NEEDED = {
 }
 
 
-def run(folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    known = {key: value for key, value in os.environ.items() if not key.startswith(("KUBE", "NODE_", "GPUVIRT"))}  # noqa: TID251
-    enter = "from gpuvirt.cli.main import nvidia_k8s_vgpu_dm; nvidia_k8s_vgpu_dm()"
-    return subprocess.run(
-        [sys.executable, "-c", enter, *arguments],
-        env=known | environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def run(folder: Path, *arguments: str, **environment: str) -> CompletedProcess[str]:
+    return ran(*arguments, environment=environment, cwd=folder, program=nvidia_k8s_vgpu_dm)
 
 
 @pytest.mark.parametrize("missing", sorted(NEEDED))
@@ -44,7 +36,13 @@ def test_invalid_names_are_refused(tmp_path: Path, option: str, value: str) -> N
     assert f"{value!r} is not a" in ended.stderr
 
 
-def test_options_without_effect_are_reported_and_a_missing_api_server_exits_with_1(tmp_path: Path) -> None:
+def test_options_without_effect_are_reported_and_a_missing_api_server_exits_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        pytest.fail("an agent starts without an API server, and would run until the test is ended")
+
+    monkeypatch.setattr(k8svgpudm, "run_until_stopped", fail)
     ended = run(tmp_path, "-r", "-w", "-g", "clients.yaml", **NEEDED)
     assert ended.returncode == 1
     for option in ("--with-reboot", "--with-shutdown-host-gpu-clients", "--gpu-clients-file"):

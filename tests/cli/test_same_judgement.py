@@ -66,6 +66,12 @@ def test_a_gpu_that_no_vm_could_use_is_reported_by_every_command(
         assert bool(done.returncode) is fails
 
 
+def test_a_gpu_that_no_vm_could_use_can_return_to_the_host(tmp_path: Path) -> None:
+    done = ran("vfio", "unbind", GPU, "--dry-run", environment=exported(tmp_path / "host", CONSOLE))
+    assert ReasonCode.BOOT_CONSOLE not in done.stdout
+    assert done.returncode == 0
+
+
 NOUVEAU = "slots: [{at: '0000:65:00.0', board: A10, driver: nouveau, group: 12}]"
 MIG = "slots: [{at: '0000:65:00.0', board: H100-SXM5-80GB, group: 46, vfs: 20}]"
 CAN_MAKE = "slots: [{at: '0000:65:00.0', board: T4, group: 46}]"

@@ -1,6 +1,5 @@
 """`gpuvirt schedule` as a program: its tables at 80 columns, its errors, and that tables and JSON say the same."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -16,11 +15,12 @@ from rich.text import Text
 
 from gpuvirt.cli.output import schedulecheckrender, schedulerender
 from gpuvirt.cli.output.tables import Cell
+from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.schedules.forecast import PlannedStep
 from gpuvirt.model.schedules.reports import ScheduleRow, SwitchRow, WorkerRow
 from gpuvirt.model.schedules.spec import Leave
 from gpuvirt.model.schedules.workerchecks import WorkerCheck
-from tests.cli.commandline import GPUVIRT, PATH
+from tests.cli.commandline import ran
 from tests.extender.podapi import serving
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
 from tests.schedules.servedcommands import answering
@@ -40,14 +40,8 @@ def on_a_day() -> ServedSchedule:
 async def run(folder: Path, served: ServedSchedule, *arguments: str) -> CompletedProcess[str]:
     """Run a command against a cluster."""
     async with serving(answering(served), folder) as api:
-        process = await asyncio.create_subprocess_exec(
-            *(*GPUVIRT, "schedule", *arguments, "--kubeconfig", str(api.kubeconfig)),
-            env={"PATH": PATH},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, err = await process.communicate()
-    return CompletedProcess(arguments, process.returncode or 0, out.decode(), err.decode())
+        command = ("schedule", *arguments, "--kubeconfig", str(api.kubeconfig))
+        return await ThreadWorker("command").run(lambda: ran(*command), name="command", timeout_s=60.0)
 
 
 async def test_a_list_shows_the_phase_that_the_controller_has_reached(tmp_path: Path) -> None:

@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commandline import gpuvirt
+from gpuvirt.cli.main import main, nvidia_vgpu_dm
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from tests.cli.commandline import ran
 
 CONFIGS = """version: v1
 vgpu-configs:
@@ -26,9 +30,11 @@ def configs(tmp_path: Path) -> Path:
     return path
 
 
-def run(configs: Path, name: str, *command: str) -> tuple[int, str, str]:
-    chosen = ("-f", str(configs), "-c", name)
-    done = gpuvirt("sim", "run", "-H", "2xA10-vgpu", "--snapshot", "--", *command, *chosen)
+def run(configs: Path, name: str, program: str, *command: str) -> tuple[int, str, str]:
+    export(build_host(load_host("2xA10-vgpu")), host := configs.with_name("host"))
+    environment = {"GPUVIRT_HOST_ROOT": str(host)}
+    enter = main if program == "gpuvirt" else nvidia_vgpu_dm
+    done = ran(*command, "-f", str(configs), "-c", name, environment=environment, program=enter)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -37,7 +43,7 @@ def test_a_type_of_another_card_is_refused(configs: Path, command: tuple[str, ..
     code, output, errors = run(configs, "other-card", *command)
     assert code == 1
     assert "ConfigInvalid: " in errors
-    assert "$.vgpu-configs.other-card[0]: 0000:4b:00.0 (10de:2236) is a card without A100-4C" in errors
+    assert errors.count("$.vgpu-configs.other-card[0]: 0000:4b:00.0 (10de:2236) is a card without A100-4C") == 1
     assert "names no GPU" not in output
 
 

@@ -3,6 +3,7 @@
 import errno
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
@@ -65,6 +66,8 @@ def test_an_unavailable_vgpu_is_reported_with_the_available_types(l40s: SimKerne
     assert gpu in unavailable(l40s, L40S, TYPE, L40S)
     l40s.faults.fail(HostPath(f"/sys/bus/pci/devices/{OTHER_VF}/nvidia/creatable_vgpu_types"), errno.EIO)
     assert "EIO" in unavailable(l40s, OTHER_VF, TYPE, OTHER_VF)
+    l40s.faults.fail(HostPath(f"/sys/bus/pci/devices/{OTHER_VF}/nvidia/creatable_vgpu_types"), errno.ENOENT)
+    assert "does not exist" in unavailable(l40s, OTHER_VF, TYPE, OTHER_VF)
 
 
 def test_a_stale_vgpu_is_not_removed_from_a_vf_with_another_type(l40s: SimKernel) -> None:
@@ -74,6 +77,8 @@ def test_a_stale_vgpu_is_not_removed_from_a_vf_with_another_type(l40s: SimKernel
     VENDOR.create(l40s, VF, OTHER, VgpuId(VF))
     with pytest.raises(VgpuUnavailableError, match="contains 1159; expected 1156"):
         remove(VENDOR, l40s, live)
+    with pytest.raises(VgpuUnavailableError, match="contains 1159; expected a known type"):
+        remove(VENDOR, l40s, replace(live, type_id=None))
     assert [vgpu.type_id for vgpu in host(l40s).live] == ["1159"]
 
 
@@ -157,6 +162,23 @@ def test_vfs_are_not_removed_if_their_number_has_changed(flex: SimKernel) -> Non
 def test_a_gpu_is_not_split_into_an_invalid_number_of_vfs(flex: SimKernel, type_: str) -> None:
     with pytest.raises(VgpuUnavailableError, match="expected 1 VF to 31 VFs"):
         SRIOV_VF.create(flex, FLEX, VgpuType(type_), VgpuId(FLEX))
+    assert flex.writes == []
+
+
+def test_a_set_of_vfs_needs_the_id_of_its_gpu_and_sriov(flex: SimKernel) -> None:
+    with pytest.raises(VgpuUnavailableError, match=f"has its address as its id; found {SPLIT}"):
+        SRIOV_VF.create(flex, FLEX, VgpuType("8 VFs"), VgpuId(SPLIT))
+    vf = scan(flex).functions[SPLIT].virtfns[0]
+    with pytest.raises(VgpuUnavailableError, match="has no SR-IOV: sriov_totalvfs: missing"):
+        SRIOV_VF.create(flex, vf, VgpuType("8 VFs"), VgpuId(vf))
+    assert flex.writes == []
+
+
+def test_vfs_are_not_removed_while_their_number_is_unread(flex: SimKernel) -> None:
+    (live,) = report(flex, SPLIT).live
+    flex.faults.fail(HostPath(f"/sys/bus/pci/devices/{SPLIT}"), errno.EIO)
+    with pytest.raises(VgpuUnavailableError, match="EIO"):
+        remove(SRIOV_VF, flex, live)
     assert flex.writes == []
 
 

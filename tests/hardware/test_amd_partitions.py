@@ -31,7 +31,8 @@ def kernel() -> SimKernel:
 
 
 def topology(kernel: SimKernel, render_minor: int, location: int, domain: int = 0) -> None:
-    properties = f"cpu_cores_count 0\nlocation_id {location}\ndomain {domain}\ndrm_render_minor {render_minor}"
+    """Describe a partition, between properties that are no numbers."""
+    properties = f"name gfx942\n\nlocation_id {location}\ndomain {domain}\ndrm_render_minor {render_minor}"
     kernel.tree.place(HostPath("/sys/class/kfd/kfd/topology/nodes/2/properties"), constant(properties))
 
 

@@ -1,5 +1,6 @@
 """Malformed content of /sys and /proc: the agent works, prints the content legibly, and reports the entry."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -7,9 +8,11 @@ import pytest
 
 from gpuvirt.cli.output import render
 from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.hardware.access import attributes
+from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.kubelet import wire
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.paths import HostPath
+from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt_sim.files.tree import Link
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
@@ -135,3 +138,26 @@ async def test_a_revision_that_is_too_long_is_reported_as_malformed(simulated: S
         assert [(note.code, note.subject) for note in node.view.problems] == [
             (ReasonCode.MALFORMED_SYSFS_ENTRY, f"{FOLDER}/revision")
         ]
+
+
+@pytest.mark.parametrize(
+    ("parse", "content"),
+    [
+        (attributes.number, "1_0"),
+        (attributes.number, "\u0663"),
+        (attributes.pci_id, "10de"),
+        (attributes.pci_id, "0x1_0"),
+    ],
+)
+def test_a_number_that_only_python_accepts_is_refused(parse: Callable[[str], int], content: str) -> None:
+    assert int(content, 16)
+    with pytest.raises(ValueError, match=content):
+        parse(content)
+
+
+def test_a_folder_that_cannot_be_read_has_unknown_names(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    kernel = RealKernel(HostRoots.under(tmp_path))
+    assert attributes.names_or_raise(kernel, HostPath("/missing")) == []
+    with pytest.raises(OSError, match="symbolic links"):
+        attributes.names_or_raise(kernel, HostPath("/loop"))

@@ -152,6 +152,61 @@ def test_a_copy_of_a_host_in_files_has_nodes_without_numbers(tmp_path: Path, tar
     assert list(RealKernel(HostRoots.under(tmp_path)).open_files(mapped=True)) == [found, found]
 
 
+def loop_at(path: Path) -> None:
+    """Make a link that no process can follow, also not root: ELOOP, which does not mean that the process has ended."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("unread", ["fd", "task", "maps", "fd/5", "map_files/7f00-8f00"])
+def test_what_cannot_be_read_of_a_process_is_unknown(tmp_path: Path, unread: str) -> None:
+    process = tmp_path / "proc/77"
+    loop_at(process / unread)
+    if unread.startswith("map_files"):
+        (process / "maps").write_text("7f00-8f00 rw-s 00000000 00:2c 612      /data/file\n")
+    with pytest.raises(OSError, match="symbolic links") as refused:
+        list(RealKernel(HostRoots.under(tmp_path)).open_files(mapped=True))
+    assert refused.value.filename == str(process / unread)
+
+
+@AS_ROOT
+def test_an_open_file_whose_path_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "proc/77/fd").mkdir(parents=True)
+    os.mknod(tmp_path / "proc/77/fd/5", 0o20600, ZERO)
+    with pytest.raises(OSError, match="Invalid argument"):
+        list(RealKernel(HostRoots.under(tmp_path)).open_files())
+
+
+@pytest.mark.parametrize(
+    ("mounts", "has_nodes"),
+    [
+        ("33 1 0:44 / /mnt rw,nodev - fuse x y\n34 1 0:45 / /other rw - fuse x y\n", False),
+        ("33 1 0:44 / /mnt rw - fuse x y\n34 1 0:45 / /other rw,nodev - fuse x y\n", True),
+        ("34 1 0:45 / /other rw,nodev - fuse x y\n", True),
+        (None, True),
+    ],
+    ids=["nodev", "another one is nodev", "no mount", "unread"],
+)
+@pytest.mark.parametrize("file", ["fd/5", "map_files/7f00-8f00"])
+def test_an_unexamined_file_is_no_node_only_if_its_own_mount_has_none(
+    tmp_path: Path, mounts: str | None, *, has_nodes: bool, file: str
+) -> None:
+    process, kernel = tmp_path / "proc/77", RealKernel(HostRoots.under(tmp_path))
+    loop_at(process / file)
+    (process / "fdinfo").mkdir()
+    (process / "fdinfo/5").write_text("pos:\t0\nmnt_id:\t33\n")
+    (process / "maps").write_text("7f00-8f00 rw-s 00000000 00:2c 612      /data/file\n" * file.startswith("map"))
+    if mounts is None:
+        loop_at(process / "mountinfo")
+    else:
+        (process / "mountinfo").write_text(mounts)
+    if has_nodes:
+        with pytest.raises(OSError, match="symbolic links"):
+            list(kernel.open_files(mapped=True))
+    else:
+        assert list(kernel.open_files(mapped=True)) == []
+
+
 @AS_ROOT
 @pytest.mark.parametrize("is_node", [False, True])
 def test_a_file_that_many_processes_map_is_examined_once(tmp_path: Path, is_node: bool) -> None:

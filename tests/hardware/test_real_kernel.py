@@ -152,9 +152,10 @@ def test_the_user_of_a_group_is_found_without_the_groups_node(simulated: Simulat
     host = simulated("2xA10")
     process = host.start_vm(IommuGroup(12), devices=devices)
     host.delete_node(IommuGroup(12))
-    users = with_users(host, scan(host)).users
-    assert users is not None
-    assert [user.pid for user in users[IommuGroup(12)]] == [process.pid]
+    facts = with_users(host, scan(host))
+    assert facts.users is not None
+    assert [user.pid for user in facts.users[IommuGroup(12)]] == [process.pid]
+    assert facts.users_of_lost_nodes == ()
 
 
 def test_a_stale_node_with_the_number_of_another_group_names_no_process(simulated: Simulated) -> None:
@@ -206,6 +207,7 @@ BIND = (
 
 def test_a_uevent_is_parsed() -> None:
     assert parse(BIND)["PCI_SLOT_NAME"] == "0000:65:00.0"
+    assert set(parse(BIND)) == {"ACTION", "DEVPATH", "SUBSYSTEM", "DRIVER", "PCI_SLOT_NAME"}
     assert concerns_devices(BIND)
 
 

@@ -1,15 +1,19 @@
 """Users of a device are unknown, and never none, where one file of the search for them can't be read."""
 
 import errno
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.snapshot import OpenDeviceUser
+from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.usage import hostuse
 from gpuvirt.hardware.usage.nativeusers import read_native_users
-from gpuvirt.hardware.usage.processes import NAMESPACE, read_open_nodes
-from gpuvirt.hardware.usage.users import read_users, read_users_of
+from gpuvirt.hardware.usage.processes import INITIAL_NAMESPACE, NAMESPACE, read_open_nodes, shows_all
+from gpuvirt.hardware.usage.users import cdevs_of, read_users, read_users_of
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.tree import DeviceNode, constant
@@ -50,6 +54,38 @@ def test_all_users_are_seen_while_every_file_can_be_read(kernel: SimKernel) -> N
 def test_users_are_unknown_while_the_number_of_a_node_is_unread(kernel: SimKernel, path: str) -> None:
     kernel.faults.fail(HostPath(path), errno.EIO)
     assert all(isinstance(found, Unread) for found in read(kernel))
+
+
+def test_the_number_of_another_groups_node_is_not_read(kernel: SimKernel) -> None:
+    kernel.tree.place(HostPath("/sys/class/vfio/22/dev"), constant("511:22"))
+    kernel.faults.fail(HostPath("/sys/class/vfio/22/dev"), errno.EIO)
+    assert read_users_of(kernel, frozenset({GROUP}), CDEVS) == {GROUP: ()}
+
+
+@pytest.mark.parametrize("group", [None, Unread(HostPath("/group"), errno=errno.EIO)])
+def test_a_node_belongs_to_no_group_while_its_devices_group_is_unknown(kernel: SimKernel, group: Unread | None) -> None:
+    (function,) = scan(kernel).functions.values()
+    assert cdevs_of([function]) == CDEVS
+    assert cdevs_of([replace(function, iommu_group=group)]) == {}
+
+
+def test_a_user_whose_name_is_unread_counts(kernel: SimKernel) -> None:
+    process = kernel.start_vm(GROUP)
+    kernel.faults.fail(HostPath(f"/proc/{process.pid}/comm"), errno.EACCES)
+    users = read_users_of(kernel, frozenset({GROUP}), CDEVS)[GROUP]
+    assert users == (OpenDeviceUser(process.pid, "unknown", HostPath("/dev/vfio/12")),)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "shows"), [(INITIAL_NAMESPACE, True), ("pid:[4026532201]", False), (None, False)]
+)
+def test_a_proc_shows_all_processes_only_if_its_namespace_is_known(
+    tmp_path: Path, namespace: str | None, *, shows: bool
+) -> None:
+    (tmp_path / "1/ns").mkdir(parents=True)
+    if namespace is not None:
+        (tmp_path / "1/ns/pid").symlink_to(namespace)
+    assert shows_all(tmp_path) is shows
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])

@@ -1,9 +1,11 @@
 """A device is unhealthy if another member of its IOMMU group makes the group not viable."""
 
+import errno
 from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.paths import HostPath
 from tests.node.simnode import running_node
 from tests.sim.simulated import Simulated
 
@@ -47,6 +49,16 @@ async def test_a_member_without_a_driver_keeps_the_gpu_healthy(simulated: Simula
         node.kernel.rebind(AUDIO, None)
         await node.advance(2)
         assert node.offered[RTX2060][GPU] is True
+
+
+async def test_a_member_whose_driver_cannot_be_read_makes_the_gpu_unhealthy(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    async with running_node(simulated("4xRTX2060"), tmp_path) as node:
+        node.kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{AUDIO}/driver"), errno.EIO)
+        await node.advance(15)
+        assert node.offered[RTX2060][GPU] is False
+        assert node.reasons(GPU) == [ReasonCode.UNREAD]
 
 
 async def test_a_bridge_in_a_group_keeps_its_gpus_healthy(simulated: Simulated, tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ async def test_a_grace_gpu_on_vfio_pci_is_unhealthy_unless_a_pod_has_it(simulate
         assert node.reasons(GH200) == [ReasonCode.GRACE_DRIVER_MISSING]
         node.kernel.rebind(GH200, GRACE_DRIVER)
         await node.advance(2)
+        assert node.offered[name][GH200] is True
         node.hold(name, GH200)
         await node.report_account()
         node.kernel.rebind(GH200, "vfio-pci")

@@ -1,11 +1,14 @@
 """A gRPC server that is cancelled while it starts or stops leaves nothing behind, at whatever point this happens."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from gpuvirt.kubelet import grpcservers
 
 SERVER = """
 async def live(folder: Path) -> None:
@@ -61,3 +64,27 @@ def test_a_server_that_is_cancelled_leaves_nothing(
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class SlowServer:
+    """A server whose start takes until a test says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+        self.started = False
+
+    async def start(self) -> None:
+        """Start."""
+        self.begun.set()
+        await self.may_end.wait()
+        self.started = True
+
+
+async def test_a_caller_that_is_cancelled_meanwhile_is_cancelled_once_the_server_has_started() -> None:
+    server = SlowServer()
+    async with asyncio.TaskGroup() as group:
+        starting = group.create_task(grpcservers.start(server))  # type: ignore[arg-type]  # it has what is called
+        await server.begun.wait()
+        starting.cancel()
+        server.may_end.set()
+    assert (server.started, starting.cancelled()) == (True, True)

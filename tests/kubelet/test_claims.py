@@ -19,6 +19,7 @@ from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.kubelet.claims import checked
 from gpuvirt_sim.kubelet.containers import Claim, Container
 from gpuvirt_sim.kubelet.kubelet import running
+from tests.kubelet.givingkubelet import give
 
 # From the kubelet's own tests (pkg/kubelet/cm/dra/state/checkpointer_test.go, Kubernetes 1.32), with its checksum.
 OF_132 = (
@@ -143,6 +144,23 @@ async def test_the_claim_of_an_init_container_alone_is_in_the_account(short_path
         kubelet.end_pod("cuda")
         await watch.ask(listener)
         assert CLAIMED not in listener.account.devices
+
+
+async def test_while_the_checkpoint_is_missing_the_api_names_no_claim_as_a_device_of_the_record(
+    short_path: Path,
+) -> None:
+    """Claims have a record of their own, and would be in doubt for ever."""
+    async with running(short_path, RealClock()) as kubelet:
+        listener, recorded = Listener(), RecordedAllocations(kubelet.paths)
+        watch = AccountWatch(kubelet.paths, recorded, lambda: (812,), RealClock(), Intervals(), lambda: None)
+        await give(kubelet, "nvidia.com/gpu", ["GPU-1"])
+        await watch.ask(listener)
+        await kubelet.run_pod("claiming", Container("main", {}, claims=[Claim(*CLAIMED)]))
+        kubelet.paths.checkpoint.unlink()
+        await watch.ask(listener)
+        assert recorded.history.is_missing
+        assert CLAIMED in await watch._api.consumers()
+        assert recorded.history.named == ()
 
 
 async def test_a_damaged_record_of_claims_makes_the_account_incomplete(short_path: Path) -> None:

@@ -16,6 +16,7 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.known.nokubelet import KubeletTrace, prove
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.processes import Process
@@ -192,7 +193,7 @@ def test_links_of_the_host_are_followed_as_on_the_host(kernel: SimKernel, tmp_pa
     """A container has another root than the host, where an absolute link leads elsewhere."""
     kernel.tree.place(HostPath("/proc/1/root"), Link("../../host"))
     kernel.tree.place(HostPath("/host/var"), Link("/mnt/var"))
-    kernel.tree.place(HostPath("/host/mnt/var/lib/kubelet"), Link("../../../data/k"))
+    kernel.tree.place(HostPath("/host/mnt/var/lib/kubelet"), Link(".././..//../data/k"))
     kernel.tree.place(HostPath("/host/etc/systemd/system/node.service"), Link("/opt/node.service"))
     assert bind(kernel, tmp_path) is None
     kernel.rebind(A10, "nvidia")
@@ -276,6 +277,14 @@ def test_traces_that_cannot_be_read_are_not_absent(kernel: SimKernel, tmp_path: 
     seen = bind(kernel, tmp_path)
     assert seen is not None
     assert f"{path}: {errno.errorcode[number]}" in seen
+
+
+@pytest.mark.parametrize("name", ["loop", "loop/k", "file"])
+def test_a_folder_of_the_kubelet_that_cannot_be_read_is_not_empty(kernel: SimKernel, tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    found = prove(kernel, KubeletPaths(tmp_path / name), tuple)
+    assert found == KubeletTrace(f"{tmp_path / name} has files", is_elsewhere=False)
 
 
 def test_a_link_to_itself_is_not_absent(kernel: SimKernel, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """The present lists of device plugins, read from their sockets, and a command beside a plugin that can't be asked."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import grpc
 import pytest
 from msgspec.structs import replace
 
@@ -92,3 +94,34 @@ def test_a_plugin_that_does_not_say_what_it_lists_is_unknown(short_path: Path, m
         silent.listen()
         with pytest.raises(ListUnknownError, match=r"kubevirt-silent\.sock"):
             read_lists(short_path)
+
+
+def test_a_plugin_that_does_not_accept_a_connection_is_unknown(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(livelists, "TIMEOUT_S", 0.2)
+    path = str(short_path / "kubevirt-busy.sock")
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as first:
+        busy.bind(path)
+        busy.listen(0)
+        first.connect(path)
+        with pytest.raises(ListUnknownError, match=r"kubevirt-busy\.sock"):
+            read_lists(short_path)
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"), [((), "has ended its list at once"), ((b"\xff\xff",), "a list of devices cannot be parsed")]
+)
+def test_a_plugin_without_a_list_is_unknown(short_path: Path, messages: Sequence[bytes], why: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        listing: grpc.RpcMethodHandler[bytes, bytes]
+        listing = grpc.unary_stream_rpc_method_handler(lambda *_: iter(messages))
+        methods = {"ListAndWatch": listing}
+        server = grpc.server(pool, handlers=[grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", methods)])
+        server.add_insecure_port(f"unix:{short_path}/kubevirt-odd.sock")
+        server.start()
+        try:
+            with pytest.raises(ListUnknownError, match=why):
+                read_lists(short_path)
+        finally:
+            server.stop(None).wait()

@@ -10,14 +10,18 @@ from msgspec.structs import replace
 from gpuvirt.apps.node import pages, run
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kubelet import sockets
-from gpuvirt.kubelet.registrar import register
+from gpuvirt.kubelet.plugins import Answers, DevicePlugin
+from gpuvirt.kubelet.registrar import Registrar, register
+from gpuvirt.model.offers.view import ResourceView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
+from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import running
+from tests.kubelet.givingkubelet import allocate, start
 from tests.kubelet.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10 = "nvidia.com/GA102GL_A10"
@@ -248,3 +252,24 @@ async def test_a_socket_deleted_while_it_is_created_is_created_again(
     async with running(short_path, CLOCK) as kubelet, agent_on(options_for(kernel, short_path)):
         await until(lambda: kubelet.allocatable() == {A10: 2})
     assert lost
+
+
+def plugin_at(path: Path) -> DevicePlugin:
+    """Return a plugin without devices."""
+    answers = Answers(lambda *_: (), allocate, start)
+    return DevicePlugin(ResourceView(ResourceName(A10), ()), path, answers, CLOCK, unknown_numa_is_node_0=False)
+
+
+async def test_a_socket_that_cannot_be_made_fails_the_start(short_path: Path) -> None:
+    """Without a folder for the socket, gRPC raises an error of its own."""
+    plugin = plugin_at(short_path / "gone" / "kubevirt-x.sock")
+    with pytest.raises(OSError, match=r"/gone/\.\w+: ") as failed:
+        await plugin.start()
+    assert isinstance(failed.value.__cause__, RuntimeError)
+    assert not plugin.serves
+
+
+async def test_a_plugin_that_waits_for_nothing_is_checked_at_the_interval(short_path: Path) -> None:
+    registrar = Registrar(KubeletPaths(short_path), CLOCK, Intervals(), lambda *_: None)
+    registrar.add(plugin_at(short_path / "kubevirt-x.sock"))
+    assert registrar._pause_s() > 0

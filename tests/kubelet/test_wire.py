@@ -1,12 +1,15 @@
 """The kubelet's messages: arbitrary requests are read completely or refused; answers have the expected form."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.facts.nodes import unread_node
 from gpuvirt.kubelet import wire
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.model.allocation.attachment import Attachment
@@ -60,6 +63,26 @@ def test_a_device_list_has_only_known_numa_nodes() -> None:
     assert (b.ID, b.health, b.HasField("topology")) == ("b", "Unhealthy", False)
     _, b = wire.device_list(view, unknown_numa_is_node_0=True).devices
     assert [node.ID for node in b.topology.nodes] == [0]
+
+
+def test_the_healthy_devices_of_a_list() -> None:
+    listed = pb.ListAndWatchResponse(devices=[pb.Device(ID="a", health="Healthy"), pb.Device(ID="b", health="x")])
+    assert wire.healthy_ids(listed.SerializeToString()) == {"a"}
+
+
+@pytest.mark.parametrize("parse", [wire.healthy_ids, wire.cdi_devices])
+def test_a_damaged_message_is_refused(parse: Callable[[bytes], object]) -> None:
+    with pytest.raises(DamagedError, match="cannot be parsed"):
+        parse(b"\xff\xff")
+
+
+def test_an_answers_files_and_annotations_of_other_kinds_name_no_device() -> None:
+    content = pb.ContainerAllocateResponse(
+        mounts=[pb.Mount(host_path="/etc/x"), pb.Mount(host_path="/dev/x")],
+        annotations={"example.com/x": "nvidia.com/gpu=0", "cdi.k8s.io/x": "nvidia.com/gpu=1"},
+    )
+    found = wire.plugin_answer(content.SerializeToString(), unread_node)
+    assert ([node.path for node in found.nodes], found.cdi_devices) == (["/dev/x"], ("nvidia.com/gpu=1",))
 
 
 def test_an_answer_has_the_same_path_on_the_host_and_in_the_container() -> None:

@@ -87,26 +87,6 @@ def test_nvidias_command_line(tmp_path: Path) -> None:
         assert "not one of NVIDIA's devices" in stranger.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("bind", "give either addresses or --all"),
-        (f"bind {GPU} --all", "give either addresses or --all"),
-        ("bind 04:00.0", "is not a PCI address"),
-        ("bind 0000:99:00.0", "this host has no such function"),
-        ("bind 0000:04:00.1", f"it is bound together with its GPU, {GPU}"),
-        (f"bind {GPU} --also x", "is not a PCI address"),
-        (f"bind {GPU} --force", "standard input is not a terminal"),
-    ],
-)
-def test_invalid_arguments(tmp_path: Path, arguments: str, message: str) -> None:
-    with mount(tmp_path / "host", "4xRTX2060"):
-        done = shell(f"{VFIO} {arguments} --host-root host </dev/null", tmp_path)
-        assert done.returncode == 2
-        assert message in " ".join(done.stderr.replace("│", " ").split())
-        assert driver(tmp_path, GPU) == "vfio-pci"
-
-
 def test_the_agent_keeps_gpus_on_their_desired_driver_and_commands_are_refused(
     tmp_path: Path, short_path: Path
 ) -> None:

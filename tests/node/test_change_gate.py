@@ -21,7 +21,6 @@ from gpuvirt.model.inventory.isolation import Slots, slots_of
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate import damageage
 from gpuvirt.node.change.gate.allocationlines import MOST_BYTES
-from gpuvirt.node.change.gate.damageage import NEW_S
 from gpuvirt.node.change.gate.gate import (
     Gate,
     UnitBlockedError,
@@ -30,7 +29,6 @@ from gpuvirt.node.change.gate.gate import (
     boot_id,
 )
 from gpuvirt.node.change.gate.gaterecord import (
-    APART_S,
     NEXT,
     AccountReading,
     Damaged,
@@ -244,29 +242,36 @@ def test_a_change_waits_until_the_kubelet_has_recorded_allocations_of_another_pr
     now_s, late_s = float(at), long_ago_s + 1
     once = lacking(now_s, late_s)
     before = AccountReading(long_ago_s - 1, frozenset({"gpu a"}))  # of the pod that had it then
-    too_early = [[], [before], [lacking(now_s - APART_S), lacking(now_s)], [lacking(now_s - 9, long_ago_s - 1)] * 2]
-    recorded = AccountReading(now_s - APART_S, frozenset({"gpu a"}), SettledAt(late_s))
-    for readings in (*too_early, [once], [once, once], [lacking(now_s - 9), once], [recorded, once]):
+    too_early = [[], [before], [lacking(now_s - 2.0), lacking(now_s)], [lacking(now_s - 9, long_ago_s - 1)] * 2]
+    recorded = AccountReading(now_s - 2.0, frozenset({"gpu a"}), SettledAt(late_s))
+    for readings in (
+        *too_early,
+        [once],
+        [once, once],
+        [lacking(now_s - 9), once],
+        [lacking(now_s - 1.9, late_s), once],
+        [recorded, once],
+    ):
         with (
             pytest.raises(UnitUnsettledError, match="may be admitting") as error,
             gate.change("x", one_slot, partial(list[AccountReading], readings)),
         ):
             pass
         assert error.value.again_soon is (once in readings), "no age settles an allocation"
-    for readings in ([lacking(now_s - APART_S, late_s), once], [AccountReading(now_s, frozenset({"gpu a"}))]):
+    for readings in ([lacking(now_s - 2.0, late_s), once], [AccountReading(now_s, frozenset({"gpu a"}))]):
         with gate.change("x", one_slot, partial(list[AccountReading], readings)):
             pass
     lock.write_text("torn")
     for readings in (
-        [lacking(now_s - APART_S), lacking(now_s)],
-        [lacking(now_s - APART_S, now_s), lacking(now_s, now_s)],
+        [lacking(now_s - 2.0), lacking(now_s)],
+        [lacking(now_s - 2.0, now_s), lacking(now_s, now_s)],
     ):
         with (
             pytest.raises(UnitUnsettledError, match="an unreadable entry"),
             gate.change("x", one_slot, partial(list[AccountReading], readings)),
         ):
             pass
-    readings = [lacking(now_s - APART_S, monotonic()), lacking(now_s, monotonic())]
+    readings = [lacking(now_s - 2.0, monotonic()), lacking(now_s, monotonic())]
     with gate.change("x", one_slot, partial(list[AccountReading], readings)):
         pass
 
@@ -279,7 +284,7 @@ def test_allocations_of_other_processes_are_unsettled_until_the_accounts_must_sh
     entries: dict[str, tuple[float, bool]], settled_s: float
 ) -> None:
     lines = [allocation(device, OWNER if ours else OTHERS, at_s) for device, (at_s, ours) in entries.items()]
-    readings = [AccountReading(now_s, frozenset(), SettledAt(settled_s)) for now_s in (2e6, 2e6 + APART_S)]
+    readings = [AccountReading(now_s, frozenset(), SettledAt(settled_s)) for now_s in (2e6, 2e6 + 2.0)]
     found = {line.device for line in unsettled(lines_of("".join(lines), 0.0), OWNER, readings)}
     assert found >= {device for device, (at_s, ours) in entries.items() if not ours and at_s > settled_s + 0.01}
     assert found <= {device for device, (at_s, ours) in entries.items() if not ours and at_s > settled_s - 0.01}
@@ -346,7 +351,7 @@ def test_a_recently_damaged_record_refuses_a_change(
         note.write_text(other)
         assert damageage.seen_damaged_s(path) > float(seen_s), "that damage was another one, or of another boot"
         assert damageage.seen_damaged_s(path) <= monotonic()
-    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + NEW_S)
+    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + 10.0)
     with gate.change("x", one_slot):
         assert gate.state(SLOT) is GateState.APPLYING
     found = gate.read(SLOT)

@@ -178,6 +178,19 @@ async def test_the_intent_of_a_command_that_was_killed_is_cleared(simulated: Sim
         node.allocate(A10, [GPU])
 
 
+async def test_a_record_that_is_damaged_after_the_agent_has_read_its_state_stays(
+    simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = gate_at(tmp_path / "locks")
+    async with running_node(simulated("2xA10"), tmp_path) as node:
+        await node.report_account()
+        gate.path_of(SLOT, "json").write_bytes(b"torn")
+        monkeypatch.setattr(Gate, "states_by_record", lambda _: {SLOT: GateState.DRAINING})
+        await node.advance(2)
+        assert gate.path_of(SLOT, "json").read_bytes() == b"torn"
+        assert node.view.problems == ()
+
+
 REQUEST = DrainRequest(UnitId(GPU), (SLOT,), f"unbind {GPU}", {GPU: ("native",)})
 
 

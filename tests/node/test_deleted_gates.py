@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import monotonic  # noqa: TID251  the lines of allocations carry it
 
 import pytest
 
 from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.model.allocation.ledger import SettledAt
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step, Unbind
 from gpuvirt.model.inventory.isolation import UnitId
@@ -174,6 +176,18 @@ def test_the_line_of_an_allocation_is_in_the_present_file(tmp_path: Path, monkey
     gate.path_of(SLOT, "lock").write_text(gate.path_of(SLOT, "lock").read_text().replace(f" {os.getpid()} ", " 1 "))
     with pytest.raises(UnitUnsettledError, match="one was allocated"), Gate(tmp_path).change("x", lambda: (SLOT,)):
         pass
+
+
+def test_the_lines_of_a_slot_are_kept_until_the_present_file_has_been_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(tmp_path)
+    with gate.allocation({SLOT: ["one"]}):
+        pass
+    monkeypatch.setattr(fcntl, "flock", Deletes(1).flock)
+    for kept in ({SLOT}, set()):
+        gate.keep_lines(SettledAt(monotonic() + 1))
+        assert gate.lines.kept.keys() == kept
 
 
 def test_a_change_locks_the_present_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

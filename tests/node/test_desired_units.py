@@ -1,12 +1,16 @@
-"""The desired state of isolation units follows the GPUs that the host has."""
+"""The desired state of isolation units: it follows the GPUs that the host has, and refuses commands against it."""
+
+import pytest
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.ledger import Ledger
-from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
+from gpuvirt.model.change.desired import VGPUS, DesiredDriver, DesiredGpu, DesiredVgpus
+from gpuvirt.model.change.nodevgpus import NodeVgpus
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.node.desiredunits import DesiredUnits
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.node.known.state import NodeState
 from gpuvirt_sim.clock import SimClock
@@ -33,3 +37,19 @@ def test_an_unplugged_gpu_is_left_out_of_the_desired_units(simulated: Simulated)
     kernel.unplug(FIRST)
     state.observe_facts(scan(kernel))
     assert [dict(unit) for unit in desired.by_unit(state.inventory).values()] == [{SECOND: WHOLE}]
+
+
+@pytest.mark.parametrize(
+    ("desired", "command", "is_kept"),
+    [
+        (DesiredGpu(DesiredDriver.PASSTHROUGH), "native", True),
+        (DesiredGpu(DesiredDriver.PASSTHROUGH), "passthrough", False),
+        (DesiredGpu(DesiredDriver.PASSTHROUGH), VGPUS, False),
+        (DesiredGpu(vgpus=DesiredVgpus({"A10-4Q": 6})), "native", False),
+        (DesiredGpu(vgpus=DesiredVgpus({"A10-4Q": 6})), VGPUS, True),
+    ],
+)
+def test_a_command_is_refused_that_the_agent_would_undo(desired: DesiredGpu, command: str, *, is_kept: bool) -> None:
+    units = DesiredUnits(NodeVgpus(desired={FIRST: desired}))
+    assert (units.why_kept({FIRST: [command]}) is not None) == is_kept
+    assert units.why_kept({SECOND: [command]}) is None

@@ -7,11 +7,11 @@ from time import monotonic  # noqa: TID251  the lines of allocations carry it
 import pytest
 
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.reasons import gaterefusals
-from gpuvirt.node.change.gate import damageage
+from gpuvirt.model.reasons import ReasonCode, gaterefusals
+from gpuvirt.node.change.gate import damageage, drainrequest
 from gpuvirt.node.change.gate.drainrequest import DrainRequest, _answer
 from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, UnitUnsettledError
-from gpuvirt.node.change.gate.gateerrors import GateFailedError
+from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitAllocatingError, UnitBlockedError, why_not_passed
 from gpuvirt.node.change.gate.gaterecord import (
     AccountReading,
     Damaged,
@@ -36,6 +36,22 @@ def test_nothing_is_allocated_while_a_change_reads_the_allocations_before_it_beg
     with locked(lines), pytest.raises(UnitBusyError):
         gate.allocation({SLOT: ["second"]}).__enter__()
     assert [line.split()[-1] for line in lines.read_text().splitlines()] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "seen"),
+    [
+        (UnitBlockedError("blocked", "unbind it"), ReasonCode.WRITE_BLOCKED, "unbind it"),
+        (UnitAllocatingError("x", "/locks/x.lock"), ReasonCode.UNIT_BUSY, "/locks/x.lock"),
+        (UnitUnsettledError("just allocated"), ReasonCode.ADMISSION_UNSETTLED, "just allocated"),
+        (GateFailedError("/locks/x.lock", OSError(errno.EROFS, "")), ReasonCode.GATE_FAILED, "EROFS"),
+        (UnitBusyError("another process changes it"), ReasonCode.UNIT_BUSY, "another process changes it"),
+    ],
+)
+def test_what_does_not_pass_a_gate_has_a_reason(error: UnitBusyError, code: ReasonCode, seen: str) -> None:
+    reason = why_not_passed("0000:65:00.0", error)
+    assert reason.code is code
+    assert seen in reason.text
 
 
 def test_a_drain_of_several_slots_drains_all_or_none(tmp_path: Path) -> None:
@@ -76,12 +92,40 @@ def test_no_step_begins_in_an_open_gate() -> None:
 
 def test_a_command_takes_the_agents_refusal_as_its_answer(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
-    request = DrainRequest(UnitId("x"), (SLOT,), "unbind it", {})
+    request = DrainRequest(UnitId("x"), (OTHER_SLOT, SLOT), "unbind it", {})
     refusal = gaterefusals.busy("x", "the agent keeps it")
     gate.drain(request.unit, request.slots, request.intent)
     Gate(tmp_path).answer(SLOT, 1, refusal)
     assert _answer(gate, request) == refusal
+    gate.stop_draining(request.slots)
+
+
+def test_a_damaged_record_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drainrequest, "ANSWER_S", 0.1)
+    gate, path = Gate(tmp_path), tmp_path / f"{SLOT}.json"
+    gate.drain("x", (SLOT,), "unbind it")
+    path.write_bytes(b"torn")
+    reason = _answer(gate, DrainRequest(UnitId("x"), (SLOT,), "unbind it", {}))
+    assert reason is not None
+    assert reason.code is ReasonCode.AGENT_SILENT
     gate.stop_draining((SLOT,))
+    assert isinstance(gate.read(SLOT), Damaged)
+
+
+def test_the_agent_answers_only_the_request_that_waits(tmp_path: Path) -> None:
+    gate, agent, path = Gate(tmp_path), Gate(tmp_path), tmp_path / f"{SLOT}.json"
+    refusal = gaterefusals.busy("x", "the agent keeps it")
+    gate.drain("x", (SLOT,), "unbind it")
+    before = path.read_bytes()
+    agent.answer(SLOT, 2, None)
+    assert path.read_bytes() == before
+    agent.answer(SLOT, 1, refusal)
+    before = path.read_bytes()
+    agent.answer(SLOT, 1, None)
+    assert path.read_bytes() == before
+    path.write_bytes(b"torn")
+    agent.answer(SLOT, 1, None)
+    assert path.read_bytes() == b"torn"
 
 
 def test_no_change_begins_whose_record_can_not_be_written(tmp_path: Path) -> None:
@@ -94,9 +138,12 @@ def test_no_change_begins_whose_record_can_not_be_written(tmp_path: Path) -> Non
             pytest.fail("the change has begun without a record")
 
 
-def test_a_change_that_fails_with_an_error_stays_unsettled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_change_that_fails_with_an_error_stays_unsettled(tmp_path: Path, *, drained: bool) -> None:
     """The host is as its last step left it: nothing is allocated until it was observed."""
     gate = Gate(tmp_path)
+    if drained:
+        gate.drain("x", (SLOT,), "unbind it")
     with pytest.raises(KeyError), gate.change("x", lambda: (SLOT,)):
         raise KeyError("a bug")
     assert gate.state(SLOT) is GateState.SETTLING

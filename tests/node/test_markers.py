@@ -1,5 +1,6 @@
 """The conditions of a node's workload, and the marker files for other operands."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.offers.validation import ValidatorCheck
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.published.markers import Markers
+from gpuvirt.paths import HostPath
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 
@@ -118,3 +120,9 @@ async def test_a_folder_that_cannot_be_written_raises_no_error(simulated: Simula
     (tmp_path / "file").touch()
     async with running_node(simulated("2xA10"), tmp_path) as node:
         Markers(tmp_path / "file/validations", tmp_path).write(node.view)
+
+
+async def test_a_gpu_whose_driver_cannot_be_read_makes_a_node_unready(two_a10: SimNode) -> None:
+    two_a10.kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{FIRST}/driver"), errno.EIO)
+    await two_a10.advance(15)
+    assert unready(two_a10) == {ValidatorCheck.VFIO_PCI: ReasonCode.UNREAD}

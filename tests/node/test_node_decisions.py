@@ -139,7 +139,15 @@ def test_a_gpu_is_withheld_unless_a_pod_has_it(change: Callable[[NodePicture], N
     assert A10 not in ids(withheld)
     assert codes(withheld)[A10] is code
     held = allocated(observed(), before, A10_NAME, DeviceId(A10))
-    assert A10 in ids(decided_at(change(held), 1.0, before.memory)), "its container could not start again"
+    kept = listed(decided_at(change(held), 1.0, before.memory))
+    assert kept[A10_NAME] == {DeviceId(A10): True}, "its container could not start again"
+
+
+def test_a_pod_keeps_its_gpu_of_a_shared_group_while_allocations_are_unknown() -> None:
+    before = decided_at(observed())
+    held = allocated(observed(), before, T4_NAME, DeviceId(LEFT))
+    unknown = replace(held, ledger=replace(held.ledger, account=None))
+    assert listed(decided_at(unknown, 1.0, before.memory))[T4_NAME] == {DeviceId(LEFT): True}
 
 
 def test_a_device_that_cannot_be_read_stays_listed_and_one_that_is_gone_does_not() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import NodeName
+from gpuvirt.facts.ids import NodeName, PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, StateName
@@ -16,7 +16,7 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.agent import Agent
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
-from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
@@ -27,6 +27,7 @@ from tests.node.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 
+SECOND = PciAddress("0000:5e:00.0")
 PLUGIN = "nvidia.com/gpu.deploy.sandbox-device-plugin"
 POD = "gpu-operator/nvidia-sandbox-device-plugin-daemonset-7xk2q"
 RUNNING, ENDING, GONE = OperandsObserved((PLUGIN,), (POD,)), OperandsObserved((), (POD,)), OperandsObserved()
@@ -39,12 +40,12 @@ def state(agent: Agent) -> tuple[StateName, str]:
 
 
 @asynccontextmanager
-async def vgpu_host(kernel: SimKernel, folder: Path) -> AsyncIterator[SimNode]:
-    """Run an agent that only changes vGPUs, and has created the desired 8 vGPUs of T4-8Q."""
+async def vgpu_host(kernel: SimKernel, folder: Path, vgpus: int = 8) -> AsyncIterator[SimNode]:
+    """Run an agent that only changes vGPUs, and has created the desired vGPUs of T4-8Q."""
     async with running_node(kernel, folder, VGPU, vgpus_only=True) as node:
         node.agent.observations.observe_operands(GONE)
         await want(node, "T4-8Q")
-        assert types(kernel) == {"T4-8Q": 8}
+        assert types(kernel) == {"T4-8Q": vgpus}
         assert not node.agent.observations.operands_away.get()
         node.agent.observations.observe_operands(RUNNING)
         await node.advance(20)
@@ -105,6 +106,18 @@ async def test_no_vgpu_is_changed_before_the_plugin_has_stopped_and_the_kubelet_
         assert state(node.agent) == (StateName.SUCCESS, "")
 
 
+async def test_no_vgpu_is_changed_while_the_kubelet_counts_one_of_another_gpu_of_the_unit(tmp_path: Path) -> None:
+    slots = tuple(SlotSpec(at=gpu, board="T4", group=31, numa=0) for gpu in (FIRST, SECOND))
+    kernel = build_host(HostSpec(about="two T4 in one group", slots=slots))
+    async with vgpu_host(kernel, tmp_path, vgpus=4) as node:
+        node.agent.observations.observe_operands(GONE)
+        node.count(T4_8Q, *of(kernel, SECOND))
+        for _ in range(3):
+            await want(node, "T4-4Q")
+        assert "StillAllocatable" in state(node.agent)[1]
+        assert kernel.writes == []
+
+
 async def test_the_plugin_is_not_stopped_for_a_change_that_is_known_to_fail(
     simulated: Simulated, tmp_path: Path
 ) -> None:
@@ -146,6 +159,14 @@ async def test_a_plugin_that_does_not_stop_may_start_again_and_is_stopped_later(
             await node.report_account()
             await node.advance(10)
         assert types(kernel) == {"T4-4Q": 16}
+        assert not node.agent.observations.operands_away.get()
+
+
+async def test_the_plugin_may_start_again_once_no_change_is_needed(simulated: Simulated, tmp_path: Path) -> None:
+    async with vgpu_host(simulated("4xT4"), tmp_path) as node:
+        await want(node, "T4-4Q")
+        assert node.agent.observations.operands_away.get()
+        await want(node, "T4-8Q")
         assert not node.agent.observations.operands_away.get()
 
 

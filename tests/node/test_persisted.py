@@ -20,8 +20,8 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.store import desiredstatestore, ledgerstore, originaldrivers
 from gpuvirt.node.store.checksummed import DigestField, Fields, FileLayout, HeaderLine
-from gpuvirt.node.store.persisted import Persisted
-from gpuvirt.node.store.stateformat import Format, NewerVersionError
+from gpuvirt.node.store.persisted import Persisted, StoredState
+from gpuvirt.node.store.stateformat import Format, NewerVersionError, Stored
 from gpuvirt.plain import Plain
 from tests.node.keptstates import KEPT, LEDGER
 from tests.node.simnode import running_node
@@ -195,7 +195,7 @@ def test_a_newer_version_that_cannot_be_read_is_not_called_damaged(layout: FileL
     file = Persisted(tmp_path / "state.json", chain(layout)[0], V1(), lost=V1("lost"))
     file.path.write_bytes(newer.encode(Changed()))
     file.update(lambda value: value)
-    assert file.read().stored.value == V1("lost")
+    assert file.read() == StoredState(Stored(V1("lost")))
     assert newer.decode((tmp_path / "state.json.version2").read_bytes()).value == Changed()
 
 
@@ -218,6 +218,17 @@ def test_a_written_state_is_read_back(state: V3, layout: FileLayout) -> None:
     value, unknown = third.decode(third.encode(state))
     assert value == state
     assert third.encode(value, unknown) == third.encode(state)
+
+
+@LAYOUTS
+def test_the_fields_of_a_file_are_those_that_were_written(layout: FileLayout) -> None:
+    assert layout.split(layout.join({"pod": "a"}, 2)) == ({"pod": "a"}, 2)
+
+
+@LAYOUTS
+def test_fields_that_do_not_match_their_digest_are_refused(layout: FileLayout) -> None:
+    with pytest.raises(DamagedError, match="its digest"):
+        layout.split(layout.join({"pod": "a"}, 2).replace(b'"a"', b'"b"'))
 
 
 FILES: list[tuple[Callable[[bytes], object], bytes]] = [

@@ -57,9 +57,13 @@ class HeldWorker(InlineWorker):
 class AsleepWorker(InlineWorker):
     """A worker that is blocked for scheduler queries."""
 
+    def __init__(self) -> None:
+        self.queries = 0
+
     @override
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
         if name == "ask for the scheduler":
+            self.queries += 1
             raise WorkerBlockedError("it sleeps in the kernel")
         return job()
 
@@ -284,7 +288,8 @@ async def test_the_scheduler_of_an_unplugged_gpu_is_forgotten(simulated: Simulat
 
 
 async def test_a_blocked_worker_does_not_fail_a_change_of_vgpus(simulated: Simulated, tmp_path: Path) -> None:
-    kernel = simulated("4xT4")
-    async with running_node(kernel, tmp_path, VGPU, change_worker=lambda _: AsleepWorker()) as node:
+    kernel, worker = simulated("4xT4"), AsleepWorker()
+    async with running_node(kernel, tmp_path, VGPU, change_worker=lambda _: worker) as node:
         await want(node, "T4-4Q")
         assert (state(node), shown(node), node.view.problems) == (StateName.SUCCESS, [None] * 4, ())
+        assert worker.queries == 8, "one for each GPU, before and after the change"

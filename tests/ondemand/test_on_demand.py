@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.cli.output import render
-from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
 from gpuvirt.model.reasons import ReasonCode
@@ -25,6 +25,9 @@ async def test_the_first_vgpu_decides_what_the_gpu_offers_until_the_last_one_is_
     async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
         await settled(node)
         assert counts(node) == ALL_AT_ONE
+        assert {view.name: view.mdev_name_selectors for view in node.view.resources}[ResourceName(V8Q)] == (
+            "GRID P100-8Q",
+        )
         pods = Pods(node)
         first = pods.start("a", V1Q)
         assert vgpus(node) == first.vgpus

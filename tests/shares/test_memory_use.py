@@ -81,11 +81,14 @@ def test_a_region_that_can_not_be_read_says_why(containers: Containers, tmp_path
     assert uses[P, "links"] == UnreadableRegion("can't be read: not a regular file")
 
 
-def test_a_pod_can_not_speak_for_another(containers: Containers) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_a_pod_can_not_speak_for_another(containers: Containers, *, first: bool) -> None:
     """A container that may mount can name any folder; its control group is not its own to choose."""
-    containers.start(
-        Q, "liar", region(9 << 20), mounts=f"801 601 0:7 {FOLDER}/{P}/containers/train/1 /x rw - tmpfs t rw\n{REGION}"
-    )
+    pid = containers.start(Q, "liar", region(9 << 20))
+    lie = f"801 601 0:7 {FOLDER}/{P}/containers/train/1 /x rw - tmpfs t rw\n"
+    mounts = HostPath(f"/proc/{pid}/mountinfo")
+    honest = containers.kernel.read(mounts).decode()
+    containers.kernel.tree.place(mounts, constant(lie + honest if first else honest + lie))
     assert containers.read(P) == {}
     assert containers.read(P, Q) == {(Q, "liar"): 9 << 20}
 

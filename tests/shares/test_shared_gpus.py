@@ -344,6 +344,25 @@ async def test_a_gpu_whose_information_cannot_be_read_is_withheld_until_it_can(
         assert capacity(node) == {uuid(VGPU): 500}
 
 
+async def test_a_gpu_whose_driver_cannot_be_read_is_withheld(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("vm-V100-8Q")
+    kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{VGPU}/driver"), errno.EIO)
+    async with sharing_node(kernel, tmp_path, SHARED) as node:
+        await node.report_account()
+        reason = withheld(node, VGPU)
+        assert reason is not None
+        assert (capacity(node), reason.code) == ({}, ReasonCode.UNREAD)
+        assert "none of its units are offered" in reason.text
+
+
+async def test_a_gpu_without_a_driver_is_withheld(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("vm-V100-8Q")
+    kernel.rebind(PciAddress(VGPU), None)
+    async with sharing_node(kernel, tmp_path, SHARED) as node:
+        await node.report_account()
+        assert (capacity(node), code(node, VGPU)) == ({}, ReasonCode.NO_DRIVER)
+
+
 async def test_a_gpu_in_mig_mode_is_withheld(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("vm-2xV100")
     for minor, instances in ((0, ("gi1",)), (1, ())):

@@ -14,8 +14,10 @@ from msgspec.structs import replace
 
 from gpuvirt import __version__
 from gpuvirt.archive import ArchiveManifest
+from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, ResourceName
 from gpuvirt.kubelet.checkpoint import Data, PodDevices
+from gpuvirt.kubelet.files import fit_config
 from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledger
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
@@ -247,6 +249,12 @@ def test_a_damaged_file_is_left_out_and_reported(host: Path, tmp_path: Path, nam
         files = opened(done.stdout)
         assert not any(b"\xff[" in content for content in files.values())
         assert any(entry.what == str(path) and "can't be parsed" in entry.why for entry in manifest_of(files).left_out)
+
+
+@pytest.mark.parametrize("content", [b"- hunter2\n", b"hunter2\n"])
+def test_a_kubelet_configuration_that_is_no_mapping_is_damaged(content: bytes) -> None:
+    with pytest.raises(DamagedError, match="it is not a mapping"):
+        fit_config(content)
 
 
 def test_invalid_settings_are_packed_and_reported(host: Path, tmp_path: Path) -> None:

@@ -349,6 +349,19 @@ def test_vgpus_stay_if_a_vm_opens_one_before_the_scheduler_is_set(t4: VgpuHost, 
     assert t4.carries(T4) == {"T4-4Q": 4}
 
 
+def test_a_scheduler_that_can_not_be_set_is_tried_once(t4: VgpuHost) -> None:
+    sets: list[Sequence[str]] = []
+
+    def refuse(command: Sequence[str]) -> None:
+        if {"set-scheduler-state", "-i"} <= set(command):
+            sets.append(command)
+            raise OSError(errno.EIO, "Input/output error")
+
+    t4.tools.before = refuse
+    assert codes(t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE))) == [ReasonCode.STEP_FAILED]
+    assert len(sets) == 1
+
+
 @pytest.mark.parametrize(
     ("simulated", "gpu", "desired_vgpus"),
     [

@@ -8,11 +8,13 @@ import pytest
 from msgspec.structs import replace
 from typing_extensions import override
 
+from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
-from gpuvirt.facts.sysfs import device_path
+from gpuvirt.facts.sysfs import device_path, mdev_path
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.access.tools import Ended
 from gpuvirt.hardware.scan import scan
+from gpuvirt.hardware.vgpu.mdev import read_type
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
@@ -146,8 +148,33 @@ def test_a_vgpu_that_was_created_again_under_the_same_id_stays(tmp_path: Path) -
         host.kernel.mdev.add(vgpu_host, T4, smaller, mine, group)
 
     first, *_ = changed(host, T4, DesiredVgpus(), ": remove", create_again)
-    assert (first.code, "is another vGPU now" in first.text) == (ReasonCode.STEP_FAILED, True)
+    assert (first.code, "may be another vGPU now" in first.text) == (ReasonCode.STEP_FAILED, True)
     assert host.types(T4) == {mine: "T4-4Q"}
+
+
+def test_a_vgpu_whose_type_is_unread_stays(tmp_path: Path) -> None:
+    """It may be another one under the same id."""
+    host = VgpuHost("4xT4", tmp_path)
+    host.apply_vgpus(T4, T4_8Q=1)
+    (mine,) = host.types(T4)
+    link = mdev_path(mine, "mdev_type")
+    first, *_ = changed(host, T4, DesiredVgpus(), ": remove", lambda: host.kernel.faults.fail(link, errno.EIO))
+    assert (first.code, "may be another vGPU now" in first.text) == (ReasonCode.STEP_FAILED, True)
+    assert host.types(T4) == {mine: "T4-8Q"}
+
+
+def test_a_type_that_is_not_offered_any_more_is_not_created(tmp_path: Path) -> None:
+    host = VgpuHost("4xT4", tmp_path)
+    with pytest.raises(VgpuUnavailableError, match=r"offer the vGPU type GRID T4-9Q now; .* has GRID T4-1Q"):
+        MDEV.create(host.kernel, T4, VgpuType("GRID T4-9Q"), FOREIGN)
+
+
+def test_a_vgpu_whose_type_has_no_name_has_the_types_id(tmp_path: Path) -> None:
+    host = VgpuHost("4xT4", tmp_path)
+    host.apply_vgpus(T4, T4_8Q=1)
+    (mine,) = host.types(T4)
+    host.kernel.faults.fail(mdev_path(mine, "mdev_type/name"), errno.ENOENT)
+    assert read_type(host.kernel, mine) == "nvidia-233"
 
 
 def lacking(host: VgpuHost, function: PciAddress) -> Inventory:

@@ -1,6 +1,7 @@
 """`gpuvirt vgpu scheduler`: what it shows, sets, refuses, and persists for the next load of the driver."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,27 @@ def test_running_vms_block_setting_the_scheduler_but_not_persisting_it(place: Pl
     assert printed["persisted"]
     assert place.has(T4).policy is SchedulerPolicy.BEST_EFFORT
     assert read_kept(place.roots) == {T4: EQUAL_4}
+
+
+def test_a_vm_that_starts_after_the_plan_fails_the_command(place: Place, capsys: Printed) -> None:
+    host = place.vgpu_host
+    host.desired_vgpus(T4, DesiredVgpus({"T4-8Q": 2}))
+    group = host.group_of(min(host.types(T4)))
+
+    def start_vm(command: Sequence[str]) -> None:
+        if "set-scheduler-state" in command:
+            host.kernel.start_vm(group)
+
+    host.tools.before = start_vm
+    assert place.set(T4, EQUAL_4) == 1
+    assert [reason["code"] for reason in json.loads(capsys.readouterr().out)["reasons"]] == ["InUse"]
+    assert place.has(T4).policy is SchedulerPolicy.BEST_EFFORT
+
+
+def test_gpus_of_other_vendors_are_not_shown(tmp_path: Path, capsys: Printed) -> None:
+    place = Place(tmp_path, "2xFlex170")
+    show_schedulers(place.here, place.roots, [], output=Output.JSON)
+    assert json.loads(capsys.readouterr().out) == []
 
 
 def test_a_modprobe_file_of_another_program_is_left_alone(place: Place, capsys: Printed) -> None:

@@ -4,8 +4,10 @@ import json
 import logging
 import tarfile
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from typing_extensions import override
@@ -13,9 +15,11 @@ from typing_extensions import override
 from gpuvirt import documents
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.hardware.scan import scan
+from gpuvirt.loops.serialworker import WorkerBlockedError
 from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.typenames import TypeNames
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -35,7 +39,10 @@ from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import NOBODY
 from tests.change.hostunit import HostUnit
 from tests.cli.commandline import called
+from tests.inlineworker import InlineWorker
 from tests.node.simnode import IDS, SimNode, running_node
+
+T = TypeVar("T")
 
 GPU, VF = PciAddress("0000:25:00.0"), PciAddress("0000:25:00.4")
 TYPE, RESOURCE = "NVIDIA L40S-24Q", "nvidia.com/NVIDIA_L40S-24Q"
@@ -129,6 +136,15 @@ def test_no_command_asks_while_a_vf_lists_the_type(tmp_path: Path) -> None:
     assert exported.asked == []
 
 
+def test_a_change_asks_only_about_its_own_gpus() -> None:
+    kernel = build_host(host())
+    tools, facts = SimTools(kernel), scan(kernel)
+    typenames.learn_names(tools, facts, TypeNames(), ())
+    assert QUESTION not in tools.commands
+    typenames.learn_names(tools, facts, TypeNames(), (GPU,))
+    assert QUESTION in tools.commands
+
+
 def test_a_failing_nvidia_smi_is_the_reason_and_has_a_fix(exported: ExportedHost) -> None:
     exported.answer(MISMATCH, code=18)
     for command in ("devices", "doctor"):
@@ -220,6 +236,18 @@ class OldTools(SimTools):
         return without_the_type(super().nvidia_smi(*arguments))
 
 
+class BlockedWorker(InlineWorker):
+    """A worker in which nvidia-smi sleeps in the kernel."""
+
+    is_blocked = True
+
+    @override
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        if self.is_blocked:
+            raise WorkerBlockedError("it sleeps in the kernel")
+        return job()
+
+
 def is_offered(node: SimNode) -> bool:
     return node.offered == {RESOURCE: dict.fromkeys((VF, VF.replace(".4", ".5")), True)}
 
@@ -296,6 +324,17 @@ async def test_an_agent_reports_a_failing_nvidia_smi_and_asks_again(
         assert is_offered(node)
     (warning,) = (record for record in caplog.records if "nvidia-smi did not name the type" in record.message)
     assert warning.levelno == logging.WARNING
+
+
+async def test_an_agent_whose_nvidia_smi_is_blocked_asks_again(tmp_path: Path) -> None:
+    kernel, worker = build_host(host()), BlockedWorker()
+    async with running_node(kernel, tmp_path, change_worker=lambda _: worker) as node:
+        await node.report_account()
+        await node.advance(50)
+        assert "it sleeps in the kernel" in str(reason_of(node.view).seen)
+        worker.is_blocked = False
+        await node.advance(70)
+        assert is_offered(node)
 
 
 async def test_a_plugin_only_agent_says_that_nvidia_smi_was_not_asked(tmp_path: Path) -> None:

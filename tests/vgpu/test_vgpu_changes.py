@@ -12,8 +12,8 @@ from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.isolation import slots_of
-from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change import byhand
+from gpuvirt.model.reasons import ReasonCode, refusals
+from gpuvirt.node.change import byhand, preflight
 from gpuvirt.node.change.gate.gate import UnitBusyError, gate_at
 from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath
@@ -189,6 +189,17 @@ def test_a_vf_that_rejects_a_type_is_skipped_and_reported(tmp_path: Path) -> Non
     assert slot in reasons[0].text
     assert host.carries(L40S) == {"L40S-12Q": 4}
     assert VgpuId(slot) not in host.types(L40S)
+
+
+def test_an_obstacle_stops_no_change_that_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps find the obstacle, and a failed step is rolled back."""
+    host, answers = VgpuHost("4xL40S", tmp_path), iter([()])
+    assert host.apply_vgpus(L40S) == ()
+    slot = min(scan(host.kernel).vgpu_hosts[L40S].creatable)
+    host.kernel.faults.refuse(HostPath(f"/sys/bus/pci/devices/{slot}/nvidia/current_vgpu_type"), errno.EIO)
+    monkeypatch.setattr(preflight, "obstacles", lambda *_: next(answers, (refusals.no_group(L40S),)))
+    assert codes(host.apply_vgpus(L40S, L40S_12Q=4)) == [ReasonCode.VF_REJECTED_TYPE]
+    assert host.carries(L40S) == {"L40S-12Q": 4}
 
 
 def test_vfs_that_split_a_gpu_evenly_are_enabled_and_disabled_together(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ class Host(msgspec.Struct, frozen=True):
     """The modes that the agent keeps GPUs in."""
     unfit: Mapping[PciAddress, tuple[Reason, ...]]
     """Why a VM could not use a GPU that is bound for VMs, as `gpuvirt devices` prints it."""
-    vgpu_configs: Mapping[PciAddress, str]
-    """The vGPU configs that the agent keeps applied."""
+    vgpu_configs: Mapping[PciAddress, str | None]
+    """The vGPU configs that the agent keeps applied; None for a GPU without one."""
     agent_folder: Path
     """The folder that this host's agent locks."""
 
@@ -71,7 +71,7 @@ def host(
     view = _view(account.roots, account.kubelet, change_host)
     managed = {gpu.address: gpu.desired for gpu in view.gpus if gpu.desired is not None and view.agent is not None}
     unfit = {gpu.address: found for gpu in view.gpus if (found := _unfit(gpu))}
-    vgpu_configs = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
+    vgpu_configs = {gpu.address: gpu.vgpu_config for gpu in view.gpus}
     names = snapshot.read_ledger(*account.ledgers).names
     allowed = frozenset(parsed(also))
     inputs = Inputs(account.account, names, allowed, force, require_reset, readings=account.readings)

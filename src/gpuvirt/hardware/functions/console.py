@@ -25,12 +25,10 @@ def read_console(kernel: Kernel, address: PciAddress) -> str | None:
     if isinstance(names, Unread):
         return f"may drive the console: {names.path} can't be read ({names.detail})"
     for name in names or ():
-        if not name.startswith("fb") or name == "fbcon":
-            continue
         try:
             device = kernel.readlink(HostPath(f"{GRAPHICS}/{name}/device"))
         except OSError as error:
-            if error.errno in attributes.ABSENT:
+            if error.errno in attributes.ABSENT:  # as of `fbcon`
                 continue
             return f"may drive the console ({name}, whose device can't be read)"  # unknown: counts as in use
         if address in device or any(kind in device for kind in FIRMWARE_FRAMEBUFFERS):

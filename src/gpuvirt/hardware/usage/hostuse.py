@@ -42,6 +42,7 @@ class _Uses(msgspec.Struct, frozen=True):
     mounts: tuple[tuple[str, str], ...]
     """The device number and the source of each mount of the host: `259:1`, `/dev/nvme0n1p1`."""
     swaps: frozenset[str]
+    """The words of the host's list of swap areas: `/dev/nvme0n1p3` is one."""
     pooled: frozenset[str]
     """The names of disks that belong to file systems over several disks."""
     has_zfs: bool
@@ -88,7 +89,7 @@ def _read_uses(kernel: Kernel) -> _Uses | Unread:
         case str(mounts), str() | None, frozenset() as pooled, tuple() as opened:
             return _Uses(
                 tuple(_mounts(mounts)),
-                frozenset(line.split()[0] for line in (swaps or "").splitlines() if line.strip()),
+                frozenset((swaps or "").split()),
                 pooled,
                 attributes.names(kernel, ZFS) is not None,
                 frozenset(file.device for file in opened),

@@ -137,15 +137,17 @@ class Mdev:
         )
 
     def verify_same(self, kernel: Kernel, live: LiveVgpu) -> None:
-        """Raise VgpuUnavailableError where the vGPU's UUID belongs to a vGPU of another type by now.
+        """Raise VgpuUnavailableError unless the vGPU's UUID still belongs to a vGPU of the same type.
 
         A UUID that is derived from the vGPU's position is used again.
         """
         folder = mdev_path(parse_mdev_uuid(live.id))
         type_id = attributes.link_name(kernel, HostPath(f"{folder}/mdev_type"))
-        if live.type_id is not None and isinstance(type_id, str) and type_id != live.type_id:
+        if type_id != live.type_id:
+            seen = type_id.detail if isinstance(type_id, Unread) else type_id or "nothing"
             raise VgpuUnavailableError(
-                f"{live.id} is another vGPU now: {folder}/mdev_type points to {type_id}; expected {live.type_id}"
+                f"{live.id} may be another vGPU now: {folder}/mdev_type points to {seen};"
+                f" expected {live.type_id or 'a known type'}"
             )
 
     def remove(self, kernel: Kernel, live: LiveVgpu, proof: Proof) -> None:

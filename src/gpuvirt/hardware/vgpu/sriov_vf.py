@@ -53,8 +53,8 @@ class SriovVf:
     def verify_same(self, kernel: Kernel, live: LiveVgpu) -> None:
         """Raise VgpuUnavailableError where the GPU has another number of VFs by now."""
         count = sriov.count_vfs(kernel, live.parent)
-        if not isinstance(count, int) or vf_type(count) != live.type:
-            found = count.detail if isinstance(count, Unread) else vf_type(count) if count else "no VFs"
+        found = count.detail if isinstance(count, Unread) else vf_type(count) if count else "no VFs"
+        if found != live.type:
             raise VgpuUnavailableError(f"{live.parent} has {found}; expected {live.type}, so no VF was removed")
 
     def remove(self, kernel: Kernel, live: LiveVgpu, proof: Proof) -> None:

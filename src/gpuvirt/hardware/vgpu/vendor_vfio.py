@@ -74,7 +74,7 @@ class VendorVfio:
         brief: bool,
     ) -> FoundVgpus | Unread:
         """Return the GPUs whose VFs have vGPU types or support them."""
-        vfs = [function for function in functions.values() if function.physfn]
+        vfs = (function for function in functions.values() if function.physfn is not None)
         carriers = [function for function in vfs if function.driver == VENDOR_VFIO_DRIVER]
         names = {type_id: name for host in before.values() for type_id, name in host.type_names.items()}
         parents: defaultdict[PciAddress, dict[PciAddress, Mapping[VgpuType, int]]] = defaultdict(dict)
@@ -139,7 +139,7 @@ class VendorVfio:
     def verify_same(self, kernel: Kernel, live: LiveVgpu) -> None:
         """Raise VgpuUnavailableError where the VF carries another vGPU by now, under the same address."""
         type_id = read_type_id(kernel, live.parent)
-        if live.type_id is None or type_id != live.type_id:
+        if type_id != live.type_id:
             raise VgpuUnavailableError(
                 f"{live.parent} does not carry that vGPU any more: {_current(live.parent)} {_content(type_id)};"
                 f" expected {live.type_id or 'a known type'}"

@@ -29,7 +29,7 @@ class UnitState(msgspec.Struct, frozen=True):
     pods: Allocations | Unknown
     """The pods that each GPU, or a part of it, is allocated to."""
     best_drivers: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
-    """The VFIO driver that fits a function best, if that is not vfio-pci."""
+    """The VFIO driver that fits a GPU best. Functions without an entry get vfio-pci."""
     host_uses: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The use that the host makes of a function: `drives the console`."""
     native_users: Mapping[PciAddress, tuple[OpenDeviceUser, ...]] | Unread = NOT_READ

@@ -163,11 +163,13 @@ def _against_next_pod(
     """
     is_whole = candidate.target.vgpu is None
     desired = TenantKind.VM if is_whole else TenantKind.NATIVE
-    if former.required and (unreset := former.why_withheld(facts.functions, gpu.address, desired)) is not None:
+    if (unreset := former.why_withheld(facts.functions, gpu.address, desired)) is not None:
         yield unreset
-    if is_whole and gpu.console is not None:
+    if not is_whole:
+        return
+    if gpu.console is not None:
         yield unhealthy.boot_console(candidate.id, gpu.address, gpu.console)
-    if is_whole and gpu.needs_grace_driver and gpu.driver == "vfio-pci" and not grace_without_driver:
+    if gpu.needs_grace_driver and gpu.driver == "vfio-pci" and not grace_without_driver:
         yield unhealthy.grace_driver_missing(candidate.id, gpu.address, gpu.driver_name)
 
 

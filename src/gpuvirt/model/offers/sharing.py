@@ -229,6 +229,6 @@ def _why_not_native(function: PciFunction) -> Reason | None:
         return refusals.unread(function.address, function.driver, "none of its units are offered")
     if function.id.vendor != NVIDIA:
         return withheldshares.not_nvidias(function.address, str(function.id))
-    if function.driver is None or function.is_idle or function.on_vfio:
+    if function.is_idle or function.on_vfio:
         return withheldshares.not_native_yet(function.address, function.driver)
     return None

@@ -21,7 +21,7 @@ from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.desired import DesiredUnit, DesiredVgpus, desired_drivers
 from gpuvirt.model.change.drivers import unmet
-from gpuvirt.model.change.modalias import FALLBACK, best_vfio_driver, native_modules
+from gpuvirt.model.change.modalias import best_vfio_driver, native_modules
 from gpuvirt.model.change.nativedrivers import HEADS, alias_of, is_loaded
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.vgpus import modes
@@ -113,8 +113,8 @@ class HostObservation(msgspec.Struct, frozen=True):
         host = state.host
         for parent, seen in learned.refused.items():
             host = host.with_refusal(parent, seen.text) if parent in host.creatable else host
-        missing = {vgpu: kind for vgpu, kind in learned.remembered.items() if vgpu not in state.leaving}
-        return replace(state, host=host, users={**taken, **state.users}, remembered={**missing, **state.remembered})
+        remembered = {**learned.remembered, **state.remembered}
+        return replace(state, host=host, users={**taken, **state.users}, remembered=remembered)
 
     def asked_state(self, gpu: PciAddress, vgpus: DesiredVgpus) -> GpuState | None:
         """Return the same state with nvidia-smi's report, if the desired vGPUs need it. nvidia-smi takes seconds."""
@@ -159,9 +159,12 @@ class HostObservation(msgspec.Struct, frozen=True):
         functions = [facts.functions[member] for members in units for member in members]
         aliases = modules.read_aliases(kernel)
         drivers = modules.loaded_drivers(kernel)
-        best = {gpu.address: best_vfio_driver(aliases, gpu) for gpu in functions if gpu.kind is FunctionKind.GPU}
-        if GRACE_DRIVER in drivers:  # modules.alias has no drivers that are built into the kernel
-            best |= {function.address: GRACE_DRIVER for function in functions if function.needs_grace_driver}
+        built_in = GRACE_DRIVER in drivers  # then it is not in modules.alias
+        best = {
+            gpu.address: GRACE_DRIVER if built_in and gpu.needs_grace_driver else best_vfio_driver(aliases, gpu)
+            for gpu in functions
+            if gpu.kind is FunctionKind.GPU
+        }
         addresses = [function.address for function in functions]
         away = [
             function
@@ -173,7 +176,7 @@ class HostObservation(msgspec.Struct, frozen=True):
         return replace(
             state,
             drivers=drivers,
-            best_drivers={address: driver for address, driver in best.items() if driver != FALLBACK},
+            best_drivers=best,
             host_uses=hostuse.read_host_uses(kernel, functions),
             native_users=nativeusers.read_native_users(kernel, addresses),
             native_modules=native,

@@ -47,10 +47,10 @@ class HeaderLine:
 
     def split(self, content: bytes) -> tuple[Fields, int]:
         """Return the fields of a file and their version; raise DamagedError."""
-        head, newline, rest = content.partition(b"\n")
+        head, _, rest = content.partition(b"\n")
         body = rest.removesuffix(b"\n")
         header = from_json(head, _Header)
-        if not newline or _digest(body) != header.sha256:
+        if _digest(body) != header.sha256:
             raise DamagedError("its digest (sha256) does not match its content")
         return _fields(body), header.format if header.format is not None else header.version
 

@@ -66,10 +66,6 @@ class GateFiles(msgspec.Struct, frozen=True):
             raise GateFailedError(self.folder, error) from error
         return sorted(name.removesuffix(f".{kind}") for name in names if name.endswith(f".{kind}"))
 
-    def blocked(self) -> Mapping[str, str]:
-        """Return the slots in which the kernel blocks a step, with the step."""
-        return {slot: self.step_of(slot) for slot, state in self.states().items() if state is GateState.BLOCKED}
-
     def busy(self, unit: str, slot: str) -> UnitBusyError:
         """Return the error for a gate that another process has locked."""
         found, path = self.read(slot), self.path_of(slot, "owner")

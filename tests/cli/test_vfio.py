@@ -1,0 +1,86 @@
+"""`gpuvirt vfio`: which devices its arguments choose, and what `--force` asks."""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from typing_extensions import override
+
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import load_host
+from tests.cli.commandline import ran
+
+GPU, AUDIO, SECOND, SECOND_AUDIO = "0000:04:00.0", "0000:04:00.1", "0000:3b:00.0", "0000:3b:00.1"
+T4, SWITCH = "0000:86:00.0", "0000:05:00.0"
+SWITCHES = tuple(f"0000:{bus:02x}:00.0" for bus in range(5, 9))
+H100S = tuple(f"0000:{bus}:00.0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))
+ONE_OF_GROUP = "0000:0b:01.0"
+
+
+class Terminal(io.StringIO):
+    """A terminal at which a user has typed an answer."""
+
+    @override
+    def isatty(self) -> bool:
+        return True
+
+
+def vfio(folder: Path, simulated: str, *arguments: str) -> "CompletedProcess[str]":
+    export(build_host(load_host(simulated)), folder)
+    return ran("vfio", *arguments, "--host-root", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bind"], "give either addresses or --all"),
+        (["bind", GPU, "--all"], "give either addresses or --all"),
+        (["bind", "04:00.0"], "is not a PCI address"),
+        (["bind", "0000:99:00.0"], "this host has no such function"),
+        (["bind", AUDIO], f"it is bound together with its GPU, {GPU}"),
+        (["bind", SECOND_AUDIO], f"it is bound together with its GPU, {SECOND}"),
+        (["bind", GPU, "--also", "x"], "is not a PCI address"),
+        (["bind", GPU, "--force"], "standard input is not a terminal"),
+    ],
+)
+def test_invalid_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], message: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    done = vfio(tmp_path, "4xRTX2060", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("simulated", "arguments", "chosen"),
+    [
+        ("8xH100", [SWITCH], [SWITCH]),
+        ("8xH100", ["--all"], H100S),
+        ("8xH100", ["--all", "--nvswitches"], [*SWITCHES, *H100S]),
+        ("2xRTX4090-one-group", [ONE_OF_GROUP], [ONE_OF_GROUP]),
+    ],
+)
+def test_only_the_chosen_devices_are_planned(
+    tmp_path: Path, simulated: str, arguments: Sequence[str], chosen: Sequence[str]
+) -> None:
+    done = vfio(tmp_path, simulated, "unbind", *arguments, "--dry-run", "-o", "json")
+    assert [result["gpus"] for result in json.loads(done.stdout)] == [[address] for address in chosen]
+
+
+def test_force_asks_about_the_devices_that_it_unbinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    done = vfio(tmp_path, "4xT4", "bind", T4, "--force")
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"Unbind {T4} from the host's drivers")
+    assert (tmp_path / f"sys/bus/pci/devices/{T4}/driver_override").read_text() == "(null)\n"
+
+
+def test_a_dry_run_with_force_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    done = vfio(tmp_path, "4xT4", "bind", T4, "--force", "--dry-run")
+    assert (done.returncode, f"{T4}: would be bound for VMs" in done.stdout) == (0, True)

@@ -1,0 +1,88 @@
+"""`gpuvirt vgpu`: its exit codes, and the GPUs and vGPUs that its arguments name."""
+
+import json
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from msgspec.structs import replace
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.hardware.scan import scan
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host, shared_cards
+from tests.change.hostunit import L40S, HostUnit
+from tests.cli.commandline import ran
+
+GPU, FREE = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")
+CONFIGS = """version: v1
+vgpu-configs:
+  present: [{devices: [0], vgpu-devices: {T4-8Q: 2}}]
+  other: [{devices: [0], vgpu-devices: {T4-4Q: 4}}]
+"""
+
+
+class Place:
+    """The files of a host with four T4, of which the first carries two vGPUs."""
+
+    def __init__(self, folder: Path) -> None:
+        kernel = build_host(load_host("4xT4"))
+        self.vgpu = min(vgpu.id for vgpu in scan(kernel).vgpu_hosts[GPU].live)
+        export(kernel, folder / "host")
+        self.host, self.configs = folder / "host", folder / "configs.yaml"
+        self.configs.write_text(CONFIGS)
+
+    def run(self, *arguments: str) -> "CompletedProcess[str]":
+        return ran("vgpu", *arguments, "--host-root", str(self.host))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.mark.parametrize(("config", "code"), [("present", 0), ("other", 1)])
+def test_assert_fails_where_vgpus_differ(place: Place, config: str, code: int) -> None:
+    done = place.run("assert", "-f", str(place.configs), "-c", config)
+    assert (done.returncode, f"{GPU}: remove" in done.stdout) == (code, bool(code)), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("create", GPU, "T4-8Q", "--dry-run"), 1, "NoRoom"),
+        (("create", FREE, "T4-8Q", "--dry-run"), 0, f"{FREE}: create GRID T4-8Q"),
+        (("create", "0000:86:00.1", "T4-8Q"), 2, "0000:86:00.1 is no GPU of this host"),
+        (("types", "0000:86:00.1"), 2, "0000:86:00.1 is no GPU of this host"),
+        (("delete", GPU), 2, f"{GPU}: this host has no such vGPU"),
+    ],
+)
+def test_a_command_that_changes_nothing_says_why(
+    place: Place, arguments: tuple[str, ...], code: int, text: str
+) -> None:
+    done = place.run(*arguments)
+    assert (done.returncode, text in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
+
+
+def test_a_vgpu_stays_while_its_allocation_is_unknown(place: Place) -> None:
+    (place.host / "var/lib/gpuvirt").mkdir(parents=True)
+    (place.host / "var/lib/gpuvirt/ledger.json").write_bytes(b"torn")
+    done = place.run("delete", place.vgpu)
+    assert (done.returncode, "AllocationsUnknown" in done.stdout) == (1, True), done.stdout
+
+
+def test_only_the_types_of_named_gpus_are_listed(place: Place) -> None:
+    rows = json.loads(place.run("types", GPU, "-o", "json").stdout)
+    assert {row["gpu"] for row in rows} == {GPU}
+
+
+def test_no_vgpu_is_created_beside_vgpus_of_unknown_types(tmp_path: Path) -> None:
+    """No type fits on a full GPU, so that the host names none, and this one has no nvidia-smi to ask."""
+    card = replace(shared_cards()["L40S"], total_vfs=4)
+    host = HostSpec(about="an L40S", boards={"L40S": card}, slots=(SlotSpec(at=L40S, board="L40S", group=12, numa=0),))
+    unit = HostUnit(host, L40S, tmp_path)
+    unit.fill(L40S_24Q=2)
+    export(unit.kernel, tmp_path / "host")
+    done = ran("vgpu", "create", L40S, "L40S-24Q", "--host-root", str(tmp_path / "host"))
+    assert (done.returncode, "Unread" in done.stdout) == (1, True), done.stderr

@@ -1,0 +1,83 @@
+"""The facts about a kubelet's folder for `gpuvirt doctor`: what can't be read is unread, and never absent."""
+
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.setup import KubeletConfig
+from gpuvirt.kubelet.survey import read_kubelet
+from gpuvirt.node.change.gate.gates import plugin_gates
+from gpuvirt.paths import HostPath, KubeletPaths
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> KubeletPaths:
+    found = KubeletPaths(tmp_path)
+    found.device_plugins.mkdir()
+    return found
+
+
+def test_the_facts_of_a_kubelets_folder(paths: KubeletPaths) -> None:
+    empty = read_kubelet(paths)
+    assert (empty.listens, empty.config, empty.counted, empty.offers_without_gate) == (False, None, None, False)
+    paths.registration_socket.touch()
+    (paths.root / "config.yaml").write_text("topologyManagerPolicy: restricted\n")
+    data = {"PodDeviceEntries": None, "RegisteredDevices": {"a": ["x"]}}
+    paths.checkpoint.write_text(json.dumps({"Data": data, "Checksum": 1}))
+    found = read_kubelet(paths)
+    assert isinstance(found.config, KubeletConfig)
+    assert found.config.topology_manager_policy == "restricted"
+    assert (found.listens, found.counted_by, found.counted) == (True, str(paths.checkpoint), {"a": frozenset({"x"})})
+
+
+def test_an_agent_that_offers_devices_has_the_lock_on_the_folder(paths: KubeletPaths) -> None:
+    fd = os.open(paths.device_plugins, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        assert read_kubelet(paths).offers_without_gate is True
+    finally:
+        os.close(fd)
+    assert read_kubelet(paths).offers_without_gate is False
+
+
+def loop(path: Path) -> Unread:
+    """Make a link that no process can follow, and return what is known of its target."""
+    path.symlink_to(path)
+    return Unread(HostPath(str(path)), errno=errno.ELOOP)
+
+
+def test_files_that_cannot_be_read_are_unread(paths: KubeletPaths) -> None:
+    config, checkpoint = loop(paths.root / "config.yaml"), loop(paths.checkpoint)
+    socket = loop(paths.registration_socket)
+    found = read_kubelet(paths)
+    assert (found.config, found.counted, found.listens) == (config, checkpoint, socket)
+
+
+def test_damaged_files_are_unread(paths: KubeletPaths) -> None:
+    for path in (config := paths.root / "config.yaml", paths.checkpoint):
+        path.write_text("[")
+    found = read_kubelet(paths)
+    assert isinstance(found.config, Unread)
+    assert isinstance(found.counted, Unread)
+    assert (found.config.path, found.counted.path) == (str(config), str(paths.checkpoint))
+
+
+def test_whether_an_agent_offers_devices_is_unread_with_its_folder(tmp_path: Path) -> None:
+    paths = KubeletPaths(tmp_path)
+    assert read_kubelet(paths).offers_without_gate is False
+    folder = loop(paths.device_plugins)
+    assert read_kubelet(paths).offers_without_gate == folder
+
+
+def test_whether_an_agent_offers_devices_is_unread_with_the_gates(paths: KubeletPaths) -> None:
+    gates = plugin_gates(paths.device_plugins)
+    gates.parent.mkdir()
+    gates.symlink_to(gates)
+    found = read_kubelet(paths).offers_without_gate
+    assert isinstance(found, Unread)
+    assert str(found.path).startswith(str(gates))
