@@ -3,6 +3,17 @@
 A guard is a statement that refuses: `raise`, `yield` of a reason, `return` of a reason or of an unknown value, a call
 of a function that raises (`verify_idle(...)`), and a value that is read a second time. Where a guard has a condition of
 several parts, each part is removed by itself, too.
+
+In the modules of `CLOSELY` these are removed as well:
+
+- a filter: the `if` of a comprehension, and an `if` whose last statement is `continue`;
+- the answer of an `except`: it returns what looks like success instead, by the function's annotation (`()` for a
+  tuple, the other answer for a bool), and of `ABSENT if ... else Unread(...)` always the first;
+- a record that is written, such as `save(...)` or `await self._write(...)`;
+- a limit: a number of the module, named as seconds (`NEW_S`) or as a count (`MISSES_TO_END`), that it compares or adds.
+  It becomes 0, and 1,000 times as much. A number that is only passed on, such as a timeout, changes no decision, and
+  would make tests wait. All modules get the new number, tests too, as if the source had it; only values that were
+  derived from it at import stay, such as the parameters of tests.
 """
 
 import ast
@@ -24,21 +35,42 @@ TARGETS = (
     "node/change",
     "node/allocation",
     "node/allocators.py",
-    "node/known/nokubelet.py",
-    "node/reconcile/unitchanges.py",
+    "node/known",
+    "node/store",
+    "node/reconcile",
     "model/change",
-    "model/node/circumstances.py",
+    "model/node",
+    "hardware/access",
     "hardware/usage",
-    "kubelet/accountwatch.py",
+    "hardware/vgpu",
+    "kubelet",
+    "cli/changes",
+    "cli/dropin",
     "model/allocation",
-    "model/offers/allocationcheck.py",
+    "model/offers",
     "node/shares",
     "node/ondemand",
-    "model/offers/ondemand",
     "model/schedules",
     "cluster/operator/schedules",
 )
 """The folders and modules whose guards are removed, those with the worst harm first."""
+
+OWN_PROCESSES = frozenset({"gpuvirt.hardware.access.cdevkeeper", "gpuvirt.hardware.access.writer"})
+"""The modules that run only in processes of their own, from their files: a removal in memory is not in these."""
+
+CLOSELY = (
+    "hardware/access",
+    "hardware/usage",
+    "hardware/vgpu",
+    "kubelet",
+    "node/known",
+    "node/store",
+    "node/reconcile",
+    "node/change",
+    "node/allocation",
+    "cli/changes",
+)
+"""The folders in which filters, answers of handlers, records and limits are removed, too."""
 
 MOST_CHARACTERS = 96
 """The characters of a statement that a key has."""
@@ -46,6 +78,21 @@ _VERIFIES = re.compile(r"(_?(ask|check|claim|demand|ensure|expect|refuse|require
 """The names of functions that are called only because they may raise."""
 _UNKNOWN = re.compile(r"\b(Unread|Unknown)\b")
 _EMPTY = ("None", "()", "[]", "{}", "False")
+_RECORDS = re.compile(r"_?(keep|note|record|remember|save|store|write)(_|\Z)")
+_LIMIT = re.compile(r"_?(MISSES_|[A-Z_]+_S\Z)")
+_SUCCESSES = {
+    "AbstractSet[": "frozenset()",
+    "Mapping[": "{}",
+    "Sequence[": "()",
+    "bytes": "b''",
+    "dict[": "{}",
+    "frozenset[": "frozenset()",
+    "int": "0",
+    "list[": "[]",
+    "str": "''",
+    "tuple[": "()",
+}
+"""The results of a function that has found nothing, by the begin of its annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +100,8 @@ class Site:
     """A place in a syntax tree where a guard, or a part of its condition, can be removed."""
 
     outermost: str
-    """The qualified name of the function, or of the outermost function around it: its code is replaced."""
+    """The qualified name of the function, or of the outermost function around it: its code is replaced. Empty for a
+    limit."""
     line: int
     """The first line of that outermost function, with its decorators."""
     function: str
@@ -63,6 +111,8 @@ class Site:
     """Removes it from the tree."""
     mark: Callable[[int], None]
     """Makes the tree call `__reached__` with a number whenever it is executed."""
+    limit: tuple[str, float] | None = None
+    """The name of a limit with its other number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +134,7 @@ def modules() -> list[str]:
         paths = [ROOT / target] if target.endswith(".py") else sorted((ROOT / target).rglob("*.py"))
         names = (path.relative_to(ROOT.parent).with_suffix("") for path in paths if path.name != "__init__.py")
         found += [".".join(name.parts) for name in names]
-    return found
+    return [name for name in found if name not in OWN_PROCESSES]
 
 
 def source_of(module: str) -> Path:
@@ -106,15 +156,41 @@ def removals() -> dict[str, Removal]:
 def removals_of(module: str, source: str) -> Iterator[Removal]:
     """Yield the removals of one module. Equal statements of one function are numbered."""
     seen: Counter[str] = Counter()
-    for number, site in enumerate(sites(ast.parse(source))):
+    for number, site in enumerate(sites(ast.parse(source), closely=_is_close(module))):
         key = f"{module.removeprefix('gpuvirt.')}: {site.function}: {_brief(site.text)}"
         seen[key] += 1
         yield Removal(f"{key} #{seen[key]}" if seen[key] > 1 else key, module, number, site.line)
 
 
-def sites(tree: ast.Module) -> list[Site]:
+def sites(tree: ast.Module, *, closely: bool = False) -> list[Site]:
     """Return all sites of a module, always in the same order."""
-    return list(_Finder().of_block(tree.body))
+    return [*_Finder(closely=closely).of_block(tree.body), *(_limits(tree) if closely else ())]
+
+
+def _is_close(module: str) -> bool:
+    return f"{module}.".startswith(tuple(f"gpuvirt.{target.replace('/', '.')}." for target in CLOSELY))
+
+
+def _limits(tree: ast.Module) -> Iterator[Site]:
+    """Yield the numbers of a module that its decisions use."""
+    operands = (
+        operand
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Compare | ast.BinOp)
+        for operand in ast.iter_child_nodes(each)
+    )
+    used = {operand.id for operand in operands if isinstance(operand, ast.Name)}
+    for statement in tree.body:
+        match statement:
+            case ast.Assign([ast.Name(name)], ast.Constant(int() | float() as number)) | ast.AnnAssign(
+                ast.Name(name), value=ast.Constant(int() | float() as number)
+            ) if name in used and _LIMIT.match(name):
+                for factor in (0, 1000):
+                    other, text = number * factor, f"{name} = {number} [times {factor}]"
+                    instead = partial(setattr, statement, "value", ast.Constant(other))
+                    yield Site("", statement.lineno, "<module>", text, instead, lambda _: None, (name, other))
+            case _:
+                pass
 
 
 def _brief(text: str) -> str:
@@ -138,6 +214,8 @@ class _Finder(msgspec.Struct, frozen=True):
     """The names that have a value before these statements."""
     handled: str = ""
     """The exception that these statements handle."""
+    closely: bool = False
+    """Whether the module is one of `CLOSELY`."""
 
     def of_block(self, block: list[ast.stmt]) -> Iterator[Site]:
         assigned = self.assigned
@@ -148,7 +226,7 @@ class _Finder(msgspec.Struct, frozen=True):
 
     def of_statement(self, block: list[ast.stmt], index: int, statement: ast.stmt) -> Iterator[Site]:
         if isinstance(statement, ast.ClassDef):
-            yield from _Finder(self._name(statement), self.outermost).of_block(statement.body)
+            yield from _Finder(self._name(statement), self.outermost, closely=self.closely).of_block(statement.body)
             return
         if isinstance(statement, Function):
             yield from self._of_function(statement)
@@ -158,6 +236,11 @@ class _Finder(msgspec.Struct, frozen=True):
                 yield from self._of_condition(block, index, statement)
             if (instead := self._without(statement)) is not None:
                 yield self._site(block, index, self._text(statement), partial(block.__setitem__, index, instead))
+            if self.closely:
+                yield from self._of_filters(block, index, statement)
+                if (success := self._as_success(statement)) is not None:
+                    text = f"{self._text(statement)} [as {ast.unparse(success)}]"
+                    yield self._site(block, index, text, partial(block.__setitem__, index, success))
         for nested, handled in _blocks(statement):
             inner = replace(self, inner=self.outermost is not None, handled=handled or self.handled)
             yield from inner.of_block(nested)
@@ -168,7 +251,8 @@ class _Finder(msgspec.Struct, frozen=True):
         returns = ast.unparse(function.returns) if function.returns is not None else ""
         arguments = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
         path = self._name(function)
-        yield from _Finder(path, outermost, returns, assigned=frozenset(arguments)).of_block(function.body)
+        assigned = frozenset(arguments)
+        yield from _Finder(path, outermost, returns, assigned=assigned, closely=self.closely).of_block(function.body)
 
     def _of_condition(self, block: list[ast.stmt], index: int, statement: ast.If) -> Iterator[Site]:
         """Yield the parts of a guard's condition. A part that gives a name its value can't be removed."""
@@ -183,6 +267,33 @@ class _Finder(msgspec.Struct, frozen=True):
             test = rest[0] if len(rest) == 1 else ast.BoolOp(statement.test.op, rest)
             text = f"{ast.unparse(part)} [{word} in] if {ast.unparse(statement.test)}"
             yield self._site(block, index, text, partial(setattr, statement, "test", test))
+
+    def _of_filters(self, block: list[ast.stmt], index: int, statement: ast.stmt) -> Iterator[Site]:
+        """Yield the filters of a loop and of the comprehensions in a statement."""
+        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Continue):
+            text = f"continue [in] if {ast.unparse(statement.test)}"
+            yield self._site(block, index, text, partial(statement.body.__setitem__, -1, _parsed("pass")))
+            yield from self._of_condition(block, index, statement)
+        own = (each for each in ast.iter_child_nodes(statement) if isinstance(each, ast.expr | ast.withitem))
+        inside = (each for expression in own for each in ast.walk(expression))
+        for loop in (each for each in inside if isinstance(each, ast.comprehension)):
+            for condition in loop.ifs:
+                if not any(isinstance(each, ast.NamedExpr) for each in ast.walk(condition)):
+                    text = f"if {ast.unparse(condition)} [in] {ast.unparse(loop).partition(' if ')[0].strip()}"
+                    yield self._site(block, index, text, partial(loop.ifs.remove, condition))
+
+    def _as_success(self, statement: ast.stmt) -> ast.stmt | None:
+        """Return what looks like success in place of the answer of a handler; None if the statement is none."""
+        value = statement.value if isinstance(statement, ast.Return) else None
+        if not self.handled or not isinstance(statement, ast.Raise | ast.Return) or "Iterator" in self.returns:
+            return None
+        if isinstance(value, ast.IfExp) and _UNKNOWN.search(ast.unparse(value.orelse)):
+            return ast.Return(value.body)
+        if self.returns == "bool":
+            return ast.Return(ast.Constant(not (isinstance(value, ast.Constant) and value.value)))
+        found = (of for begin, of in _SUCCESSES.items() if self.returns.startswith(begin))
+        success = "None" if self.returns.endswith("None") else next(found, None)
+        return _parsed(f"return {success}") if success not in {None, ast.unparse(value or ast.Constant(None))} else None
 
     def _text(self, statement: ast.stmt) -> str:
         text = ast.unparse(statement)
@@ -199,11 +310,15 @@ class _Finder(msgspec.Struct, frozen=True):
             case ast.Raise():
                 return _parsed("pass")
             case ast.Expr(ast.Yield() | ast.YieldFrom()) if "Reason" in self.returns:
-                return _parsed("yield from ()")
+                return _parsed("() if True else (yield)")  # a generator, also an asynchronous one
             case ast.Expr(ast.Call(func)) if _VERIFIES.match(_last_name(func)):
                 return _parsed("pass")
             case ast.Return(ast.expr() as value) if ast.unparse(value) not in _EMPTY:
                 return self._without_return(ast.unparse(value))
+            case ast.Expr(ast.Call(func) | ast.Await(ast.Call(func))) if self.closely and _RECORDS.match(
+                _last_name(func)
+            ):
+                return _parsed("pass")
             case ast.Assign() if self._is_read_again(statement):
                 return _parsed("pass")
             case _:
@@ -277,7 +392,7 @@ def _mark(block: list[ast.stmt], index: int, number: int) -> None:
 def without(removal: Removal) -> tuple[ast.Module, Site]:
     """Return the syntax tree of a module without a guard, and the site of the guard."""
     tree = ast.parse(source_of(removal.module).read_text())
-    site = sites(tree)[removal.number]
+    site = sites(tree, closely=_is_close(removal.module))[removal.number]
     site.remove()
     return ast.fix_missing_locations(tree), site
 
@@ -285,7 +400,7 @@ def without(removal: Removal) -> tuple[ast.Module, Site]:
 def marked(module: str) -> tuple[ast.Module, Sequence[Site]]:
     """Return the syntax tree of a module that reports each site that is executed, and its sites."""
     tree = ast.parse(source_of(module).read_text())
-    found = sites(tree)
+    found = sites(tree, closely=_is_close(module))
     for number, site in enumerate(found):
         site.mark(number)
     return ast.fix_missing_locations(tree), found

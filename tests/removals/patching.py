@@ -45,13 +45,23 @@ def _place(code: CodeType) -> Place:
 def remove(functions: Functions, removal: Removal) -> None:
     """Remove a guard from the functions of this process; raise NotReplaceableError."""
     tree, site = without(removal)
+    if site.limit is not None:
+        _set_limit(removal.module, *site.limit)
+        return
     functions.replace(_codes(tree, removal.module)[site.outermost, site.line])
+
+
+def _set_limit(module: str, name: str, number: float) -> None:
+    """Give a number of a module another value, in all modules that have imported it."""
+    before = sys.modules[module].__dict__[name]
+    for each in tuple(sys.modules.values()):
+        names = getattr(each, "__dict__", {})
+        if names.get(name) is before:
+            names[name] = number
 
 
 def mark(functions: Functions, module: str, reached: set[str]) -> None:
     """Add the key of each removal of a module to `reached` whenever its site is executed."""
-    if module not in sys.modules:
-        return
     tree, sites = marked(module)
     codes = _codes(tree, module)
     keys = [removal.key for removal in removals_of(module, source_of(module).read_text())]
@@ -61,7 +71,7 @@ def mark(functions: Functions, module: str, reached: set[str]) -> None:
         return True
 
     sys.modules[module].__dict__["__reached__"] = note
-    for place in {(site.outermost, site.line) for site in sites}:
+    for place in {(site.outermost, site.line) for site in sites if site.limit is None}:
         functions.replace(codes[place])
 
 

@@ -6,6 +6,7 @@ It runs in each worker of xdist, and each adds a file to the folder of `--reach`
 import json
 import os
 from collections.abc import Generator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,10 @@ class Recorder:
         self._found: dict[str, tuple[float, list[str]]] = {}
 
     def pytest_collection_finish(self) -> None:
-        """Mark all sites of the imported modules."""
+        """Mark all sites of the modules."""
         names = modules()
+        for name in names:  # agents and commands load some of them late
+            import_module(name)
         functions = Functions(frozenset(str(source_of(name)) for name in names))
         for name in names:
             mark(functions, name, self._reached)

@@ -56,23 +56,87 @@ reasons: yield from others(state)
 users: return numbers
 allocate: found = offers.read()
 """
+CLOSE_SOURCE = """
+NEW_S: Final = 10.0
+MISSES_TO_END = 2
+TIMEOUT_S = 5.0
+
+def users(kernel: Kernel, owner: Owner) -> tuple[Open, ...] | Unread:
+    for pid in kernel.pids:
+        if pid == owner.pid:
+            continue
+        found += [node for node in nodes(pid, TIMEOUT_S) if node.at_s < now_s() - NEW_S if node is not None]
+    try:
+        with saved(any(entry.misses < MISSES_TO_END for entry in entries if entry.owner)):
+            self.store.save(found)
+            return read(kernel)
+    except OSError as error:
+        return () if error.errno in ABSENT else Unread(error)
+    except DamagedError as error:
+        raise UnknownError from error
+
+
+async def is_seen(path: HostPath) -> bool:
+    try:
+        await self._write(path)
+    except OSError:
+        return False
+    return True
+
+
+def name(path: HostPath) -> str | None:
+    try:
+        return await read(path)
+    except OSError as error:
+        return None
+    except ValueError as error:
+        return str(error)
+"""
+CLOSE_GUARDS = """
+users: continue [in] if pid == owner.pid
+users: if node.at_s < now_s() - NEW_S [in] for node in nodes(pid, TIMEOUT_S)
+users: if node is not None [in] for node in nodes(pid, TIMEOUT_S)
+users: if entry.owner [in] for entry in entries
+users: self.store.save(found)
+users: return read(kernel)
+users: return () if error.errno in ABSENT else Unread(error)
+users: return () if error.errno in ABSENT else Unread(error) [as return ()]
+users: raise UnknownError from error
+users: raise UnknownError from error [as return ()]
+is_seen: await self._write(path)
+is_seen: return False [as return True]
+name: return str(error) [as return None]
+<module>: NEW_S = 10.0 [times 0]
+<module>: NEW_S = 10.0 [times 1000]
+<module>: MISSES_TO_END = 2 [times 0]
+<module>: MISSES_TO_END = 2 [times 1000]
+"""
 NOTICED = "model.change.driverrefusals: _why_not_to_native: yield from _why_no_native_driver(state, function)"
 TEST = "tests/binding/test_plans.py::test_a_gpu_whose_vf_a_vm_has_gets_no_native_driver"
 BURNING = "tests/removals/burning.py"
 ENDLESS = f"{BURNING}::test_without_end_unless_a_step_is_refused"
+ABSOLUTE = "tests/change/test_proofs.py::test_the_age_of_a_proof_counts_from_the_begin_of_its_walk"
 OTHER_TEST = "tests/binding/test_plans.py::test_a_missing_vfio_module_is_loaded"
 
 
-def test_each_guard_is_found() -> None:
-    assert [each.key.removeprefix("gate: ") for each in removals_of("gpuvirt.gate", SOURCE)] == GUARDS.split("\n")[1:-1]
+BOTH = pytest.mark.parametrize(
+    ("module", "source", "guards"), [("gate", SOURCE, GUARDS), ("kubelet.gate", CLOSE_SOURCE, CLOSE_GUARDS)]
+)
 
 
-def test_the_rest_of_the_code_stays_when_a_guard_is_removed() -> None:
+@BOTH
+def test_each_guard_is_found(module: str, source: str, guards: str) -> None:
+    found = [each.key.removeprefix(f"{module}: ") for each in removals_of(f"gpuvirt.{module}", source)]
+    assert found == guards.split("\n")[1:-1]
+
+
+@BOTH
+def test_the_rest_of_the_code_stays_when_a_guard_is_removed(module: str, source: str, guards: str) -> None:
     """The lines keep their numbers, and a generator stays one."""
-    lines = ast.unparse(ast.parse(SOURCE)).splitlines()
-    for number, guard in enumerate(GUARDS.split("\n")[1:-1]):
-        tree = ast.parse(SOURCE)
-        sites(tree)[number].remove()
+    lines = ast.unparse(ast.parse(source)).splitlines()
+    for number, guard in enumerate(guards.split("\n")[1:-1]):
+        tree = ast.parse(source)
+        sites(tree, closely=module != "gate")[number].remove()
         changed = ast.unparse(ast.fix_missing_locations(tree)).splitlines()
         assert len(changed) == len(lines)
         assert sum(before != after for before, after in zip(lines, changed, strict=True)) == 1, guard
@@ -96,6 +160,12 @@ def test_a_removed_guard_is_noticed_by_its_test_alone() -> None:
     before = (ROOT / "model/change/driverrefusals.py").read_bytes()
     assert [make([trial])[NOTICED] for trial in trials] == [TEST, "", TEST]
     assert (ROOT / "model/change/driverrefusals.py").read_bytes() == before
+
+
+@pytest.mark.timeout(300)
+def test_another_limit_is_noticed_by_a_test_that_knows_the_right_one() -> None:
+    limit = "hardware.access.proof: <module>: WITHIN_S = 5.0 [times 1000]"
+    assert make([Trial(limit, (OTHER_TEST, ABSOLUTE))]) == {limit: ABSOLUTE}
 
 
 @pytest.mark.timeout(300)
