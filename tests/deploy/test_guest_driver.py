@@ -154,10 +154,11 @@ def test_each_option_of_the_installer_can_be_replaced_or_left_out(bench: Bench) 
 
 def test_the_licences_token_and_type_are_in_the_tree(bench: Bench) -> None:
     token = bench.folder / "client_configuration_token_1.tok"
-    token.write_text("t")
-    bench.builds("--token", str(token), "--feature-type", "1")
+    token.write_text("eyJhbGciOiJSUzI1NiJ9.eyJ.c2ln\n")
+    done = bench.builds("--token", str(token), "--feature-type", "1", "--host-version", "570.133.10")
+    assert "note: " not in done.stderr
     copied = bench.tree / "etc/nvidia/ClientConfigToken" / token.name
-    assert (copied.read_text(), stat.S_IMODE(copied.stat().st_mode)) == ("t", 0o744)
+    assert (copied.read_text(), stat.S_IMODE(copied.stat().st_mode)) == ("eyJhbGciOiJSUzI1NiJ9.eyJ.c2ln\n", 0o744)
     assert (bench.tree / "etc/nvidia/gridd.conf").read_text() == TEMPLATE.replace("FeatureType=0", "FeatureType=1")
 
 
@@ -246,3 +247,24 @@ def test_an_image_has_the_tree_as_its_root(bench: Bench) -> None:
     assert arguments.endswith("-t registry.example/guest-driver:570 .")
     assert folder == str(bench.tree)
     assert "COPY . /" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "found"), [("", "an empty file"), (" \n", "an empty file"), ("<!DOCTYPE html>", "a web page")]
+)
+def test_an_empty_token_and_a_web_page_are_refused(bench: Bench, content: str, found: str) -> None:
+    token = bench.folder / "client_configuration_token_1.tok"
+    token.write_text(content)
+    done = bench.run("--token", str(token))
+    assert done.returncode == 2
+    assert f"--token: is no token: expected the token of a licence server, found {found}" in done.stderr
+    assert not bench.tree.exists()
+
+
+def test_a_token_of_another_form_and_no_licence_are_noted(bench: Bench) -> None:
+    token = bench.folder / "client_configuration_token_1.tok"
+    token.write_text("text")
+    assert "does not have the form of a token" in bench.builds("--token", str(token)).stderr
+    assert "FeatureType=0 requests no licence" in bench.builds("--feature-type", "0").stderr
+    assert "gridd.conf.template: FeatureType=0 requests no licence" in bench.builds().stderr
+    assert "requests no licence" not in bench.builds("--feature-type", "2").stderr
