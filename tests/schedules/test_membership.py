@@ -69,6 +69,13 @@ def test_labels_uids_and_deletions_move_a_schedule_until_its_status_has_them() -
         membership.observe(change)
 
 
+def test_a_node_that_is_back_before_a_round_has_followed_its_deletion_is_a_change() -> None:
+    membership = ObservedNodes()
+    membership.observe(delta(node("worker-1", DAY)))
+    assert membership.observe(delta(removed="worker-1"))
+    assert membership.observe(delta(node("worker-1", {}, "uid-2")))
+
+
 def test_a_worker_that_has_lost_its_labels_moves_its_schedule_until_that_is_reported() -> None:
     membership = ObservedNodes()
     membership.observe(delta(node("worker-1", {}, "uid-2")))

@@ -146,8 +146,12 @@ async def test_a_check_says_what_the_hypervisor_can_do_with_each_worker(authorit
 async def test_a_switch_by_hand_is_an_override_that_the_controller_follows(authority: Authority, server: Pair) -> None:
     day = Day()
     put_secret(day)
-    kept: Object = {"phase": "day", "from": "2025-12-24T12:00", "until": "2025-12-28T07:00", "note": "Christmas"}
-    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, "overrides": [kept]}})
+    kept: Object = {"phase": "day", "from": "2026-12-24T12:00", "until": "2026-12-28T07:00", "note": "Christmas"}
+    passed = [
+        {**kept, "from": "2025-12-24T12:00", "until": until} for until in ("2025-12-28T07:00", "2026-01-05T18:00")
+    ]
+    overrides = [passed[0], kept, passed[1]]
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, "overrides": overrides}})
     async with asking(day, server, authority.certificate) as questions:
         shown: list[SwitchResult] = []
         dry = await questions.switch("gpus", "night", "", writes=False, before=shown.append)
@@ -168,6 +172,22 @@ async def test_a_switch_by_hand_is_an_override_that_the_controller_follows(autho
     async with playing(day, server, authority.certificate) as (rounds, _):
         await rounds.run()
     assert day.status()["phase"] == "night", "two hours before its time"
+
+
+async def test_an_override_that_can_not_be_read_is_no_override_that_has_passed(
+    authority: Authority, server: Pair
+) -> None:
+    day = Day()
+    put_secret(day)
+    unread: Object = {"phase": "day", "from": "2025-12-24T12:00", "until": "Sunday"}
+
+    def change(_: SwitchResult) -> None:
+        spec = {**SPEC, "overrides": [unread]}
+        day.served.put(SCHEDULE, {**day.served.objects[SCHEDULE], "spec": spec})
+
+    async with asking(day, server, authority.certificate) as questions:
+        with pytest.raises(ConflictError):
+            await questions.switch("gpus", "night", "", writes=True, before=change)
 
 
 async def test_a_switch_is_not_written_over_a_change_of_the_schedule(authority: Authority, server: Pair) -> None:

@@ -148,3 +148,23 @@ def test_durations_are_those_of_go(text: str, seconds: float | None) -> None:
 def test_a_selector_is_written_as_a_query_has_it() -> None:
     requirements = (Requirement("tier", "NotIn", ("test", "dev")), Requirement("gpu", "Exists"))
     assert selector_text(LabelSelector({"a": "b"}, requirements)) == "a=b,tier notin (test,dev),gpu"
+
+
+@pytest.mark.parametrize("uid", ["uid-worker-9", ""])
+async def test_the_vm_of_another_schedule_is_left_alone(authority: Authority, server: Pair, uid: str) -> None:
+    """A stale Node claims a VM, too; once it is deleted, its schedule claims nothing."""
+    day = Day((1,))
+    worker = {"node": "worker-9", "nodeUid": uid, "phases": ["day"], "vm": "key-1", "vmName": "worker-1"}
+    other: Object = {"metadata": {"generation": 1}, "spec": SPEC, "status": {"workers": [worker]}}
+    phases = [{"name": "day", "start": "0 7 * * *", "workers": {"matchLabels": {"pool": "old"}}}]
+    day.served.put(f"{SCHEDULES}/other", {**other, "spec": {**SPEC, "phases": phases}})
+    async with playing(day, server, authority.certificate) as (rounds, _):
+        while day.now_s < 300.0 and (pause_s := await rounds.round()) is not None:
+            await day.sleep(pause_s)
+    is_off = day.hypervisor.vms[VmKey("key-1")].power is Power.SUSPENDED
+    assert is_off is (uid == "")
+    assert ("evict" in " ".join(day.served.writes)) is is_off
+    if uid:
+        workers = day.status()["workers"]
+        assert isinstance(workers, list)
+        assert "node worker-9 of schedule other, has that VM, too" in workers[0]["message"]

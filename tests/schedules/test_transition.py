@@ -415,3 +415,19 @@ def test_force_takes_the_power_of_a_guest_that_can_not_be_shut_down() -> None:
     assert decided(seen, down).actions == ()
     assert decided(seen, replace(down, drain=Drain(on_timeout=OnTimeout.FORCE))).actions
     assert decided(replace(seen, abilities=unproven), down).actions
+
+
+def test_a_vm_that_another_schedule_has_matched_is_left_alone_by_both() -> None:
+    seen = replace(observed(), claims={VmKey("one"): "node worker-9 of schedule other"})
+    for node in (NODES[FIRST], CORDONED):
+        found = decided(replace(seen, nodes={**NODES, FIRST: node}))
+        reason = worker(found).reason
+        assert (found.actions, worker(found).step, worker(found).vm) == ((), WorkerStep.MATCH, VmKey("one"))
+        assert reason is not None
+        assert "worker-9 of schedule other" in reason.text
+    gone = decided(replace(seen, nodes={FIFTH: NODES[FIFTH]}), status=decided(seen).status)
+    assert [known.node for known in gone.status.workers] == [FIFTH], "its stale Node was deleted"
+    vm = replace(VMS[VmKey("five")], power=Power.SUSPENDED)
+    off = {VmKey("one"): replace(VMS[VmKey("one")], power=Power.SUSPENDED), VmKey("five"): vm}
+    starts = replace(observed(vms=off), claims={VmKey("five"): "node worker-9 of schedule other"})
+    assert calls(decided(starts)) == []

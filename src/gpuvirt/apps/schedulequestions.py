@@ -156,7 +156,7 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
         before(result)
         if not writes:
             return result
-        await reading.add_override(self.client, self.namespace, known.stored, switch.override)
+        await reading.add_override(self.client, self.namespace, known.stored, switch.override, now)
         return replace(result, written=True)
 
     async def _node_checks(self, known: _Known) -> tuple[NodeCheck, ...]:
@@ -176,7 +176,7 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
         await api.schedule()
         stored = StoredSchedule(known.schedule, known.status, known.stored.metadata.resource_version)
         found = await api.read(stored)
-        observed = ScheduleObservation(found.nodes, found.pods, found.attachments, _NOT_ASKED)
+        observed = ScheduleObservation(found.nodes, found.pods, found.attachments, _NOT_ASKED, claims=found.claims)
         known_faults = (fault for fault in found.faults if fault.code is not ReasonCode.COVERAGE_UNKNOWN)
         problems = (*known.problems, *known_faults)  # the controller has rights that users of commands may lack
         row = reports.row_of(known.schedule, known.status, problems, self._now())

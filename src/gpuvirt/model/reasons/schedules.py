@@ -165,6 +165,13 @@ def vm_not_matched(node: str, similar: Sequence[str]) -> Reason:
     return Reason(ReasonCode.VM_NOT_MATCHED, f"node {node}", message, fix=fix)
 
 
+def vm_of_two_schedules(node: str, vm: str, other: str) -> Reason:
+    """A schedule would suspend the VM that serves another one."""
+    message = f"is not proven to be the node of VM {vm}: {other}, has that VM, too"
+    fix = "delete the Node that is stale: the other one renews its Lease (kubectl get leases -n kube-node-lease)"
+    return Reason(ReasonCode.VM_NOT_MATCHED, f"node {node}", message, fix=fix)
+
+
 def vm_not_visible(node: str, vm: str) -> Reason:
     """A VM that is not shown may run."""
     message = f"is on VM {vm}, which the hypervisor no longer shows"

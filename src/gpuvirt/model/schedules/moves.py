@@ -82,7 +82,7 @@ def found_vm(worker: Worker, around: Round) -> WorkerVm | Move:
     vms = around.observed.vms
     if isinstance(vms, VmsUnknown):
         return Move(WorkerStep.READ, reason=reasons.hypervisor_unknown(vms.code, vms.text))
-    why = unmatched(worker, around.node_of(worker), vms)
+    why = _claimed(worker, around) or unmatched(worker, around.node_of(worker), vms)
     return Move(WorkerStep.MATCH, reason=why) if why is not None else vms[worker.vm]
 
 
@@ -91,8 +91,17 @@ def proven_vm(worker: Worker, around: Round) -> VmProof | Move:
     vms = around.observed.vms
     if isinstance(vms, VmsUnknown):
         return Move(WorkerStep.READ, reason=reasons.hypervisor_unknown(vms.code, vms.text))
-    proof = prove(worker, around.node_of(worker), vms)
+    proof = _claimed(worker, around) or prove(worker, around.node_of(worker), vms)
     return proof if isinstance(proof, VmProof) else Move(WorkerStep.MATCH, reason=proof)
+
+
+def _claimed(worker: Worker, around: Round) -> Reason | None:
+    """Return why a VM is no worker's: another schedule has matched it with another Node, of which one is stale.
+
+    Both schedules see the match of the other in its status, and neither touches the VM, until the stale Node is gone.
+    """
+    other = around.observed.claims.get(worker.vm)
+    return reasons.vm_of_two_schedules(worker.node, worker.vm_name, other) if other is not None else None
 
 
 def call(worker: Worker, step: WorkerStep, action: Action, around: Round, vgpu_type: str = "") -> Move:

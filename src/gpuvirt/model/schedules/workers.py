@@ -29,7 +29,7 @@ def members(before: tuple[Worker, ...], observed: ScheduleObservation, mine: str
     for name in names:
         worker, node = known.get(name, Worker(name)), observed.nodes.get(name)
         if node is None:
-            if not is_gone(worker, observed):
+            if not is_gone(worker, observed) and worker.vm not in observed.claims:
                 workers.append(without_node(worker))
         elif node.phases or _has_lost_labels(worker, node):
             workers.append(_seen(worker, node, observed))

@@ -4,13 +4,15 @@ All functions raise ApiError.
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
+from zoneinfo import ZoneInfo
 
 import msgspec
 
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, vgpu_schedules
+from gpuvirt.cluster.kinds.vgpuschedule import OverrideSpec, VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.operator.schedules.workerobjects import ALL_PODS
 from gpuvirt.cluster.resources import VersionPrecondition
 from gpuvirt.cluster.shares.budgets import DISRUPTION_BUDGETS
@@ -18,6 +20,7 @@ from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import Namespace, NodeName, PodUid
 from gpuvirt.model.schedules.forecast import ForecastBudget
 from gpuvirt.model.schedules.spec import PhaseOverride
+from gpuvirt.model.schedules.times import moment, zone_of
 
 
 class _Overrides(msgspec.Struct, frozen=True):
@@ -79,13 +82,30 @@ async def read_budgets(client: Client, nodes: Iterable[NodeName]) -> Mapping[Pod
     return found
 
 
-async def add_override(client: Client, namespace: Namespace, schedule: VgpuSchedule, override: PhaseOverride) -> None:
-    """Append an override to the spec of the version that was read; raises ConflictError if it has changed since."""
+async def add_override(
+    client: Client, namespace: Namespace, schedule: VgpuSchedule, override: PhaseOverride, now: datetime
+) -> None:
+    """Append an override to the spec of the version that was read, without those that have passed.
+
+    The kind allows 64 overrides, and one that has passed changes nothing. Raises ConflictError if the schedule has
+    changed since.
+    """
     resource, name = vgpu_schedules(namespace), schedule.metadata.name
     version = VersionPrecondition(schedule.metadata.resource_version)
     stored = await client.get(resource, name, _Stored)
     added = _NewOverride(
         override.phase, override.begin.isoformat(timespec="minutes"), override.end.isoformat(timespec="minutes")
     )
-    overrides = (*stored.spec.overrides, msgspec.Raw(msgspec.json.encode(added)))
+    zone = zone_of(schedule.spec.time_zone)
+    kept = (raw for raw in stored.spec.overrides if not _has_passed(raw, now, zone))
+    overrides = (*kept, msgspec.Raw(msgspec.json.encode(added)))
     await client.patch(resource, name, _OverridePatch(version, _Overrides(overrides)), PatchType.MERGE, VgpuSchedule)
+
+
+def _has_passed(override: msgspec.Raw, now: datetime, zone: ZoneInfo) -> bool:
+    """Return whether the end of a valid override has passed."""
+    try:
+        until = datetime.fromisoformat(msgspec.json.decode(override, type=OverrideSpec).until)
+    except (ValueError, msgspec.MsgspecError):
+        return False  # another version's, which the API server judges
+    return moment(until, zone) <= now

@@ -133,6 +133,7 @@ class ScheduleKeeper:
         """Record changes of nodes, which the controller watches: a node that is labelled is a worker at once."""
         self._configured.observe_nodes(delta)
         if self._membership.observe(delta):
+            self._moved = dict.fromkeys(self._moved, -math.inf)  # what a schedule did not follow has changed
             self._changed.set()
 
     def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:

@@ -38,17 +38,18 @@ class ObservedNodes:
             *(key.name for key in delta.objects),
         }
         found = {key.name: delta.objects[key].metadata for key in delta.objects if key.name in names}
-        before = len(self._pending)
+        is_changed = False
         for name in names:
             metadata = found.get(name)
             now = _Seen(metadata.uid, metadata.labels) if metadata is not None else None
             if now != self._nodes.get(name):
+                is_changed = True  # also of a node that is pending already: it was deleted, and is back
                 self._pending.add(name)
             if now is not None:
                 self._nodes[name] = now
             else:
                 self._nodes.pop(name, None)
-        return len(self._pending) > before
+        return is_changed
 
     def moved(self, schedules: Iterable[VgpuSchedule]) -> frozenset[str]:
         """Return the schedules, by name, whose statuses do not follow their nodes yet; those nodes stay pending."""

@@ -61,6 +61,8 @@ class ClusterReading(msgspec.Struct, frozen=True):
     may delete."""
     configured: tuple[ConfiguredNode, ...] | None = None
     """The nodes that have a vGPU config by the phase of now; None if that was not observed."""
+    claims: Mapping[VmKey, str] = msgspec.field(default_factory=dict)
+    """The VMs that other schedules have matched with Nodes, each with that node and schedule, in words."""
     config_nodes: Mapping[PhaseName, frozenset[NodeName]] = msgspec.field(default_factory=dict)
     """The nodes that phases have vGPU configs for."""
 
@@ -172,7 +174,9 @@ class Rounds:
             await self._api.record(stored, stored.status, reading.faults, Advance(stored.status))
             return FAULTY_ROUND_S
         vms = await self._vms.read() if stored.schedule.has_workers else NO_HYPERVISOR
-        observed = ScheduleObservation(reading.nodes, reading.pods, reading.attachments, vms, self._vms.latest, since)
+        observed = ScheduleObservation(
+            reading.nodes, reading.pods, reading.attachments, vms, self._vms.latest, since, claims=reading.claims
+        )
         decided = await self._decide(stored, observed, now)
         if reading.configured is not None:
             decided = replace(decided, status=replace(decided.status, nodes=reading.configured))

@@ -41,7 +41,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.faults import shared_nodes, shared_workers
-from gpuvirt.model.schedules.hypervisor import Answer
+from gpuvirt.model.schedules.hypervisor import Answer, VmKey
 from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
 from gpuvirt.model.schedules.observed import NodePod
 from gpuvirt.model.schedules.profilefaults import missing_profiles
@@ -148,7 +148,19 @@ class ScheduleObjects:
         problems = (*await self._shared(configs), *missing_profiles(nodes.values()))
         problems += await self._coverage.faults(workers)
         config_nodes = {phase: frozenset(found) for phase, found in configs.items()}
-        return ClusterReading(nodes, placed, attached, problems, self._configured_nodes(stored), config_nodes)
+        return ClusterReading(
+            nodes, placed, attached, problems, self._configured_nodes(stored), self._claims(), config_nodes
+        )
+
+    def _claims(self) -> Mapping[VmKey, str]:
+        """Return the VMs that other schedules have matched, each with its node; one without a Node claims nothing."""
+        return {
+            VmKey(worker.vm): f"node {worker.node} of schedule {schedule.metadata.name}"
+            for schedule in self._schedules
+            if schedule.metadata.name != self._name
+            for worker in schedule.status.workers
+            if worker.vm and worker.node_uid
+        }
 
     def _configured_nodes(self, stored: StoredSchedule) -> tuple[ConfiguredNode, ...] | None:
         """Return the nodes that have a vGPU config by the phase of now; None if that is not observed."""
