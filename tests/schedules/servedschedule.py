@@ -32,6 +32,7 @@ class ServedSchedule:
         self.objects: dict[str, Object] = {}
         self.version = 1
         self.budget_allows = True
+        self.may_evict = True
         self.events: list[Object] = []
         self.writes: list[str] = []
         """Writes other than those of events."""
@@ -111,6 +112,8 @@ class ServedSchedule:
             yield await queue.get()
 
     def _evict(self, call: Call) -> Reply:
+        if not self.may_evict:
+            return FORBIDDEN
         if not self.budget_allows:
             return BLOCKED
         name = call.path.split("/")[-2]

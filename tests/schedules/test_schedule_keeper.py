@@ -189,3 +189,13 @@ async def test_a_schedule_that_another_controller_has_refused_is_taken_back(auth
     day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": SPEC, "status": status})
     async with keeping(day, server, authority.certificate):
         await until(lambda: day.conditions()["Valid"] == ("True", "Valid"))
+
+
+async def test_a_worker_in_two_schedules_is_reported_for_both(authority: Authority, server: Pair) -> None:
+    day = Day((1,))
+    async with keeping(day, server, authority.certificate):
+        await reached(day, "night")
+        await until(lambda: day.conditions()["Ready"] == ("True", "PhaseReached"))
+        day.served.put(f"{SCHEDULES}/more", {"metadata": {"generation": 1}, "spec": SPEC})
+        await until(lambda: day.conditions()["Valid"] == ("False", "WorkerInTwoSchedules"))
+        await until(lambda: "WorkerInTwoSchedules" in str(day.served.objects[f"{SCHEDULES}/more"].get("status")))

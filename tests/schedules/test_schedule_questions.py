@@ -14,7 +14,7 @@ from tests.apiserver.scriptedapi import Call, Reply
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, playing
 from tests.schedules.schedulequestions import PASSWORD, asking, put_secret
 from tests.schedules.servedcommands import BUDGETS
-from tests.schedules.servedschedule import SCHEDULES, Object
+from tests.schedules.servedschedule import ATTACHMENTS, SCHEDULES, Object
 from tests.web.certificates import Authority, Pair
 
 
@@ -311,3 +311,15 @@ async def test_a_plan_names_the_window_that_the_clocks_leave_out(
         schedulerender.plan(await questions.plan("gpus"))
     shown = " ".join(capsys.readouterr().out.split())
     assert "Phase night does not begin before Sun 2026-03-29 03:00 CEST: the clocks skip the hour" in shown
+
+
+async def test_a_right_that_the_controller_lacks_is_shown(authority: Authority, server: Pair) -> None:
+    day = Day((1,))
+    put_secret(day)
+    day.served.forbidden.add(ATTACHMENTS)
+    async with playing(day, server, authority.certificate) as (rounds, _):
+        await rounds.round()
+    async with asking(day, server, authority.certificate) as questions:
+        (row,) = await questions.rows()
+    assert (row.state, str(row.reasons[0].code)) == (ScheduleState.HELD, "RightMissing")
+    assert row.reasons[0].text.startswith("RightMissing: the VgpuSchedule waits for a right of the controller: list ")

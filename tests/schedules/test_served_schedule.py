@@ -14,7 +14,7 @@ from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.hypervisor import Answer, Call, Power, VmKey
 from tests.schedules.modelhypervisor import Connection
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, playing
-from tests.schedules.servedschedule import NODES, SCHEDULES, Object
+from tests.schedules.servedschedule import ATTACHMENTS, LEASES, NODES, SCHEDULES, Object
 from tests.web.certificates import Authority, Pair
 
 
@@ -168,3 +168,39 @@ async def test_the_vm_of_another_schedule_is_left_alone(authority: Authority, se
         workers = day.status()["workers"]
         assert isinstance(workers, list)
         assert "node worker-9 of schedule other, has that VM, too" in workers[0]["message"]
+
+
+@pytest.mark.parametrize("path", [ATTACHMENTS, f"{LEASES}/worker-1"])
+async def test_a_right_that_is_missing_is_in_the_status_until_it_is_given(
+    authority: Authority, server: Pair, path: str
+) -> None:
+    day = Day((1,))
+    day.served.forbidden.add(path)
+    async with playing(day, server, authority.certificate) as (rounds, _):
+        assert await rounds.round() == 60.0
+        assert (day.conditions()["Valid"], day.conditions()["Ready"]) == (("False", "RightMissing"),) * 2
+        assert day.events() == [("Warning", "RightMissing")]
+        day.served.forbidden.clear()
+        await rounds.run()
+    assert day.conditions()["Valid"] == ("True", "Valid")
+    assert day.status()["phase"] == "night"
+
+
+async def test_an_eviction_that_is_forbidden_is_no_budget(authority: Authority, server: Pair) -> None:
+    day = Day((1,))
+    day.served.may_evict = False
+
+    def first() -> Object:
+        workers = day.status()["workers"]
+        assert isinstance(workers, list)
+        return next(worker for worker in workers if worker["node"] == "worker-1")
+
+    async with playing(day, server, authority.certificate) as (rounds, _):
+        while day.now_s < 120.0:
+            await day.sleep(await rounds.round() or 1.0)
+        assert (first()["code"], first()["step"]) == ("RightMissing", "Drain")
+        assert "pods/eviction" in str(first()["message"])
+        day.served.may_evict, day.served.budget_allows = True, False
+        for _ in range(3):
+            await day.sleep(await rounds.round() or 1.0)
+        assert first()["code"] == "PodsLeft", "the last answer counts"

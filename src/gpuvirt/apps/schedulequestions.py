@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuvirt.apps.phaseplans import node_checks, read_reports
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, VgpuSchedule
+from gpuvirt.cluster.kinds.vgpuschedule import VALID, HypervisorSpec, VgpuSchedule
 from gpuvirt.cluster.operator.schedules import commandreading as reading
 from gpuvirt.cluster.operator.schedules.configcondition import stored_state
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
@@ -21,7 +21,8 @@ from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.plans.knownconfigs import read_known_configs
 from gpuvirt.facts.ids import Namespace, NodeName
 from gpuvirt.hypervisors.connection import open_hypervisor
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, without_code
+from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules import reports
 from gpuvirt.model.schedules.byhand import switch_by_hand
 from gpuvirt.model.schedules.connection import OpenHypervisor
@@ -30,7 +31,7 @@ from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast, wi
 from gpuvirt.model.schedules.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
 from gpuvirt.model.schedules.noderows import NodeCheck, node_rows, vm_rows
 from gpuvirt.model.schedules.observed import ScheduleObservation
-from gpuvirt.model.schedules.reports import ScheduleDetail, SchedulePlan, ScheduleRow, SwitchResult
+from gpuvirt.model.schedules.reports import ScheduleDetail, SchedulePlan, ScheduleRow, ScheduleState, SwitchResult
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
 from gpuvirt.model.schedules.status import ScheduleStatus
 from gpuvirt.model.schedules.times import moment, timeline_of
@@ -235,4 +236,11 @@ def _known(stored: VgpuSchedule, now: datetime) -> _Known:
     schedule, texts = schedule_of(stored)
     status = status_of(stored)
     problems = (*texts, *faults(schedule, now))
-    return _Known(stored, schedule, status, problems, reports.row_of(schedule, status, problems, now))
+    row = reports.row_of(schedule, status, problems, now)
+    conditions = (found for found in stored.status.conditions if found.type == VALID)
+    missing = next((found for found in conditions if found.reason == ReasonCode.RIGHT_MISSING), None)
+    if missing is not None and not problems:  # the controller's right, which the user of the command may have
+        words = without_code(missing.reason, missing.message).removeprefix(f"{reasons.SCHEDULE} ")
+        reason = Reason(ReasonCode.RIGHT_MISSING, reasons.SCHEDULE, words)
+        row = replace(row, state=ScheduleState.HELD, reasons=(reason, *row.reasons))
+    return _Known(stored, schedule, status, problems, row)

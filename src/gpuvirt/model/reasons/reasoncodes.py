@@ -619,6 +619,11 @@ class ReasonCode(Code):
         "a worker waits for the GPU: the VM of a worker of another phase is not known to be off",
         passes=True,
     )
+    RIGHT_MISSING = _schedule(
+        "RightMissing",
+        "the API server does not permit a request that the schedule needs of the controller",
+        Level.ERROR,
+    )
     PHASE_GIVEN_UP = _schedule(
         "PhaseGivenUp", "a phase could not be reached before its end, so the phase before it was restored", Level.ERROR
     )

@@ -7,6 +7,7 @@ from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 SHOWN = 5
 """How many names a message lists."""
+SCHEDULE = "the VgpuSchedule"
 
 
 def spec_invalid(field: str, problem: str) -> Reason:
@@ -139,7 +140,7 @@ def not_allowed(namespace: str, allowed: str) -> Reason:
     """A schedule reads Secrets, and drains nodes."""
     fix = f"create it in namespace {allowed}"
     message = "is not in the controller's namespace, so nothing is done for it"
-    return Reason(ReasonCode.SCHEDULE_NOT_ALLOWED, "the VgpuSchedule", message, (Seen("namespace", namespace),), fix)
+    return Reason(ReasonCode.SCHEDULE_NOT_ALLOWED, SCHEDULE, message, (Seen("namespace", namespace),), fix)
 
 
 def hypervisor_unknown(code: str, text: str) -> Reason:
@@ -239,6 +240,13 @@ def clock_skewed(node: str, seconds: int) -> Reason:
     message = f"has a clock that differs from the controller's by {seconds} s"
     fix = "set the guest's clock at resume: VMware Tools or chrony with makestep"
     return Reason(ReasonCode.CLOCK_SKEWED, f"node {node}", message, fix=fix)
+
+
+def right_missing(subject: str, problem: str) -> Reason:
+    """A rule of a role is missing. `problem` has the API server's words, and the rule."""
+    message = f"waits for a right of the controller: {problem}"
+    fix = "add the rule to the controller's role; the chart's value schedule.enabled=true has all rules"
+    return Reason(ReasonCode.RIGHT_MISSING, subject, message, fix=fix)
 
 
 def phase_given_up(phase: str) -> Reason:

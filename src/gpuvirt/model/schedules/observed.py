@@ -91,6 +91,8 @@ class ScheduleObservation(msgspec.Struct, frozen=True):
     """The moment since which this leader has made rounds; None: deadlines count from each step's begin."""
     abilities: Mapping[VmKey, Abilities] | VmsUnknown = msgspec.field(default_factory=dict)
     """The possible actions on VMs that were asked about. A VM that is missing was not, or the hypervisor lacks it."""
+    forbidden: Mapping[NodeName, str] = msgspec.field(default_factory=dict)
+    """The nodes for which the API server has forbidden the last attempt to change or drain them, with its words."""
     claims: Mapping[VmKey, str] = msgspec.field(default_factory=dict)
     """The VMs that other schedules have matched with Nodes, each with that node and schedule, in words."""
 

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec.structs import replace
 
+from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.actions import MarkNode, ScheduleAction
 from gpuvirt.model.schedules.arriving import arriving
 from gpuvirt.model.schedules.beginning import vms_to_check, waits
@@ -215,13 +216,17 @@ def _recorded(worker: Worker, move: Move, around: Round) -> tuple[Worker, tuple[
     limit_s = deadline_s(move.step, around.schedule)
     is_late = limit_s is not None and elapsed_s(since, around.now, around.observed.rounds_since) >= limit_s
     is_held = is_late or (is_same and worker.is_held)
+    reason = move.reason if move.reason is not None else worker.reason if move.step in RESTING else None
+    problem = around.observed.forbidden.get(worker.node)
+    if move.actions and problem is not None:  # no budget, and no slow API server
+        reason = reasons.right_missing(f"node {worker.node}", problem)
     after = replace(
         worker,
         step=move.step,
         since=since,
         is_held=is_held,
         renewal=move.renewal,
-        reason=move.reason if move.reason is not None else worker.reason if move.step in RESTING else None,
+        reason=reason,
         forced=worker.forced + (0 if is_held else move.forced),
     )
     return after, move.actions

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from random import Random
@@ -88,6 +88,9 @@ class ScheduleKeeper:
         self._moved: dict[str, float] = {}
         """The schedules with other workers than their statuses say, and when a round was last begun for it."""
 
+        self._shared: set[str] = set()
+        """The schedules that a round of another one has found to share a worker, which their own rounds report."""
+
     @property
     def schedules(self) -> Iterator[VgpuSchedule]:
         """The schedules of the namespace, as they were last observed."""
@@ -167,6 +170,11 @@ class ScheduleKeeper:
         if delta.removed or not self._store.is_observed:
             self._removed.set()
 
+    def _observe_shared(self, names: Iterable[str]) -> None:
+        """Let each schedule that shares a worker report that: one between two switches makes no round by itself."""
+        self._shared |= set(names) - self._running
+        self._changed.set()
+
     async def _unmark(self, marks: AbandonedMarks) -> None:
         """Remove the marks of schedules that are deleted, until cancelled.
 
@@ -194,6 +202,9 @@ class ScheduleKeeper:
             is_known = self._checked.get(schedule.name) == schedule.generation
             return None if is_known else now
         if is_refused(stored) and not schedule.is_suspended:
+            return now
+        if schedule.name in self._shared and not schedule.is_suspended:
+            self._shared.discard(schedule.name)
             return now
         if schedule.name in self._moved:
             now_s = self._clock.monotonic_s()
@@ -230,7 +241,7 @@ class ScheduleKeeper:
     async def _run(self, stored: VgpuSchedule) -> None:
         """Make the rounds of one schedule until nothing is under way; what fails in it does not touch the others."""
         name = stored.metadata.name
-        api = ScheduleObjects(self._client, self._namespace, name, self._clock, self._configured)
+        api = ScheduleObjects(self._client, self._namespace, name, self._clock, self._configured, self._observe_shared)
         calls = VmCalls(partial(self._open, name), self._clock, self._may_write, self._since_s, self.telemetry)
         try:
             await keep_going(f"schedule {name}", Rounds(api, calls, self._clock, self.telemetry).run, self._clock)

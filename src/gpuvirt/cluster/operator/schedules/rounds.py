@@ -11,12 +11,13 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.failures import ApiError, ApiRefusedError, ConflictError, NotFoundError
+from gpuvirt.cluster.failures import ApiError, ApiRefusedError, ConflictError, ForbiddenError, NotFoundError
 from gpuvirt.cluster.operator.logline import logged
 from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.hypervisor import Abilities, Accepted, Action, Answer, VmKey, VmsUnknown
@@ -123,6 +124,8 @@ class Rounds:
         """Whether the clock was behind the last switch in the last round."""
         self._refused_s: dict[PodUid, float] = {}
         """When a budget last refused the eviction of a pod."""
+        self._forbidden: dict[NodeName, str] = {}
+        """The nodes for which the API server has forbidden the last attempt to change or drain them, with its words."""
         self._tried_s: dict[NodeName, float] = {}
         """When the actions of each held worker were last taken."""
         self._checked: tuple[float, frozenset[VmKey], Mapping[VmKey, Abilities] | VmsUnknown] = (
@@ -152,9 +155,22 @@ class Rounds:
             return await self._round()
         except ConflictError:
             return 0.0  # the schedule has changed: it is read again
+        except ForbiddenError as error:
+            return await self._report(error)
         except ApiError as error:
             log.warning("schedule: %s; the next round follows", logged(str(error)))
             return max(AGAIN_S, error.retry_after_s)
+
+    async def _report(self, missing: ForbiddenError) -> float:
+        """Write into the status which right is missing for a round, and return the time until the next one."""
+        log.warning("schedule: %s; the next round follows", logged(str(missing)))
+        problem = reasons.right_missing(reasons.SCHEDULE, logged(str(missing)))
+        try:
+            if (stored := await self._api.schedule()) is not None:
+                await self._api.record(stored, stored.status, (problem,), Advance(stored.status))
+        except ApiError as error:
+            log.warning("schedule: could not report it: %s", logged(str(error)))
+        return FAULTY_ROUND_S
 
     async def _round(self) -> float | None:
         stored = await self._api.schedule()
@@ -175,7 +191,14 @@ class Rounds:
             return FAULTY_ROUND_S
         vms = await self._vms.read() if stored.schedule.has_workers else NO_HYPERVISOR
         observed = ScheduleObservation(
-            reading.nodes, reading.pods, reading.attachments, vms, self._vms.latest, since, claims=reading.claims
+            reading.nodes,
+            reading.pods,
+            reading.attachments,
+            vms,
+            self._vms.latest,
+            since,
+            forbidden=self._forbidden,
+            claims=reading.claims,
         )
         decided = await self._decide(stored, observed, now)
         if reading.configured is not None:
@@ -256,9 +279,11 @@ class Rounds:
 
     async def _take(self, actions: tuple[ScheduleAction, ...]) -> None:
         """Take the actions of a round; calls for several VMs together, since each is watched for some seconds."""
-        for action in actions:
-            if not isinstance(action, CallVm):
-                await self._act(action)
+        changes = [action for action in actions if not isinstance(action, CallVm)]
+        tried = {action.node for action in changes}
+        self._forbidden = {node: problem for node, problem in self._forbidden.items() if node not in tried}
+        for change in changes:
+            await self._act(change)
         async with asyncio.TaskGroup() as group:
             for action in actions:
                 if isinstance(action, CallVm):
@@ -283,6 +308,8 @@ class Rounds:
         except NotFoundError:
             pass  # the pod has ended, or the node is gone
         except ApiError as error:
+            if isinstance(error, ForbiddenError):
+                self._forbidden[action.node] = logged(str(error))
             log.info("schedule: could not: %s: %s", logged(action.text), logged(str(error)))
 
     async def _evict(self, pod: NodePod) -> bool:

@@ -87,12 +87,20 @@ class ScheduleObjects:
     """The API server, as the rounds of one schedule need it. All methods raise ApiError."""
 
     def __init__(
-        self, client: Client, namespace: str, name: str, clock: Clock, configured: ConfiguredNodes | None = None
+        self,
+        client: Client,
+        namespace: str,
+        name: str,
+        clock: Clock,
+        configured: ConfiguredNodes | None = None,
+        on_shared: Callable[[Iterable[str]], None] | None = None,
     ) -> None:
         """Writes of `client` are sent with the lease alone (`Client.leading`).
 
         `configured` is None for a command, which observes no GpuNodes: the nodes of the status stay as they are.
+        `on_shared` is called with the names of schedules that a reading shows to share workers.
         """
+        self._on_shared = on_shared
         self._configured = configured
         self._client = client
         self._resource = vgpu_schedules(namespace)
@@ -252,6 +260,8 @@ class ScheduleObjects:
         self._schedules = tuple(listed.items)
         configured = {name: node for nodes in configs.values() for name, node in nodes.items()}
         workers = shared_workers(_selected(listed.items, self._nodes, PhaseSpec.has_worker))
+        if workers and self._on_shared is not None:
+            self._on_shared(workers)
         nodes = shared_nodes(_selected(listed.items, configured, PhaseSpec.configures), self._name)
         return (*workers.get(self._name, ()), *nodes)
 
