@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum, auto
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -21,10 +22,10 @@ from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.plans.knownconfigs import read_known_configs
 from gpuvirt.facts.ids import Namespace, NodeName
 from gpuvirt.hypervisors.connection import open_hypervisor
-from gpuvirt.model.reasons import Reason, ReasonCode, without_code
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules import reports
-from gpuvirt.model.schedules.byhand import switch_by_hand
+from gpuvirt.model.schedules.byhand import has_passed, switch_by_hand
 from gpuvirt.model.schedules.connection import OpenHypervisor
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast, with_configs
@@ -157,7 +158,8 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
         before(result)
         if not writes:
             return result
-        await reading.add_override(self.client, self.namespace, known.stored, switch.override, now)
+        passed = partial(has_passed, known.schedule, now)
+        await reading.add_override(self.client, self.namespace, known.stored, switch.override, passed)
         return replace(result, written=True)
 
     async def _node_checks(self, known: _Known) -> tuple[NodeCheck, ...]:
@@ -240,7 +242,5 @@ def _known(stored: VgpuSchedule, now: datetime) -> _Known:
     conditions = (found for found in stored.status.conditions if found.type == VALID)
     missing = next((found for found in conditions if found.reason == ReasonCode.RIGHT_MISSING), None)
     if missing is not None and not problems:  # the controller's right, which the user of the command may have
-        words = without_code(missing.reason, missing.message).removeprefix(f"{reasons.SCHEDULE} ")
-        reason = Reason(ReasonCode.RIGHT_MISSING, reasons.SCHEDULE, words)
-        row = replace(row, state=ScheduleState.HELD, reasons=(reason, *row.reasons))
+        row = replace(row, state=ScheduleState.HELD, reasons=(reasons.stored_right(missing.message), *row.reasons))
     return _Known(stored, schedule, status, problems, row)

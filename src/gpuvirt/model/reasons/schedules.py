@@ -249,6 +249,12 @@ def right_missing(subject: str, problem: str) -> Reason:
     return Reason(ReasonCode.RIGHT_MISSING, subject, message, fix=fix)
 
 
+def stored_right(text: str) -> Reason:
+    """Return the missing right that a condition names by its whole text."""
+    words = without_code(ReasonCode.RIGHT_MISSING, text).removeprefix(f"{SCHEDULE} ")
+    return Reason(ReasonCode.RIGHT_MISSING, SCHEDULE, words)
+
+
 def phase_given_up(phase: str) -> Reason:
     """A phase that is held until shortly before its end would be reached for minutes, or not at all."""
     message = "was given up, because its switch was held until shortly before its end; the phase before it is back"

@@ -54,6 +54,14 @@ def switch_by_hand(schedule: Schedule, name: str, until: str, now: datetime) -> 
     return HandSwitch(override, moment(begin, zone), moment(end, zone), after)
 
 
+def has_passed(schedule: Schedule, now: datetime, until: str) -> bool:
+    """Return whether the end of an override is a time that has passed; a text that is no time is none."""
+    try:
+        return moment(datetime.fromisoformat(until), timeline_of(schedule).zone) <= now
+    except ValueError:
+        return False
+
+
 def _phase(schedule: Schedule, name: str) -> PhaseName:
     names = [str(phase.name) for phase in schedule.phases]
     if name not in names:

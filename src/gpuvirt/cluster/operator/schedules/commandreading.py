@@ -3,9 +3,7 @@
 All functions raise ApiError.
 """
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
-from zoneinfo import ZoneInfo
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -20,7 +18,6 @@ from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import Namespace, NodeName, PodUid
 from gpuvirt.model.schedules.forecast import ForecastBudget
 from gpuvirt.model.schedules.spec import PhaseOverride
-from gpuvirt.model.schedules.times import moment, zone_of
 
 
 class _Overrides(msgspec.Struct, frozen=True):
@@ -83,9 +80,13 @@ async def read_budgets(client: Client, nodes: Iterable[NodeName]) -> Mapping[Pod
 
 
 async def add_override(
-    client: Client, namespace: Namespace, schedule: VgpuSchedule, override: PhaseOverride, now: datetime
+    client: Client,
+    namespace: Namespace,
+    schedule: VgpuSchedule,
+    override: PhaseOverride,
+    has_passed: Callable[[str], bool],
 ) -> None:
-    """Append an override to the spec of the version that was read, without those that have passed.
+    """Append an override to the spec of the version that was read, without those whose `until` has passed.
 
     The kind allows 64 overrides, and one that has passed changes nothing. Raises ConflictError if the schedule has
     changed since.
@@ -96,16 +97,14 @@ async def add_override(
     added = _NewOverride(
         override.phase, override.begin.isoformat(timespec="minutes"), override.end.isoformat(timespec="minutes")
     )
-    zone = zone_of(schedule.spec.time_zone)
-    kept = (raw for raw in stored.spec.overrides if not _has_passed(raw, now, zone))
+    kept = (raw for raw in stored.spec.overrides if not has_passed(_until(raw)))
     overrides = (*kept, msgspec.Raw(msgspec.json.encode(added)))
     await client.patch(resource, name, _OverridePatch(version, _Overrides(overrides)), PatchType.MERGE, VgpuSchedule)
 
 
-def _has_passed(override: msgspec.Raw, now: datetime, zone: ZoneInfo) -> bool:
-    """Return whether the end of a valid override has passed."""
+def _until(override: msgspec.Raw) -> str:
+    """Return the end of an override; nothing for one of another version, which the API server judges."""
     try:
-        until = datetime.fromisoformat(msgspec.json.decode(override, type=OverrideSpec).until)
-    except (ValueError, msgspec.MsgspecError):
-        return False  # another version's, which the API server judges
-    return moment(until, zone) <= now
+        return msgspec.json.decode(override, type=OverrideSpec).until
+    except msgspec.MsgspecError:
+        return ""
