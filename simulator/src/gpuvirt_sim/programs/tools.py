@@ -98,13 +98,18 @@ class SimTools:
         (module,) = modules
         dry_run = bool({"-n", "--dry-run"} & set(arguments))
         module = self._driver_of_alias(module) if module.startswith("pci:") else module
-        if module not in self._modules and f" {module}\n" not in f"{read_aliases(self._kernel)}\n":
+        if module not in self._modules and not self._has_vfio_alias(module):
             return Ended(1, "", f"modprobe: FATAL: Module {module} not found")
         if dry_run:
             return FINE
         self.loaded.append(module)
         self._kernel.pci.add_driver(module)
         return FINE
+
+    def _has_vfio_alias(self, module: str) -> bool:
+        """Return whether a module is a VFIO driver that `modules.alias` names."""
+        lines = str(read_aliases(self._kernel)).splitlines()
+        return any(line.startswith("alias vfio_pci:") and line.endswith(f" {module}") for line in lines)
 
     def _driver_of_alias(self, alias: str) -> str:
         """Return the native driver of the function with this modalias, or the alias itself where there is none."""

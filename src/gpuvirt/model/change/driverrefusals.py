@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.pci import GRACE_DRIVER, PciFunction, Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.allocation.allocations import Unknown
@@ -68,7 +68,11 @@ def _why_not_to_vfio(state: UnitState, address: PciAddress) -> Iterator[Reason]:
         yield refusals.fell_off_bus(address, address)
     if (use := state.host_uses.get(address)) is not None:
         yield refusals.used_by_host(address, use)
-    if function.needs_grace_driver and address not in state.best_drivers and not state.grace_without_driver:
+    if (
+        function.needs_grace_driver
+        and state.best_drivers.get(address) != GRACE_DRIVER
+        and not state.grace_without_driver
+    ):
         found = Seen("modules.alias", "names no driver for it, or could not be read")
         yield unhealthy.grace_driver_missing(address, address, function.driver_name, found)
     if function.driver is None and (users := _vfio_users(state, function)):
