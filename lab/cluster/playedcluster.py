@@ -31,7 +31,11 @@ class PlayedCluster(ControlPlane):
     clients: ClassVar[Sequence[str]] = ("kwok",)
     # kwok watches from version 0. An API server with streaming lists takes that for one, and with Debian's etcd 3.4.23
     # refuses it: kwok then does not see its own renewal of a Lease, and the next ones are conflicts, for a minute.
-    api_server_options: ClassVar[Sequence[str]] = ("--feature-gates=WatchList=false",)
+    # Pods can belong to groups, which the API server has as alpha in 1.36.
+    api_server_options: ClassVar[Sequence[str]] = (
+        "--feature-gates=WatchList=false,GenericWorkload=true",
+        "--runtime-config=api/alpha=true",
+    )
 
     def up(self) -> None:
         """Start everything; raise ClusterError."""

@@ -44,9 +44,15 @@ def test_the_controller_writes_the_configuration_for_the_extenders_resource(helm
 
 
 def test_the_extender_has_its_values_as_options(helm: Helm) -> None:
-    rendered = helm.template(*EXTENDER, "extender.units=100", "extender.policy=spread", "extender.replicas=3")
+    rendered = helm.template(
+        *EXTENDER,
+        "extender.units=100",
+        "extender.policy=spread",
+        "extender.replicas=3",
+        "extender.placeTimeoutSeconds=90",
+    )
     found = items(at(container(rendered, "gpuvirt-extender"), "args"))
-    assert {"extender", "--listen=:8888", "--units=100", "--policy=spread"} <= set(found)
+    assert {"extender", "--listen=:8888", "--units=100", "--policy=spread", "--place-timeout=90"} <= set(found)
     assert at(rendered.one("Deployment", "gpuvirt-extender"), "spec", "replicas") == 3
 
 
@@ -236,6 +242,7 @@ def test_only_schedulers_may_ask_the_extender(helm: Helm) -> None:
         ("extender.policy=pack", "'/extender/policy': value must be one of 'binpack', 'spread'"),
         ("extender.resource=vgpu", "'/extender/resource': 'vgpu'"),
         ("extender.resource=example.com/vgpu", "'/extender/resource': 'example.com/vgpu'"),
+        ("extender.placeTimeoutSeconds=0", "'/extender/placeTimeoutSeconds': minimum: got 0"),
         ("extender.units=0", "'/extender/units': minimum: got 0"),
         ("extender.tls.secretName=A_B", "'/extender/tls/secretName': 'A_B'"),
         ("extender.tls.secret=a", "additional properties 'secret' not allowed"),

@@ -177,12 +177,13 @@ def _scheduler_config(kubeconfig: Path, port: int, tls: Tls | None) -> Mapping[s
 
 @contextmanager
 def extender_lab(
-    cluster: ControlPlane, folder: Path, authority: Authority | None = None, *, own: Pair | None = None
+    cluster: ControlPlane, folder: Path, authority: Authority | None = None, *, own: Pair | None = None, gates: str = ""
 ) -> Iterator[ExtenderLab]:
     """Run a kube-scheduler with an extender behind a service, and end it and the replicas.
 
     With `authority`, kube-scheduler connects by TLS, and accepts the certificates of this authority. With `own`, it
-    shows this certificate, and the replicas require one of the same authority.
+    shows this certificate, and the replicas require one of the same authority. `gates` are features of kube-scheduler
+    that are switched on.
     """
     certificate, tls, client_ca = None, None, None
     if authority is not None:
@@ -198,6 +199,7 @@ def extender_lab(
         config = folder / "scheduler.yaml"
         config.write_text(yaml.safe_dump(_scheduler_config(cluster.kubeconfig, service.port, tls)))
         command = [str(cluster.binaries / "kube-scheduler"), f"--config={config}", "--secure-port=0", "-v=2"]
+        command += [f"--feature-gates={gates}"] if gates else []
         with (folder / "scheduler.log").open("wb") as log:
             scheduler = lab.scheduler = subprocess.Popen(command, stdout=log, stderr=log)
         try:

@@ -97,6 +97,12 @@ def _spec(content: Object) -> Object:
     return spec
 
 
+def decoded_delta(*contents: Object) -> Delta[SharingPod]:
+    """Return the event of pods that were added or changed."""
+    found = {key_of(decoded): decoded for decoded in map(decoded_pod, contents)}
+    return Delta(found, frozenset(found))
+
+
 class IndexUnderTest:
     """An index, and the objects that its events have reported."""
 
@@ -111,8 +117,7 @@ class IndexUnderTest:
 
     def pods(self, *contents: Object) -> None:
         """Report pods that were added or changed."""
-        found = {key_of(decoded): decoded for decoded in map(decoded_pod, contents)}
-        self.index.observe_pods(Delta(found, frozenset(found)))
+        self.index.observe_pods(decoded_delta(*contents))
 
     def gone(self, *contents: Object) -> None:
         """Report pods that were deleted or have ended."""

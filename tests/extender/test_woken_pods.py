@@ -30,7 +30,7 @@ def api() -> PodApi:
     api = PodApi()
     api.put("nodes", node("n", a=1000))
     api.put("pods", pod("first", 900))
-    for name, units in (("waits", 600), ("wide", 1000), ("small", 50)):
+    for name, units in (("waits", 600), ("wide", 900), ("small", 50)):
         api.put("pods", pod(name, units))
     return api
 
@@ -64,11 +64,13 @@ async def test_a_refused_pod_is_changed_once_a_late_event_frees_its_units(api: P
         api.put("pods", pod("other", 300))
         api.put("pods", ended(api, "first"))
         await until(lambda: len(api.changed) == 2)
-        assert sorted(api.changed) == ["default/waits", "default/wide"], "the small one was not refused"
+        assert sorted(api.changed) == ["default/waits", "default/wide"], (
+            "the small one was not refused, and keeps its place"
+        )
         assert await bind(process, "waits") == ""
         assert await bind(process, "other") == ""
         api.put("pods", ended(api, "waits"))
-        await until(lambda: process.extender.index.totals().free == 700)
+        await until(lambda: process.extender.index.totals().free == 650)
         assert len(api.changed) == 2, "kube-scheduler has tried both again"
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from gpuvirt.apps.extender import ExtenderOptions, ServiceOptions, run_until_stopped
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
+from gpuvirt.cluster.extender.intervals import INTERVALS
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import parse_object_name
@@ -87,6 +89,17 @@ PolicyOption = Annotated[
         " gpuvirt.io/shares-policy of a pod takes precedence for that pod.",
     ),
 ]
+PlaceTimeout = Annotated[
+    int,
+    typer.Option(
+        envvar="GPUVIRT_PLACE_TIMEOUT",
+        min=1,
+        max=86_400,
+        metavar="SECONDS",
+        help="How long units are kept for a pod that kube-scheduler has placed and that waits to be bound: for its"
+        " gang, volumes or claims.",
+    ),
+]
 TlsCert = Annotated[
     Path | None,
     typer.Option(envvar="GPUVIRT_TLS_CERT", metavar="FILE", help="Certificate for HTTPS; read again when it changes."),
@@ -132,6 +145,7 @@ def extender(  # noqa: PLR0913  one parameter an option
     resource: Resource = str(UNITS_RESOURCE),
     units: UnitsOption = int(WHOLE),
     policy: PolicyOption = Policy.BINPACK,
+    place_timeout: PlaceTimeout = int(INTERVALS.place_s),
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     client_ca: ClientCa = None,
@@ -158,6 +172,7 @@ def extender(  # noqa: PLR0913  one parameter an option
         metrics_listen=address_of(metrics_listen, "--metrics-listen"),
         sharing=Sharing(options.resource_of(resource), Units(units), policy),
         elects=elect,
+        intervals=replace(INTERVALS, place_s=float(place_timeout)),
         service=_service(service, pod_ips, elects=elect),
         tls=_tls(tls_cert, tls_key, _clients(client_ca, client_certs, client_name or [])),
     )

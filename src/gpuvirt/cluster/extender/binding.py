@@ -123,8 +123,19 @@ class Binder:
         demand = self._demand(pod, node)
         if not demand.containers:
             return Write(pod, node, Placement({}, {}))
+        chosen = self._chosen(pod, node, demand)
+        self._index.reserve(pod, node, chosen)
+        return Write(pod, node, chosen)
+
+    def _chosen(self, pod: SharingPod, node: NodeName, demand: Demand) -> Placement:
+        """Return the GPUs that a pod gets: those of its granted place, where they are free; raise CannotBindError."""
+        place, sharing = self._index.revoke(pod.uid), self._sharing
         books = self._index.books_for(pod, node)
-        sharing = self._sharing
+        if place is not None and place.node == node and books is not None:
+            # A place is by the pod of a request, which a client may have made up: the GPUs must be of the pod itself.
+            is_of_pod = demand_of_pod(place.pod, sharing.resource, sharing.whole) == demand
+            if is_of_pod and all(units <= books.free.get(gpu, 0) for gpu, units in place.chosen.used.items()):
+                return place.chosen
         steps = Steps(MOST_STEPS)
         chosen = books.place(demand, sharing.policy_of(pod), sharing.whole, steps) if books is not None else None
         if chosen is None and steps.is_undecided:
@@ -132,11 +143,10 @@ class Binder:
         if chosen is None:
             largest = f"its largest free piece is {books.largest}" if books is not None else "it shares no GPUs"
             raise CannotBindError(
-                f"pod {pod.where} does not fit on node {node}: {requested_text(demand)} of {self._sharing.resource}"
+                f"pod {pod.where} does not fit on node {node}: {requested_text(demand)} of {sharing.resource}"
                 f" requested, {largest}"
             )
-        self._index.reserve(pod, node, chosen)
-        return Write(pod, node, chosen)
+        return chosen
 
     def _demand(self, pod: SharingPod, node: NodeName) -> Demand:
         """Return what a pod requests; raise CannotBindError where no node, or this one, can give it."""

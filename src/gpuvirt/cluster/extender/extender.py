@@ -8,7 +8,8 @@ the watch of a standby may lag behind the bindings of its predecessor. It then c
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from random import Random
 from typing import TypeVar
 
@@ -19,9 +20,10 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.binding import NOT_LEADING, Binder
 from gpuvirt.cluster.extender.bindings import CannotBindError
-from gpuvirt.cluster.extender.filtering import HELD, MOST_STEPS, filtering, fits_without_held
+from gpuvirt.cluster.extender.filtering import HELD, MOST_STEPS, filtering, fits_without_held, kept_texts
 from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.extender.longwork import LongWork
+from gpuvirt.cluster.extender.places import Places
 from gpuvirt.cluster.extender.preempting import MOST_STEPS as MOST_PREEMPTION_STEPS
 from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.prioritizing import prioritized
@@ -95,6 +97,7 @@ class Extender:
         self.binder = Binder(client, self.index, sharing, clock, may_write, intervals)
         self._turns = Turns(clock, intervals.turn_s)
         self._long_work = LongWork(clock)
+        self._places = Places(self.index, sharing, clock, intervals)
         self._refused = RefusedPods(self.index, sharing, clock, intervals.late_s)
         self._sharing = sharing
         self._clock = clock
@@ -114,6 +117,7 @@ class Extender:
             group.create_task(self._follow("nodes", self._nodes, self._observe_nodes))
             group.create_task(keep_going("bindings", self.binder.writes.run, self._clock))
             group.create_task(keep_going("wakes", self._wake_pods, self._clock))
+            group.create_task(keep_going("places", self._expire_places, self._clock))
             group.create_task(self._follow("budgets", self._disruptions, self.budgets.observe))
             while True:
                 self._new_term.clear()
@@ -125,6 +129,7 @@ class Extender:
     async def lead(self) -> None:
         """Answer requests once the pods are listed again and fenced, until cancelled; then wait for bindings."""
         self.leads = True
+        self._places.clear()
         self._term += 1
         self._new_term.set()
         try:
@@ -193,8 +198,14 @@ class Extender:
         if (why := self.binder.fence.why_withheld(pod.uid)) is not None:
             return failed(f"filter: pod {pod.where} is not placed: {why}", REFUSED)
         steps, sharing, limiting, result = Steps(MOST_STEPS), self._sharing, index.limiting, self._long_work.result
-        rows, nominated = index.rows_for(pod), index.nominated_for(pod)
-        found = await result(filtering(asked, rows, sharing, limiting, steps, nominated), steps)
+        if (left_s := self._places.failing_for_s(pod)) > 0:
+            await self._clock.sleep(left_s + self._intervals.look_s)
+        with self._waking():
+            self._places.expire()
+        rows, kept = index.rows_for(pod), kept_texts(index.nominated_for(pod), index.waiting_beside(pod))
+        found = await result(filtering(asked, rows, sharing, limiting, steps, kept), steps)
+        with self._waking():
+            self._places.take_filter(asked, found)
         if not found.node_names and (found.nodes is None or not found.nodes.items):
             without = index.rows_without(self.binder.writes.held)
             if await result(fits_without_held(asked, without, sharing, limiting, steps), steps):
@@ -212,6 +223,8 @@ class Extender:
         steps = Steps(MOST_STEPS)
         scoring = prioritized(asked, self.index.rows_for(asked.pod), self._sharing, steps)
         scores = await self._long_work.result(scoring, steps)
+        with self._waking():
+            scores = self._places.take_scores(asked.pod, scores)
         self._turns.place(asked.pod.uid)
         return SchedulerAnswer(msgspec.json.encode(scores), OK)
 
@@ -229,6 +242,8 @@ class Extender:
         """Answer bind."""
         asked = binding_arguments(body)
         self._turns.bind(asked.uid)
+        with self._waking():
+            self._places.take_binding(asked.uid, asked.node)
         await self.binder.bind(asked)
         return SchedulerAnswer(msgspec.json.encode(BindingResult()), OK)
 
@@ -237,7 +252,9 @@ class Extender:
 
         def observe(delta: Delta[SharingPod]) -> None:
             changed = self._refused.nodes_of(delta)
-            self.index.observe_pods(delta)
+            with self._waking():
+                self.index.observe_pods(delta)
+                self._places.observe(delta)
             self._term_of_list = term
             self._refused.observe(changed)
 
@@ -246,6 +263,22 @@ class Extender:
     def _observe_nodes(self, delta: Delta[SharingNode]) -> None:
         self.index.observe_nodes(delta)
         self._refused.observe({NodeName(key.name) for key in delta.changed})
+
+    @contextmanager
+    def _waking(self) -> Iterator[None]:
+        """Wake the pods that were refused a moment ago and fit where the block frees places."""
+        before = dict(self.index.granted)
+        yield
+        after = self.index.granted
+        for uid, place in before.items():
+            if uid not in after or after[uid].node != place.node:
+                self._refused.observe({place.node}, but_beside=place.pod)
+
+    async def _expire_places(self) -> None:
+        while True:
+            await self._clock.sleep(self._intervals.place_check_s)
+            with self._waking():
+                self._places.expire()
 
     async def _wake_pods(self) -> None:
         while True:

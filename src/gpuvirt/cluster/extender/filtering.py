@@ -5,6 +5,7 @@ share one text, by which kube-scheduler also groups them in its event.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -46,6 +47,11 @@ _NODE = 5
 NOMINATED = "; more is kept for pods that are nominated for the node"
 
 
+NONE_KEPT: Mapping[NodeName, str] = MappingProxyType({})
+_MOST_NAMED = 2
+"""How many pods that wait a reason names."""
+
+
 class _Judged(msgspec.Struct):
     """The nodes on which a pod fits now, and those on which it does not, with the reasons."""
 
@@ -53,11 +59,11 @@ class _Judged(msgspec.Struct):
     failed: dict[str, str] = msgspec.field(default_factory=dict)
     unresolvable: dict[str, str] = msgspec.field(default_factory=dict)
 
-    def explain_nominated(self, name: NodeName) -> None:
-        """Add to the reason of a node that nominated pods count there."""
+    def add(self, name: NodeName, text: str) -> None:
+        """Add a text to the reason of a node."""
         for reasons in (self.failed, self.unresolvable):
             if name in reasons:
-                reasons[name] += NOMINATED
+                reasons[name] += text
 
 
 def filtered(
@@ -70,7 +76,7 @@ def filtered(
 ) -> FilterResult:
     """Return the answer of filter by work that is done at once; see `filtering`."""
     steps = steps if steps is not None else Steps(MOST_STEPS)
-    return finished(filtering(asked, rows, sharing, limiting, steps, nominated))
+    return finished(filtering(asked, rows, sharing, limiting, steps, kept_texts(nominated, {})))
 
 
 def filtering(
@@ -79,13 +85,13 @@ def filtering(
     sharing: Sharing,
     limiting: Collection[NodeName],
     steps: Steps,
-    nominated: Iterable[NodeName] = (),
+    kept: Mapping[NodeName, str] = NONE_KEPT,
 ) -> Generator[None, None, FilterResult]:
     """Return the answer of filter; yield between steps. Nothing is reserved.
 
     A node on which evicting pods of a lower priority makes the pod fit is failed, any other unresolvable. `limiting`
-    are the nodes whose shares are limits. `nominated` are the nodes in whose rows units are kept for nominated pods,
-    which the reasons then say.
+    are the nodes whose shares are limits. `kept` are the nodes in whose rows units are kept for other pods, with the
+    texts that their reasons get for it.
     """
     try:
         demand = demand_of_pod(asked.pod, sharing.resource, sharing.whole)
@@ -105,9 +111,9 @@ def filtering(
     else:
         judged = yield from _judged(names, rows, judge)
     judged.unresolvable |= unlimited
-    for name in nominated:
+    for name, text in kept.items():
         if (row := rows.get(name)) is not None and judge.has_room(row.books.capacity_pieces):
-            judged.explain_nominated(name)
+            judged.add(name, text)
         yield
     return filter_result(asked, judged.fitting, judged.failed, judged.unresolvable)
 
@@ -170,6 +176,16 @@ def _judged(
         else:
             judged.failed[name] = judge.free_text(row.largest, row.books.pieces)
     return judged
+
+
+def kept_texts(nominated: Iterable[NodeName], waiting: Mapping[NodeName, Sequence[str]]) -> Mapping[NodeName, str]:
+    """Return what is said of nodes with nominated pods, and of those with pods that wait to be bound, by name."""
+    return {**dict.fromkeys(nominated, NOMINATED), **{name: _waiting_text(names) for name, names in waiting.items()}}
+
+
+def _waiting_text(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"; more is kept for pods that wait to be bound there: {', '.join(names[:_MOST_NAMED])}{more}"
 
 
 class _Texts(dict[Units, str]):

@@ -13,6 +13,20 @@ class ExtenderIntervals(msgspec.Struct, frozen=True):
     turn_s: float = 0.05
     """The longest wait for a binding after the last answer about its pod; it usually follows after 2 to 10 ms. A filter
     that does not know it may choose the same units for the next pod (decision 179)."""
+    place_s: float = 660.0
+    """How long units are kept for a pod that kube-scheduler has placed and that waits to be bound. It waits 600 s for
+    volumes and claims."""
+    retried_s: float = 60.0
+    """The same for a pod that has failed before, while kube-scheduler has not reported its node: it does not report
+    another failure with the same text. A gang waits for 60 s by the defaults of the coscheduling plugin."""
+    unreported_s: float = 3.0
+    """The same where such failures are known, and for a pod of a PodGroup: kube-scheduler places the group in one go,
+    and then binds its pods, or reports their nodes."""
+    failing_group_s: float = 0.05
+    """The same for a PodGroup of which another pod was refused, or that has failed before. kube-scheduler 1.36 tries
+    it again every 2 ms, so that filter for other pods waits for this time."""
+    place_check_s: float = 0.25
+    """Between checks for places whose time is over."""
     late_s: float = 10.0
     """How much later than kube-scheduler this process may observe an event, at most: then a pod that was refused before
     it waits for its next event (decision 508)."""

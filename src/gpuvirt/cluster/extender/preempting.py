@@ -68,10 +68,11 @@ def preempted(
 def _candidates(
     index: Index, name: NodeName, budgets: DisruptionBudgets, priority: int
 ) -> Mapping[PodUid, EvictionCandidate]:
-    """Return the pods of a lower priority that take units on a node."""
+    """Return the pods of a lower priority that take units on a node, also those that wait to be bound there."""
+    waiting = {uid: place.pod for uid, place in index.granted.items() if place.node == name}
     return {
         uid: EvictionCandidate(uid, pod.spec.priority, budgets.covering(pod), bool(pod.metadata.deletion_timestamp))
-        for uid, pod in index.pods_on(name).items()
+        for uid, pod in {**index.pods_on(name), **waiting}.items()
         if pod.spec.priority < priority
     }
 

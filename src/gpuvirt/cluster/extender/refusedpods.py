@@ -71,12 +71,20 @@ class RefusedPods:
         known = (self._index.pod(key.namespace, key.name) for key in (*delta.changed, *delta.removed))
         return frozenset(NodeName(pod.spec.node_name) for pod in known if pod is not None and pod.spec.node_name)
 
-    def observe(self, changed: AbstractSet[NodeName]) -> None:
-        """Find the pods that were refused a moment ago and fit on a node that has changed."""
+    def observe(self, changed: AbstractSet[NodeName], but_beside: SharingPod | None = None) -> None:
+        """Find the pods that were refused a moment ago and fit on a node that has changed.
+
+        `but_beside` is the pod that has made room: another of its PodGroup would only be refused beside it again.
+        """
         since_s = self._clock.monotonic_s() - self._late_s
         recent = {uid: refused for uid, refused in self._refused.items() if refused.at_s >= since_s}
         steps = Steps(MOST_STEPS)
-        found = {uid: refused.pod for uid, refused in recent.items() if self._fits(refused, changed, steps)}
+        found = {
+            uid: refused.pod
+            for uid, refused in recent.items()
+            if not (but_beside is not None and but_beside.is_beside(refused.pod))
+            and self._fits(refused, changed, steps)
+        }
         self._refused = {uid: refused for uid, refused in recent.items() if uid not in found}
         self._fitting |= found
         if found:

@@ -6,10 +6,13 @@ a GPU that its node never had, counts on each GPU of its node, since it may have
 
 A nominated pod, for which kube-scheduler has evicted others, counts for pods of no higher priority only.
 A reservation keeps the units of a binding that was sent and that no event has confirmed yet, except for its own pod.
+A granted place keeps the units of a pod that kube-scheduler has placed and that waits to be bound, whatever its
+priority, as kube-scheduler counts the pods that it has assumed.
 A pod that is withheld counts on each GPU of each node, since a binding of another process may put it anywhere.
 """
 
 import logging
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -50,6 +53,21 @@ class _NodePods(msgspec.Struct):
     gpus: set[GpuId] = msgspec.field(default_factory=set)
 
 
+class GrantedPlace(msgspec.Struct, frozen=True):
+    """The place of a pod that waits to be bound."""
+
+    pod: SharingPod
+    """The pod as kube-scheduler had it when it placed the pod."""
+    node: NodeName
+    chosen: Placement
+    since_s: float
+    """The monotonic time at which kube-scheduler placed the pod."""
+    nominated: bool = False
+    """Whether kube-scheduler has reported the node by `nominatedNodeName` since."""
+    again: bool = False
+    """Whether the pod was placed again although it had a place: kube-scheduler has not reported a failure."""
+
+
 class _Kept(msgspec.Struct, frozen=True):
     """The books of a node in which nominated pods have their units, and what they were made of."""
 
@@ -69,6 +87,9 @@ class Index:
         self._pods: dict[ObjectKey, SharingPod] = {}
         """The pods that name the resource, bound or not."""
         self._reserved: dict[PodUid, dict[NodeName, Placement]] = {}
+        self._granted: dict[PodUid, GrantedPlace] = {}
+        self._counted_elsewhere = ChainMap[PodUid, object](self._reserved, self._granted)  # type: ignore[arg-type]
+        """The pods that count by their reservation or place, and not by a nomination."""
         self._withheld: dict[PodUid, Units] = {}
         """The pods that count everywhere, with their units."""
         self._nominations = Nominations(sharing)
@@ -102,15 +123,17 @@ class Index:
         return self._pods.get(ObjectKey(namespace, name))
 
     def nominated_for(self, pod: SharingPod) -> Mapping[NodeName, Sequence[Nomination]]:
-        """Return the nominated pods that count for a pod, by node; one whose binding is under way counts by that."""
-        return self._nominations.for_pod(pod, self._reserved)
+        """Return the nominated pods that count for a pod, by node; one with a place, or a binding, counts by that."""
+        return self._nominations.for_pod(pod, self._counted_elsewhere)
 
     def rows_for(self, pod: SharingPod) -> Mapping[NodeName, FreeRow]:
         """Return the rows of all nodes as they are for a pod.
 
-        Units that are kept for nominated pods count as used, and units that the pod itself has reserved as free.
+        Units that are kept for nominated pods count as used, and those of the pod's own reservation or place as free.
         """
-        rows, nominated, own = self._books.rows, self.nominated_for(pod), self._reserved.get(pod.uid, {})
+        rows, nominated, own = self._books.rows, self.nominated_for(pod), set(self._reserved.get(pod.uid, {}))
+        if (place := self._granted.get(pod.uid)) is not None:
+            own.add(place.node)
         if not nominated and not own:
             return rows
         found = {name: self._row_for(pod.uid, name, nominated.get(name, ())) for name in {*nominated, *own}}
@@ -156,7 +179,8 @@ class Index:
         self._observed.add("pods")
 
     def reserve(self, pod: SharingPod, node: NodeName, chosen: Placement) -> None:
-        """Count a pod on a node whose binding is about to be sent."""
+        """Count a pod on a node whose binding is about to be sent; it needs no granted place any more."""
+        self.revoke(pod.uid)
         self._reserved.setdefault(pod.uid, {})[node] = chosen
         self._books.put(node, pod.uid, chosen.used, self._sharing.units_of(pod), pod.spec.priority)
 
@@ -172,8 +196,37 @@ class Index:
         """Return the GPUs in a binding that was sent and that no event has confirmed; None without one."""
         return self._reserved.get(pod, {}).get(node)
 
+    @property
+    def granted(self) -> Mapping[PodUid, GrantedPlace]:
+        """The places of pods that wait to be bound."""
+        return self._granted
+
+    def waiting_beside(self, pod: SharingPod) -> Mapping[NodeName, Sequence[str]]:
+        """Return the names of the other pods with places, by node."""
+        names: dict[NodeName, list[str]] = {}
+        for place in [place for uid, place in self._granted.items() if uid != pod.uid]:
+            names.setdefault(place.node, []).append(place.pod.where)
+        return names
+
+    def grant(self, place: GrantedPlace) -> None:
+        """Count a pod on a node from now on, in place of any other place of it; not one that counts otherwise."""
+        uid = place.pod.uid
+        self.revoke(uid)
+        if uid not in self._reserved and uid not in self._withheld and uid not in self.pods_on(place.node):
+            self._granted[uid] = place
+            total, priority = self._sharing.units_of(place.pod), place.pod.spec.priority
+            self._books.put(place.node, uid, place.chosen.used, total, priority)
+
+    def revoke(self, pod: PodUid) -> GrantedPlace | None:
+        """Free the place of a pod, and return it; None where the pod has none."""
+        if (place := self._granted.pop(pod, None)) is not None:
+            self._books.drop(place.node, pod)
+            self._forget_if_empty(place.node)
+        return place
+
     def withhold(self, pod: SharingPod) -> None:
         """Count a pod on each GPU, until `restore`: on each node that is here, or comes, and that does not have it."""
+        self.revoke(pod.uid)
         self._withheld[pod.uid] = self._sharing.units_of(pod)
         for name in tuple(self.nodes):
             self._count_withheld(name)
@@ -224,7 +277,9 @@ class Index:
         row = self._books.rows.get(name)
         if row is None:
             return None
-        books = row.books.without({pod}) if self.reserved(pod, name) is not None else row.books
+        place = self._granted.get(pod)
+        has_own = self.reserved(pod, name) is not None or (place is not None and place.node == name)
+        books = row.books.without({pod}) if has_own else row.books
         if nominated:
             ending = [uid for uid, bound in self.pods_on(name).items() if bound.metadata.deletion_timestamp]
             books = self._with_nominated(name, books, nominated, ending)
@@ -274,6 +329,7 @@ class Index:
         self._pods[key] = pod
         self._nominations.take(pod)
         if pod.spec.node_name:
+            self.revoke(pod.uid)
             name = NodeName(pod.spec.node_name)
             for reserved in self._reserved.pop(pod.uid, {}).keys() - {name}:
                 self._books.drop(reserved, pod.uid)
@@ -286,6 +342,7 @@ class Index:
         if pod is None:
             return
         self._nominations.drop(pod.uid)
+        self.revoke(pod.uid)
         if pod.uid != but_reserved_of:
             for reserved in self._reserved.pop(pod.uid, {}):
                 self._books.drop(reserved, pod.uid)

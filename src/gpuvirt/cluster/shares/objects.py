@@ -8,6 +8,7 @@ collector need not go through them (`gc=False`).
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.core import Container
@@ -105,20 +106,45 @@ class SchedulingGate(msgspec.Struct, frozen=True, gc=False):
     """A reason why kube-scheduler leaves a pod alone, and why the API server refuses its binding."""
 
 
+class SchedulingGroup(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The PodGroup of a pod, with which it is placed."""
+
+    pod_group_name: str = ""
+
+
 class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The node, the containers, the priority and the gates of a pod."""
+    """The node, the containers, the priority, the gates and the group of a pod."""
 
     node_name: str = ""
     containers: tuple[PodContainer, ...] = ()
     init_containers: tuple[PodContainer, ...] = ()
     priority: int = 0
     scheduling_gates: tuple[SchedulingGate, ...] = ()
+    scheduling_group: SchedulingGroup = SchedulingGroup()
+
+
+class PodCondition(msgspec.Struct, frozen=True, gc=False):
+    """A condition of a pod."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
 
 
 class PodStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The node that kube-scheduler has nominated for a pod, since it evicted others for it there."""
+    """The node that kube-scheduler has nominated for a pod, and why it has not placed the pod."""
 
     nominated_node_name: str = ""
+    """It has evicted others for the pod there, or the pod waits there to be bound."""
+    conditions: tuple[PodCondition, ...] = ()
+    """The condition PodScheduled of a pod whose scheduling has failed, else none: each bound pod has several."""
+
+    def __post_init__(self) -> None:
+        """Leave out all other conditions."""
+        if self.conditions:
+            failed = (found for found in self.conditions if (found.type, found.status) == ("PodScheduled", "False"))
+            force_setattr(self, "conditions", tuple(failed))
 
 
 class SharingPod(msgspec.Struct, frozen=True, gc=False):
@@ -137,6 +163,14 @@ class SharingPod(msgspec.Struct, frozen=True, gc=False):
     def where(self) -> str:
         """The pod as users name it: `namespace/name`."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    def is_beside(self, other: "SharingPod") -> bool:
+        """Return whether both pods are of the same PodGroup."""
+        group = self.spec.scheduling_group.pod_group_name
+        return bool(group) and (self.metadata.namespace, group) == (
+            other.metadata.namespace,
+            other.spec.scheduling_group.pod_group_name,
+        )
 
     def names(self, resource: ResourceName) -> bool:
         """Return whether a container names a resource, be it with 0 units: then the extender binds the pod."""
