@@ -27,7 +27,6 @@ ALLOWED: Mapping[str, str] = {
     "cluster/events.py": "times of events, for people",
     "cluster/operator/nodes/scheduled.py": "the time of day decides the phase of a schedule",
     "cluster/operator/scheduledsource.py": "the time of day decides the phase of a schedule",
-    "cluster/operator/schedules/commandreading.py": "overrides that have passed are left out, by the time of day",
     "cluster/operator/schedules/configurednodes.py": "times of conditions, for people",
     "cluster/operator/schedules/scheduledconfigs.py": "the time of day decides the phase of a schedule",
     "cluster/operator/schedules/keeper.py": "the time of day decides the phase of a schedule",

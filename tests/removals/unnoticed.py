@@ -58,5 +58,4 @@ UNNOTICED: Mapping[str, str] = {
     "kubelet.recordedallocations: RecordedAllocations._ask: if consumer.pod_uid is not None [in] for _, consumer in with_claims": "Each claim is read with the UIDs of its pods; the condition is for the type alone.",
     "kubelet.shares.offering: UnitOffer._listed: if self._may_run(allocation.pod) [in] for allocation in recorded": "The units of an ended pod are listed until the kubelet has written its record without it, which it is made to do.",
     "cli.changes.vfiohost: _unfit: if reason.code in UNFIT [in] for reason in gpu.reasons": "Commands would also print why a GPU that a VM has is not offered; no step depends on it.",
-    "model.schedules.transition: _recorded: move.actions [and in] if move.actions and problem is not None": "A worker without an action would name the right that its last action lacked, until the next one.",
 }

@@ -436,7 +436,7 @@ def test_a_vm_that_another_schedule_has_matched_is_left_alone_by_both() -> None:
 def test_a_request_that_was_forbidden_is_the_reason_only_of_a_step_that_makes_it() -> None:
     seen = replace(observed(pods=(POD,)), forbidden={FIRST: "create pods/eviction: 403"})
     volumes = replace(seen, pods={}, attachments={FIRST: ("csi-1",)})
-    found = [worker(decided(one)).reason for one in (seen, volumes, replace(seen, forbidden={}))]
+    found = [worker(decided(each)).reason for each in (seen, volumes, replace(seen, forbidden={}))]
     assert [reason and reason.code for reason in found] == [
         ReasonCode.RIGHT_MISSING,
         ReasonCode.VOLUMES_ATTACHED,
