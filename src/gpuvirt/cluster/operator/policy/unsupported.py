@@ -60,6 +60,7 @@ ACTED_ON = _Known(
         "sandboxDevicePlugin": _agents(
             "enabled",
             "requireReset",
+            "graceWithoutDriver",
             "resourcesWithoutGpus",
             "imagePullSecrets",
             *_POD,
