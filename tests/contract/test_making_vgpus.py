@@ -70,7 +70,7 @@ def test_a_removed_or_replaced_vgpu_is_not_removed(host: Host) -> None:
     MDEV.create(host.kernel, PARENT, LARGE, UUID)
     (first,) = live(host)
     remove(MDEV, host.kernel, first)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(VgpuUnavailableError, match="points to nothing"):
         remove(MDEV, host.kernel, first)
     MDEV.create(host.kernel, PARENT, SMALL, UUID)
     with pytest.raises(VgpuUnavailableError, match="points to nvidia-222; expected nvidia-223"):
