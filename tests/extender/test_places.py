@@ -52,6 +52,11 @@ class Played:
     clock: SimClock
     places: Places
 
+    @property
+    def nodes(self) -> Mapping[PodUid, NodeName]:
+        """The nodes of the places."""
+        return {uid: place.node for uid, place in self.known.index.granted.items()}
+
     def filter(self, content: Object, *names: str) -> Sequence[str]:
         """Ask for nodes, and return those that fit."""
         asked = NodeArguments(decoded_pod(content), [NodeName(name) for name in names])
@@ -118,12 +123,12 @@ def test_a_pod_with_one_node_has_its_place_from_filter_on(played: Played) -> Non
 
 def test_a_pod_with_several_nodes_has_its_place_from_prioritize_on(played: Played) -> None:
     assert played.filter(A, "n", "m") == ["n", "m"]
-    assert played.places.nodes == {}
+    assert played.nodes == {}
     scores = [HostPriority("n", 0), HostPriority("m", 10)]
     played.places.take_scores(decoded_pod(A), scores)
-    assert played.places.nodes == {"uid-a": "m"}
+    assert played.nodes == {"uid-a": "m"}
     played.places.take_scores(decoded_pod(A), [HostPriority("n", 0)])
-    assert played.places.nodes == {}
+    assert played.nodes == {}
 
 
 def test_a_place_counts_for_pods_of_any_priority(played: Played) -> None:
@@ -158,9 +163,9 @@ def test_a_place_is_given_up_by_the_news_about_its_pod(played: Played, news: Obj
     played.report(A)
     played.filter(A, "n")
     played.report(A)
-    assert played.places.nodes == {"uid-a": "n"}
+    assert played.nodes == {"uid-a": "n"}
     played.report(news)
-    assert played.places.nodes == {}
+    assert played.nodes == {}
     assert played.known.free("n") == {"a": 1000, "b": 1000}
 
 
@@ -168,10 +173,10 @@ def test_a_place_is_given_up_where_the_pod_is_gone_or_fits_no_more(played: Playe
     played.report(A)
     played.filter(A, "n")
     played.known.gone(A)
-    assert played.places.nodes == {}
+    assert played.nodes == {}
     played.filter(A, "n")
     assert played.filter(A, "elsewhere") == []
-    assert played.places.nodes == {}
+    assert played.nodes == {}
 
 
 def test_why_an_earlier_try_failed_is_no_news(played: Played) -> None:
@@ -180,20 +185,20 @@ def test_why_an_earlier_try_failed_is_no_news(played: Played) -> None:
     played.report(again)
     played.filter(again, "n")
     played.report(again)
-    assert played.places.nodes == {"uid-a": "n"}
+    assert played.nodes == {"uid-a": "n"}
     played.report(unschedulable(A, "the volume could not be made"))
-    assert played.places.nodes == {}
+    assert played.nodes == {}
 
 
 def test_a_place_follows_the_node_that_kube_scheduler_reports(played: Played) -> None:
     played.filter(A, "n")
     played.report(with_status(A, nominatedNodeName="m"))
-    assert played.places.nodes == {"uid-a": "m"}
+    assert played.nodes == {"uid-a": "m"}
     assert played.known.free("n") == {"a": 1000, "b": 1000}
     assert played.filter(pod("low", 1000, priority=-1), "m") == ["m"]
     assert played.filter(pod("more", 400), "m") == [], "the pod counts once: by its place, and not as nominated"
     played.report(A)
-    assert played.places.nodes == {"uid-low": "m"}, "kube-scheduler has withdrawn it"
+    assert played.nodes == {"uid-low": "m"}, "kube-scheduler has withdrawn it"
 
 
 def test_a_nomination_of_before_is_no_news(played: Played) -> None:
@@ -202,11 +207,11 @@ def test_a_nomination_of_before_is_no_news(played: Played) -> None:
     played.report(before)
     played.filter(before, "n")
     played.report(before)
-    assert played.places.nodes == {"uid-a": "n"}
+    assert played.nodes == {"uid-a": "n"}
     played.report(pod("a", 700, nominated="n"))
-    assert played.places.nodes == {"uid-a": "n"}
+    assert played.nodes == {"uid-a": "n"}
     played.report(pod("a", 700))
-    assert played.places.nodes == {}
+    assert played.nodes == {}
 
 
 async def test_a_place_is_given_up_in_time(played: Played) -> None:
@@ -214,10 +219,10 @@ async def test_a_place_is_given_up_in_time(played: Played) -> None:
     await played.clock.advance(PLACE_S - 1)
     played.report(with_status(A, nominatedNodeName="n"))
     played.places.expire()
-    assert played.places.nodes == {"uid-a": "n"}
+    assert played.nodes == {"uid-a": "n"}
     await played.clock.advance(1)
     played.places.expire()
-    assert played.places.nodes == {}, "no news makes the time longer"
+    assert played.nodes == {}, "no news makes the time longer"
 
 
 async def test_a_place_of_a_pod_that_may_fail_silently_ends_earlier(played: Played) -> None:
@@ -229,20 +234,20 @@ async def test_a_place_of_a_pod_that_may_fail_silently_ends_earlier(played: Play
     played.report(with_status(unschedulable(pod("b", 700)), nominatedNodeName="n"))
     await played.clock.advance(RETRIED_S)
     played.places.expire()
-    assert played.places.nodes == {"uid-b": "n"}
+    assert played.nodes == {"uid-b": "n"}
     await played.clock.advance(PLACE_S - RETRIED_S)
     played.places.expire()
-    assert played.places.nodes == {}
+    assert played.nodes == {}
 
 
 def test_a_binding_takes_the_place_over(played: Played) -> None:
     played.report(A)
     played.filter(A, "n")
     assert played.send_binding(A, "n")
-    assert played.places.nodes == {}
+    assert played.nodes == {}
     assert played.known.free("n") == {"a": 300, "b": 1000}
     played.filter(A, "n")
-    assert played.places.nodes == {}, "the pod counts by its reservation"
+    assert played.nodes == {}, "the pod counts by its reservation"
     played.known.index.release(decoded_pod(A).uid, N)
     assert played.known.free("n") == {"a": 1000, "b": 1000}
 
@@ -252,7 +257,7 @@ def test_no_pod_gets_two_places_by_the_fence(played: Played) -> None:
     played.filter(A, "n")
     played.known.index.withhold(asked)
     played.filter(A, "n")
-    assert played.places.nodes == {}
+    assert played.nodes == {}
     played.known.index.restore(asked.uid)
     assert played.known.free("n") == {"a": 1000, "b": 1000}
 
@@ -293,7 +298,7 @@ def test_places_never_overcommit_a_gpu_and_leave_nothing_behind(
     for content in pods:
         played.report(content)
         played.known.gone(content)
-    assert played.places.nodes == {}
+    assert played.nodes == {}
     assert [played.known.free(name) for name in "nm"] == [{"a": 1000, "b": 1000}, {"c": 1000, "d": 1000}]
 
 
@@ -327,7 +332,7 @@ def test_one_node_alone_has_the_highest_score(played: Played) -> None:
     scores = [HostPriority("x", 3), HostPriority("n", 10), HostPriority("m", 10)]
     answer = played.places.take_scores(decoded_pod(A), scores)
     assert [(score.host, score.score) for score in answer] == [("x", 3), ("n", 10), ("m", 9)]
-    assert played.places.nodes == {"uid-a": "n"}
+    assert played.nodes == {"uid-a": "n"}
     without = pod("without", 0)
     assert played.places.take_scores(decoded_pod(without), scores) == scores, "it takes nothing"
 
@@ -387,7 +392,7 @@ def test_a_gang_is_bound_whole_or_not_at_all(gangs: Sequence[Sequence[int]], ran
         if placed is None or len(gang.nodes) == len(gang.pods):
             scheduler.end(gang, is_whole=placed is not None)
             waiting.remove(gang)
-    assert played.places.nodes == {}, "no place is held for ever"
+    assert played.nodes == {}, "no place is held without a limit"
     for books in played.known.index.nodes.values():
         assert all(
             sum(used.get(gpu, 0) for used in books.pods.values()) <= most for gpu, most in books.capacity.items()
@@ -533,21 +538,21 @@ async def test_a_group_of_which_a_pod_was_refused_leaves_its_places_at_once(play
         assert played.filter(first, "n") == ["n"]
         assert played.filter(other, "n") == []
         played.places.expire()
-        assert played.places.nodes == {"uid-alone": "n", "uid-first": "n"}, "fewer pods may be enough for the group"
+        assert played.nodes == {"uid-alone": "n", "uid-first": "n"}, "fewer pods may be enough for the group"
         assert 0 < played.places.failing_for_s(decoded_pod(pod("small", 100))) < 0.06
         assert played.places.failing_for_s(decoded_pod(other)) <= 0
         await played.clock.advance(0.06)
         played.places.expire()
-        assert played.places.nodes == {"uid-alone": "n"}
+        assert played.nodes == {"uid-alone": "n"}
     assert played.filter(first, "n") == ["n"]
     assert played.filter(pod("small", 100), "m") == ["m"]
     assert played.filter(other, "m") == ["m"], "the next try begins without a refusal"
     await played.clock.advance(1)
     played.places.expire()
-    assert {"uid-first", "uid-other"} <= played.places.nodes.keys()
+    assert {"uid-first", "uid-other"} <= played.nodes.keys()
     await played.clock.advance(3)
     played.places.expire()
-    assert played.places.nodes == {"uid-alone": "n", "uid-small": "m"}, "both would be bound, or reported, by now"
+    assert played.nodes == {"uid-alone": "n", "uid-small": "m"}, "both would be bound, or reported, by now"
 
 
 async def test_the_places_of_a_group_last_as_long_as_it_is_placed(played: Played) -> None:
@@ -555,11 +560,11 @@ async def test_the_places_of_a_group_last_as_long_as_it_is_placed(played: Played
         assert played.filter(of_group(pod(f"p{number}", 1000)), node_name) == [node_name]
         await played.clock.advance(2)
         played.places.expire()
-    assert len(played.places.nodes) == 4
+    assert len(played.nodes) == 4
     played.report(with_status(of_group(pod("p0", 1000)), nominatedNodeName="n"))
     await played.clock.advance(20)
     played.places.expire()
-    assert played.places.nodes == {"uid-p0": "n"}
+    assert played.nodes == {"uid-p0": "n"}
 
 
 async def test_a_pod_that_has_failed_silently_has_its_place_for_seconds(played: Played) -> None:
@@ -567,11 +572,11 @@ async def test_a_pod_that_has_failed_silently_has_its_place_for_seconds(played: 
     played.filter(again, "n")
     await played.clock.advance(5)
     played.places.expire()
-    assert played.places.nodes == {"uid-a": "n"}
+    assert played.nodes == {"uid-a": "n"}
     played.filter(again, "n")
     await played.clock.advance(5)
     played.places.expire()
-    assert played.places.nodes == {}
+    assert played.nodes == {}
 
 
 async def test_a_group_that_is_tried_again_leaves_its_places_to_others(process: tuple[PodApi, ExtenderProcess]) -> None:

@@ -14,7 +14,7 @@ Source: schedulePod, schedulingCycle, bindingCycle and handleSchedulingFailure o
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -24,19 +24,12 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.extender.protocol import HIGHEST_SCORE, FilterResult, HostPriority, NodeArguments
 from gpuvirt.cluster.shares.index import GrantedPlace, Index
-from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
+from gpuvirt.cluster.shares.objects import PodGroupKey, SharingPod, demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
 
 log = logging.getLogger(__name__)
-
-
-class _GroupKey(NamedTuple):
-    """A PodGroup; without a name for a pod of none."""
-
-    namespace: str
-    name: str
 
 
 class _Group(NamedTuple):
@@ -48,11 +41,6 @@ class _Group(NamedTuple):
     """Whether a pod of it was refused, since kube-scheduler began to place the group."""
 
 
-def _group_of(pod: SharingPod) -> _GroupKey:
-    name = pod.spec.scheduling_group.pod_group_name
-    return _GroupKey(pod.metadata.namespace if name else "", name)
-
-
 class Places:
     """Grants places, and gives them up."""
 
@@ -61,8 +49,9 @@ class Places:
         self._sharing = sharing
         self._clock = clock
         self._intervals = intervals
-        self._groups: dict[_GroupKey, _Group] = {}
-        self._current = _GroupKey("", "")
+        self._groups: dict[PodGroupKey | None, _Group] = {}
+        """The latest requests for each PodGroup; None, of the pods without a group, is never a key."""
+        self._current: PodGroupKey | None = None
         """The group of the pod for which filter was asked last."""
 
     def take_filter(self, asked: NodeArguments, answer: FilterResult) -> None:
@@ -97,20 +86,15 @@ class Places:
         if (place := self._index.granted.get(pod)) is not None and place.node != node:
             self._index.revoke(pod)
 
-    @property
-    def nodes(self) -> Mapping[PodUid, NodeName]:
-        """The nodes of the places."""
-        return {uid: place.node for uid, place in self._index.granted.items()}
-
     def failing_for_s(self, pod: SharingPod) -> float:
         """Return how long the places of groups that most likely fail last, beside a pod of none of these groups."""
         failing = (
             self._until_s(place)
             for place in self._index.granted.values()
-            if (group := self._groups.get(_group_of(place.pod))) is not None
+            if (group := self._groups.get(place.pod.group)) is not None
             and (group.refused or place.again)
             and not place.nominated
-            and _group_of(place.pod) != _group_of(pod)
+            and place.pod.group != pod.group
         )
         return max(failing, default=0.0) - self._clock.monotonic_s()
 
@@ -133,14 +117,14 @@ class Places:
             text = "pod %s has waited %.1f s to be bound to node %s; its units are free for other pods"
             log.info(text, place.pod.where, waited_s, place.node)
             self._index.revoke(place.pod.uid)
-        keys = {_group_of(place.pod) for place in self._index.granted.values()}
+        keys = {place.pod.group for place in self._index.granted.values()}
         self._groups = {key: group for key, group in self._groups.items() if key in keys or key == self._current}
 
     def _until_s(self, place: GrantedPlace) -> float:
         """Return the monotonic time at which a place is given up."""
         intervals, since_s, limit_s = self._intervals, place.since_s, self._intervals.place_s
         if not place.nominated:
-            group = self._groups.get(_group_of(place.pod))
+            group = self._groups.get(place.pod.group)
             if group is not None:
                 is_failing = group.refused or place.again
                 since_s, limit_s = group.asked_s, intervals.failing_group_s if is_failing else intervals.unreported_s
@@ -150,10 +134,10 @@ class Places:
 
     def _take_group(self, pod: SharingPod, *, is_refused: bool) -> None:
         """Record a request for a pod: kube-scheduler places one group, or one pod, after the other."""
-        key = _group_of(pod)
+        key = pod.group
         before = self._groups.get(key) if key == self._current else None
         self._current = key
-        if key.name:
+        if key is not None:
             refused = is_refused or (before is not None and before.refused)
             self._groups[key] = _Group(self._clock.monotonic_s(), refused)
 

@@ -78,12 +78,11 @@ class RefusedPods:
         """
         since_s = self._clock.monotonic_s() - self._late_s
         recent = {uid: refused for uid, refused in self._refused.items() if refused.at_s >= since_s}
-        steps = Steps(MOST_STEPS)
+        steps, group = Steps(MOST_STEPS), but_beside.group if but_beside is not None else None
         found = {
             uid: refused.pod
             for uid, refused in recent.items()
-            if not (but_beside is not None and but_beside.is_beside(refused.pod))
-            and self._fits(refused, changed, steps)
+            if (group is None or refused.pod.group != group) and self._fits(refused, changed, steps)
         }
         self._refused = {uid: refused for uid, refused in recent.items() if uid not in found}
         self._fitting |= found

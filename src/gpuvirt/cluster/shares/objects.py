@@ -6,6 +6,7 @@ collector need not go through them (`gc=False`).
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -112,6 +113,13 @@ class SchedulingGroup(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     pod_group_name: str = ""
 
 
+class PodGroupKey(NamedTuple):
+    """A PodGroup among those of the cluster."""
+
+    namespace: str
+    name: str
+
+
 class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The node, the containers, the priority, the gates and the group of a pod."""
 
@@ -164,13 +172,11 @@ class SharingPod(msgspec.Struct, frozen=True, gc=False):
         """The pod as users name it: `namespace/name`."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
-    def is_beside(self, other: "SharingPod") -> bool:
-        """Return whether both pods are of the same PodGroup."""
-        group = self.spec.scheduling_group.pod_group_name
-        return bool(group) and (self.metadata.namespace, group) == (
-            other.metadata.namespace,
-            other.spec.scheduling_group.pod_group_name,
-        )
+    @property
+    def group(self) -> PodGroupKey | None:
+        """The PodGroup that the pod is placed with, if any."""
+        name = self.spec.scheduling_group.pod_group_name
+        return PodGroupKey(self.metadata.namespace, name) if name else None
 
     def names(self, resource: ResourceName) -> bool:
         """Return whether a container names a resource, be it with 0 units: then the extender binds the pod."""
