@@ -134,6 +134,21 @@ def test_a_card_in_display_mode_is_named_by_doctor_and_by_vgpu(tmp_path: Path) -
     assert "install" not in applied
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("board: A5000,", "board: A5000, driver: vfio-pci,"), "it is bound to a VFIO driver"),
+        (("class: '030000'", "class: '030200'"), "its driver nvidia creates no vGPUs on it"),
+    ],
+)
+def test_only_a_display_on_its_native_driver_is_in_display_mode(
+    tmp_path: Path, change: tuple[str, str], why: str
+) -> None:
+    environment = exported(tmp_path / "host", DISPLAY.replace(*change))
+    applied = ran("vgpu", "apply", "-c", "RTXA5000-6Q", "--dry-run", environment=environment).stdout
+    assert f"NoVgpuHost: {GPU} can't carry vGPUs: {why}" in applied
+
+
 M60 = """
 boards:
   M60: {functions: [{id: '10de:13f2', class: '030000', subsystem: '10de:115e', native_driver: nvidia}], vgpus: mdev}

@@ -149,7 +149,7 @@ async def test_the_claim_of_an_init_container_alone_is_in_the_account(short_path
 async def test_while_the_checkpoint_is_missing_the_api_names_no_claim_as_a_device_of_the_record(
     short_path: Path,
 ) -> None:
-    """Claims have a record of their own, and would be in doubt for ever."""
+    """Claims have a record of their own, and would stay in doubt."""
     async with running(short_path, RealClock()) as kubelet:
         listener, recorded = Listener(), RecordedAllocations(kubelet.paths)
         watch = AccountWatch(kubelet.paths, recorded, lambda: (812,), RealClock(), Intervals(), lambda: None)

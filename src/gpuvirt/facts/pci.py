@@ -14,11 +14,11 @@ NVIDIA = 0x10DE
 AMD = 0x1002
 INTEL = 0x8086
 
-VFIO_DRIVERS = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci", "xe_vfio_pci"})
-"""The VFIO drivers of kernels before 6.1, which do not list VFIO devices; newer kernels have `vfio-dev/`."""
-
 GRACE_DRIVER = "nvgrace_gpu_vfio_pci"
 """The VFIO driver that passes a Grace GPU's memory to a VM; with vfio-pci the VM gets the GPU without it."""
+VFIO_DRIVERS = frozenset({"vfio-pci", GRACE_DRIVER, "xe_vfio_pci"})
+"""The VFIO drivers of kernels before 6.1, which do not list VFIO devices; newer kernels have `vfio-dev/`."""
+
 GRACE_IDS = frozenset(PciId(NVIDIA, device) for device in (0x2342, 0x2345, 0x2348, 0x2941, 0x31C2))
 """The functions that the driver is made for (the kernel's drivers/vfio/pci/nvgrace-gpu/main.c)."""
 

@@ -190,7 +190,7 @@ class RecordedAllocations:
             self._name(answer, look)
         if (pods := self.inquiry.take()) is not None:
             self._ask(pods, look)
-        if self._is_in_doubt:
+        if self.history.doubt is not None:
             self.inquiry.ask()
         self._keep(self.history)
 
@@ -204,10 +204,6 @@ class RecordedAllocations:
         )
         with self._lock:
             self.history = recordhistory.name(self.history, look.kubelet_after, named)
-
-    @property
-    def _is_in_doubt(self) -> bool:
-        return self.history.doubt is not None
 
     def _ask(self, pods: Sequence[PodRequests], look: Look) -> None:
         """Conclude whether the record is complete from the pods of this node, by the API server."""

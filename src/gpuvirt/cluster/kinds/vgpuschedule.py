@@ -245,7 +245,10 @@ class Status(Part, frozen=True, kw_only=True):
     next_switch: Annotated[str | None, Meta(description="When it begins (RFC 3339).")] = None
     announced: Annotated[str | None, Meta(description="The phase that is announced.")] = None
     transition: TransitionStatus | None = None
-    given_up: TransitionStatus | None = None
+    given_up: Annotated[
+        TransitionStatus | None,
+        Meta(description="The current phase and when it began, if it can't be reached before its end."),
+    ] = None
     workers: Annotated[tuple[WorkerStatus, ...], Meta(description="The workers.")] = ()
     nodes: Annotated[
         tuple[NodeStatus, ...], Meta(description="The nodes whose vGPU config the current phase sets.")

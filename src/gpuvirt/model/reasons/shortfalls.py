@@ -155,20 +155,20 @@ def no_such_type(gpu: PciAddress, desired: str, known: Collection[str]) -> Reaso
     return Reason(ReasonCode.NO_SUCH_TYPE, gpu, message, (Seen("its types", ", ".join(sorted(known)) or "none"),), fix)
 
 
-DISPLAY_MODE = "it is in display mode, in which it has no VFs"
-LEAVE_DISPLAY_MODE = (
-    "switch the card's display mode off by NVIDIA's displaymodeselector (--gpumode physical_display_disabled), and"
-    " reboot"
-)
+def display_mode(function: PciFunction) -> Reason:
+    """The card shows pictures, so that it has no functions for vGPUs."""
+    message = "can't carry vGPUs: it is in display mode, in which it has no VFs"
+    seen = Seen(sysfs.device_path(function.address, "class"), f"0x{function.class_code:06x}")
+    absent = Seen.absent(sysfs.device_path(function.address, "sriov_totalvfs"))
+    fix = (
+        "switch the card's display mode off by NVIDIA's displaymodeselector (--gpumode physical_display_disabled), and"
+        " reboot"
+    )
+    return Reason(ReasonCode.NO_VGPU_HOST, function.address, message, (seen, absent), fix)
 
 
 def no_vgpu_host(function: PciFunction, why: str) -> Reason:
     """The GPU's driver creates no vGPUs."""
-    if why == DISPLAY_MODE:
-        seen = Seen(sysfs.device_path(function.address, "class"), f"0x{function.class_code:06x}")
-        absent = Seen.absent(sysfs.device_path(function.address, "sriov_totalvfs"))
-        message = f"can't carry vGPUs: {why}"
-        return Reason(ReasonCode.NO_VGPU_HOST, function.address, message, (seen, absent), LEAVE_DISPLAY_MODE)
     return Reason(
         ReasonCode.NO_VGPU_HOST,
         function.address,

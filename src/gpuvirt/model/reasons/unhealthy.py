@@ -35,14 +35,14 @@ def group_not_viable(
     """VFIO can open a group only if no driver of the host has a member; `is_whole`: the device is not a vGPU."""
     names = ", ".join(f"{function.address} ({function.driver})" for function in spoiling)
     message = f"can't be opened while the host uses {names} of IOMMU group {group}"
-    foreign = ", ".join(found.address for found in spoiling if slot_of(found.address) != slot_of(gpu))
+    foreign = [found.address for found in spoiling if slot_of(found.address) != slot_of(gpu)]
     if not is_whole:
         fix = f"give each function of {gpu} its own IOMMU group: ACS and ARI in the firmware's setup, or another slot"
     elif foreign:  # the host may need it, so gpuvirt binds it only where the admin names it
-        also = " ".join(f"--also {address}" for address in foreign.split(", "))
+        also = " ".join(f"--also {address}" for address in foreign)
         fix = (
-            f"move the GPU to another slot: {foreign} is not part of its card, and the host may need it; where it does"
-            f" not: gpuvirt vfio bind {gpu} {also}"
+            f"move the GPU to another slot: {', '.join(foreign)} is not part of its card, and the host may need it;"
+            f" where it does not: gpuvirt vfio bind {gpu} {also}"
         )
     else:  # gpuvirt binds a GPU together with all functions of its slot
         fix = f"gpuvirt vfio bind {gpu}"

@@ -119,7 +119,7 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
     last_switch: datetime | None = None
     """When the phase that the status follows began, by the spec."""
     given_up: Transition | None = None
-    """The phase of now, when it began, and by which spec, if it can't be reached before its end."""
+    """The current phase, when it began, and by which spec, if it can't be reached before its end."""
 
     @property
     def waiting(self) -> tuple[Reason, ...]:
@@ -129,7 +129,7 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
 
     @property
     def unreached(self) -> Reason | None:
-        """Why the phase of now is not aimed at any more; None if it is."""
+        """Why the current phase is not aimed at any more; None if it is."""
         return reasons.phase_given_up(self.given_up.phase) if self.given_up is not None else None
 
     @property

@@ -125,7 +125,7 @@ def due_at(schedule: Schedule, timeline: Timeline, status: ScheduleStatus, now: 
 
 
 def aimed_at(schedule: Schedule, status: ScheduleStatus, current: Switch | None, following: Switch | None) -> PhaseName:
-    """Return the phase that workers are brought to: that of now, or the next one if that of now was given up."""
+    """Return the phase that workers are brought to: the current one, or the next one if it was given up."""
     if current is None:
         return PhaseName("")
     is_given_up = following is not None and _given_up(schedule, status, current) is not None
@@ -133,7 +133,7 @@ def aimed_at(schedule: Schedule, status: ScheduleStatus, current: Switch | None,
 
 
 def _given_up(schedule: Schedule, status: ScheduleStatus, current: Switch | None) -> Transition | None:
-    """Return the phase that was given up, if it is that of now; another spec, or a switch by hand, tries it again."""
+    """Return the phase that was given up, if it is the current one; another spec, or a switch by hand, tries again."""
     last = status.given_up
     is_current = last is not None and current is not None and last.began == current.at
     return last if last is not None and is_current and last.generation == schedule.generation else None

@@ -77,12 +77,22 @@ def _plan_whole(function: PciFunction, state: GpuState | None) -> VgpuPlan:
 
 
 def _lacks_vfs(function: PciFunction) -> bool:
-    native = isinstance(function.driver, str) and not function.on_vfio and not function.is_idle
-    return native and function.id.vendor == NVIDIA and bool(function.sriov_total_vfs) and not function.virtfns
+    return (
+        _is_native(function)
+        and function.id.vendor == NVIDIA
+        and bool(function.sriov_total_vfs)
+        and not function.virtfns
+    )
+
+
+def _is_native(function: PciFunction) -> bool:
+    return isinstance(function.driver, str) and not function.on_vfio and not function.is_idle
 
 
 def no_host(function: PciFunction) -> Reason:
     """Return why a GPU can't carry vGPUs with its present driver."""
+    if _is_native(function) and catalog.in_display_mode(function):
+        return shortfalls.display_mode(function)
     return shortfalls.no_vgpu_host(function, _why_no_host(function))
 
 
@@ -95,8 +105,6 @@ def _why_no_host(function: PciFunction) -> str:
         return "it has no driver"
     if function.is_idle:
         return f"it is bound to {function.driver}, a driver that only reserves it"
-    if catalog.in_display_mode(function):
-        return shortfalls.DISPLAY_MODE
     return f"its driver {function.driver} creates no vGPUs on it; the vGPU manager's driver does, on cards with vGPUs"
 
 

@@ -68,7 +68,7 @@ def _vfs_off(evidence: Evidence, gpu: Gpu, total: int) -> Finding:
 
 def _no_types(evidence: Evidence, gpu: Gpu) -> Finding:
     if catalog.in_display_mode(gpu.function):
-        reason = shortfalls.no_vgpu_host(gpu.function, shortfalls.DISPLAY_MODE)
+        reason = shortfalls.display_mode(gpu.function)
         return of_reason(reason, reason.code.level)
     address, managed = gpu.function.address, MANAGER in evidence.setup.modules.known
     module = "loaded" if managed else "not loaded"
