@@ -156,6 +156,13 @@ class ExtenderLab(ShareNodes):
         until(lambda: any(replica.serves and replica.is_ready for replica in self.replicas), self.logs)
         return next(replica for replica in self.replicas if replica.serves)
 
+    def start_for_pods(self, port: int) -> None:
+        """Start one process of the extender, and wait until pods can be created and are placed."""
+        self.start_replica(port)
+        self.leader()
+        account = ("get", "serviceaccount", "default", "--namespace", "default")
+        until(lambda: self.cluster.kubectl(*account).returncode == 0, self.logs)
+
     def logs(self) -> str:
         """Return the ends of all logs."""
         return "\n".join(f"{file.name}: {file.read_text()[-1500:]}" for file in self.folder.glob("*.log"))

@@ -24,10 +24,7 @@ def extenders(lab: PlayedCluster, tmp_path: Path) -> Iterator[ExtenderLab]:
                 for name, of in PRIORITIES.items()
             )
         )
-        found.start_replica(PORT)
-        found.leader()
-        account = ("get", "serviceaccount", "default", "--namespace", "default")
-        until(lambda: lab.kubectl(*account).returncode == 0, found.logs)
+        found.start_for_pods(PORT)
         yield found
 
 

@@ -20,10 +20,7 @@ SELECTED = "volume.kubernetes.io/selected-node"
 @pytest.fixture
 def extenders(lab: PlayedCluster, tmp_path: Path) -> Iterator[ExtenderLab]:
     with extender_lab(lab, tmp_path, gates="GenericWorkload=true,GangScheduling=true") as found:
-        found.start_replica(PORT)
-        found.leader()
-        account = ("get", "serviceaccount", "default", "--namespace", "default")
-        until(lambda: lab.kubectl(*account).returncode == 0, found.logs)
+        found.start_for_pods(PORT)
         yield found
 
 
@@ -88,14 +85,21 @@ def provision(extenders: ExtenderLab) -> None:
     extenders.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "share-data"}, "spec": spec})
 
 
-def test_a_pod_keeps_its_place_until_its_volume_is_there(extenders: ExtenderLab, claim: str) -> None:
-    """700 + 700 + 600 units are the sum of the node, but not of its two GPUs."""
+def fill(extenders: ExtenderLab, claim: str) -> None:
+    """Have a pod wait for its volume, and another bound beside it, and create one that needs the place of the first.
+
+    700 + 700 + 600 units are the sum of the node, but not of its two GPUs.
+    """
     extenders.make_nodes(1)
     create(extenders, "waits", 700, claim)
     until(lambda: selected_node(extenders) == "share00", extenders.logs)
     create(extenders, "beside", 700)
     until(lambda: is_bound(extenders, "beside"), extenders.logs)
     create(extenders, "late", 600)
+
+
+def test_a_pod_keeps_its_place_until_its_volume_is_there(extenders: ExtenderLab, claim: str) -> None:
+    fill(extenders, claim)
     held = "more is kept for pods that wait to be bound there: default/waits"
     until(lambda: held in refusal(extenders, "late"), lambda: refusal(extenders, "late"))
     asks = ("why", "pod/late", "-n", "default", "--kubeconfig", str(extenders.cluster.kubeconfig))
@@ -110,12 +114,7 @@ def test_a_pod_keeps_its_place_until_its_volume_is_there(extenders: ExtenderLab,
 
 
 def test_a_pod_that_is_deleted_while_it_waits_leaves_its_place(extenders: ExtenderLab, claim: str) -> None:
-    extenders.make_nodes(1)
-    create(extenders, "waits", 700, claim)
-    until(lambda: selected_node(extenders) == "share00", extenders.logs)
-    create(extenders, "beside", 700)
-    until(lambda: is_bound(extenders, "beside"), extenders.logs)
-    create(extenders, "late", 600)
+    fill(extenders, claim)
     until(lambda: "default/waits" in refusal(extenders, "late"), lambda: refusal(extenders, "late"))
     extenders.kubectl("delete", "pod", "waits", "--force")
     until(lambda: is_bound(extenders, "late"), extenders.logs)
