@@ -1,10 +1,13 @@
 """The admission of pods: the golden files, and laws for pods of any shape."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.cluster.admission.injectionconfig import InjectionConfig, parse
+from gpuvirt.model.reasons.reasoncodes import ReasonCode
 from gpuvirt.plain import Plain
 from tests.admission.goldens import CASES, admitted, decided, golden, result
 from tests.admission.pods import MDEV, TYPE, WHOLE, Pod, pods, vgpu_pods
@@ -38,6 +41,7 @@ def test_a_pod_is_admitted_as_its_golden_file_says(name: str) -> None:
 def test_admitting_twice_adds_nothing_more(pod: Pod, config: InjectionConfig) -> None:
     once = admitted(pod, config)
     assert admitted(once, config) == once
+    assert not any("none is added" in warning for warning in decided(once, config).warnings)
 
 
 @given(pods(["kata"], [WHOLE, "example.com/nic"]), CONFIGS)
@@ -84,6 +88,102 @@ def test_parts_that_were_removed_are_added_again(pod: Pod, config: InjectionConf
     again = at(admitted(partial, config), "spec")
     assert named(at(again, "initContainers")) == named(spec.get("initContainers"))
     assert set(map(str, named(at(again, "volumes")))) == set(map(str, named(spec.get("volumes"))))
+
+
+def own_part(group: str, name: str, changes: Pod, restart_policy: str = "Always", moved_to: str = "") -> Pod:
+    """Return an admitted pod, one of whose added containers is changed, as if the user had written it so."""
+    main: Plain = {"name": "main", "image": "x", "resources": {"limits": {TYPE: 1}}}
+    spec: Pod = {"runtimeClassName": "kata", "restartPolicy": restart_policy, "containers": [main]}
+    whole = json.loads(json.dumps(at(admitted({"metadata": {}, "spec": spec}, HOT), "spec")))
+    (part,) = (item for item in items(whole[group]) if at(item, "name") == name)
+    assert isinstance(part, dict)
+    changed: Plain = {**part, **changes}
+    lists: Pod = {group: [changed if item is part else item for item in items(whole[group])]}
+    if moved_to:
+        changed = without(changed, "restartPolicy")
+        lists = {group: [item for item in items(whole[group]) if item is not part]}
+        lists[moved_to] = [*items(whole[moved_to]), changed]
+    return {"metadata": {}, "spec": {**whole, **lists}}
+
+
+@pytest.mark.parametrize("name", ["nvidia", "gridd"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("image", "busybox:1"),
+        ("command", ["/bin/sh", "-c", "wget example.com"]),
+        ("args", ["--help"]),
+        ("env", []),
+        ("volumeMounts", [{"name": "dev", "mountPath": "/dev"}]),
+        ("securityContext", {"runAsUser": 1000, "capabilities": {"add": ["ALL"]}}),
+        ("securityContext", {"runAsUser": 0}),
+    ],
+)
+def test_a_container_that_differs_from_the_added_one_is_reported(name: str, field: str, value: Plain) -> None:
+    found = decided(own_part("initContainers", name, {field: value}), HOT)
+    assert (found.refusal, found.operations) == (None, ())
+    index = ["nvidia", "gridd"].index(name)
+    used = f"spec.initContainers[{index}]: the pod's own container {name} is used, and none is added"
+    assert found.warnings == (f"{used}; it differs from the webhook's in {field}",)
+
+
+@pytest.mark.parametrize("limits", [{}, {TYPE: 0}, {MDEV: 1}])
+def test_a_loader_without_the_pods_vgpus_is_reported(limits: Pod) -> None:
+    pod = own_part("initContainers", "nvidia", {"resources": {"limits": limits}})
+    assert any(warning.endswith(" in resources") for warning in decided(pod, HOT).warnings)
+
+
+def test_a_loader_that_runs_as_a_sidecar_is_reported() -> None:
+    pod = own_part("initContainers", "nvidia", {"restartPolicy": "Always"})
+    assert [warning.rpartition(" in ")[2] for warning in decided(pod, HOT).warnings] == ["restartPolicy"]
+
+
+def test_what_others_add_to_an_added_container_is_no_difference() -> None:
+    pod = own_part("initContainers", "gridd", {})
+    part = items(at(pod, "spec", "initContainers"))[1]
+    more: Pod = {
+        "imagePullPolicy": "IfNotPresent",
+        "env": [*items(at(part, "env")), {"name": "PROXY", "value": "p"}],
+        "volumeMounts": [*items(at(part, "volumeMounts")), {"name": "token", "mountPath": "/token"}],
+        "resources": {"limits": {"cpu": "1"}},
+        "securityContext": {"runAsUser": 0, "capabilities": {"add": ["all"]}, "seccompProfile": {"type": "X"}},
+    }
+    found = decided(own_part("initContainers", "gridd", more), HOT)
+    assert (found.refusal, found.operations, found.warnings) == (None, (), ())
+
+
+@pytest.mark.parametrize(
+    ("pod", "seen"),
+    [
+        (own_part("initContainers", "nvidia", {}, moved_to="containers"), "spec.containers[1]"),
+        (own_part("initContainers", "gridd", {"restartPolicy": ""}), "spec.initContainers[1]"),
+        (own_part("initContainers", "gridd", {"resources": {"limits": {TYPE: "1"}}}), "spec.initContainers[1]"),
+        (own_part("initContainers", "gridd", {}, "OnFailure", moved_to="containers"), "spec.containers[1]"),
+        (own_part("initContainers", "gridd", {"image": "own:1"}, "Never", moved_to="containers"), "spec.containers[1]"),
+    ],
+)
+def test_a_container_that_can_not_serve_as_the_added_one_is_refused(pod: Pod, seen: str) -> None:
+    refusal = decided(pod, HOT).refusal
+    assert refusal is not None
+    assert (refusal.code, refusal.seen) == (ReasonCode.INJECTED_NAME_TAKEN, seen)
+
+
+def test_an_ordinary_gridd_whose_program_is_the_users_may_end() -> None:
+    own: Pod = {"command": ["/bin/sh", "-c", "nvidia-gridd; wait-for-main"]}
+    found = decided(own_part("initContainers", "gridd", own, "Never", moved_to="containers"), HOT)
+    assert found.refusal is None
+    (warning,) = found.warnings
+    assert warning.endswith("in command, restartPolicy; unless it ends by itself, the pod never ends")
+
+
+def test_a_container_with_the_name_of_one_that_is_not_added_is_the_users() -> None:
+    config = parse("version: v1\nclasses: {kata: {profile: hot-plug, gridd: {image: ''}}}", where="c")
+    main: Plain = {"name": "gridd", "image": "x", "resources": {"limits": {TYPE: 1}}}
+    spec = at(admitted({"spec": {"runtimeClassName": "kata", "containers": [main]}}, config), "spec")
+    (container,) = items(at(spec, "containers"))
+    assert named(at(container, "volumeMounts")) == ["dev", "nvidia-driver"]
+    (loader,) = items(at(spec, "initContainers"))
+    assert at(loader, "resources", "limits", TYPE) == "1"
 
 
 @given(vgpu_pods(), CONFIGS)

@@ -70,7 +70,7 @@ def test_an_answer_has_the_patch_in_base64_or_none() -> None:
 
 
 def test_a_refusal_has_its_reason_in_the_status() -> None:
-    reason = admission.container_name_taken("spec.containers[0]", "nvidia")
+    reason = admission.container_name_taken("spec.containers[0]", "nvidia", "why")
     found = response(encoded("u1", Decision(reason)))
     status = {"status": "Failure", "reason": "Forbidden", "code": 403, "message": reason.text}
     assert found == {"uid": "u1", "allowed": False, "status": status}

@@ -18,12 +18,13 @@ from gpuvirt.cluster.admission.injectedparts import (
     NVIDIA,
     append,
     container_change,
+    differences,
     gridd,
     nvidia,
     plain,
     volume,
 )
-from gpuvirt.cluster.admission.injectionconfig import ClassSettings, InjectionConfig, MdevRule
+from gpuvirt.cluster.admission.injectionconfig import ClassSettings, InjectionConfig, InjectionProfile, MdevRule
 from gpuvirt.cluster.admission.pod import ContainerList, Placed, Pod, Volume
 from gpuvirt.cluster.jsonpatch import Op, Operation, at
 from gpuvirt.cluster.kinds.podparts import Container as NewContainer
@@ -34,7 +35,8 @@ from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
 
 LICENCE_ANNOTATION = "gpuvirt.io/licence-secret"
 """An annotation of a pod: the Secret of its namespace that has the licence's token."""
-_OWN = (NVIDIA, GRIDD)
+_ENDING = ("Never", "OnFailure")
+"""The restart policies of pods that end when their ordinary containers have ended."""
 
 Chosen = Callable[[str], bool]
 """Whether a resource counts."""
@@ -145,7 +147,7 @@ def _decided(pod: Pod, settings: ClassSettings, vgpus: tuple[Requested, ...], co
     if mdev is not None and settings.mdev is MdevRule.REFUSE:
         return Decision(admission.mdev_in_kata(mdev.path, mdev.resource, pod.spec.runtime_class_name))
     secret = pod.metadata.annotations.get(LICENCE_ANNOTATION, settings.licence_secret)
-    refusal = next(_refusals(pod, settings, secret), None)
+    refusal = next(_refusals(pod, settings, secret, config), None)
     if refusal is not None:
         return Decision(refusal)
     draft = _drafted(pod, settings, vgpus, secret, config)
@@ -156,7 +158,7 @@ def _decided(pod: Pod, settings: ClassSettings, vgpus: tuple[Requested, ...], co
     return Decision(None, tuple(draft.operations), tuple(draft.warnings))
 
 
-def _refusals(pod: Pod, settings: ClassSettings, secret: str) -> Iterator[Reason]:
+def _refusals(pod: Pod, settings: ClassSettings, secret: str, config: InjectionConfig) -> Iterator[Reason]:
     """Yield what keeps the parts from being added."""
     if secret:
         try:
@@ -164,10 +166,7 @@ def _refusals(pod: Pod, settings: ClassSettings, secret: str) -> Iterator[Reason
         except InvalidIdError as error:
             place = f'metadata.annotations["{LICENCE_ANNOTATION}"]'
             yield admission.licence_secret_invalid(place, secret, str(error))
-    for placed in pod.placed():
-        # The document's own pods have gridd among the other containers, and so may those of users.
-        if placed.group is ContainerList.APP and placed.container.name == NVIDIA and settings.nvidia is not None:
-            yield admission.container_name_taken(placed.path, NVIDIA)
+    yield from _containers_unfit(pod, settings, config)
     expected = {DEV: "hostPath /dev"}
     if settings.driver is not None:
         expected[DRIVER] = f"hostPath {settings.driver}"
@@ -176,6 +175,31 @@ def _refusals(pod: Pod, settings: ClassSettings, secret: str) -> Iterator[Reason
     for index, found in enumerate(pod.spec.volumes):
         if found.name in expected and _source(found) != expected[found.name]:
             yield admission.volume_name_taken(f"spec.volumes[{index}]", found.name, expected[found.name])
+
+
+def _containers_unfit(pod: Pod, settings: ClassSettings, config: InjectionConfig) -> Iterator[Reason]:
+    """Yield the containers with the name of an added one that can't serve as it, whatever they run.
+
+    The program of another container is unknown: it may load the driver or get the licence in its own way. So such a
+    container is used, and reported (`differences`).
+    """
+    policy = pod.spec.restart_policy
+    for placed in pod.placed():
+        container, is_ordinary = placed.container, placed.group is ContainerList.APP
+        if container.name == NVIDIA and settings.nvidia is not None and is_ordinary:
+            yield admission.container_name_taken(placed.path, NVIDIA, "that one is an init container")
+        if container.name != GRIDD or settings.gridd is None:
+            continue
+        # The document's own pods have gridd among the other containers, and so may those of users.
+        if not is_ordinary and not container.is_sidecar:
+            detail = "an init container without `restartPolicy: Always` can't run beside the pod's containers"
+            yield admission.container_name_taken(placed.path, GRIDD, detail)
+        elif is_ordinary and policy in _ENDING and (container.command, container.args) == (settings.gridd.command, ()):
+            # Warnings about a Job's pods go to the Job's controller, where no user sees them; refusals are events.
+            detail = f"as an ordinary container, it keeps a pod with restartPolicy {policy} from ending"
+            yield admission.container_name_taken(placed.path, GRIDD, detail)
+        elif any(request.units for request in requests_of(placed, config.is_vgpu)):
+            yield admission.container_name_taken(placed.path, GRIDD, "the licence daemon needs no vGPU of its own")
 
 
 def _source(found: Volume) -> str:
@@ -191,7 +215,7 @@ def _drafted(
     """Return all that is added. Indices are those of the pod as it is, so containers are changed before others come."""
     draft = _Draft()
     for placed in pod.placed():
-        if placed.container.name not in _OWN and any(requests_of(placed, config.is_vgpu)):
+        if placed.container.name not in _added_names(settings) and any(requests_of(placed, config.is_vgpu)):
             found = container_change(placed, settings)
             draft.operations += found.operations
             draft.warnings += found.warnings
@@ -217,23 +241,18 @@ def _add_containers(
     names = [container.name for container in init]
     added: list[tuple[int, NewContainer]] = []
     if settings.nvidia is not None:
-        if NVIDIA in names:
-            index = names.index(NVIDIA)
-            _keep(draft, Placed(ContainerList.INIT, index, init[index]), settings.nvidia.image)
-        else:
-            own = {NVIDIA, GRIDD}
-            needed = effective(tuple(vgpu for vgpu in vgpus if vgpu.placed.container.name not in own))
-            part = settings.nvidia.sharing() if pod.spec.has_resources else settings.nvidia
-            added.append((0, nvidia(settings, part, needed)))
+        users = (vgpu for vgpu in vgpus if vgpu.placed.container.name not in _added_names(settings))
+        part = settings.nvidia.sharing() if pod.spec.has_resources else settings.nvidia
+        needed = effective(tuple(users)) if settings.profile is InjectionProfile.HOT_PLUG else {}
+        loader = nvidia(settings, part, needed)
+        if not _keep(draft, pod, loader, needed):
+            added.append((0, loader))
             names.insert(0, NVIDIA)
     if settings.gridd is not None:
-        present = next((placed for placed in pod.placed() if placed.container.name == GRIDD), None)
-        if present is not None:
-            _keep(draft, present, settings.gridd.image)
-        else:
-            at_index = names.index(NVIDIA) + 1 if NVIDIA in names else 0
-            part = settings.gridd.sharing() if pod.spec.has_resources else settings.gridd
-            added.append((at_index, gridd(settings, part, secret)))
+        part = settings.gridd.sharing() if pod.spec.has_resources else settings.gridd
+        daemon = gridd(settings, part, secret)
+        if not _keep(draft, pod, daemon, {}):
+            added.append((names.index(NVIDIA) + 1 if NVIDIA in names else 0, daemon))
     if not init and added:
         draft.operations.append(Operation(Op.ADD, at("spec", "initContainers"), [plain(new) for _, new in added]))
     else:
@@ -242,8 +261,28 @@ def _add_containers(
     draft.volumes.update(mount.name for _, new in added for mount in new.volume_mounts)
 
 
-def _keep(draft: _Draft, placed: Placed, image: str) -> None:
-    """Keep a container that has the name of an added one, with its volumes; warn if it may be another program."""
+def _added_names(settings: ClassSettings) -> frozenset[str]:
+    """Return the names of the containers that the webhook adds to pods of a class."""
+    return frozenset(name for name, part in ((NVIDIA, settings.nvidia), (GRIDD, settings.gridd)) if part is not None)
+
+
+def _keep(draft: _Draft, pod: Pod, added: NewContainer, vgpus: Mapping[str, int]) -> bool:
+    """Keep a container that has the name of an added one, with its volumes; report its differences from that one.
+
+    `vgpus` are those that the added one requests, by resource. Returns whether there is such a container.
+    """
+    placed = next((placed for placed in pod.placed() if placed.container.name == added.name), None)
+    if placed is None:
+        return False
     draft.volumes.update(mount.name for mount in placed.container.volume_mounts)
-    if placed.container.image != image:
-        draft.warnings.append(f"{placed.path}: the pod's own container {placed.container.name} is used; none is added")
+    requests = requests_of(placed, lambda resource: resource in vgpus)
+    has_vgpus = vgpus.items() <= {request.resource: request.units for request in requests}.items()
+    different = differences(placed.container, added, has_vgpus=has_vgpus)
+    if different:
+        endless = placed.group is ContainerList.APP and pod.spec.restart_policy in _ENDING
+        draft.warnings.append(
+            f"{placed.path}: the pod's own container {added.name} is used, and none is added; it differs from the"
+            f" webhook's in {', '.join(different)}"
+            + ("; unless it ends by itself, the pod never ends" if endless else "")
+        )
+    return True

@@ -12,7 +12,8 @@ from posixpath import normpath
 
 import msgspec
 
-from gpuvirt.cluster.admission.injectionconfig import SYSTEM_PATH, AddedContainer, ClassSettings, InjectionProfile
+from gpuvirt.cluster.admission.injectionconfig import SYSTEM_PATH, AddedContainer, ClassSettings
+from gpuvirt.cluster.admission.pod import Container as ObservedContainer
 from gpuvirt.cluster.admission.pod import EnvVar as ObservedEnvVar
 from gpuvirt.cluster.admission.pod import Placed
 from gpuvirt.cluster.jsonpatch import Op, Operation
@@ -119,15 +120,13 @@ def _extended(placed: Placed, index: int, variable: ObservedEnvVar, folder: str)
 
 
 def nvidia(settings: ClassSettings, part: AddedContainer, vgpus: Mapping[str, int]) -> Container:
-    """Return the init container that loads the driver in the guest. With hot plug it has the pod's vGPUs."""
+    """Return the init container that loads the driver in the guest, with these vGPUs."""
     has_tree = settings.driver is not None
     mounts = [
         VolumeMount(name=DRIVER, mount_path="/lib/modules", sub_path="lib/modules", read_only=True),
         VolumeMount(name=DRIVER, mount_path=LOADER_TREE, read_only=True),
     ]
-    limits = (
-        {name: str(count) for name, count in vgpus.items()} if settings.profile is InjectionProfile.HOT_PLUG else {}
-    )
+    limits = {name: str(count) for name, count in vgpus.items()}
     return _container(NVIDIA, part, LOADER_TREE if has_tree else "", [DEV_MOUNT, *(mounts if has_tree else [])], limits)
 
 
@@ -138,6 +137,30 @@ def gridd(settings: ClassSettings, part: AddedContainer, licence_secret: str) ->
     token = [VolumeMount(name=LICENCE, mount_path=TOKEN, read_only=True)] if licence_secret else []
     all_mounts = [DEV_MOUNT, *(mounts if has_tree else []), *token]
     return _container(GRIDD, part, TREE if has_tree else "", all_mounts, {}, restart_policy="Always")
+
+
+def differences(own: ObservedContainer, added: Container, *, has_vgpus: bool) -> tuple[str, ...]:
+    """Return the fields in which a pod's own container lacks what the added one has; `has_vgpus`: it has its vGPUs.
+
+    The API server asks again after other webhooks have changed the pod. What they and the API server add to an added
+    container (variables, mounts, defaults, amounts of cpu and memory) is therefore no difference.
+    """
+    env = {(variable.name, variable.value) for variable in own.env}
+    mounts = {(mount.name, normpath(mount.mount_path), mount.sub_path) for mount in own.volume_mounts}
+    context, needed = own.security_context, added.security_context or SecurityContext()
+    capabilities = {name.upper() for name in context.capabilities.add}
+    has = {
+        "image": own.image == added.image,
+        "command": own.command == added.command,
+        "args": own.args == added.args,
+        "restartPolicy": own.restart_policy == added.restart_policy,
+        "env": all((variable.name, variable.value) in env for variable in added.env),
+        "volumeMounts": all((mount.name, mount.mount_path, mount.sub_path) in mounts for mount in added.volume_mounts),
+        "resources": has_vgpus,
+        "securityContext": context.run_as_user == needed.run_as_user
+        and {name.upper() for name in (needed.capabilities or Capabilities()).add} <= capabilities,
+    }
+    return tuple(field for field, is_equal in has.items() if not is_equal)
 
 
 def _container(

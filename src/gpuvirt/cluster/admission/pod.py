@@ -28,6 +28,7 @@ class Mount(msgspec.Struct, frozen=True, rename="camel"):
 
     name: str = ""
     mount_path: str = ""
+    sub_path: str = ""
 
 
 class Resources(msgspec.Struct, frozen=True):
@@ -37,12 +38,28 @@ class Resources(msgspec.Struct, frozen=True):
     requests: dict[str, str | int | float] = {}
 
 
+class Capabilities(msgspec.Struct, frozen=True):
+    """The capabilities of a container besides the default ones."""
+
+    add: tuple[str, ...] = ()
+
+
+class SecurityContext(msgspec.Struct, frozen=True, rename="camel"):
+    """The privileges of a container."""
+
+    run_as_user: int | None = None
+    capabilities: Capabilities = Capabilities()
+
+
 class Container(msgspec.Struct, frozen=True, rename="camel"):
     """A container."""
 
     name: str = ""
     image: str = ""
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
     restart_policy: str = ""
+    security_context: SecurityContext = SecurityContext()
     env: tuple[EnvVar, ...] = ()
     volume_mounts: tuple[Mount, ...] = ()
     resources: Resources = Resources()
@@ -79,6 +96,7 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     runtime_class_name: str = ""
     resources: Resources = Resources()
     """The requests and limits of the whole pod, which its containers share."""
+    restart_policy: str = "Always"
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     volumes: tuple[Volume, ...] = ()

@@ -21,10 +21,11 @@ def mdev_in_kata(path: str, resource: str, runtime_class: str) -> Reason:
     return Reason(ReasonCode.MDEV_IN_KATA, "the pod", message, (Seen(path),), fix)
 
 
-def container_name_taken(path: str, name: str) -> Reason:
+def container_name_taken(path: str, name: str, detail: str) -> Reason:
     """Containers of a pod have different names, and the webhook adds one of this name."""
-    message = f"has the same name as the container {name} that the webhook adds to pods with a vGPU"
-    return Reason(ReasonCode.INJECTED_NAME_TAKEN, f"container {name}", message, (Seen(path),), "rename the container")
+    message = f"has the same name as the container {name} that the webhook adds to pods with a vGPU; {detail}"
+    fix = f"remove the container, since the webhook adds {name}, or rename it"
+    return Reason(ReasonCode.INJECTED_NAME_TAKEN, f"container {name}", message, (Seen(path),), fix)
 
 
 def volume_name_taken(path: str, name: str, expected: str) -> Reason:
