@@ -3,12 +3,16 @@
 import fcntl
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.apps.doctor import gather
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.doctor import diagnosis
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.explaining import explain_device
@@ -20,6 +24,7 @@ from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.change.gate.membership import Membership
 from gpuvirt_sim.clock import BEGINNING
+from tests.doctor.sickhost import around as surroundings
 from tests.doctor.sickhost import codes, evidence, examine, findings, found, host
 
 A10 = "nvidia.com/GA102GL_A10"
@@ -27,12 +32,20 @@ GPUS = ["0000:65:00.0", "0000:ca:00.0"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def listener(short_path: Path) -> Iterator[socket.socket]:
+    """The socket of the kubelet in that folder."""
+    (short_path / "device-plugins").mkdir()
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(short_path / "device-plugins/kubelet.sock"))
+        kubelet.listen()
+        yield kubelet
+
+
+@pytest.fixture
+def folder(short_path: Path, listener: socket.socket) -> Path:  # noqa: ARG001  it listens
     """The folder of a kubelet that listens and aligns CPUs by NUMA node."""
-    (tmp_path / "device-plugins").mkdir()
-    (tmp_path / "device-plugins/kubelet.sock").touch()
-    (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\ntopologyManagerPolicy: best-effort\n")
-    return tmp_path
+    (short_path / "config.yaml").write_text("cpuManagerPolicy: static\ntopologyManagerPolicy: best-effort\n")
+    return short_path
 
 
 def count(folder: Path, *devices: str) -> None:
@@ -65,10 +78,38 @@ def test_a_kubelet_without_a_listening_socket_is_reported(folder: Path) -> None:
     assert "journalctl -u kubelet" in one.fix[0]
 
 
+@pytest.mark.parametrize("has_config", [True, False])
+def test_the_socket_of_a_kubelet_that_has_ended_is_reported(
+    folder: Path, listener: socket.socket, *, has_config: bool
+) -> None:
+    """A kubelet that is killed leaves its socket."""
+    listener.close()
+    if not has_config:
+        (folder / "config.yaml").unlink()
+    report = examine(host(), folder)
+    one = found(report, FindingCode.KUBELET_NOT_LISTENING)
+    assert (one.level, one.seen) == (
+        Level.ERROR,
+        (Seen(str(folder / "device-plugins/kubelet.sock"), "no process listens at it"),),
+    )
+    assert FindingCode.AGENT_AWAY not in codes(report)
+    blocker = explain_device(evidence(host(), folder), GPUS[0]).blocker
+    assert (blocker, report.level) == (one, Level.ERROR)
+
+
 def test_a_kubelet_without_an_agent_is_reported(folder: Path) -> None:
     one = found(examine(host(), folder), FindingCode.AGENT_AWAY)
-    assert (one.level, one.fix[0]) == (Level.WARNING, "kubectl apply -f deploy/node.yaml")
+    assert (one.level, one.fix[0].split()[:3]) == (Level.WARNING, ["kubectl", "get", "pods"])
     assert A10 in one.message
+    assert "only if it lists none: kubectl apply -f deploy/node.yaml" in one.fix[-1]
+
+
+def test_no_second_agent_is_advised_where_one_has_run(folder: Path) -> None:
+    """By the chart, or by a manifest: its pod of this host has ended, or is deleted."""
+    kernel, around = host(), replace(surroundings(folder), ledger=Ledger(resources=(ResourceName(A10),)))
+    one = found(diagnosis.report(gather(kernel, around)), FindingCode.AGENT_AWAY)
+    assert not any("apply" in line or "gpuvirt node" in line for line in one.fix)
+    assert "kubectl get pods" in one.fix[0]
 
 
 def test_a_host_whose_devices_another_plugin_offers_needs_no_agent(folder: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from gpuvirt.paths import HostPath, KubeletPaths
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> KubeletPaths:
-    found = KubeletPaths(tmp_path)
+def paths(short_path: Path) -> KubeletPaths:
+    found = KubeletPaths(short_path)
     found.device_plugins.mkdir()
     return found
 
@@ -25,14 +26,32 @@ def paths(tmp_path: Path) -> KubeletPaths:
 def test_the_facts_of_a_kubelets_folder(paths: KubeletPaths) -> None:
     empty = read_kubelet(paths)
     assert (empty.listens, empty.config, empty.counted, empty.offers_without_gate) == (False, None, None, False)
-    paths.registration_socket.touch()
     (paths.root / "config.yaml").write_text("topologyManagerPolicy: restricted\n")
     data = {"PodDeviceEntries": None, "RegisteredDevices": {"a": ["x"]}}
     paths.checkpoint.write_text(json.dumps({"Data": data, "Checksum": 1}))
-    found = read_kubelet(paths)
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(paths.registration_socket))
+        kubelet.listen()
+        found = read_kubelet(paths)
     assert isinstance(found.config, KubeletConfig)
     assert found.config.topology_manager_policy == "restricted"
     assert (found.listens, found.counted_by, found.counted) == (True, str(paths.checkpoint), {"a": frozenset({"x"})})
+
+
+def test_a_kubelet_whose_socket_is_full_listens(paths: KubeletPaths) -> None:
+    with socket.socket(socket.AF_UNIX) as kubelet, socket.socket(socket.AF_UNIX) as first:
+        kubelet.bind(str(paths.registration_socket))
+        kubelet.listen(0)
+        first.connect(str(paths.registration_socket))
+        assert read_kubelet(paths).listens is True
+
+
+def test_a_socket_without_a_listener_is_a_trace_of_a_kubelet(paths: KubeletPaths) -> None:
+    assert not read_kubelet(paths).ever_ran
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(paths.registration_socket))
+    found = read_kubelet(paths)
+    assert (found.listens, found.has_socket, found.ever_ran) == (False, True, True)
 
 
 def test_an_agent_that_offers_devices_has_the_lock_on_the_folder(paths: KubeletPaths) -> None:
@@ -53,9 +72,9 @@ def loop(path: Path) -> Unread:
 
 def test_files_that_cannot_be_read_are_unread(paths: KubeletPaths) -> None:
     config, checkpoint = loop(paths.root / "config.yaml"), loop(paths.checkpoint)
-    socket = loop(paths.registration_socket)
+    link = loop(paths.registration_socket)
     found = read_kubelet(paths)
-    assert (found.config, found.counted, found.listens) == (config, checkpoint, socket)
+    assert (found.config, found.counted, found.listens) == (config, checkpoint, link)
 
 
 def test_damaged_files_are_unread(paths: KubeletPaths) -> None:

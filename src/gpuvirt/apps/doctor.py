@@ -63,6 +63,7 @@ def gather(kernel: Kernel, around: EvidenceSources) -> Evidence:
         view=view,
         settings=around.settings,
         kubelet=read_kubelet(around.kubelet),
+        agent_has_run=bool(around.ledger.resources),
         kubevirts=around.kubevirts,
         cluster_nodes=around.cluster_nodes,
     )

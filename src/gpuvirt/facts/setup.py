@@ -98,7 +98,7 @@ class KubeletFacts(msgspec.Struct, frozen=True):
     folder: str
     socket: str
     listens: bool | Unread
-    """Whether the kubelet's socket exists."""
+    """Whether a process listens at the kubelet's socket: one that was killed leaves the file."""
     config_file: str
     config: KubeletConfig | Unread | None
     counted_by: str
@@ -108,10 +108,12 @@ class KubeletFacts(msgspec.Struct, frozen=True):
     recorded none."""
     offers_without_gate: bool | Unread = False
     """Whether a device plugin of gpuvirt offers devices, and takes no part in the gates of its folder."""
+    has_socket: bool | Unread = False
+    """Whether the file of the socket exists."""
     gates: str = ""
     """The folder of these gates."""
 
     @property
     def ever_ran(self) -> bool:
         """Whether a kubelet runs on the host, or has left files there."""
-        return self.listens is not False or self.config is not None or self.counted is not None
+        return self.has_socket is not False or self.config is not None or self.counted is not None

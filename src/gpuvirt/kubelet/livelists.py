@@ -3,7 +3,8 @@
 A command reads these lists beside a device plugin of gpuvirt that it can't ask to drain devices.
 """
 
-import socket
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import grpc
 
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.facts.ids import DeviceId
-from gpuvirt.kubelet import podresources, wire
+from gpuvirt.kubelet import podresources, sockets, wire
 
 METHOD = "/v1beta1.DevicePlugin/ListAndWatch"
 TIMEOUT_S = 5.0
@@ -34,17 +35,12 @@ def read_lists(folder: Path) -> Mapping[Path, frozenset[DeviceId]]:
 
 def _has_listener(path: Path) -> bool:
     """Return whether a process listens; raise ListUnknownError where that is unknown: a path may be too long."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except BlockingIOError:  # unknown: a listener whose queue is full
-            return True
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False  # unknown: nothing, the plugin has ended
-        except OSError as error:
-            raise ListUnknownError(f"{path}: {error}") from error
-        return True
+    failure = sockets.connected(path)
+    if failure in {errno.ECONNREFUSED, errno.ENOENT}:
+        return False
+    if failure is not None:
+        raise ListUnknownError(f"{path}: {os.strerror(failure)}")
+    return True
 
 
 def _read_list(path: Path) -> frozenset[DeviceId]:

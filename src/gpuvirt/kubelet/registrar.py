@@ -132,7 +132,10 @@ class Registrar:
         except SocketTakenError as error:
             self._fail(plugin, kubelet, nodeproblems.socket_taken(plugin.resource, str(error)))
         except (RegistrationFailedError, OSError) as error:
-            self._fail(plugin, kubelet, nodeproblems.not_registered(plugin.resource, str(error)))
+            socket = self._paths.registration_socket
+            is_away = not sockets.is_listened_at(socket)  # a kubelet that was killed leaves its socket
+            away = nodeproblems.kubelet_away(plugin.resource, socket, is_left=True)
+            self._fail(plugin, kubelet, away if is_away else nodeproblems.not_registered(plugin.resource, str(error)))
         finally:
             attempts.is_running = False
 

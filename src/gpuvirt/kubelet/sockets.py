@@ -58,13 +58,21 @@ def identity(path: Path) -> FileIdentity | None:
 
 def is_listened_at(path: Path) -> bool:
     """Return whether a process accepts connections on the socket `path`, or may do so."""
+    found = connected(path)
+    return found not in NO_LISTENER  # unknown: the socket stays
+
+
+def connected(path: Path) -> int | None:
+    """Return the errno of a connection to the socket `path`, None where a process listens; it waits for nothing."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
+        except BlockingIOError:  # unknown: a listener whose queue is full
+            return None
         except OSError as error:
-            return error.errno not in NO_LISTENER  # unknown: the socket stays; EAGAIN: a listener's queue is full
-        return True
+            return error.errno or errno.ENAMETOOLONG  # unknown: none of NO_LISTENER; Python refuses a long path
+        return None
 
 
 def clear(path: Path) -> bool:

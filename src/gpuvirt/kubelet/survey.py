@@ -8,7 +8,7 @@ from gpuvirt import documents
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.setup import KubeletConfig, KubeletFacts
-from gpuvirt.kubelet import checkpoint
+from gpuvirt.kubelet import checkpoint, sockets
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_allocatable
 from gpuvirt.node.change.gate.drainrequest import no_plugin
 from gpuvirt.node.change.gate.gate import gate_at
@@ -29,7 +29,8 @@ def read_kubelet(paths: KubeletPaths) -> KubeletFacts:
     return KubeletFacts(
         folder=str(paths.root),
         socket=str(paths.registration_socket),
-        listens=_exists(paths.registration_socket),
+        listens=_listens(paths.registration_socket),
+        has_socket=_exists(paths.registration_socket),
         config_file=str(paths.root / CONFIG),
         config=_config(paths.root / CONFIG),
         counted_by=counted_by,
@@ -55,6 +56,13 @@ def _offers_without_gate(device_plugins: Path) -> bool | Unread:
             return not nobody_offers
     except GateFailedError as error:
         return Unread(HostPath(str(error.path)), seen=error.problem)
+
+
+def _listens(path: Path) -> bool | Unread:
+    failure = sockets.connected(path)
+    if failure in {*GONE, errno.ECONNREFUSED}:
+        return False
+    return True if failure is None else Unread(HostPath(str(path)), errno=failure)
 
 
 def _exists(path: Path) -> bool | Unread:

@@ -25,6 +25,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """The view that `gpuvirt devices` prints."""
     settings: Settings
     kubelet: KubeletFacts
+    agent_has_run: bool = False
+    """Whether an agent has offered devices on the host, now or before."""
     kubevirts: tuple[KubeVirt, ...] | None = None
     """None without `--kubevirt` and without access to the API server."""
     cluster_nodes: tuple[ClusterNode, ...] | None = None

@@ -45,7 +45,7 @@ class FindingCode(Code):
     VFS_OFF = _host("VfsOff", "the vGPU manager runs, but a GPU's VFs are off")
 
     KUBELET_NOT_LISTENING = _host(
-        "KubeletNotListening", "a kubelet has run on this host, but its socket is missing", Level.ERROR
+        "KubeletNotListening", "a kubelet has run on this host, but does not listen at its socket", Level.ERROR
     )
     AGENT_AWAY = _host("AgentAway", "a kubelet runs on the host, but no agent")
     COUNTS_DIFFER = _host("CountsDiffer", "the kubelet counts other devices than the agent reports as healthy")

@@ -6,15 +6,18 @@ from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 NAME_KUBELET_DIR = "start the kubelet, or name its folder with --kubelet-dir"
+NO_LISTENER = "no process listens at it"
 PROCESSES = "look for processes in state D (ps axo pid,stat,wchan:30,cmd), and see the kernel's log (dmesg)"
 FREE_SPACE = "free space, or mount the folder writable"
 NOT_REVIEWED = Seen("GpuNode $.spec.reviewed and $.spec.withheld", "no such name")
 
 
-def kubelet_away(subject: str, socket: object) -> Reason:
-    """No resource can be registered."""
-    message = f"can't be registered: the kubelet's socket {socket} does not exist"
-    return Reason(ReasonCode.KUBELET_AWAY, subject, message, (Seen.absent(str(socket)),), NAME_KUBELET_DIR)
+def kubelet_away(subject: str, socket: object, *, is_left: bool = False) -> Reason:
+    """No resource can be registered; `is_left`: the socket exists, of a kubelet that has ended."""
+    problem = "has no listener" if is_left else "does not exist"
+    seen = Seen(str(socket), NO_LISTENER) if is_left else Seen.absent(str(socket))
+    message = f"can't be registered: the kubelet's socket {socket} {problem}"
+    return Reason(ReasonCode.KUBELET_AWAY, subject, message, (seen,), NAME_KUBELET_DIR)
 
 
 def not_registered(resource: str, error: str | None = None) -> Reason:

@@ -270,7 +270,7 @@ class ReasonCode(Code):
         "the next load of the driver resets the scheduler, since another file sets `NVreg_RegistryDwordsPerDevice`",
     )
 
-    KUBELET_AWAY = _agent("KubeletAway", "the kubelet's registration socket does not exist")
+    KUBELET_AWAY = _agent("KubeletAway", "no kubelet listens at its registration socket")
     NOT_REGISTERED = _agent("NotRegistered", "the kubelet has not accepted a resource yet; the agent tries again")
     SOCKET_TAKEN = _agent("SocketTaken", "another device plugin listens at the agent's socket", Level.ERROR)
     SCAN_BLOCKED = _agent("ScanBlocked", "an observation of the host sleeps in the kernel", Level.UNKNOWN)

@@ -191,8 +191,8 @@ def allocations_unknown(
         f"{as_root} the kubelet's folder by --kubelet-dir if it is not the default; or use --assume-unallocated (a pod"
         " that has the device loses it)"
         if by_hand
-        else "mount the kubelet's pod-resources and device-plugins folders, readable for root; the agent tries again by"
-        " itself, and the kubelet replaces a damaged checkpoint at its next allocation",
+        else "start the kubelet if it has ended, or mount its pod-resources and device-plugins folders, readable for"
+        " root; the agent tries again by itself, and the kubelet replaces a damaged checkpoint at its next allocation",
     )
 
 

@@ -1,13 +1,13 @@
 """Checks of the kubelet: its socket, the devices that it counts, and whether VMs run near their GPUs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.offers.view import ResourceView
-from gpuvirt.model.reasons import FindingCode, Seen, gaterefusals
+from gpuvirt.model.reasons import FindingCode, Seen, gaterefusals, nodeproblems
 from gpuvirt.model.reasons.codes import Level
 
 MOST_CPUS = 8192
@@ -21,13 +21,11 @@ def _not_read(subject: str, message: str, path: str, found: Unread) -> Finding:
 
 def listening(evidence: Evidence) -> Iterator[Finding]:
     """The kubelet accepts device plugins."""
-    kubelet = evidence.kubelet
+    kubelet, place = evidence.kubelet, evidence.kubelet.socket
     if isinstance(kubelet.listens, Unread):
-        yield _not_read(
-            "the kubelet", "may or may not run: its socket could not be checked", kubelet.socket, kubelet.listens
-        )
+        yield _not_read("the kubelet", "may or may not run: its socket could not be checked", place, kubelet.listens)
     elif kubelet.listens:
-        yield fine("the kubelet", "has its socket for device plugins", Seen(kubelet.socket, "there"))
+        yield fine("the kubelet", "listens at its socket for device plugins", Seen(place))
     elif not kubelet.ever_ran:
         yield fine(
             "this host",
@@ -38,8 +36,8 @@ def listening(evidence: Evidence) -> Iterator[Finding]:
         yield problem(
             FindingCode.KUBELET_NOT_LISTENING,
             "the kubelet",
-            "has run on this host, but has no socket for device plugins",
-            (Seen.absent(kubelet.socket),),
+            "has run on this host, but does not listen at its socket for device plugins",
+            (Seen.absent(place) if kubelet.has_socket is False else Seen(place, nodeproblems.NO_LISTENER),),
             why="no GPU can be offered, and no pod gets one",
             fix=("systemctl restart kubelet; journalctl -u kubelet -n 50", "or set its folder with --kubelet-dir"),
         )
@@ -59,14 +57,7 @@ def registration(evidence: Evidence) -> Iterator[Finding]:
                 Seen(kubelet.counted_by, "counts their devices"),
             )
         if offered and kubelet.listens is True:
-            yield problem(
-                FindingCode.AGENT_AWAY,
-                "the agent",
-                f"does not run on this host, so no plugin registers {', '.join(offered)}",
-                (Seen("/run/gpuvirt/node.json", "does not exist, or is of an agent that has ended"),),
-                why="pods that request a resource without a plugin are never scheduled",
-                fix=("kubectl apply -f deploy/node.yaml", "or by hand: gpuvirt node"),
-            )
+            yield _agent_away(evidence, offered)
         return
     for resource in view.resources:
         if resource.not_registered_because is not None:
@@ -77,6 +68,26 @@ def registration(evidence: Evidence) -> Iterator[Finding]:
             f"has registered {', '.join(registered)}",
             Seen("/run/gpuvirt/node.json", f"pid {view.agent.pid}"),
         )
+
+
+def _agent_away(evidence: Evidence, offered: Sequence[str]) -> Finding:
+    """Advise an agent only where none is installed: a second one exits, or offers the devices twice."""
+    # The labels of the agent by the chart, by deploy/node.yaml and by deploy/plugin-only.yaml.
+    pods = "kubectl get pods -A -o wide -l app.kubernetes.io/name=gpuvirt"
+    see: tuple[str, ...] = (
+        "if it lists gpuvirt, see why this node has no agent: gpuvirt status",
+        "only if it lists none: kubectl apply -f deploy/node.yaml, or by hand: gpuvirt node",
+    )
+    if evidence.agent_has_run:
+        see = ("see why the agent of this node has ended; as a service of the host: systemctl status gpuvirt-node",)
+    return problem(
+        FindingCode.AGENT_AWAY,
+        "the agent",
+        f"does not run on this host, so no plugin registers {', '.join(offered)}",
+        (Seen("/run/gpuvirt/node.json", "does not exist, or is of an agent that has ended"),),
+        why="pods that request a resource without a plugin are never scheduled",
+        fix=(pods, *see),
+    )
 
 
 def is_counted(evidence: Evidence, resource: str) -> bool:
