@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PciId, ResourceName, VgpuType, parse_pci_id, parse_resource_name
-from gpuvirt.facts.pci import NVIDIA
+from gpuvirt.facts.pci import NVIDIA, FunctionKind
 from gpuvirt.model.inventory import naming, pciids
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.inventory.pciids import PciIds
@@ -155,6 +155,23 @@ def test_an_alias_replaces_a_name(alias: str, resource: str) -> None:
     aliased = Naming(SHIPPED.ids, aliases={"GA102GL_A10": alias, "NVIDIA_A10-4Q": alias})
     assert aliased.of_function(PciId(0x10DE, 0x2236)).resource == resource
     assert aliased.of_type(NVIDIA, VgpuType("NVIDIA A10-4Q")).resource == resource
+
+
+GB110, A10, RADEON = PciId(0x10DE, 0x3182), PciId(0x10DE, 0x2236), PciId(0x1002, 0x744C)
+
+
+def test_one_name_for_all_gpus_counts_for_whole_gpus_of_nvidia() -> None:
+    """As NVIDIA's device plugin for Kata names them; an alias of a single name takes precedence."""
+    named = Naming(SHIPPED.ids, {"GA102GL_A10": "a10"}, kind_aliases={FunctionKind.GPU: "pgpu"})
+    assert named.of_function(GB110, FunctionKind.GPU).resource == "nvidia.com/pgpu"
+    assert named.of_function(A10, FunctionKind.GPU).resource == "nvidia.com/a10"
+    for pci_id, kind, is_vf in (
+        (GB110, FunctionKind.NVSWITCH, False),
+        (GB110, FunctionKind.GPU, True),
+        (RADEON, FunctionKind.GPU, False),
+    ):
+        found = named.of_function(pci_id, kind, is_vf=is_vf).resource
+        assert found == SHIPPED.of_function(pci_id, kind, is_vf=is_vf).resource
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gpuvirt.cluster.operator.operands.inputs import OperandName, Rendered, Rend
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.settings import (
     Enforcement,
     HamiCore,
@@ -165,6 +166,42 @@ def test_the_policy_permits_grace_gpus_without_their_driver() -> None:
         if isinstance(manifest, ConfigMap) and manifest.metadata.name == "gpuvirt-node"
     )
     assert documents.parse(written.data["node.yaml"], Settings, where="node.yaml").grace_without_driver
+
+
+def agents_settings(sandbox_workloads: Plain, **parts: Plain) -> Settings:
+    found = render(policy_of({"sandboxWorkloads": sandbox_workloads, **parts}), INPUTS)
+    assert found.faults == ()
+    written = (manifest for manifest in found.manifests if isinstance(manifest, ConfigMap))
+    text = next(manifest for manifest in written if manifest.metadata.name == "gpuvirt-node").data["node.yaml"]
+    return documents.parse(text, Settings, where="node.yaml")
+
+
+KATA: Plain = {"enabled": True, "mode": "kata"}
+
+
+@pytest.mark.parametrize("part", ["sandboxDevicePlugin", "kataSandboxDevicePlugin"])
+def test_the_aliases_of_nvidias_plugin_for_kata_name_the_agents_resources(part: str) -> None:
+    """Case clusterpolicy-kata-env.yaml; NVIDIA's documentation names the one part, and former versions the other."""
+    env: Plain = [{"name": "P_GPU_ALIAS", "value": "pgpu"}, {"name": "NVSWITCH_ALIAS", "value": "nvswitch"}]
+    found = agents_settings(KATA, **{part: {"env": env}})
+    assert found.kind_aliases == {FunctionKind.GPU: "pgpu", FunctionKind.NVSWITCH: "nvswitch"}
+    assert found.offer == (FunctionKind.GPU, FunctionKind.NVSWITCH)
+    empty: Plain = [{"name": "P_GPU_ALIAS", "value": ""}]
+    assert agents_settings(KATA, **{part: {"env": empty}}) == agents_settings(KATA)
+    assert agents_settings({"enabled": True}, **{part: {"env": env}}) == agents_settings({"enabled": True})
+
+
+def test_the_alias_of_the_plugin_for_kata_takes_precedence() -> None:
+    old: Plain = {"env": [{"name": "P_GPU_ALIAS", "value": "a"}]}
+    new: Plain = {"env": [{"name": "P_GPU_ALIAS", "value": ""}]}
+    assert agents_settings(KATA, sandboxDevicePlugin=old, kataSandboxDevicePlugin=new) == agents_settings(KATA)
+
+
+@pytest.mark.parametrize("part", ["sandboxDevicePlugin", "kataSandboxDevicePlugin"])
+def test_an_alias_that_is_no_name_is_a_fault(part: str) -> None:
+    env: Plain = [{"name": "P_GPU_ALIAS", "value": "p gpu"}]
+    (fault,) = render(policy_of({"sandboxWorkloads": KATA, part: {"env": env}}), INPUTS).faults
+    assert fault.because.path == f"$.spec.{part}.env[P_GPU_ALIAS]"
 
 
 def test_the_policy_names_resources_without_gpus() -> None:

@@ -4,11 +4,14 @@ import json
 from collections.abc import Iterator
 
 import pytest
+import typer
 from hypothesis import given, settings
+from typer.core import TyperGroup
 
+from gpuvirt.cli.main import program_for
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands.rendering import render
-from gpuvirt.cluster.operator.policy.unsupported import unsupported
+from gpuvirt.cluster.operator.policy.unsupported import AGENT_READS, VALIDATOR_READS, unsupported
 from gpuvirt.plain import Plain
 from tests.operands.policies import ALL_KINDS, Schema, policy_of, spec_schema, specs
 from tests.operands.policies import given as given_policy
@@ -39,6 +42,14 @@ BY_THE_CONTROLLER = {
 NEVER = {"ccManager", "kataManager"}
 """Operands that are never deployed: `enabled: true` is reported, and none of their other fields."""
 ON_BY_DEFAULT = {"sandboxDevicePlugin.enabled", "kataSandboxDevicePlugin.enabled", "validator.enabled", "cdi.enabled"}
+OF_OWN_PROGRAMS = {
+    "sandboxDevicePlugin.env",
+    "validator.env",
+    "validator.driver.env",
+    "validator.toolkit.env",
+    "validator.plugin.env",
+}
+"""Variables that the pods get, each of which is reported if the program does not read it."""
 OTHER: dict[str, Plain] = {
     "imagePullPolicy": "Always",
     "maxUnavailable": "7",
@@ -74,6 +85,29 @@ def element(schema: Schema) -> Plain:
     if schema.properties:
         return {name: value_of(field, name) for name, field in schema.properties.items() if name != "tolerationSeconds"}
     return value_of(schema, "")
+
+
+def variables(**values: str) -> Plain:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+ALIASES: Plain = {"env": variables(P_GPU_ALIAS="pgpu", NVSWITCH_ALIAS="nvswitch")}
+
+
+def options_of(name: str, check: str = "") -> set[str]:
+    """Return the environment variables that a command's options read."""
+    command = typer.main.get_group(program_for([name])).commands[name]
+    if check:
+        assert isinstance(command, TyperGroup)
+        command = command.commands[check]
+    found = (parameter.envvar or () for parameter in command.params)
+    return {name for names in found for name in ([names] if isinstance(names, str) else names)}
+
+
+def test_the_variables_that_gpuvirts_programs_read_are_known() -> None:
+    assert options_of("node") == set(AGENT_READS)
+    of_checks = (options_of("validate", check) for check in ("driver", "toolkit", "plugin"))
+    assert set().union(*of_checks) == set(VALIDATOR_READS)
 
 
 def with_field(path: tuple[str, ...], value: Plain) -> dict[str, Plain]:
@@ -113,9 +147,14 @@ def test_the_base_policy_has_no_unsupported_field() -> None:
 )
 def test_each_field_is_rendered_or_reported_as_unsupported(path: tuple[str, ...], value: Plain) -> None:
     spec = with_field(path, value)
-    reported = [field for field in unsupported(spec) if f"$.spec.{'.'.join(path)}.".startswith(f"{field}.")]
+    place = f"$.spec.{'.'.join(path)}"
+    reported = [
+        field for field in unsupported(spec) if f"{place}.".startswith(f"{field}.") or field.startswith(f"{place}[")
+    ]
     if path[0] in NEVER:
         assert reported == (["$.spec." + ".".join(path)] if path[1:] == ("enabled",) else [])
+    elif ".".join(path) in OF_OWN_PROGRAMS:
+        assert reported == [f"{place}[value-77]"]
     elif ".".join(path) not in BY_THE_CONTROLLER:
         makes_a_difference = rendered(spec) != rendered(BASE) or spec == BASE
         assert makes_a_difference != bool(reported), (reported, spec)
@@ -157,6 +196,34 @@ def test_each_field_is_rendered_or_reported_as_unsupported(path: tuple[str, ...]
             ("$.spec.kataManager.enabled", "$.spec.kataSandboxDevicePlugin.version"),
         ),
         ({"ccManager": {"enabled": False, "defaultMode": "on"}, "kataManager": {"config": {}}}, ()),
+        ({"sandboxWorkloads": {"enabled": True, "mode": "kata"}, "sandboxDevicePlugin": ALIASES}, ()),
+        ({"sandboxWorkloads": {"enabled": True, "mode": "kata"}, "kataSandboxDevicePlugin": ALIASES}, ()),
+        (
+            {"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": ALIASES},
+            (
+                "$.spec.sandboxDevicePlugin.env[NVSWITCH_ALIAS]",
+                "$.spec.sandboxDevicePlugin.env[P_GPU_ALIAS]",
+            ),
+        ),
+        (
+            {
+                "sandboxWorkloads": {"enabled": True},
+                "sandboxDevicePlugin": {"env": variables(GPUVIRT_LISTEN=":1", TZ="UTC", GPUVIRT_LISTN=":1", EMPTY="")},
+                "vfioManager": {"env": variables(BIND_NVSWITCHES="true", A="1")},
+                "validator": {"env": variables(X="1"), "plugin": {"env": variables(WITH_WORKLOAD="false")}},
+            },
+            (
+                "$.spec.sandboxDevicePlugin.env[GPUVIRT_LISTN]",
+                "$.spec.validator.env[X]",
+                "$.spec.vfioManager.env[A]",
+                "$.spec.vfioManager.env[BIND_NVSWITCHES]",
+            ),
+        ),
+        (
+            {"validator": {"plugin": {"env": variables(WITH_WORKLOAD="true")}}},
+            ("$.spec.validator.plugin.env[WITH_WORKLOAD]",),
+        ),
+        ({"driver": {"env": variables(ANY="1")}}, ()),
     ],
 )
 def test_unsupported_paths_are_reported_once_at_the_topmost_level(spec: Plain, paths: tuple[str, ...]) -> None:

@@ -156,6 +156,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Several names may share one alias; `GA102GL_A10: example.com/a10` changes the domain too. The name may have its
     domain. It may be the resource's first name or the one of today's PCI ID database.
     """
+    kind_aliases: dict[FunctionKind, str] = {}
+    """One name for all of NVIDIA's functions of a kind, as its device plugin for Kata has it: `gpu: pgpu`.
+
+    `aliases` take precedence. VFs and vGPUs keep their names.
+    """
     vgpu_placement: Spread = Spread.SPREAD
     """The choice among equal vGPUs for a VM: `spread` or `pack`."""
     require_reset: bool = True
@@ -254,19 +259,21 @@ def check(settings: Settings, *, where: str) -> Settings:
     _check_shares(settings.shares, where)
     _check_on_demand(settings.on_demand, where)
     variables: dict[str, str] = {}
-    for name, alias in settings.aliases.items():
+    named = {f"$.aliases.{name}": alias for name, alias in settings.aliases.items()}
+    named |= {f"$.kind_aliases.{kind}": alias for kind, alias in settings.kind_aliases.items()}
+    for path, alias in named.items():
         full = alias if "/" in alias else f"nvidia.com/{alias}"
         try:
             parse_resource_name(full)
         except InvalidIdError as error:
-            raise ConfigError(str(error), where=where, path=f"$.aliases.{name}") from error
+            raise ConfigError(str(error), where=where, path=path) from error
         other = variables.setdefault(env_name("", ResourceName(full)), full)
         if other != full:
             raise ConfigError(
                 f"{full} and {other} differ only in case or punctuation, so both would have the same environment"
                 " variable in a VM's pod; use one name, or two that differ in letters or digits",
                 where=where,
-                path=f"$.aliases.{name}",
+                path=path,
             )
     return settings
 

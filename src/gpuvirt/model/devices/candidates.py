@@ -72,7 +72,9 @@ def passthrough(inventory: Inventory, naming: Naming, settings: Settings) -> Ite
             yield Candidate(
                 id=DeviceId(function.address),
                 target=Target(function.address),
-                named=naming.of_function(function.id, is_vf=physfn is not None and physfn.id == function.id),
+                named=naming.of_function(
+                    function.id, function.kind, is_vf=physfn is not None and physfn.id == function.id
+                ),
                 group=function.iommu_group,
                 numa_node=function.numa_node,
                 framework=None,

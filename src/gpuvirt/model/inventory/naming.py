@@ -14,7 +14,7 @@ from functools import lru_cache
 import msgspec
 
 from gpuvirt.facts.ids import DeviceId, PciId, ResourceName, VgpuType
-from gpuvirt.facts.pci import AMD, INTEL, NVIDIA
+from gpuvirt.facts.pci import AMD, INTEL, NVIDIA, FunctionKind
 from gpuvirt.model.inventory.pciids import PciIds
 
 NAMESPACES: Mapping[int, str] = {NVIDIA: "nvidia.com", AMD: "amd.com", INTEL: "intel.com"}
@@ -90,8 +90,10 @@ class Naming(msgspec.Struct, frozen=True):
     """The admin's aliases of names: `GA102GL_A10` -> `a10`, or `example.com/a10`."""
     first_names: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The name that was first offered for each PCI id on this node."""
+    kind_aliases: Mapping[FunctionKind, str] = msgspec.field(default_factory=dict)
+    """The one name of all NVIDIA functions of a kind that have no alias of their own: `pgpu`."""
 
-    def of_function(self, pci_id: PciId, *, is_vf: bool = False) -> Named:
+    def of_function(self, pci_id: PciId, kind: FunctionKind | None = None, *, is_vf: bool = False) -> Named:
         """Return the name of a whole PCI function. If the database lacks its id, the name is the id (`2571`)."""
         suffix = "_VF" if is_vf else ""
         text = self.ids.text(pci_id)
@@ -99,16 +101,18 @@ class Naming(msgspec.Struct, frozen=True):
         natural = natural or f"{pci_id.device:04x}{suffix}"
         key = f"{pci_id}{suffix.lower()}"
         first = self.first_names.get(key, natural)
-        return Named(self._resource(pci_id.vendor, first, natural), key, first, natural if natural != first else None)
+        of_kind = self.kind_aliases.get(kind) if kind is not None and pci_id.vendor == NVIDIA and not is_vf else None
+        resource = self._resource(pci_id.vendor, first, natural, of_kind)
+        return Named(resource, key, first, natural if natural != first else None)
 
     def of_type(self, vendor: int, vgpu_type: VgpuType) -> Named:
         """Return the name of a vGPU type."""
         return Named(self._resource(vendor, legal(from_type(vgpu_type)) or "vgpu"))
 
-    def _resource(self, vendor: int, name: str, natural: str | None = None) -> ResourceName:
+    def _resource(self, vendor: int, name: str, natural: str | None = None, of_kind: str | None = None) -> ResourceName:
         """Return the resource's name. Aliases of its present name count too, with the domain or without."""
         domain = NAMESPACES.get(vendor, "gpuvirt.io")
         names = (name,) if natural is None else (name, natural)
         keys = (key for known in names for key in (f"{domain}/{known}", known))
-        chosen = next((self.aliases[key] for key in keys if key in self.aliases), name)
+        chosen = next((self.aliases[key] for key in keys if key in self.aliases), of_kind or name)
         return ResourceName(chosen if "/" in chosen else f"{domain}/{chosen}")

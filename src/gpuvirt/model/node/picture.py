@@ -107,7 +107,8 @@ class NodePicture(msgspec.Struct, frozen=True):
 
     def naming(self, terms: NodeTerms) -> Naming:
         """Return the inputs of resource names."""
-        return Naming(terms.ids, terms.settings.aliases, self.ledger.first_names)
+        settings = terms.settings
+        return Naming(terms.ids, settings.aliases, self.ledger.first_names, settings.kind_aliases)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,14 @@ from gpuvirt.cluster.operator.operands.inputs import RBAC_GROUP, OperandName, Re
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
+from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.settings import Enforcement, HamiCore, OnDemandSettings, Settings, ShareSettings, check
 
 NAME = OperandName.AGENT.value
 CONFIGS = f"{NAME}-configs"
 CONFIG_FILE = "node.yaml"
+KATA_ALIASES = {"P_GPU_ALIAS": FunctionKind.GPU, "NVSWITCH_ALIAS": FunctionKind.NVSWITCH}
+"""The variables by which NVIDIA's device plugin for Kata names all functions of a kind."""
 SETTINGS_DIGEST = "gpuvirt.io/settings"
 """Annotation of the agent's pods: a digest of the settings, since the agent reads them only when it starts."""
 
@@ -51,7 +54,8 @@ def agent(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | Sp
         settings = settings_of(policy, inputs.settings.shared)
     except ConfigError as error:
         field = re.sub("_([a-z])", lambda match: match[1].upper(), error.path.removeprefix("$."))
-        yield SpecFault(f"$.spec.sandboxDevicePlugin.{field}", error.message)
+        place = field if field.startswith("spec.") else f"spec.sandboxDevicePlugin.{field}"
+        yield SpecFault(f"$.{place}", error.message)
         return
     yield ConfigMap(api_version=workloads.CORE, metadata=_named(policy, inputs, NAME), data={CONFIG_FILE: settings})
     rule = PolicyRule(api_groups=("",), resources=("configmaps",), resource_names=(name,), verbs=("list", "watch"))
@@ -114,6 +118,9 @@ def settings_of(policy: ClusterPolicy, shared: SharedResource | None = None) -> 
         settings["grace_without_driver"] = without_driver
     if without_gpus := policy.spec.sandbox_device_plugin.resources_without_gpus:
         settings["resources_without_gpus"] = list(without_gpus)
+    if aliases := _aliases_of(policy):
+        settings["offer"] = [str(kind) for kind in dict.fromkeys([FunctionKind.GPU, *aliases])]
+        settings["kind_aliases"] = {str(kind): alias for kind, alias in aliases.items()}
     if on_demand := _on_demand_of(policy.spec.sandbox_device_plugin.on_demand or OnDemandVgpus()):
         settings["on_demand"] = on_demand
     shares = _limits_of(policy.spec.sandbox_device_plugin.shares or ShareLimits())
@@ -122,6 +129,31 @@ def settings_of(policy: ClusterPolicy, shared: SharedResource | None = None) -> 
     if shares:
         settings["shares"] = shares
     return plain.write(settings)
+
+
+def _aliases_of(policy: ClusterPolicy) -> dict[FunctionKind, str]:
+    """Return the names of all GPUs and of all NVSwitches that a policy sets; raise ConfigError for invalid ones.
+
+    Contract: NVIDIA's device plugin for Kata reads them from its environment. An empty value means the names of models,
+    which are gpuvirt's default; NVIDIA's is `pgpu`. NVSwitches are offered only with a name.
+    """
+    found: dict[FunctionKind, str] = {}
+    if policy.spec.sandbox_workloads.mode is not SandboxMode.KATA:
+        return found
+    parts = {
+        "sandboxDevicePlugin": policy.spec.sandbox_device_plugin,
+        "kataSandboxDevicePlugin": policy.spec.kata_sandbox_device_plugin,
+    }
+    for part, plugin in parts.items():
+        for variable in plugin.env:
+            if (kind := KATA_ALIASES.get(variable.name)) is None:
+                continue
+            try:
+                check(Settings(kind_aliases={kind: variable.value} if variable.value else {}), where=NAME)
+            except ConfigError as error:
+                raise ConfigError(error.message, where=NAME, path=f"$.spec.{part}.env[{variable.name}]") from error
+            found[kind] = variable.value
+    return {kind: alias for kind, alias in found.items() if alias}
 
 
 def _on_demand_of(policy: OnDemandVgpus) -> dict[str, plain.Plain]:
