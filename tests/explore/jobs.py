@@ -53,8 +53,8 @@ class ExploredWorker:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(outcome)
         except TimeoutError as error:
-            if outcome.done():  # the job's own
-                raise
+            if outcome.done():  # it has ended as its time was over, or the error is its own
+                return outcome.result()
             self._asleep = self._running
             if entry in self._jobs:
                 self._jobs.remove(entry)  # it waits behind a blocked job

@@ -6,6 +6,7 @@ import pytest
 
 from gpuvirt_sim.clock import SimClock
 from tests.explore.agenda import Option, PossibleEvents
+from tests.explore.jobs import ExploredWorker
 from tests.explore.loop import ExploredLoop
 from tests.explore.scheduler import KilledError, Process, Scheduler, Strand
 from tests.explore.strategies import Scripted
@@ -89,3 +90,24 @@ def test_an_exception_of_a_callback_ends_the_schedule() -> None:
     finally:
         scheduler.stop()
         loop.close()
+
+
+@pytest.mark.timeout(20)
+def test_a_job_that_has_ended_when_its_time_is_over_has_not_timed_out() -> None:
+    """Such as that of an event loop that was held back: nothing blocks the job."""
+    clock, process = SimClock(), Process("agent")
+    scheduler = Scheduler(Scripted({}), PossibleEvents)
+    loop = ExploredLoop(scheduler, process, clock, reorders=False)
+    worker = ExploredWorker("worker", scheduler, process, loop)
+
+    def end_late() -> int:
+        clock.ring_next()
+        return 42
+
+    asked = loop.create_task(worker.run(end_late, name="read", timeout_s=1.0))
+    try:
+        scheduler.run()
+    finally:
+        scheduler.stop()
+        loop.close()
+    assert asked.result() == 42
