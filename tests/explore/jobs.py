@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpuvirt.loops.serialworker import WorkerBlockedError
+from gpuvirt.loops.serialworker import WorkerBlockedError, WorkerBusyError
 from tests.explore.loop import ExploredLoop
 from tests.explore.scheduler import KilledError, Process, Scheduler, Strand
 
@@ -42,7 +42,7 @@ class ExploredWorker:
         if self._process.dead:
             raise KilledError
         if self._asleep is not None:
-            raise WorkerBlockedError(f"{self._name}: {self._asleep} has not come back from the kernel yet")
+            raise WorkerBusyError(f"{self._name}: {self._asleep} has not come back from the kernel yet")
         outcome: asyncio.Future[T] = self._loop.create_future()
         entry = _Job(name, lambda: self._do(job, outcome))
         self._jobs.append(entry)

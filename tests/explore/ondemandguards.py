@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuType
+from gpuvirt.facts.ids import DeviceId, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.vgpu import mdev
 from gpuvirt.kubelet.accountwatch import AccountWatch
@@ -22,14 +22,14 @@ from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.steps import vgpusteps
 from gpuvirt.node.change.steps.changes import Changes
-from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator
+from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator, _Request
 from gpuvirt.node.reconcile.podaccount import PodAccount
 from tests.explore.guard import DRAINS, GOES_ON, NEWEST, UNSETTLED, Guard, always, never, nothing, without_lease
 
 
-async def _at_any_stage(allocating: OnDemandAllocator, resource: ResourceName, device: DeviceId) -> Candidate | None:
-    entry = allocating._entry(resource, device)
-    return candidate_of(allocating._inventory(resource), entry) if entry is not None else None
+async def _at_any_stage(allocating: OnDemandAllocator, request: _Request, device: DeviceId) -> Candidate | None:
+    entry = allocating._entry(request.resource, device)
+    return candidate_of(allocating._inventory(request.resource), entry) if entry is not None else None
 
 
 async def _without_record(*_: object) -> None:

@@ -62,7 +62,7 @@ MENDED = {
     "killed-during-a-change:19.1": "drivers: the record of a change before it is made",
     "container-is-taken:19.2": "executor: NVIDIA's unbindLock",
     "amdgpu-is-taken:19.2": "executor: the walk right before an unbind",
-    "on-demand-create-is-blocked:212.2:-2.0,2.1": "on demand: no creation where the driver lists no room",
+    "on-demand-create-is-blocked:42.2": "on demand: no creation where the driver lists no room",
     "on-demand-removal-ends:17.1,62.2": "on demand: a vGPU that is created as a change of its GPU ends",
     "on-demand-power-loss-after-a-start:87.1": "on demand: a container starts only with its vGPU's own nodes",
     "memory-of-a-vm-after-a-kill:0.2,34.1": "tenants: recorded before the answer of Allocate",

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from gpuvirt.clock import BEAT_S, Signal
-from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
+from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError, WorkerBusyError
 from tests.inlineworker import InlineWorker
 
 
@@ -33,7 +33,7 @@ async def test_a_job_that_sleeps_blocks_its_worker_until_it_wakes() -> None:
 
     with pytest.raises(WorkerBlockedError, match=r"has blocked this job for [0-9.]+ s: unbind"):
         await worker.run(sleep, name="unbind", timeout_s=0.01)
-    with pytest.raises(WorkerBlockedError, match="still blocks an earlier job: unbind"):
+    with pytest.raises(WorkerBusyError, match="still blocks an earlier job: unbind"):
         await worker.run(lambda: 42, name="answer", timeout_s=5)
     wake.set()
     assert woke.wait(100)

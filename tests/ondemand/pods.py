@@ -109,17 +109,23 @@ class Pods:
 
     async def refusal(self, resource: str, devices: Sequence[str]) -> str:
         """Return why a request is refused, which may take a moment."""
+        text, _ = await self.refused(resource, devices)
+        return text
+
+    async def refused(self, resource: str, devices: Sequence[str]) -> tuple[str, float]:
+        """Return why a request is refused, and after how many seconds."""
         request = AllocationRequest(ResourceName(resource), [[DeviceId(device) for device in devices]])
-        texts: list[str] = []
+        refusals: list[tuple[str, float]] = []
+        began_s = self._node.clock.monotonic_s()
 
         async def ask() -> None:
             try:
                 await self._node.agent.allocators.allocate(request)
             except AllocationRefusedError as error:
-                texts.append(error.reason.text)
+                refusals.append((error.reason.text, self._node.clock.monotonic_s() - began_s))
 
         async with asyncio.TaskGroup() as group:
             group.create_task(ask())
             await self._node.advance(3.0)
-        (text,) = texts
-        return text
+        (refused,) = refusals
+        return refused

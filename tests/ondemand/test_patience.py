@@ -1,21 +1,24 @@
 """The wait for room on a full node: its time runs while the agent runs."""
 
 import asyncio
+from contextlib import closing
 
 import pytest
 
-from gpuvirt.clock import Signal
+from gpuvirt.clock import Deadline, Signal
+from gpuvirt.node.ondemand.ondemandallocator import ALLOCATE_S
 from gpuvirt.node.ondemand.patience import PAUSE_S, RECHECK_S, WAIT_S, Patience
 from tests.stoppedclock import StoppedClock
 
 
 async def look(patience: Patience, clock: StoppedClock, stopped_s: float = 0.0) -> bool:
-    """Wait for a change that does not come; the process is stopped meanwhile."""
-    async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(patience.wait(Signal()))
-        await clock.settle()
-        clock.stop(stopped_s)
-        await clock.advance(RECHECK_S)
+    """Wait for a change that does not come, in a new request; the process is stopped meanwhile."""
+    with closing(Deadline(clock, ALLOCATE_S)) as request:
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(patience.wait(Signal(), request))
+            await clock.settle()
+            clock.stop(stopped_s)
+            await clock.advance(RECHECK_S)
     return waiting.result()
 
 
@@ -49,3 +52,17 @@ async def test_a_wait_that_is_given_up_ends_at_its_deadline() -> None:
     assert not patience.waits
     await clock.advance(1.0)
     assert clock.next_s is None
+
+
+async def test_a_request_waits_until_its_own_deadline_only() -> None:
+    """The kernel has taken most of its time."""
+    clock = StoppedClock()
+    patience = Patience(clock)
+    with closing(Deadline(clock, RECHECK_S)) as request:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(patience.wait(Signal(), request))
+            await clock.settle()
+            await clock.advance(RECHECK_S)
+        assert not await patience.wait(Signal(), request)
+    assert await look(patience, clock), "the next request has a deadline of its own"
+    patience.end()

@@ -12,8 +12,9 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
-from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
+from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError, WorkerBusyError
 from gpuvirt.model.allocation.ledger import Entry, Stage
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.change.plan import Scope, StepScope
@@ -261,24 +262,66 @@ async def test_an_id_that_the_kubelet_has_forgotten_is_refused(tmp_path: Path) -
         assert node.agent._state.ledger.entries[0].stage is Stage.STARTED
 
 
-class BlockedWorker:
-    """A worker whose jobs the kernel blocks."""
+class SlowKernel:
+    """A worker for whose jobs the kernel takes a time; like others, it takes no job after one that took too long."""
+
+    def __init__(self, takes_s: float) -> None:
+        self._takes_s = takes_s
+        self._is_blocked = False
+        self.clock: Clock
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
-        del job, timeout_s
-        raise WorkerBlockedError(f"{name}: the kernel blocks it")
+        if self._is_blocked:
+            raise WorkerBusyError(f"{name}: the kernel still blocks an earlier job")
+        await self.clock.sleep(min(self._takes_s, timeout_s))
+        if self._takes_s > timeout_s:
+            self._is_blocked = True
+            raise WorkerBlockedError(f"{name}: the kernel blocks it")
+        return job()
 
 
-async def test_a_creation_that_the_kernel_blocks_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("takes_s", "requested"), [(1000.0, 1), (1.2, 2)], ids=["blocked", "slow"])
+async def test_a_creation_that_the_kernel_blocks_is_refused(tmp_path: Path, takes_s: float, requested: int) -> None:
+    """All waits of a request share one deadline, and the next GPU is not tried: the creation may still go on."""
+    slow = SlowKernel(takes_s)
+
     def worker(name: str) -> SerialWorker:
-        return BlockedWorker() if name.startswith("create") else InlineWorker()
+        return slow if name == f"create on {P100}" else InlineWorker()
 
-    async with running_node(one_p100(), tmp_path, ON_DEMAND, change_worker=worker) as node:
+    async with running_node(two_p100(), tmp_path, ON_DEMAND, change_worker=worker) as node:
+        slow.clock = node.clock
         await settled(node)
         pods = Pods(node)
-        text = await pods.refusal(V8Q, pods.free(V8Q))
-        assert "has been blocked in the kernel since the step: 0000:3b:00.0: create GRID P100-8Q" in text
+        text, took_s = await pods.refused(V8Q, pods.free(V8Q)[:requested])
+        assert text.startswith("WriteBlocked: 0000:3b:00.0 has been blocked in the kernel since the step: 0000:3b:00.0")
+        assert "create GRID P100-8Q" in text
+        assert took_s == pytest.approx(2.0, abs=0.01)
         assert entries(node) == 0
+
+
+@pytest.mark.parametrize("others", [True, False])
+async def test_a_gpu_that_the_kernel_still_blocks_is_passed_over(tmp_path: Path, *, others: bool) -> None:
+    """A later request begins no creation there; the reason is that GPU's where no other GPU has room."""
+    slow = SlowKernel(1000.0)
+
+    def worker(name: str) -> SerialWorker:
+        return slow if name == f"create on {P100}" else InlineWorker()
+
+    kernel = two_p100() if others else one_p100()
+    async with running_node(kernel, tmp_path, ON_DEMAND, change_worker=worker) as node:
+        slow.clock = node.clock
+        await settled(node)
+        pods = Pods(node)
+        await pods.refused(V8Q, pods.free(V8Q)[:1])
+        if others:
+            (vgpu,) = pods.start("b", V8Q).vgpus
+            assert kernel.mdev.devices[vgpu].slot == NEXT
+        else:
+            text, took_s = await pods.refused(V8Q, pods.free(V8Q)[:1])
+            assert text.startswith("WriteBlocked: 0000:3b:00.0 has been blocked in the kernel")
+            assert "still blocks an earlier job" in text
+            assert took_s < 2.0
+            assert entries(node) == 0
 
 
 async def test_a_tenant_that_would_be_forgotten_gets_no_vgpu(tmp_path: Path) -> None:

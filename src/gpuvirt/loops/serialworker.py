@@ -23,11 +23,15 @@ class WorkerBlockedError(GpuvirtError):
     """The kernel blocks a job; the worker accepts no other job until it returns."""
 
 
+class WorkerBusyError(WorkerBlockedError):
+    """The kernel still blocks an earlier job, so that this one was not begun."""
+
+
 class SerialWorker(Protocol):
     """Runs jobs one after another."""
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
-        """Return what `job` returns; raise WorkerBlockedError after `timeout_s`, or at once if a job is blocked."""
+        """Return what `job` returns; raise WorkerBlockedError after `timeout_s`, WorkerBusyError at once."""
         ...
 
 
@@ -56,7 +60,7 @@ class ThreadWorker:
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
         """Return what `job` returns, or raise what it raises; raise WorkerBlockedError."""
         if not self._has_ended():
-            raise WorkerBlockedError(f"{self._name}: the kernel still blocks an earlier job: {self._running}")
+            raise WorkerBusyError(f"{self._name}: the kernel still blocks an earlier job: {self._running}")
         if not self._started:
             self._started = True
             threading.Thread(target=self._work, name=self._name, daemon=True).start()

@@ -14,16 +14,17 @@ import itertools
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import cache
 
 import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gpuvirt.clock import Signal
+from gpuvirt.clock import Deadline, Signal
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.loops.serialworker import WorkerBlockedError
+from gpuvirt.loops.serialworker import WorkerBlockedError, WorkerBusyError
 from gpuvirt.model.allocation.allocations import Recorded, Unknown, pods_of
 from gpuvirt.model.allocation.attachment import Attachment, attach
 from gpuvirt.model.allocation.ledger import Entry, Ledger, Stage, record
@@ -38,7 +39,7 @@ from gpuvirt.model.offers.ondemand.choice import VgpuPlace, choose, why_full
 from gpuvirt.model.offers.ondemand.ondemandstarts import started
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.offers.withholding import withholdings
-from gpuvirt.model.reasons import Reason, ondemand, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, ondemand, refusals, unhealthy
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.changehost import ChangeHost
@@ -53,8 +54,8 @@ from gpuvirt.node.store.persisted import NotWrittenError, WriteBehind
 
 log = logging.getLogger(__name__)
 
-CREATE_S = 1.5
-"""How long the kernel may take for a creation; the kubelet admits no other pod meanwhile."""
+ALLOCATE_S = 2.0
+"""How long all waits of a request may take, for room and for the kernel; the kubelet admits no other pod meanwhile."""
 
 
 def _new_uuid() -> VgpuId:
@@ -79,6 +80,15 @@ class OnDemandParts(msgspec.Struct, frozen=True):
     changed: Signal
     """Set whenever the host or the allocations may have changed."""
     new_uuid: Callable[[], VgpuId] = msgspec.field(default=_new_uuid)
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """A request that is being answered."""
+
+    resource: ResourceName
+    deadline: Deadline
+    created: list[Entry] = msgspec.field(default_factory=list)
+    """Its new allocations."""
 
 
 class OnDemandAllocator:
@@ -114,29 +124,31 @@ class OnDemandAllocator:
         """Create the vGPUs of a request; raise AllocationRefusedError for the whole request, which leaves nothing."""
         on, began_s = self._on, self._on.options.clock.monotonic_s()
         async with self._turn:
-            created: list[Entry] = []
-            try:
-                attachments = [await self._give(request.resource, ids, created) for ids in request.containers]
-            except AllocationRefusedError as error:
-                self._take_back(created)
-                on.telemetry.allocations[request.resource, error.reason.code] += 1
-                raise
+            with closing(Deadline(on.options.clock, ALLOCATE_S)) as deadline:
+                asked = _Request(request.resource, deadline)
+                try:
+                    attachments = [await self._give(asked, ids) for ids in request.containers]
+                except AllocationRefusedError as error:
+                    self._take_back(asked.created)
+                    on.telemetry.allocations[request.resource, error.reason.code] += 1
+                    raise
         on.telemetry.allocations[request.resource, "given"] += 1
         on.telemetry.allocate_s.observe(on.options.clock.monotonic_s() - began_s)
         return tuple(attachments)
 
-    async def _give(self, resource: ResourceName, ids: Sequence[DeviceId], created: list[Entry]) -> Attachment:
-        """Return the answer for one container; new allocations are added to `created`.
+    async def _give(self, request: _Request, ids: Sequence[DeviceId]) -> Attachment:
+        """Return the answer for one container.
 
         The environment has the vGPUs' own ids, names of CDI devices have the kubelet's.
         """
+        resource = request.resource
         if (withholding := withholdings(self._state.memory.desired.spec).get(resource)) is not None:
             raise AllocationRefusedError(withholding.reason)
         devices: list[Candidate] = []
         for device in dict.fromkeys(ids):
             if (consumer := self._on.kubelet.lost().get((resource, device))) is not None:
                 raise AllocationRefusedError(refusals.forgotten(device, consumer.text))
-            devices.append(await self._untouched(resource, device) or await self._new(resource, device, created))
+            devices.append(await self._untouched(request, device) or await self._new(request, device))
         inventory, settings = self._inventory(resource), self._state.terms.settings
         named = ids if settings.cdi is CdiUse.ANSWERS else ()
         names = tuple(cdi_name(resource, device) for device in dict.fromkeys(named))
@@ -148,7 +160,7 @@ class OnDemandAllocator:
             raise AllocationRefusedError(unhealthy.unknown_resource(resource))
         return inventory
 
-    async def _untouched(self, resource: ResourceName, device: DeviceId) -> Candidate | None:
+    async def _untouched(self, request: _Request, device: DeviceId) -> Candidate | None:
         """Return the vGPU of an id with which no container has started, None without one.
 
         The kubelet gives the id of an init container to the pod's other containers, and that of a pod that it has
@@ -157,14 +169,14 @@ class OnDemandAllocator:
         pod that is not named yet waits while a change may touch the vGPU, since its init container may have it; raises
         AllocationRefusedError if that lasts.
         """
-        while (entry := self._entry(resource, device)) is not None:
-            found = candidate_of(self._inventory(resource), entry) if entry.stage is not Stage.STARTED else None
+        while (entry := self._entry(request.resource, device)) is not None:
+            found = candidate_of(self._inventory(request.resource), entry) if entry.stage is not Stage.STARTED else None
             if found is not None and self._renewed(entry):
                 return found
             if found is None or entry.consumer is not None:
                 self._drop([entry])
                 return None
-            if not await self.patience.wait(self._on.changed):
+            if not await self.patience.wait(self._on.changed, request.deadline):
                 raise AllocationRefusedError(refusals.changing(device, None))
         return None
 
@@ -186,9 +198,10 @@ class OnDemandAllocator:
         except RefusedError:
             return False  # unknown: the pod gets another vGPU
 
-    async def _new(self, resource: ResourceName, device: DeviceId, created: list[Entry]) -> Candidate:
+    async def _new(self, request: _Request, device: DeviceId) -> Candidate:
         """Return a new vGPU; wait a moment for room, while vGPUs of ended pods are removed."""
-        offer, failed = self._state.memory.on_demand, dict[PciAddress, str]()
+        resource = request.resource
+        offer, failed = self._state.memory.on_demand, dict[PciAddress, Reason]()
         vgpu_type = offer.type_of(resource)
         if vgpu_type is None or not offer.was_listed(device, self._state.terms.run_id):
             raise AllocationRefusedError(unhealthy.unknown_device(device, resource, offer.listed(resource)))
@@ -197,20 +210,25 @@ class OnDemandAllocator:
             place = choose(inventory, self._state.on_demand_now(), vgpu_type, spread, failed)
             if place is not None:
                 try:
-                    made = await self._create(self._intended(resource, device, place, vgpu_type), place, created)
+                    made = await self._create(request, self._intended(resource, device, place, vgpu_type), place)
                 except RefusedError as error:
                     log.warning("%s", error.reason.text, extra={"reason": str(error.reason.code)})
-                    failed[place.gpu] = error.reason.message
+                    failed[place.gpu] = error.reason
                     continue
                 self.patience.end()
                 return made
             self._on.publish()  # vGPUs without a pod are found, and removed
-            if not await self.patience.wait(self._on.changed):
-                text = why_full(self._state.on_demand_now(), failed)
-                raise AllocationRefusedError(ondemand.no_room(resource, vgpu_type, text))
+            if not await self.patience.wait(self._on.changed, request.deadline):
+                blocked = (reason for reason in failed.values() if reason.code is ReasonCode.WRITE_BLOCKED)
+                texts = why_full(self._state.on_demand_now(), {gpu: why.message for gpu, why in failed.items()})
+                raise AllocationRefusedError(next(blocked, ondemand.no_room(resource, vgpu_type, texts)))
 
-    async def _create(self, entry: Entry, place: VgpuPlace, created: list[Entry]) -> Candidate:
-        """Create the vGPU of an allocation; raise RefusedError, after which nothing is allocated."""
+    async def _create(self, request: _Request, entry: Entry, place: VgpuPlace) -> Candidate:
+        """Create the vGPU of an allocation; after an error nothing is allocated.
+
+        Raises RefusedError, after which the next GPU is tried, and AllocationRefusedError if the kernel blocks the
+        creation. That creation may still go on, and one on the next GPU could be blocked as well.
+        """
         gpu, change_host = place.gpu, self._on.change_host
         step = CreateVgpu(VgpuId(entry.target.id), entry.target.type or VgpuType(""), place.parent.address)
 
@@ -223,13 +241,18 @@ class OnDemandAllocator:
                 await self._write()
                 functions = self._inventory(entry.resource).facts.functions
                 made = await self._workers(f"create on {gpu}").run(
-                    lambda: create(change_host, locks, functions, place, step), name=step.text, timeout_s=CREATE_S
+                    lambda: create(change_host, locks, functions, place, step),
+                    name=step.text,
+                    timeout_s=max(request.deadline.left_s, 0),
                 )
                 log.info("%s (for a pod that requests %s)", step.text, entry.resource)
-                return self._created(entry, made, created)
+                return self._created(request, entry, made)
         except WorkerBlockedError as error:
             self._drop([entry])
-            raise RefusedError(refusals.blocked(gpu, f"{step.text} ({error})")) from error
+            blocked = refusals.blocked(gpu, f"{step.text} ({error})")
+            if isinstance(error, WorkerBusyError):  # by an earlier request: this creation was not begun
+                raise RefusedError(blocked) from error
+            raise AllocationRefusedError(blocked) from error
         except RefusedError:
             self._drop([entry])
             raise
@@ -249,12 +272,12 @@ class OnDemandAllocator:
         new = Entry(resource, device, target, None, allocation, now, allocated_s=now_s, stage=Stage.INTENDED)
         return replace(new, recorded_for=pods_of(self._on.kubelet.recorded(), (resource, device)))
 
-    def _created(self, entry: Entry, creation: Creation, created: list[Entry]) -> Candidate:
+    def _created(self, request: _Request, entry: Entry, creation: Creation) -> Candidate:
         """Record that the vGPU exists, and return it."""
         live, now_s = creation.live, self._on.options.clock.monotonic_s()
         group = live.group if isinstance(live.group, int) else None
         made = replace(entry, group=group, stage=Stage.CREATED)
-        created.append(made)
+        request.created.append(made)
         if creation.host is not None:
             self._state.observe_vgpus([creation.host], now_s)
         self._state.observe_created(entry.target.gpu, live, now_s, creation.cdevs)

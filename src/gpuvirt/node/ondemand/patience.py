@@ -27,12 +27,12 @@ class Patience:
         """Whether an allocation waits now."""
         return self._deadline is not None and self._deadline.left_s > 0
 
-    async def wait(self, changed: Signal) -> bool:
-        """Wait for a change; return False at the deadline."""
+    async def wait(self, changed: Signal, request: Deadline) -> bool:
+        """Wait for a change; return False at the deadline, or at the request's own."""
         if self._deadline is None or self._deadline.left_s < -PAUSE_S:
             self._deadline = Deadline(self._clock, WAIT_S)
             self.begun.set()
-        if (left_s := self._deadline.left_s) <= 0:
+        if (left_s := min(self._deadline.left_s, request.left_s)) <= 0:
             return False
         await changed.wait_for(self._clock, min(RECHECK_S, left_s))
         return True
