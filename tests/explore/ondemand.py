@@ -160,7 +160,7 @@ class OnDemandKubelet:
         if lost := started - live:
             return ViolationError("lost", f"a pod runs with {', '.join(sorted(lost))}, which does not exist")
         for pod in pods:
-            is_over = pod.forgotten or pod.deleted or self._has_old_groups(pod)
+            is_over = pod.forgotten or pod.deleted or self._has_old_groups(pod) or self._is_shown_as_gone(pod)
             if pod.vgpus and pod.known and not (pod.started or is_over):
                 return ViolationError("lost", f"{pod.name} never starts with {', '.join(sorted(pod.vgpus))}")
         return self._miscounted()
@@ -171,6 +171,12 @@ class OnDemandKubelet:
         if not pod.rebooted or not pod.vgpus <= live.keys():
             return False
         return pod.groups != {int(live[vgpu].group) for vgpu in pod.vgpus}
+
+    def _is_shown_as_gone(self, pod: Pod) -> bool:
+        """Return whether a pod's vGPUs were removed by hand, and its ids are unhealthy, so that it must be deleted."""
+        lists = self._world.kubelet.lists
+        is_healthy = any(lists.get(resource, {}).get(device, False) for resource, device in pod.keys)
+        return pod.vgpus <= self._world.pulled and not is_healthy
 
     def _miscounted(self) -> ViolationError | None:
         """Return a type of which the kubelet counts another number of free vGPUs than the GPUs can still carry."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from gpuvirt.facts.ids import DeviceId, VgpuType
+from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.vgpu import mdev
 from gpuvirt.kubelet.accountwatch import AccountWatch
@@ -15,6 +15,7 @@ from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.vgpus import gpustate
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.devices.candidates import Candidate
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node import recentvgpus
 from gpuvirt.model.offers.ondemand import capacity, offer, ondemandstarts
 from gpuvirt.model.offers.ondemand.capacity import Carried
@@ -30,6 +31,10 @@ from tests.explore.guard import DRAINS, GOES_ON, NEWEST, UNSETTLED, Guard, alway
 async def _at_any_stage(allocating: OnDemandAllocator, request: _Request, device: DeviceId) -> Candidate | None:
     entry = allocating._entry(request.resource, device)
     return candidate_of(allocating._inventory(request.resource), entry) if entry is not None else None
+
+
+async def _as_observed(allocating: OnDemandAllocator, resource: ResourceName, _: object) -> Inventory:
+    return allocating._inventory(resource)
 
 
 async def _without_record(*_: object) -> None:
@@ -95,6 +100,9 @@ ON_DEMAND_GUARDS: Mapping[str, Guard] = {
     "on demand: allocations of an earlier boot": Guard(nodeledger, "locate", _of_this_boot, ("on-demand-power-loss",)),
     "on demand: a container starts only with the recorded vGPU": Guard(
         ondemandstarts, "_why_not_its_vgpu", nothing, ("on-demand-power-loss",), beside=(_OWN_NODES,)
+    ),
+    "on demand: a vGPU is read again before a container starts": Guard(
+        OnDemandAllocator, "_read_again", _as_observed, ("on-demand-removed-by-hand",)
     ),
     "on demand: an allocation is as new as the last request for its id": Guard(
         OnDemandAllocator, "_renewed", always, ("on-demand-id-of-a-refused-pod",)

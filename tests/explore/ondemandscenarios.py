@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.sysfs import MDEVS
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.desired.observed import GpuNodeSpec
 from gpuvirt.model.desired.settings import Settings, ShareSettings
+from gpuvirt.paths import HostPath
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import (
     DeleteByForce,
@@ -92,6 +94,24 @@ class BeginDeletion(Action):
         world.on_demand.ending.begin(world.kubelet.pods[self.pod])
 
 
+@dataclass(frozen=True)
+class RemoveByHand(Action):
+    """An admin removes the vGPU of a pod before the kubelet asks whether its container may start."""
+
+    is_by_hand = True
+    pod: str
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.kubelet.runs(self.pod) and world.kubelet.pods[self.pod].may_start
+
+    @override
+    def act(self, world: World) -> None:
+        for vgpu in world.kubelet.pods[self.pod].vgpus:
+            world.pulled.add(vgpu)
+            world.kernel.write(HostPath(f"{MDEVS}/{vgpu}/remove"), b"1")
+
+
 def _of(
     *actors: tuple[Action, ...],
     first: tuple[Action, ...] = (),
@@ -111,6 +131,7 @@ ON_DEMAND_SCENARIOS: Mapping[str, Scenario] = {
     "on-demand-removal-or-admission": _of(
         (AdmitVgpu("p", HALF), AdmitVgpu("q", HALF), EndPod("p")), (AdmitVgpu("r", HALF),)
     ),
+    "on-demand-removed-by-hand": _of((AdmitVgpu("p", HALF), RemoveByHand("p"), EndPod("p"), AdmitVgpu("q", HALF))),
     "on-demand-killed": _of((AdmitVgpu("p", HALF), AdmitVgpu("q", HALF)), RESTART),
     "on-demand-or-whole": _of((AdmitVgpu("p", HALF), EndPod("p")), (Want("passthrough"), Want("on-demand"))),
     "on-demand-deleted-by-force": _of((AdmitVgpu("p", HALF), DeleteByForce("p")), (AdmitVgpu("q", HALF),), RESTART),

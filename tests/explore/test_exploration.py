@@ -65,6 +65,7 @@ MENDED = {
     "on-demand-create-is-blocked:42.2": "on demand: no creation where the driver lists no room",
     "on-demand-removal-ends:17.1,62.2": "on demand: a vGPU that is created as a change of its GPU ends",
     "on-demand-power-loss-after-a-start:87.1": "on demand: a container starts only with its vGPU's own nodes",
+    "on-demand-removed-by-hand:22.2": "on demand: a vGPU is read again before a container starts",
     "memory-of-a-vm-after-a-kill:0.2,34.1": "tenants: recorded before the answer of Allocate",
     "command-after-the-agent:6.1,7.1": "gate on disk: allocations that no account shows yet",
 }

@@ -68,7 +68,7 @@ class World:
         self.by_hand_at = -1
         """The step at which an actor last took a device without the kubelet."""
         self.pulled: set[str] = set()
-        """The GPUs that were unplugged, in use or not."""
+        """The GPUs that were unplugged, in use or not, and the vGPUs that were removed by hand."""
         self._resent = False
         """Whether the agent has sent its lists again."""
         self._listed: tuple[NodeView, Lists] | None = None

@@ -1,5 +1,6 @@
 """When a pod gets no on-demand vGPU: what is refused leaves nothing, and says why."""
 
+import asyncio
 import dataclasses
 import errno
 import fcntl
@@ -13,13 +14,15 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
-from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
+from gpuvirt.facts.vgpu import UnnamedType
 from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError, WorkerBusyError
 from gpuvirt.model.allocation.ledger import Entry, Stage
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.change.plan import Scope, StepScope
 from gpuvirt.model.desired.observed import GpuNodeSpec, Withheld
 from gpuvirt.model.devices.candidates import Target
+from gpuvirt.model.offers.ondemand.ondemandstarts import started
 from gpuvirt.model.offers.ondemand.typesannotation import TypeChange, reason_of
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
@@ -38,6 +41,7 @@ from tests.inlineworker import InlineWorker
 from tests.node.diskfaults import failing
 from tests.node.simnode import SimNode, running_node
 from tests.ondemand.pods import ON_DEMAND, P100, Pods, one_p100, settled, vgpus
+from tests.sim.simulated import Simulated
 
 T = TypeVar("T")
 V8Q, V16Q = "tencent.com/vgpu-86", "tencent.com/vgpu-87"
@@ -185,16 +189,142 @@ async def test_a_container_with_another_vgpu_in_the_record_does_not_start(tmp_pa
             pods.pre_start(dataclasses.replace(pod, devices=("v00000000-7",)))
 
 
-async def test_a_container_whose_vgpu_is_gone_does_not_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("observed", [False, True])
+async def test_a_container_whose_vgpu_is_gone_does_not_start(tmp_path: Path, *, observed: bool) -> None:
+    """Nor before the host is observed again, which takes up to 2 s."""
     kernel = one_p100()
     async with running_node(kernel, tmp_path, ON_DEMAND) as node:
         await settled(node)
         pods = Pods(node)
         pod = pods.admit("a", V8Q)
         kernel.write(HostPath(f"/sys/bus/mdev/devices/{pod.vgpus[0]}/remove"), b"1")
-        await node.advance(1.0)
+        if observed:
+            await node.advance(1.0)
         with pytest.raises(AllocationRefusedError, match="does not exist on this host any more"):
             pods.pre_start(pod)
+        await node.advance(0.5)
+        (listed,) = [found for view in node.view.resources for found in view.devices if found.id == pod.devices[0]]
+        assert (listed.healthy, listed.reasons[0].code) == (False, ReasonCode.DEVICE_GONE)
+
+
+async def test_a_container_whose_vgpu_was_replaced_does_not_start(tmp_path: Path) -> None:
+    kernel = one_p100()
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        pod = pods.start("a", V8Q)
+        kernel.write(HostPath(f"/sys/bus/mdev/devices/{pod.vgpus[0]}/remove"), b"1")
+        kernel.write(create_of(P100, 87), pod.vgpus[0].encode())
+        with pytest.raises(AllocationRefusedError, match="is GRID P100-16Q now; expected GRID P100-8Q"):
+            pods.pre_start(pod)
+
+
+@pytest.mark.parametrize("attribute", ["mdev_type/name", "iommu_group"])
+async def test_a_container_whose_vgpu_cannot_be_read_does_not_start(tmp_path: Path, attribute: str) -> None:
+    kernel = one_p100()
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        pod = pods.start("a", V8Q)
+        kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{pod.vgpus[0]}/{attribute}"), errno.EIO)
+        with pytest.raises(AllocationRefusedError, match="could not be read, so no container starts with it"):
+            pods.pre_start(pod)
+        kernel.faults.heal()
+        pods.pre_start(pod)
+
+
+NO_NAME = UnnamedType(HostPath("/sys/.../nvidia/current_vgpu_type"), seen="86, a type that no VF lists now", id="86")
+
+
+@pytest.mark.parametrize(
+    ("vgpu_type", "created", "group", "code"),
+    [
+        (NO_NAME, VgpuType("GRID P100-8Q"), 200, None),
+        (VgpuType("GRID P100-8Q"), None, 200, None),
+        (VgpuType("GRID P100-8Q"), VgpuType("GRID P100-8Q"), None, ReasonCode.NO_IOMMU_GROUP),
+    ],
+    ids=["full GPU", "adopted", "no group"],
+)
+async def test_a_container_starts_with_a_vgpu_that_is_not_known_to_be_another(
+    tmp_path: Path,
+    vgpu_type: VgpuType | UnnamedType,
+    created: VgpuType | None,
+    group: IommuGroup | None,
+    code: ReasonCode | None,
+) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pod, state = Pods(node).start("a", V8Q), node.agent._state
+        assert state.inventory is not None
+        ((vgpu, found),) = state.inventory.vgpus.items()
+        changed = replace(found, live=replace(found.live, type=vgpu_type, group=group))
+        inventory = replace(state.inventory, vgpus={vgpu: changed})
+        allocated = [
+            replace(entry, target=dataclasses.replace(entry.target, type=created)) for entry in state.ledger.entries
+        ]
+        reason = started(inventory, allocated, node.recorded.read(), ResourceName(V8Q), [DeviceId(pod.devices[0])])
+        assert (reason.code if isinstance(reason, Reason) else None) is code
+
+
+class SlowReads:
+    """A worker for whose jobs the kernel takes a moment, or which it blocks."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.blocks = False
+
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        if self.blocks:
+            raise WorkerBlockedError(f"{name}: the kernel has blocked it for {timeout_s} s")
+        found = job()
+        await self.may_end.wait()
+        return found
+
+
+async def test_a_container_does_not_start_while_the_kernel_blocks_a_read_of_its_vgpu(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    """A read of the type of a VF calls into its driver."""
+    reads = SlowReads()
+
+    def worker(name: str) -> SerialWorker:
+        return reads if name.startswith("read on") else InlineWorker()
+
+    async with running_node(simulated("4xL40S"), tmp_path, ON_DEMAND, change_worker=worker) as node:
+        await settled(node)
+        pods = Pods(node)
+        pod = pods.admit("a", next(view.name for view in node.view.resources if view.on_demand == "NVIDIA L40S-24Q"))
+        reads.blocks = True
+        with pytest.raises(AllocationRefusedError) as refused:
+            pods.pre_start(pod)
+        assert refused.value.reason.code is ReasonCode.SCAN_BLOCKED
+        reads.blocks = False
+        reads.may_end.set()
+        pods.pre_start(pod)
+        node.kernel.write(HostPath(f"/sys/bus/pci/devices/{pod.vgpus[0]}/nvidia/current_vgpu_type"), b"0")
+        with pytest.raises(AllocationRefusedError, match="does not exist on this host any more"):
+            pods.pre_start(pod)
+
+
+async def test_an_allocation_during_a_read_before_a_start_stays(simulated: Simulated, tmp_path: Path) -> None:
+    reads = SlowReads()
+
+    def worker(name: str) -> SerialWorker:
+        return reads if name.startswith("read on") else InlineWorker()
+
+    async with running_node(simulated("4xL40S"), tmp_path, ON_DEMAND, change_worker=worker) as node:
+        await settled(node)
+        pods = Pods(node)
+        resource = next(view.name for view in node.view.resources if view.on_demand == "NVIDIA L40S-24Q")
+        pod = pods.admit("a", resource)
+        ids = [DeviceId(device) for device in pod.devices]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(node.agent.allocators.pre_start(ResourceName(resource), ids))
+            await node.clock.settle()
+            other = pods.admit("b", resource, next(free for free in pods.free(resource) if free not in pod.devices))
+            reads.may_end.set()
+        stages = {entry.device: entry.stage for entry in node.agent._state.ledger.entries}
+        assert stages == {pod.devices[0]: Stage.STARTED, other.devices[0]: Stage.CREATED}
 
 
 async def test_a_request_of_which_one_vgpu_is_refused_leaves_nothing(tmp_path: Path) -> None:

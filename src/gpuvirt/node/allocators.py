@@ -12,7 +12,6 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.containerstarts import why_no_start
 from gpuvirt.model.allocation.ledger import Ledger, SettledAt
@@ -124,14 +123,13 @@ class Allocators:
     async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceId]) -> None:
         """Let a container start with its devices, after its pod's admission; raise AllocationRefusedError."""
         self._state.settle_admissions(SettledAt(self._clock.monotonic_s()), resource, frozenset(devices))
-        recorded = self._kubelet.recorded()
-        _verify_start(self._state, recorded, resource, devices)
+        _verify_start(self._state, self._kubelet, resource, devices)
         if self.on_demand is not None:
-            await self.on_demand.pre_start(resource, devices, recorded)
+            await self.on_demand.pre_start(resource, devices)
 
 
 def _verify_start(
-    state: NodeState, recorded: Recorded | Unknown, resource: ResourceName, devices: Sequence[DeviceId]
+    state: NodeState, kubelet: KubeletRecord, resource: ResourceName, devices: Sequence[DeviceId]
 ) -> None:
     """Raise AllocationRefusedError if a container must not start with devices; the kubelet tries again.
 
@@ -142,5 +140,5 @@ def _verify_start(
         return
     if (inventory := state.inventory) is None:
         raise AllocationRefusedError(unhealthy.unknown_resource(resource))
-    if (reason := why_no_start(inventory, state.ledger.entries, recorded, resource, named)) is not None:
+    if (reason := why_no_start(inventory, state.ledger.entries, kubelet.recorded(), resource, named)) is not None:
         raise AllocationRefusedError(reason)

@@ -23,9 +23,11 @@ from msgspec.structs import replace
 
 from gpuvirt.clock import Deadline, Signal
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
+from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
+from gpuvirt.hardware.devicefacts import AskedDevice, read_at_once, read_devices
 from gpuvirt.loops.serialworker import WorkerBlockedError, WorkerBusyError
-from gpuvirt.model.allocation.allocations import Recorded, Unknown, pods_of
+from gpuvirt.model.allocation.allocations import pods_of
 from gpuvirt.model.allocation.attachment import Attachment, attach
 from gpuvirt.model.allocation.ledger import Entry, Ledger, Stage, record
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
@@ -33,14 +35,14 @@ from gpuvirt.model.allocation.tenancy import TenantKind
 from gpuvirt.model.change.steps import CreateVgpu
 from gpuvirt.model.desired.settings import CdiUse
 from gpuvirt.model.devices.candidates import Candidate, Target
-from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.naming import cdi_name
 from gpuvirt.model.offers.ondemand.choice import VgpuPlace, choose, why_full
 from gpuvirt.model.offers.ondemand.ondemandstarts import started
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.offers.withholding import withholdings
-from gpuvirt.model.reasons import Reason, ReasonCode, ondemand, refusals, unhealthy
-from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
+from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, ondemand, refusals, unhealthy
+from gpuvirt.node.allocation.allocator import READ_TIMEOUT_S, AllocationRefusedError, AllocationRequest
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.changehost import ChangeHost
 from gpuvirt.node.change.steps.leasing import RefusedError
@@ -312,7 +314,7 @@ class OnDemandAllocator:
             self._drop(created)
             self._on.publish()
 
-    async def pre_start(self, resource: ResourceName, ids: Sequence[DeviceId], recorded: Recorded | Unknown) -> None:
+    async def pre_start(self, resource: ResourceName, ids: Sequence[DeviceId]) -> None:
         """Let a container start with its vGPUs; raise AllocationRefusedError if the kubelet's record has others.
 
         From the first start on, which is on disk, no other pod gets these vGPUs.
@@ -320,8 +322,10 @@ class OnDemandAllocator:
         named = [device for device in ids if is_on_demand_id(device)]
         if not named:
             return
+        inventory = await self._read_again(resource, named)
+        # Only now: meanwhile another request may have changed the allocations, and the kubelet its record.
         entries = self._state.ledger.entries
-        found = started(self._inventory(resource), entries, recorded, resource, named)
+        found = started(inventory, entries, self._on.kubelet.recorded(), resource, named)
         if isinstance(found, Reason):
             raise AllocationRefusedError(found)
         new = [entry for entry in found if entry not in entries]
@@ -332,3 +336,35 @@ class OnDemandAllocator:
             await self._write()
         except RefusedError as error:
             raise AllocationRefusedError(error.reason) from error
+
+    async def _read_again(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Inventory:
+        """Return the host with the vGPUs of ids as they are now; raise AllocationRefusedError if the kernel blocks it.
+
+        The last observation is up to 2 s old, and a vGPU that was removed by hand may have led to no uevent.
+        """
+        inventory = self._inventory(resource)
+        facts = inventory.facts
+        for device in devices:
+            entry = self._entry(resource, device)
+            vgpu = candidate_of(inventory, entry) if entry is not None else None
+            if vgpu is not None:  # else the container does not start
+                facts = await self._read(facts, vgpu)
+        if facts is inventory.facts:
+            return inventory
+        self._on.observe_soon()
+        return build_inventory(facts, self._state.ledger.type_names)
+
+    async def _read(self, facts: Facts, vgpu: Candidate) -> Facts:
+        """Return facts with a vGPU as it is now. Its group is not opened: the pod's VM may be starting."""
+        kernel, gpu, target = self._on.options.kernel, vgpu.target.gpu, vgpu.target.vgpu
+        asked = AskedDevice(vgpu.carrier, gpu, target, vgpu.framework, None, (), may_open=False, had_tenant=False)
+        if (fresh := read_at_once(kernel, facts, [asked])) is not None:
+            return fresh.facts
+        try:
+            fresh = await self._workers(f"read on {gpu}").run(
+                lambda: read_devices(kernel, facts, [asked]), name=f"read {vgpu.id}", timeout_s=READ_TIMEOUT_S
+            )
+        except WorkerBlockedError as error:
+            effect = "no container starts with it until it can be read"
+            raise AllocationRefusedError(nodeproblems.scan_blocked(vgpu.id, str(error), effect)) from error
+        return fresh.facts

@@ -8,16 +8,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuId
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import Framework, UnnamedType
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import vm_nodes
 from gpuvirt.model.allocation.ledger import Consumer, Entry, Stage
 from gpuvirt.model.allocation.ondemandids import vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.allocation.recordednodes import foreign_nodes
-from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.inventory import Inventory, Vgpu
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
-from gpuvirt.model.reasons import Reason, containerstarts, ondemand
+from gpuvirt.model.reasons import Reason, containerstarts, ondemand, refusals
 
 
 def started(
@@ -63,12 +65,27 @@ def _started(
 
 
 def _why_not_its_vgpu(inventory: Inventory, entry: Entry, named: Sequence[DeviceId]) -> Reason | None:
-    """Return that the kubelet's record names another vGPU than the ledger, or one that is gone."""
+    """Return that the kubelet's record names another vGPU than the ledger, or one that is gone or was replaced."""
     vgpu = entry.target.id
     if vgpu not in named:
         return ondemand.not_recorded(entry.device, f"names {', '.join(named) or 'no vGPU'}; expected {vgpu}")
-    if candidate_of(inventory, entry) is None:
+    found = inventory.vgpus.get(VgpuId(vgpu))
+    if found is None:
         return ondemand.not_recorded(entry.device, f"names {vgpu}, which does not exist on this host any more")
+    return _why_unlike(entry, found)
+
+
+def _why_unlike(entry: Entry, vgpu: Vgpu) -> Reason | None:
+    """Return that the vGPU of an allocation can't be read, or is of another type than the one that was created."""
+    live, before = vgpu.live, entry.target.type
+    for unread in (live.type, live.group):
+        # The id of a type without a name was read: a GPU that is full names none of its types.
+        if isinstance(unread, Unread) and not isinstance(unread, UnnamedType):
+            return refusals.unread(live.id, unread, "no container starts with it")
+    if live.group is None:
+        return refusals.no_group(live.id, is_mdev=vgpu.framework is Framework.MDEV)
+    if isinstance(live.type, str) and live.type != (before or live.type):  # an adopted allocation may have no type
+        return ondemand.not_recorded(entry.device, f"names {live.id}, which is {live.type} now; expected {before}")
     return None
 
 
