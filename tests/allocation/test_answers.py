@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuType
 from gpuvirt.facts.pci import FunctionKind
-from gpuvirt.model.desired.settings import Compat, Settings
+from gpuvirt.model.desired.settings import Compat, Settings, VfioNodes
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
@@ -93,6 +95,56 @@ async def test_a_kernel_without_vfio_groups_gives_device_nodes_only(tmp_path: Pa
         assert node.offered == {A10: {"0000:65:00.0": True}}
         (answer,) = node.allocate(A10, ["0000:65:00.0"])
         assert answer.device_nodes == ("/dev/vfio/devices/vfio0", "/dev/iommu")
+
+
+H100 = SlotSpec(at="0000:65:00.0", board="H100-SXM5-80GB", driver="vfio-pci", group=1, numa=0)
+BY_CDEV = ("/dev/vfio/devices/vfio0", "/dev/iommu")
+BY_GROUP = ("/dev/vfio/vfio", "/dev/vfio/1")
+
+
+@pytest.mark.parametrize(
+    ("host", "chosen", "nodes"),
+    [
+        (HostSpec(about="both kinds", iommufd=True, slots=(H100,)), VfioNodes.IOMMUFD, BY_CDEV),
+        (HostSpec(about="both kinds", iommufd=True, slots=(H100,)), VfioNodes.GROUP, BY_GROUP),
+        (HostSpec(about="groups", slots=(H100,)), VfioNodes.IOMMUFD, BY_GROUP),
+        (HostSpec(about="iommufd", iommufd=True, cdev_nodes=False, slots=(H100,)), VfioNodes.IOMMUFD, BY_GROUP),
+        (HostSpec(about="no groups", iommufd=True, group_nodes=False, slots=(H100,)), VfioNodes.GROUP, BY_CDEV),
+    ],
+)
+async def test_a_runtime_that_plugs_each_node_gets_one_of_a_device(
+    tmp_path: Path, host: HostSpec, chosen: VfioNodes, nodes: tuple[str, ...]
+) -> None:
+    """Kata plugs both, and fails at the second; a runtime with cold plug compares them with the CDI spec's."""
+    async with running_node(build_host(host), tmp_path, Settings(vfio_nodes=chosen)) as node:
+        ((resource, (device,)),) = node.offered.items()
+        (answer,) = node.allocate(resource, [device])
+        assert answer.device_nodes == nodes
+        (offered,) = node.view.resources[0].devices
+        plugged = [path for path in answer.device_nodes if path not in {"/dev/vfio/vfio", "/dev/iommu"}]
+        assert plugged == list(offered.nodes), "the CDI spec has the view's nodes"
+
+
+async def test_a_group_that_cannot_be_opened_is_not_chosen(tmp_path: Path) -> None:
+    kernel = build_host(HostSpec(about="no container", iommufd=True, slots=(H100,)))
+    kernel.tree.remove(HostPath("/dev/vfio/vfio"))
+    async with running_node(kernel, tmp_path, Settings(vfio_nodes=VfioNodes.GROUP)) as node:
+        ((resource, (device,)),) = node.offered.items()
+        (answer,) = node.allocate(resource, [device])
+        assert answer.device_nodes == BY_CDEV
+
+
+@pytest.mark.parametrize("chosen", [VfioNodes.IOMMUFD, VfioNodes.GROUP])
+async def test_vgpus_follow_the_chosen_nodes(simulated: Simulated, tmp_path: Path, chosen: VfioNodes) -> None:
+    settings = Settings(vfio_nodes=chosen)
+    async with running_node(simulated("4xL40S"), tmp_path / "vf", settings) as node:
+        (answer,) = node.allocate("nvidia.com/NVIDIA_L40S-12Q", ["0000:25:00.4"])
+        by_group = ("/dev/vfio/vfio", "/dev/vfio/15")
+        assert answer.device_nodes == (BY_CDEV if chosen is VfioNodes.IOMMUFD else by_group)
+    async with running_node(simulated("4xT4"), tmp_path / "mdev", settings) as node:
+        first = next(iter(node.offered[T4_8Q]))
+        (answer,) = node.allocate(T4_8Q, [first])
+        assert answer.device_nodes == ("/dev/vfio/vfio", f"/dev/vfio/{node.kernel.mdev.devices[first].group}")
 
 
 async def test_mdevs_give_their_group_nodes_only(simulated: Simulated, tmp_path: Path) -> None:

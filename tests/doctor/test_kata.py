@@ -6,20 +6,24 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.facts.cdispecs import parse_spec
 from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.hardware.host.kata import read_kata
 from gpuvirt.hardware.host.runtimes import read_runtimes, without_secrets
-from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.desired.settings import Settings, VfioNodes
+from gpuvirt.model.doctor.checks.kata import kata_nodes
 from gpuvirt.model.doctor.findings import Finding, Report
+from gpuvirt.model.offers.view import AgentView
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
+from gpuvirt_sim.clock import BEGINNING
 from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.kernel import SimKernel
 from tests.doctor.katahost import COLD, CONTAINERD, DROP_IN, GO, HANDLERS, RUST, handler, kata_findings, kata_host
-from tests.doctor.sickhost import examine, host
+from tests.doctor.sickhost import evidence, examine, host
 from tests.thoroughness import examples
 
 NAMES = "kind = 'example.com/gpu'"
@@ -225,3 +229,37 @@ def test_a_host_on_which_no_runtime_plugs_devices_is_reported() -> None:
     none = settings_of('cold_plug_vfio = "no-port"\nhot_plug_vfio = "no-port"')
     (one,) = problems(kata_host({GO: none, RUST: none}))
     assert (one.code, one.level) == (FindingCode.KATA_SETTINGS_INVALID, Level.WARNING)
+
+
+HOT_PORT = 'hot_plug_vfio = "root-port"\npcie_root_port = 2'
+NO_PORTS = settings_of("")
+BOTH_KINDS, GROUPS = "8xH100", "2xA10"
+
+
+@pytest.mark.parametrize("files", [{GO: settings_of(HOT_PORT), RUST: NO_PORTS}, {GO: NO_PORTS}])
+def test_a_runtime_that_would_plug_two_nodes_of_a_device_is_named(files: dict[str, str]) -> None:
+    (one,) = problems(kata_host(files, BOTH_KINDS))
+    assert one.code is FindingCode.KATA_GETS_TWO_NODES
+    assert ("kata-qemu-rs" if RUST not in files else "kata-qemu") in one.message
+    assert "vfio_nodes: iommufd" in one.fix
+
+
+@pytest.mark.parametrize(
+    ("files", "simulated", "chosen"),
+    [
+        ({}, BOTH_KINDS, VfioNodes.IOMMUFD),
+        ({}, BOTH_KINDS, VfioNodes.GROUP),
+        ({GO: NO_PORTS, RUST: NO_PORTS}, BOTH_KINDS, VfioNodes.BOTH),
+        ({}, GROUPS, VfioNodes.BOTH),
+    ],
+)
+def test_one_node_of_a_device_is_fine(files: dict[str, str], simulated: str, chosen: VfioNodes) -> None:
+    found = problems(kata_host(files, simulated), Settings(vfio_nodes=chosen))
+    assert FindingCode.KATA_GETS_TWO_NODES not in {finding.code for finding in found}
+
+
+def test_the_nodes_are_judged_by_the_running_agent() -> None:
+    agent = AgentView("test", 1, BEGINNING, plugin_only=False, vfio_nodes=VfioNodes.IOMMUFD)
+    found = evidence(kata_host({}, BOTH_KINDS))
+    assert list(kata_nodes(found)), "without an agent by the settings"
+    assert not list(kata_nodes(replace(found, view=replace(found.view, agent=agent))))

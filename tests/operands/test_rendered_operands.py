@@ -23,6 +23,7 @@ from gpuvirt.model.desired.settings import (
     OnDemandSettings,
     Settings,
     ShareSettings,
+    VfioNodes,
 )
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.shares.demand import Units
@@ -120,11 +121,12 @@ def test_without_vms_no_agent_is_rendered(spec: Plain) -> None:
 
 
 @pytest.mark.parametrize("parts", [{}, {"sandboxDevicePlugin": {"enabled": False}, "kataManager": {"enabled": True}}])
-def test_kata_gets_the_operands_that_kubevirt_gets(parts: dict[str, object]) -> None:
+def test_kata_gets_the_operands_that_kubevirt_gets_with_one_node_of_a_device(parts: dict[str, object]) -> None:
     manager = {"vgpuManager": {"enabled": True, "repository": "r", "image": "vgpu-manager", "version": "1"}}
     kata = sandbox(**manager, **parts, sandboxWorkloads={"enabled": True, "mode": "kata"})
     assert {OperandName.AGENT, OperandName.VGPU_MANAGER} <= render(kata, INPUTS).operands
-    for_kubevirt = [encoded(manifest) for manifest in render(sandbox(**manager), INPUTS).manifests]
+    one_node = sandbox(**manager, sandboxDevicePlugin={"vfioNodes": "iommufd"})
+    for_kubevirt = [encoded(manifest) for manifest in render(one_node, INPUTS).manifests]
     assert [encoded(manifest) for manifest in render(kata, INPUTS).manifests] == for_kubevirt
 
 
@@ -202,6 +204,23 @@ def test_an_alias_that_is_no_name_is_a_fault(part: str) -> None:
     env: Plain = [{"name": "P_GPU_ALIAS", "value": "p gpu"}]
     (fault,) = render(policy_of({"sandboxWorkloads": KATA, part: {"env": env}}), INPUTS).faults
     assert fault.because.path == f"$.spec.{part}.env[P_GPU_ALIAS]"
+
+
+@pytest.mark.parametrize(
+    ("mode", "chosen", "expected"),
+    [
+        ("kubevirt", None, VfioNodes.BOTH),
+        ("kubevirt", "group", VfioNodes.GROUP),
+        ("kata", None, VfioNodes.IOMMUFD),
+        ("kata", "group", VfioNodes.GROUP),
+        ("kata", "both", VfioNodes.BOTH),
+    ],
+)
+def test_kata_gets_one_node_of_a_device_unless_the_policy_chooses(
+    mode: str, chosen: str | None, expected: VfioNodes
+) -> None:
+    found = agents_settings({"enabled": True, "mode": mode}, sandboxDevicePlugin={"vfioNodes": chosen})
+    assert found.vfio_nodes is expected
 
 
 def test_the_policy_names_resources_without_gpus() -> None:

@@ -278,4 +278,10 @@ async def _report_shares(agent: Agent, shares: NodeShares) -> None:
 
 
 def _who_we_are(options: NodeOptions) -> AgentView:
-    return AgentView(version=__version__, pid=os.getpid(), started=options.clock.now(), plugin_only=options.plugin_only)
+    return AgentView(
+        version=__version__,
+        pid=os.getpid(),
+        started=options.clock.now(),
+        plugin_only=options.plugin_only,
+        vfio_nodes=options.settings.vfio_nodes,
+    )

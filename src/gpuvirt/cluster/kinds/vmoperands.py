@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.operandparts import (
     Operand,
 )
 from gpuvirt.cluster.kinds.parts import Part
-from gpuvirt.model.desired.settings import Enforcement, IdleCount, OnDemandNames, Settings
+from gpuvirt.model.desired.settings import Enforcement, IdleCount, OnDemandNames, Settings, VfioNodes
 from gpuvirt.model.desired.vgpuentries import Sizes
 
 
@@ -176,6 +176,13 @@ class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
         Meta(
             description="Whether a Grace GPU is bound to vfio-pci and offered where the host lacks"
             " nvgrace_gpu_vfio_pci. A VM then gets it without its memory. If unset: false."
+        ),
+    ] = None
+    vfio_nodes: Annotated[
+        VfioNodes | None,
+        Meta(
+            description="The device nodes of VFIO that pods get on hosts with iommufd: both, iommufd or group. Kata"
+            " plugs in each node, so it needs one of the two. If unset: iommufd in mode kata, else both."
         ),
     ] = None
     resources_without_gpus: Annotated[

@@ -1,8 +1,8 @@
 """The environment and device nodes that a container gets, so that a VM in it can use its devices.
 
 KubeVirt reads the environment (`PCI_RESOURCE_NVIDIA_COM_GA102GL_A10=0000:65:00.0`). The nodes are `/dev/vfio/vfio` and
-one for each group; on hosts with iommufd its nodes come before and after these. Several devices come one after the
-other, as in the kubevirt-gpu-device-plugin.
+one for each group; on hosts with iommufd its nodes come before and after these, unless the setting `vfio_nodes` chooses
+one kind. Several devices come one after the other, as in the kubevirt-gpu-device-plugin.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ import msgspec
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.sysfs import IOMMUFD
-from gpuvirt.model.desired.settings import CdiUse, Settings
+from gpuvirt.model.desired.settings import CdiUse, Settings, VfioNodes
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import cdi_name, env_name
@@ -46,14 +46,16 @@ def attach(
         each = (_group_nodes(inventory.facts, device) for device in devices)
         nodes = (VFIO_FOLDER,) if settings.compat.whole_vfio_folder else chain.from_iterable(each)
     else:
-        nodes = _function_nodes(inventory, devices)
+        nodes = _function_nodes(inventory, devices, settings.vfio_nodes)
     named = devices if settings.cdi is CdiUse.ANSWERS else ()
     cdi_devices = tuple(cdi_name(resource, device.id) for device in named)
     return Attachment(env, tuple(dict.fromkeys(nodes)), cdi_devices)
 
 
-def vm_nodes(inventory: Inventory, device: Candidate) -> tuple[HostPath, ...]:
+def vm_nodes(inventory: Inventory, device: Candidate, chosen: VfioNodes) -> tuple[HostPath, ...]:
     """Return the node by which a VM opens one device: the device's own node, or that of its group.
+
+    The device's own comes first, unless `chosen` is the group and VFIO's container is there to open it.
 
     Kata plugs in every node that it gets: runtime-rs takes also `/dev/vfio/vfio` for a device, and fails. It opens that
     node and `/dev/iommu` by itself. A device that is gone has no node, since another group may have its group's number
@@ -62,18 +64,28 @@ def vm_nodes(inventory: Inventory, device: Candidate) -> tuple[HostPath, ...]:
     facts, function = inventory.facts, inventory.facts.functions.get(device.carrier)
     if function is None or (device.target.vgpu is not None and device.target.vgpu not in inventory.vgpus):
         return ()
-    if not device.is_mdev and facts.platform.iommufd and function.cdevs[:1] and function.cdevs[0] in facts.cdev_nodes:
-        return (HostPath(f"/dev/vfio/devices/{function.cdevs[0]}"),)
-    if device.group is None or device.group not in facts.group_nodes:
-        return ()
-    return (HostPath(f"/dev/vfio/{device.group}"),)
+    has_group = device.group is not None and device.group in facts.group_nodes
+    by_group = chosen is VfioNodes.GROUP and has_group and facts.platform.vfio_container
+    has_cdev = facts.platform.iommufd and function.cdevs[:1] and function.cdevs[0] in facts.cdev_nodes
+    if has_cdev and not device.is_mdev and not by_group:
+        return (HostPath(f"{VFIO_FOLDER}/devices/{function.cdevs[0]}"),)
+    return (HostPath(f"{VFIO_FOLDER}/{device.group}"),) if has_group else ()
 
 
-def _function_nodes(inventory: Inventory, devices: Sequence[Candidate]) -> Iterator[HostPath]:
+def _function_nodes(inventory: Inventory, devices: Sequence[Candidate], chosen: VfioNodes) -> Iterator[HostPath]:
+    """Yield the nodes of functions; with one kind chosen, those of CDI specs, with what opens them.
+
+    Kata with cold plug compares both, and plugs each node that is not in the spec.
+    """
     for device in devices:
+        if chosen is not VfioNodes.BOTH:
+            for node in vm_nodes(inventory, device, chosen):
+                is_cdev = node.startswith(f"{VFIO_FOLDER}/devices/")
+                yield from (node, IOMMUFD) if is_cdev else _group_nodes(inventory.facts, device)
+            continue
         cdevs = _cdevs(inventory, device)
         for name in cdevs:
-            yield HostPath(f"/dev/vfio/devices/{name}")
+            yield HostPath(f"{VFIO_FOLDER}/devices/{name}")
         yield from _group_nodes(inventory.facts, device)
         if cdevs:
             yield IOMMUFD

@@ -44,6 +44,20 @@ class CdiUse(StrEnum):
     """Also name the CDI devices in answers to the kubelet, so that container runtimes apply them to every pod."""
 
 
+class VfioNodes(StrEnum):
+    """The device nodes of VFIO that a container gets for a device on hosts with iommufd; others have only one kind.
+
+    A device without the chosen node is given by its other one.
+    """
+
+    BOTH = "both"
+    """The group's and the device's own: virt-launcher opens whichever its version and feature gates use."""
+    IOMMUFD = "iommufd"
+    """The device's own node: `/dev/vfio/devices/vfio0`."""
+    GROUP = "group"
+    """The node of its group: `/dev/vfio/12`."""
+
+
 class Compat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Switches for the behaviour of the kubevirt-gpu-device-plugin, where gpuvirt deliberately differs."""
 
@@ -187,6 +201,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
     cdi: CdiUse = CdiUse.FILES
     """How CDI is used: `none`, `files` or `answers`; without privileges there are neither files nor answers."""
+    vfio_nodes: VfioNodes = VfioNodes.BOTH
+    """The device nodes of VFIO that containers get on hosts with iommufd: `both`, `iommufd` or `group`.
+
+    Kata plugs in each node of a container, so `both` plugs a device twice, which fails.
+    """
     compat: Compat = Compat()
     shares: ShareSettings = ShareSettings()
     """How GPUs in mode `shared` are offered."""

@@ -68,6 +68,7 @@ CHECKS: tuple[Check, ...] = (
     Check(Area.RUNTIME, kata.kata_cdi_specs),
     Check(Area.RUNTIME, kata.kata_settings, for_vms=True),
     Check(Area.RUNTIME, kata.kata_devices, for_vms=True),
+    Check(Area.RUNTIME, kata.kata_nodes, for_vms=True),
     Check(Area.KUBEVIRT, kubevirt.permitted_names),
     Check(Area.KUBEVIRT, kubevirt.near_misses),
     Check(Area.KUBEVIRT, kubevirt.mediated_devices),

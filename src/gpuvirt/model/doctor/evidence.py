@@ -9,7 +9,7 @@ from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.platform import FunctionSetup
 from gpuvirt.facts.setup import KubeletFacts, Setup
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode
-from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.desired.settings import Settings, VfioNodes
 from gpuvirt.model.doctor.clusternodes import ClusterNode
 from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.model.inventory.inventory import Gpu, Inventory
@@ -44,6 +44,12 @@ class Evidence(msgspec.Struct, frozen=True):
         """Whether a GPU is in mode `shared`, by its desired mode; without the agent by the settings."""
         own = self.settings.own_modes
         return any((gpu.desired or own.of(gpu.address)) == DesiredMode.SHARED for gpu in self.view.gpus)
+
+    @property
+    def vfio_nodes(self) -> VfioNodes:
+        """The device nodes that containers get: by the running agent, else by the settings."""
+        agent = self.view.agent
+        return agent.vfio_nodes if agent is not None else self.settings.vfio_nodes
 
     @property
     def cmdline(self) -> tuple[str, ...]:

@@ -147,6 +147,7 @@ def _view_inputs(
         pods_with_shares=given.pods_by_gpu() if given is not None else {},
         on_demand=memory.on_demand,
         given=users.given,
+        vfio_nodes=terms.settings.vfio_nodes,
     )
 
 

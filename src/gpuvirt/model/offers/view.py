@@ -12,6 +12,7 @@ import msgspec
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework, SchedulerPolicy
 from gpuvirt.model.desired.invalid import InvalidDesired
+from gpuvirt.model.desired.settings import VfioNodes
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.devices.selectors import ResourceKind
 from gpuvirt.model.inventory.inventory import Mode
@@ -30,6 +31,8 @@ class AgentView(msgspec.Struct, frozen=True):
     pid: int
     started: datetime
     plugin_only: bool
+    vfio_nodes: VfioNodes = VfioNodes.BOTH
+    """Its setting; an agent that is older than this field gives both."""
 
 
 class DeviceView(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.model.desired.invalid import InvalidDesired
+from gpuvirt.model.desired.settings import VfioNodes
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Gpu, Inventory, Vgpu
@@ -60,6 +61,8 @@ class ViewInputs(msgspec.Struct, frozen=True):
     on_demand: OnDemandOffer = msgspec.field(default_factory=OnDemandOffer)
     given: Mapping[VgpuId, ResourceName] = msgspec.field(default_factory=dict)
     """The resources under which on-demand vGPUs were given to pods."""
+    vfio_nodes: VfioNodes = VfioNodes.BOTH
+    """The setting, which an agent reads only when it starts."""
 
 
 class ChangedNodes(msgspec.Struct, frozen=True):

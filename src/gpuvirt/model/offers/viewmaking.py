@@ -12,7 +12,7 @@ from gpuvirt.facts.snapshot import DriverInformation
 from gpuvirt.facts.vgpu import Scheduler, host_of_vfs
 from gpuvirt.model.allocation.attachment import vm_nodes
 from gpuvirt.model.devices.selectors import selectors_of
-from gpuvirt.model.inventory.inventory import Gpu, Inventory, Mode, Vgpu, malformed_entries, mode_of
+from gpuvirt.model.inventory.inventory import Gpu, Mode, Vgpu, malformed_entries, mode_of
 from gpuvirt.model.offers.offers import Offer, OfferedDevice
 from gpuvirt.model.offers.ondemand import ondemandviews
 from gpuvirt.model.offers.view import (
@@ -193,8 +193,8 @@ def _resource(
     return ResourceView(
         name=name,
         devices=(
-            *ondemandviews.devices(inputs.inventory, inputs.on_demand, name),
-            *_devices(inputs.inventory, offer, allocated_to, before),
+            *ondemandviews.devices(inputs.inventory, inputs.on_demand, name, inputs.vfio_nodes),
+            *_devices(inputs, offer, allocated_to, before),
         ),
         also_called=tuple(sorted(inputs.offers.other_names.get(name, ()))),
         registered=registration.registered,
@@ -209,7 +209,7 @@ def _resource(
 
 
 def _devices(
-    inventory: Inventory,
+    inputs: ViewInputs,
     offer: Offer,
     allocated_to: Mapping[DeviceId, str],
     before: Mapping[DeviceId, tuple[OfferedDevice, DeviceView]],
@@ -217,10 +217,10 @@ def _devices(
     for id_, device in offer.devices.items():
         pod, (last, view) = allocated_to.get(id_), before.get(id_, (None, None))
         is_same = last is device and view is not None and view.allocated_to == pod
-        yield view if view is not None and is_same else _device(inventory, device, pod)
+        yield view if view is not None and is_same else _device(inputs, device, pod)
 
 
-def _device(inventory: Inventory, device: OfferedDevice, pod: str | None) -> DeviceView:
+def _device(inputs: ViewInputs, device: OfferedDevice, pod: str | None) -> DeviceView:
     candidate, against = device.candidate, device.health.against
     return DeviceView(
         id=candidate.id,
@@ -228,7 +228,7 @@ def _device(inventory: Inventory, device: OfferedDevice, pod: str | None) -> Dev
         numa_node=candidate.numa_node,
         group=candidate.group,
         gpu=candidate.target.gpu,
-        nodes=vm_nodes(inventory, candidate),
+        nodes=vm_nodes(inputs.inventory, candidate, inputs.vfio_nodes),
         reasons=against,
         allocated_to=pod,
     )

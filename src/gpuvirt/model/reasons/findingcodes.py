@@ -77,6 +77,11 @@ class FindingCode(Code):
     KATA_PLUGS_NO_MDEV = _host(
         "KataPlugsNoMdev", "a Kata runtime can't give mediated devices to its VM, and the node has some"
     )
+    KATA_GETS_TWO_NODES = _host(
+        "KataGetsTwoNodes",
+        "containers get two device nodes for each GPU and VF (`vfio_nodes: both`), and a Kata runtime plugs each of"
+        " them, so that none of its pods with devices starts",
+    )
     CDI_FOLDER_NOT_READ = _host("CdiFolderNotRead", "the container runtime does not read `/run/cdi`", Level.ERROR)
 
     NOT_PERMITTED = _host("NotPermitted", "KubeVirt does not permit a resource of this node", Level.ERROR)

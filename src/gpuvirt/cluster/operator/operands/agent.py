@@ -28,7 +28,15 @@ from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.facts.pci import FunctionKind
-from gpuvirt.model.desired.settings import Enforcement, HamiCore, OnDemandSettings, Settings, ShareSettings, check
+from gpuvirt.model.desired.settings import (
+    Enforcement,
+    HamiCore,
+    OnDemandSettings,
+    Settings,
+    ShareSettings,
+    VfioNodes,
+    check,
+)
 
 NAME = OperandName.AGENT.value
 CONFIGS = f"{NAME}-configs"
@@ -116,6 +124,8 @@ def settings_of(policy: ClusterPolicy, shared: SharedResource | None = None) -> 
         settings["require_reset"] = require_reset
     if (without_driver := policy.spec.sandbox_device_plugin.grace_without_driver) is not None:
         settings["grace_without_driver"] = without_driver
+    if (vfio_nodes := _vfio_nodes_of(policy)) is not None:
+        settings["vfio_nodes"] = str(vfio_nodes)
     if without_gpus := policy.spec.sandbox_device_plugin.resources_without_gpus:
         settings["resources_without_gpus"] = list(without_gpus)
     if aliases := _aliases_of(policy):
@@ -154,6 +164,15 @@ def _aliases_of(policy: ClusterPolicy) -> dict[FunctionKind, str]:
                 raise ConfigError(error.message, where=NAME, path=f"$.spec.{part}.env[{variable.name}]") from error
             found[kind] = variable.value
     return {kind: alias for kind, alias in found.items() if alias}
+
+
+def _vfio_nodes_of(policy: ClusterPolicy) -> VfioNodes | None:
+    """Return the device nodes of VFIO that a policy chooses, None for the agent's default.
+
+    Kata needs one kind. NVIDIA's device plugin for Kata gives the device's own node, and CDI specs have it, too.
+    """
+    is_for_kata = policy.spec.sandbox_workloads.mode is SandboxMode.KATA
+    return policy.spec.sandbox_device_plugin.vfio_nodes or (VfioNodes.IOMMUFD if is_for_kata else None)
 
 
 def _on_demand_of(policy: OnDemandVgpus) -> dict[str, plain.Plain]:

@@ -82,8 +82,8 @@ ACTED_ON = _Known(
         "vgpuDeviceManager": _agents("enabled", config=_CONFIG),
         "sandboxDevicePlugin": _Known(
             (
-                *("enabled", "requireReset", "graceWithoutDriver", "resourcesWithoutGpus", "imagePullSecrets"),
-                *("resources", "hostNetwork"),
+                *("enabled", "requireReset", "graceWithoutDriver", "vfioNodes", "resourcesWithoutGpus"),
+                *("imagePullSecrets", "resources", "hostNetwork"),
             ),
             {"onDemand": _ON_DEMAND, "shares": _SHARES},
             variables=(*AGENT_READS, *_BELOW),

@@ -13,6 +13,8 @@ from gpuvirt.facts.kata import KataRuntime
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.vgpu import Framework
+from gpuvirt.model.allocation.attachment import VFIO_FOLDER
+from gpuvirt.model.desired.settings import VfioNodes
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, listed, problem, unread
 from gpuvirt.model.reasons import FindingCode, Seen
@@ -20,6 +22,7 @@ from gpuvirt.model.reasons.codes import Level
 
 NO_PORT = "no-port"
 HOT = "hot_plug_vfio"
+PORTS = ("cold_plug_vfio", HOT)
 GO_PORTS = ("root-port", "switch-port", "bridge-port")
 GO_READS: Version = (0, 6, 0)
 """The newest version of CDI that the runtime in Go reads (its `go.mod`)."""
@@ -137,7 +140,7 @@ def kata_settings(evidence: Evidence) -> Iterator[Finding]:
                 why="Kata checks these settings when it starts a pod, and fails",
                 fix=(f"correct the setting in {seen.path}, or in a file of config.d beside it",),
             )
-    plugging = [runtime for runtime in runtimes if any(_is_on(runtime, key) for key in ("cold_plug_vfio", HOT))]
+    plugging = [runtime for runtime in runtimes if _plugs(runtime)]
     if runtimes and not plugging and not refused:  # kata-deploy also installs classes without devices
         yield problem(
             FindingCode.KATA_SETTINGS_INVALID,
@@ -147,6 +150,35 @@ def kata_settings(evidence: Evidence) -> Iterator[Finding]:
             why="a pod of these RuntimeClasses that requests a GPU or a vGPU does not start",
             fix=('# in the configuration of the class for GPUs: [hypervisor.qemu] cold_plug_vfio = "root-port"',),
             level=Level.WARNING,
+        )
+
+
+def kata_nodes(evidence: Evidence) -> Iterator[Finding]:
+    """Kata's runtimes get one device node of each device, as they plug each node that a container gets.
+
+    Source: kubevirt-gpu-device-plugin #147 for hot plug. With cold plug, the runtimes compare a container's nodes with
+    those of the CDI spec, and plug the others (`deviceManager.FindDevice` in Go, `DeviceManager::find_device` in Rust).
+    """
+    facts = evidence.inventory.facts
+    own = facts.cdev_nodes.intersection(name for found in facts.functions.values() for name in found.cdevs)
+    plugging = [runtime for runtime in evidence.setup.kata if _is_read(runtime) and _plugs(runtime)]
+    if plugging and own and facts.platform.iommufd and facts.group_nodes and evidence.vfio_nodes is VfioNodes.BOTH:
+        ports = (runtime.setting("hypervisor", key) for runtime in plugging for key in PORTS if _is_on(runtime, key))
+        yield problem(
+            FindingCode.KATA_GETS_TWO_NODES,
+            "Kata",
+            f"plugs each device twice, and fails: {_names(plugging)} get its own node and that of its group",
+            (
+                Seen("settings", "vfio_nodes: both"),
+                Seen(f"{VFIO_FOLDER}/devices", listed(sorted(own))),
+                *(Seen(where, f"[hypervisor.*] plugs VFIO devices: {port!r}") for port, where in list(ports)[:3]),
+            ),
+            why="a pod of these RuntimeClasses that requests a GPU, or a vGPU on a VF, does not start",
+            fix=(
+                "# in the agent's settings; in a cluster sandboxDevicePlugin.vfioNodes, or sandboxWorkloads.mode: kata",
+                "vfio_nodes: iommufd",
+                "# or vfio_nodes: group, if VMs of KubeVirt also use this node, other than those with a Grace GPU",
+            ),
         )
 
 
@@ -217,6 +249,10 @@ def _of_cold_plug(runtime: KataRuntime, *, has_mdevs: bool) -> Iterator[Finding]
         )
     if socket and not has_mdevs:
         yield fine(f"the Kata runtime {name}", "asks the kubelet for a pod's devices", *runtime.files[:1])
+
+
+def _plugs(runtime: KataRuntime) -> bool:
+    return any(_is_on(runtime, key) for key in PORTS)
 
 
 def _is_on(runtime: KataRuntime, key: str) -> bool:

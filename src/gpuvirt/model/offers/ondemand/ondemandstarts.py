@@ -12,13 +12,11 @@ from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Framework, UnnamedType
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
-from gpuvirt.model.allocation.attachment import vm_nodes
 from gpuvirt.model.allocation.ledger import Consumer, Entry, Stage
 from gpuvirt.model.allocation.ondemandids import vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
-from gpuvirt.model.allocation.recordednodes import foreign_nodes
+from gpuvirt.model.allocation.recordednodes import foreign_nodes, own_nodes
 from gpuvirt.model.inventory.inventory import Inventory, Vgpu
-from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.reasons import Reason, containerstarts, ondemand, refusals
 
 
@@ -93,8 +91,7 @@ def _why_foreign(inventory: Inventory, entry: Entry, consumers: Iterable[Consume
     """Return that a container with the vGPU would get a node that is not its own."""
     for answer in (answer for answer in _answers(consumers) if entry.target.id in vgpus_in(answer)):
         if foreign := foreign_nodes(inventory, answer):
-            now = candidate_of(inventory, entry)
-            own = vm_nodes(inventory, now) if now is not None else ()
+            own = own_nodes(inventory, [entry.target.id])
             return containerstarts.nodes_changed(entry.device, entry.target.id, foreign, own)
     return None
 

@@ -7,6 +7,7 @@ from gpuvirt.facts.sysfs import MDEVS, PCI_DEVICES
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.attachment import vm_nodes
 from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.desired.settings import VfioNodes
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.model.inventory.inventory import Inventory
@@ -16,10 +17,12 @@ from gpuvirt.model.offers.view import DeviceView
 from gpuvirt.model.reasons import Reason, unhealthy
 
 
-def devices(inventory: Inventory, offer: OnDemandOffer, resource: ResourceName) -> Iterator[DeviceView]:
+def devices(
+    inventory: Inventory, offer: OnDemandOffer, resource: ResourceName, vfio_nodes: VfioNodes
+) -> Iterator[DeviceView]:
     """Yield the ids of a resource: those of pods first, then those for which a vGPU would be created."""
     for entry in offer.given.get(resource, {}).values():
-        yield _given(inventory, entry)
+        yield _given(inventory, entry, vfio_nodes)
     for device in offer.free.get(resource, ()):
         yield DeviceView(device, healthy=True, numa_node=None, group=None, gpu=None)
 
@@ -41,7 +44,7 @@ def _is_healthy(entry: Entry, candidate: Candidate | None) -> bool:
     return entry.intended or was_not_seen or candidate is not None
 
 
-def _given(inventory: Inventory, entry: Entry) -> DeviceView:
+def _given(inventory: Inventory, entry: Entry, vfio_nodes: VfioNodes) -> DeviceView:
     """Return the id of a pod's vGPU; an id whose vGPU is gone has the reason."""
     candidate = candidate_of(inventory, entry)
     gone = None if entry.intended or candidate is not None else _gone(entry)
@@ -51,7 +54,7 @@ def _given(inventory: Inventory, entry: Entry) -> DeviceView:
         numa_node=candidate.numa_node if candidate is not None else None,
         group=entry.group,
         gpu=entry.target.gpu,
-        nodes=vm_nodes(inventory, candidate) if candidate is not None else (),
+        nodes=vm_nodes(inventory, candidate, vfio_nodes) if candidate is not None else (),
         reasons=(gone,) if gone is not None else (),
         allocated_to=entry.allocated_to,
         vgpu=entry.target.vgpu,
