@@ -84,3 +84,18 @@ def test_a_dry_run_with_force_asks_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("sys.stdin", io.StringIO())
     done = vfio(tmp_path, "4xT4", "bind", T4, "--force", "--dry-run")
     assert (done.returncode, f"{T4}: would be bound for VMs" in done.stdout) == (0, True)
+
+
+def test_a_vf_of_nvidia_is_refused_as_one_that_carries_a_vgpu(tmp_path: Path) -> None:
+    done = vfio(tmp_path, "4xL40S", "bind", "0000:25:00.4")
+    assert done.returncode == 2
+    message = " ".join(done.stderr.replace("│", " ").split())
+    assert "it is a VF of 0000:25:00.0, which stays on its driver and carries a vGPU" in message
+    assert "gpuvirt vgpu create 0000:25:00.0 TYPE" in message
+
+
+def test_vfs_that_are_parts_of_a_gpu_are_listed_with_the_gpus(tmp_path: Path) -> None:
+    rows = json.loads(vfio(tmp_path, "2xFlex170", "status", "-o", "json").stdout)
+    vfs = [f"0000:4d:00.{number}" for number in range(4, 8)]
+    assert [row["address"] for row in rows] == ["0000:4d:00.0", *vfs, "0000:b3:00.0"]
+    assert [bool(row["steps"]) for row in rows] == [False, *[True] * 4, True], "the GPU with VFs keeps its driver"

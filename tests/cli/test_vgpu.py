@@ -86,3 +86,25 @@ def test_no_vgpu_is_created_beside_vgpus_of_unknown_types(tmp_path: Path) -> Non
     export(unit.kernel, tmp_path / "host")
     done = ran("vgpu", "create", L40S, "L40S-24Q", "--host-root", str(tmp_path / "host"))
     assert (done.returncode, "Unread" in done.stdout) == (1, True), done.stderr
+
+
+def test_types_of_vfs_have_names_of_their_own(tmp_path: Path) -> None:
+    export(build_host(load_host("2xFlex170")), tmp_path)
+    gpu = "0000:b3:00.0"
+
+    def vgpu(*arguments: str) -> str:
+        return ran("vgpu", *arguments, "--host-root", str(tmp_path)).stdout
+
+    rows = json.loads(vgpu("types", gpu, "-o", "json"))
+    assert [row["name"] for row in rows] == [row["type"] for row in rows]
+    assert len({row["name"] for row in rows}) == 31
+    assert "VFs  -" in " ".join(vgpu("types", gpu).split(" ")), "vGPU configs can't have these types"
+    assert vgpu("create", gpu, "4 VFs", "--dry-run") == (
+        f"{gpu}: create 4 VFs {gpu}\n{gpu}: bind its VFs to a VFIO driver, for VMs\n{gpu}: would then carry 4 VFs\n"
+    )
+    for count in (2, 4):
+        refused = vgpu("create", "0000:4d:00.0", f"{count} VFs", "--dry-run")
+        assert "NoRoom" in refused, "all VFs are switched on at once"
+        assert "fix:  when no VM uses a VF: gpuvirt vgpu delete 0000:4d:00.0" in refused
+    assert "NoSuchType" in (unknown := vgpu("create", gpu, "32 VFs", "--dry-run"))
+    assert "4 VFs" in unknown, "the types are named whole"

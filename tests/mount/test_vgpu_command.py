@@ -104,3 +104,44 @@ def test_vgpus_that_an_agent_manages_are_left_to_it(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert "ManagedByAgent" in done.stdout
         assert "nvidia.com/vgpu.config=NAME" in done.stdout
+
+
+FLEX, SPLIT = "0000:b3:00.0", "0000:4d:00.0"
+QUARTER, HALF = (f"intel.com/ATSM_DATA_CENTER_GPU_FLEX_170_VF_1_{count}" for count in (4, 2))
+
+
+def offered(folder: Path) -> dict[str, list[str]]:
+    done = shell(f"{' '.join(GPUVIRT)} devices --host-root host -o json", folder)
+    resources = json.loads(done.stdout)["resources"]
+    return {found["name"]: [device["id"] for device in found["devices"]] for found in resources}
+
+
+def test_a_gpu_is_split_for_vms_by_one_command_and_restored_by_another(tmp_path: Path) -> None:
+    with mount(tmp_path / "host", "2xFlex170"):
+        done = shell(f"{VGPU} create {FLEX} '2 VFs' --host-root host", tmp_path)
+        assert (done.returncode, done.stdout.count("probe, for vfio-pci")) == (0, 2), done.stdout + done.stderr
+        assert done.stdout.endswith(f"{FLEX}: carries 2 VFs\n")
+        ((resource, vfs),) = offered(tmp_path).items()
+        assert (resource, len(vfs)) == (HALF, 2)
+        gone = shell(f"{VGPU} delete {FLEX} --host-root host", tmp_path)
+        assert (gone.returncode, gone.stdout) == (0, f"{FLEX}: remove 2 VFs {FLEX}\n"), gone.stderr
+        assert offered(tmp_path) == {}
+        assert shell(f"{' '.join(GPUVIRT)} vfio bind {FLEX} --host-root host", tmp_path).returncode == 0
+
+
+def test_existing_vfs_are_given_to_vms_and_returned(tmp_path: Path) -> None:
+    vfio = f"{' '.join(GPUVIRT)} vfio"
+    with mount(tmp_path / "host", "2xFlex170"):
+        first, second, *others = sorted(
+            (tmp_path / "host/sys/bus/pci/devices" / SPLIT / f"virtfn{number}").readlink().name for number in range(4)
+        )
+        status = shell(f"{vfio} status --host-root host", tmp_path).stdout
+        assert status.count("possible: gpuvirt vfio bind") == 5, "the VFs and the other GPU"
+        done = shell(f"{vfio} bind {first} {second} --host-root host", tmp_path)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"{first}, {second}: bound for VMs"), done.stderr
+        assert offered(tmp_path) == {QUARTER: [first, second]}
+        why = shell(f"{' '.join(GPUVIRT)} why {others[0]} --host-root host", tmp_path)
+        assert f"NativeDriver: {others[0]} is bound to xe" in why.stdout
+        assert f"gpuvirt vfio bind {others[0]}" in why.stdout
+        assert shell(f"{vfio} unbind {first} --host-root host", tmp_path).returncode == 0
+        assert offered(tmp_path) == {QUARTER: [second]}

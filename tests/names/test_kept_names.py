@@ -57,17 +57,19 @@ async def test_an_allocated_gpu_keeps_its_resource_name(simulated: Simulated, tm
 
 
 async def test_a_vf_and_its_gpu_have_different_resource_names(tmp_path: Path) -> None:
-    """An Intel VF has the id of its GPU; with one name, a pod could get a VF instead of the GPU."""
+    """An Intel VF has the id of its GPU, and VFs differ in size: with one name, a pod could get another part."""
     flex = CardSpec(functions=(FunctionSpec(id="8086:56c0", class_code="038000", native_driver="xe"),), total_vfs=31)
     slots = (
         SlotSpec(at="0000:01:00.0", board="flex", group=1, vfs=2),
         SlotSpec(at="0000:02:00.0", board="flex", driver="vfio-pci", group=20),
+        SlotSpec(at="0000:03:00.0", board="flex", group=30, vfs=3),
     )
-    kernel = build_host(HostSpec(about="one GPU whole, one cut up", boards={"flex": flex}, slots=slots))
-    for vf in ("0000:01:00.4", "0000:01:00.5"):
+    kernel = build_host(HostSpec(about="one GPU whole, two cut up", boards={"flex": flex}, slots=slots))
+    for vf in ("0000:01:00.4", "0000:01:00.5", "0000:03:00.4"):
         kernel.rebind(PciAddress(vf), "vfio-pci")
     async with running_node(kernel, tmp_path) as node:
         assert node.offered == {
             "intel.com/ATSM_DATA_CENTER_GPU_FLEX_170": {"0000:02:00.0": True},
-            "intel.com/ATSM_DATA_CENTER_GPU_FLEX_170_VF": {"0000:01:00.4": True, "0000:01:00.5": True},
+            "intel.com/ATSM_DATA_CENTER_GPU_FLEX_170_VF_1_2": {"0000:01:00.4": True, "0000:01:00.5": True},
+            "intel.com/ATSM_DATA_CENTER_GPU_FLEX_170_VF_1_3": {"0000:03:00.4": True},
         }

@@ -5,10 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.desired import DesiredDriver, DesiredVgpus
+from gpuvirt.model.change.driverjournal import StartedChange
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.isolation import slots_of
@@ -16,10 +18,11 @@ from gpuvirt.model.reasons import ReasonCode, refusals
 from gpuvirt.node.change import byhand, preflight
 from gpuvirt.node.change.gate.gate import UnitBusyError, gate_at
 from gpuvirt.node.change.observation import observe
+from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.function import SimFunction
 from gpuvirt_sim.files.tree import DeviceNode, constant
-from tests.change.changes import change_vgpus, inputs
+from tests.change.changes import change_drivers, change_vgpus, inputs
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
 
 T4 = PciAddress("0000:3b:00.0")
@@ -218,6 +221,60 @@ def test_a_vm_on_a_vf_keeps_all_vfs_of_the_gpu(tmp_path: Path) -> None:
     assert isinstance(group, int)
     host.kernel.start_vm(IommuGroup(group))
     assert codes(host.apply_types(FLEX, {"16 VFs": 1})) == [ReasonCode.VGPU_IN_USE]
+    assert host.kernel.vfio.requests == []
+
+
+def bind(host: VgpuHost, *vfs: PciAddress, to: DesiredDriver = DesiredDriver.PASSTHROUGH) -> list[ReasonCode]:
+    inventory = observe(host.change_host, host.given, None).inventory
+    unit = next(unit for unit, members in inventory.units.items() if vfs[0] in members)
+    return codes(change_drivers(host.change_host, unit, dict.fromkeys(vfs, to), host.given, lambda _: None))
+
+
+def test_vfs_are_bound_for_vms_apart_from_their_gpu_and_removed_when_they_are_free(tmp_path: Path) -> None:
+    host = VgpuHost("2xFlex170", tmp_path)
+    first, second, *others = scan(host.kernel).functions[FLEX].virtfns
+    assert bind(host, first, second) == []
+    found = scan(host.kernel).functions
+    assert [found[vf].driver for vf in (first, second)] == ["vfio-pci", "vfio-pci"]
+    assert {found[address].driver for address in (FLEX, *others)} == {"xe"}
+    assert bind(host, first, to=DesiredDriver.NATIVE) == []
+    assert scan(host.kernel).functions[first].driver == "xe"
+    assert host.apply_types(FLEX, {}) == ()
+    assert scan(host.kernel).functions[FLEX].virtfns == ()
+    assert host.kernel.vfio.requests == []
+
+
+def test_a_started_change_of_a_gpu_stays_recorded_while_its_vf_changes(tmp_path: Path) -> None:
+    """The change of another process was killed; only a change of the GPU itself shows that it is done."""
+    host = VgpuHost("2xFlex170", tmp_path)
+    boot_id, path = scan(host.kernel).platform.boot_id, host.change_host.original_drivers
+    started = {FLEX: StartedChange(True, "xe")}
+    originaldrivers.update(path, lambda journal: replace(journal.of_boot(boot_id), changes=started))
+    assert bind(host, scan(host.kernel).functions[FLEX].virtfns[0]) == []
+    assert originaldrivers.read(path).changes == started
+
+
+def test_a_vf_that_a_process_or_a_pod_uses_keeps_its_driver(tmp_path: Path) -> None:
+    host = VgpuHost("2xFlex170", tmp_path)
+    first, second, *_ = scan(host.kernel).functions[FLEX].virtfns
+    function = host.kernel.pci.functions[first]
+    host.kernel.tree.place(HostPath(f"{function.folder}/drm/renderD129/dev"), constant("226:129"))
+    host.kernel.tree.place(HostPath("/dev/dri/renderD129"), DeviceNode(os.makedev(226, 129)))
+    process = host.kernel.start_process("ffmpeg", "/dev/dri/renderD129")
+    assert bind(host, first) == [ReasonCode.IN_USE]
+    host.kernel.end_vm(process)
+    assert bind(host, first, second) == []
+    groups = [scan(host.kernel).functions[vf].iommu_group for vf in (first, second)]
+    vm = host.kernel.start_vm(IommuGroup(int(str(groups[0]))))
+    assert bind(host, first, to=DesiredDriver.NATIVE) == [ReasonCode.IN_USE]
+    assert bind(host, second, to=DesiredDriver.NATIVE) == [], "another VF of the same GPU"
+    host.kernel.end_vm(vm)
+    host.given = inputs({first: ("pod default/a",)})
+    assert bind(host, first, to=DesiredDriver.NATIVE) == [ReasonCode.ALLOCATED_TO_POD]
+    held = Holding(first, VgpuId(first), None, "pod default/a", seen_this_boot=True)
+    host.given = inputs({first: ("pod default/a",)}, holdings=(held,))
+    assert codes(host.apply_types(FLEX, {})) == [ReasonCode.VGPU_IN_USE], "all VFs of a GPU are removed together"
+    assert scan(host.kernel).functions[first].driver == "vfio-pci"
     assert host.kernel.vfio.requests == []
 
 

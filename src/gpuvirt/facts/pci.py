@@ -113,6 +113,11 @@ class PciFunction(msgspec.Struct, frozen=True):
         return self.physfn is not None and self.id.vendor == NVIDIA
 
     @property
+    def is_gpu_part(self) -> bool:
+        """Whether the function is a VF of AMD's or Intel's: a part of a GPU that is bound as a function of its own."""
+        return self.physfn is not None and self.id.vendor in {AMD, INTEL} and self.kind is FunctionKind.GPU
+
+    @property
     def on_vfio(self) -> bool:
         """Whether the function is bound to a VFIO driver, vfio-pci or a variant of it, so that one VM gets it whole.
 

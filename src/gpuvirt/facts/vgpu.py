@@ -149,6 +149,12 @@ def vf_type(count: int) -> VgpuType:
     return VgpuType("1 VF" if count == 1 else f"{count} VFs")
 
 
+def is_vf_type(name: str) -> bool:
+    """Return whether a name is that of a set of VFs, which is a type of its own and has no name in configs."""
+    number, _, rest = name.partition(" ")
+    return number.isdecimal() and name == vf_type(int(number)) and bool(rest)
+
+
 def host_of_vfs(function: PciFunction) -> VgpuHost | None:
     """Return the VFs of a GPU of AMD or Intel as vGPUs; None if it has no SR-IOV, or is bound to a VFIO driver.
 

@@ -16,10 +16,11 @@ from gpuvirt.cli.output import vfiorender
 from gpuvirt.cli.output.vfiorender import VfioResult
 from gpuvirt.cli.parameters import options
 from gpuvirt.facts.ids import PciAddress, slot_of
-from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
 from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.drivers import driver_of
+from gpuvirt.model.change.nativedrivers import is_head
 from gpuvirt.model.change.plan import Plan
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import Unbind
@@ -82,7 +83,10 @@ def status(
     here = vfiohost.host(vfiohost.account(HostRoots.under(host_root), kubelet_dir))
     seen = observe(here.change_host, here.inputs).host_state()
     # Each GPU is planned alone, so that its row has the refusals that other GPUs of its IOMMU group cause.
-    rows = [(gpu, plan_units(seen, {gpu: DesiredDriver.PASSTHROUGH})[0]) for gpu in sorted(seen.inventory.gpus)]
+    functions = seen.inventory.facts.functions
+    parts = (address for address, function in functions.items() if function.is_gpu_part)
+    listed = sorted((*seen.inventory.gpus, *parts))
+    rows = [(address, plan_units(seen, {address: DesiredDriver.PASSTHROUGH})[0]) for address in listed]
     vfiorender.status(seen, rows, here.unfit, output=output)
 
 
@@ -101,7 +105,7 @@ def bind(  # noqa: PLR0913  a command's options
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Bind GPUs, with all functions of their slots, to a VFIO driver.
+    """Bind GPUs, with all functions of their slots, or VFs of AMD's and Intel's GPUs to a VFIO driver.
 
     The driver is vfio-pci, or the kernel's variant driver for the device. gpuvirt records the
     original driver of each function, and `unbind` restores it.
@@ -136,7 +140,7 @@ def unbind(  # noqa: PLR0913  a command's options
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """The GPUs and NVSwitches that the command line names."""
+    """The GPUs, their VFs and NVSwitches that the command line names."""
 
     addresses: Sequence[str]
     every: bool
@@ -146,7 +150,7 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 def _heads(inventory: Inventory, chosen: Chosen) -> list[PciAddress]:
-    """Return the GPUs and NVSwitches that the command line names; raise BadParameter for any other address."""
+    """Return the GPUs, VFs and NVSwitches that the command line names; raise BadParameter for any other address."""
     if chosen.every == bool(chosen.addresses):
         raise typer.BadParameter("give either addresses or --all")
     functions, gpus = inventory.facts.functions, inventory.gpus
@@ -158,11 +162,20 @@ def _heads(inventory: Inventory, chosen: Chosen) -> list[PciAddress]:
     for address in found:
         if address not in functions:
             raise typer.BadParameter(f"{address}: this host has no such function (gpuvirt vfio status)")
-        if address not in gpus and functions[address].kind is not FunctionKind.NVSWITCH:
-            head = next((gpu for gpu in gpus if slot_of(gpu) == slot_of(address)), None)
-            hint = f"it is bound together with its GPU, {head}" if head else "only GPUs and NVSwitches can be bound"
-            raise typer.BadParameter(f"{address} is no GPU; {hint}")
+        if not is_head(functions[address]):
+            raise typer.BadParameter(f"{address} is no GPU; {_why_no_head(inventory, functions[address])}")
     return found
+
+
+def _why_no_head(inventory: Inventory, function: PciFunction) -> str:
+    """Return why a function has no driver of its own choice."""
+    if function.is_nvidias_vf:
+        return (
+            f"it is a VF of {function.physfn}, which stays on its driver and carries a vGPU: gpuvirt vgpu create"
+            f" {function.physfn} TYPE"
+        )
+    head = next((gpu for gpu in inventory.gpus if slot_of(gpu) == slot_of(function.address)), None)
+    return f"it is bound together with its GPU, {head}" if head else "only GPUs, their VFs and NVSwitches can be bound"
 
 
 def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, dry_run: bool) -> None:

@@ -16,6 +16,7 @@ from gpuvirt.cli.output.vgpurender import VgpuResult
 from gpuvirt.cli.parameters import vgpuconfigs
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import host_of_vfs
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
 from gpuvirt.model.change.vgpus.gpustate import GpuState
@@ -72,7 +73,10 @@ def check(where: AppliedHost, config_file: str | None, selected: str | None, *, 
 
 
 def create(where: AppliedHost, address: str, vgpu_type: str, count: int, *, dry_run: bool) -> None:
-    """Create vGPUs on a GPU, in addition to its existing ones; exit with 1 if that fails."""
+    """Create vGPUs on a GPU, in addition to its existing ones; exit with 1 if that fails.
+
+    VFs that split the GPU are also bound for VMs: on their native driver no VM can use them.
+    """
     here, seen = _seen(where)
     (gpu,) = vgpuhost.gpus_named(seen, [address])
     gpu_state = seen.gpu_state(gpu)
@@ -136,7 +140,10 @@ def _change(
     for gpu, desired_gpu in sorted(desired.items()):
         would = vgpuhost.would(seen, gpu, desired_gpu)
         unchanged = dry_run or not (would.steps or would.reasons)
-        results.append(would if unchanged else vgpuhost.changed(here, seen, gpu, desired_gpu, quiet=where.quiet))
+        result = would if unchanged else vgpuhost.changed(here, seen, gpu, desired_gpu, quiet=where.quiet)
+        if result.steps and not result.reasons and host_of_vfs(seen.inventory.facts.functions[gpu]) is not None:
+            result = vgpuhost.with_vfs_bound(here, result, quiet=where.quiet, dry_run=dry_run)
+        results.append(result)
     vgpurender.results(results, output=where.output, dry_run=dry_run, unfit=bool(unfit))
     if unfit or any(result.reasons for result in results):
         raise typer.Exit(1)

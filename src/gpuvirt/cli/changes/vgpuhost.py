@@ -4,18 +4,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import typer
+from msgspec.structs import replace
 
 from gpuvirt.cli.changes import vfiohost
 from gpuvirt.cli.changes.inworker import beside, changed_in_worker, in_worker, step_reporter
 from gpuvirt.cli.changes.vfiohost import Host
 from gpuvirt.cli.output.vgpurender import VgpuResult
 from gpuvirt.facts.ids import PciAddress, VgpuId
-from gpuvirt.model.change.desired import DesiredGpu, DesiredVgpus
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change import byhand
-from gpuvirt.node.change.observation import HostObservation
+from gpuvirt.node.change.observation import HostObservation, observe
 from gpuvirt.paths import HostRoots
 
 
@@ -58,6 +59,19 @@ def changed(here: Host, seen: HostObservation, gpu: PciAddress, desired: Desired
     intent = next((step.text for step in plan.steps), None) if takes_away else None
     taken, outcome = changed_in_worker(here.command_host, unit, {gpu: desired}, seen.inventory, intent, quiet=quiet)
     return VgpuResult(gpu, taken, outcome.reasons, _desired(desired))
+
+
+def with_vfs_bound(here: Host, result: VgpuResult, *, quiet: bool, dry_run: bool) -> VgpuResult:
+    """Bind the new VFs of a GPU to a VFIO driver, and return the result of both changes."""
+    gpu = result.gpu
+    if dry_run:
+        return replace(result, steps=(*result.steps, f"{gpu}: bind its VFs to a VFIO driver, for VMs"))
+    seen = observe(here.change_host, here.inputs, [])
+    unit, vfs = seen.inventory.gpus[gpu].unit, seen.inventory.facts.functions[gpu].virtfns
+    desired = dict.fromkeys(vfs, DesiredGpu(DesiredDriver.PASSTHROUGH))
+    intent = next((step.text for step in plan_unit(seen.unit_state(desired), unit, desired).steps), None)
+    taken, outcome = changed_in_worker(here.command_host, unit, desired, seen.inventory, intent, quiet=quiet)
+    return replace(result, steps=(*result.steps, *taken), reasons=outcome.reasons)
 
 
 def removed(

@@ -37,7 +37,7 @@ class VfioResult(msgspec.Struct, frozen=True):
 
 
 class VfioGpu(msgspec.Struct, frozen=True):
-    """One GPU and its drivers."""
+    """One GPU, or a VF that is a part of one, and its drivers."""
 
     address: PciAddress
     driver: str | None
@@ -56,7 +56,10 @@ def status(
     *,
     output: Output,
 ) -> None:
-    """Print the driver of each GPU, and whether it is or could be bound for VMs; `unfit`: why no VM could use it."""
+    """Print the driver of each GPU and VF, and whether it is or could be bound for VMs.
+
+    `unfit`: why no VM could use it.
+    """
     shown = [_row(seen, address, plan, unfit.get(address, ())) for address, plan in rows]
     if render.print_document(shown, output):
         return
@@ -97,14 +100,14 @@ def results(done: Sequence[VfioResult], desired: DesiredGpu, *, output: Output, 
 
 
 def _row(seen: UnitState, address: PciAddress, plan: DriverPlan, unfit: tuple[Reason, ...]) -> VfioGpu:
-    gpu = seen.inventory.gpus[address]
-    functions = seen.inventory.facts.functions
+    functions, gpu = seen.inventory.facts.functions, seen.inventory.gpus.get(address)
+    function = functions[address]
     return VfioGpu(
         address=address,
-        driver=_driver(gpu.function),
-        group=gpu.function.iommu_group if isinstance(gpu.function.iommu_group, int) else None,
-        siblings={sibling: _driver(functions[sibling]) for sibling in gpu.siblings},
-        on_vfio=gpu.function.on_vfio,
+        driver=_driver(function),
+        group=function.iommu_group if isinstance(function.iommu_group, int) else None,
+        siblings={sibling: _driver(functions[sibling]) for sibling in (gpu.siblings if gpu is not None else ())},
+        on_vfio=function.on_vfio,
         steps=tuple(step.text for step in plan.steps),
         reasons=tuple(dict.fromkeys((*plan.refusals, *unfit))),
     )

@@ -10,6 +10,7 @@ from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import is_vf_type
 from gpuvirt.model.change.vgpus.gpustate import GpuState, is_mig
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgputypes.profiles import profile_name
@@ -136,7 +137,8 @@ def types(rows: Sequence[TypeRow], layout: Layout) -> None:
         return
     table = Table(TYPE_COLUMNS)
     for row in rows:
-        table.add(row.gpu, row.type, row.name, str(row.there), str(row.left))
+        in_configs = NOTHING if is_vf_type(row.type) else row.name
+        table.add(row.gpu, row.type, in_configs, str(row.there), str(row.left))
     table.print(out, layout)
 
 
@@ -151,9 +153,13 @@ def results(done: Sequence[VgpuResult], *, output: Output, dry_run: bool, unfit:
         for reason in result.reasons:
             render.say_reason(out, reason, style="yellow")
         if not result.reasons and result.desired_counts is not None:
-            carries = ", ".join(f"{count} {name}" for name, count in sorted(result.desired_counts.items())) or "no vGPU"
+            carries = ", ".join(_counted(*each) for each in sorted(result.desired_counts.items())) or "no vGPU"
             would = "would then carry" if dry_run and result.steps else "carries"
             already = "" if result.steps else " already"
             say(out, f"{result.gpu}: {would} {carries}{already}", style="green")
     if not done and not unfit:
         out.print("The vGPU config names no GPU of this host.")
+
+
+def _counted(name: str, count: int) -> str:
+    return name if is_vf_type(name) and count == 1 else f"{count} {name}"

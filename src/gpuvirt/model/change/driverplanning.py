@@ -1,9 +1,9 @@
 """Plans the drivers of the GPUs of one isolation unit.
 
-A GPU changes its driver together with its sibling functions. Bridges stay. Functions of other slots in its IOMMU group
-stay too, and the plan is then refused, unless the admin has listed these functions (`--also`). All functions are
-unbound before the first probe, so that no native driver takes a function of a group that is still on VFIO, and no VM
-gets a group of which only a part is on VFIO.
+A GPU changes its driver together with its sibling functions; VFs that are parts of a GPU change theirs alone. Bridges
+stay. Functions of other slots in its IOMMU group stay too, and the plan is then refused, unless the admin has listed
+these functions (`--also`). All functions are unbound before the first probe, so that no native driver takes a function
+of a group that is still on VFIO, and no VM gets a group of which only a part is on VFIO.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from gpuvirt.facts.pci import NVIDIA, FunctionKind
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.change.driverrefusals import driver_refusals
 from gpuvirt.model.change.modalias import FALLBACK
-from gpuvirt.model.change.nativedrivers import HEADS, leftovers, our_overrides, steps_to_native
+from gpuvirt.model.change.nativedrivers import HEADS, is_head, leftovers, our_overrides, steps_to_native
 from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import ClearOverride, DriverStep, LoadModule, Override, Probe, Unbind
@@ -30,11 +30,11 @@ def plan_units(state: UnitState, desired: DesiredDrivers) -> tuple[DriverPlan, .
 
 
 def plan_drivers(state: UnitState, unit: UnitId, desired: DesiredDrivers) -> DriverPlan:
-    """Return the plan of a unit, which may be empty. Desired drivers of GPUs and NVSwitches count, no others."""
+    """Return the plan of a unit, which may be empty. Desired drivers of GPUs, their parts and NVSwitches count."""
     slots = {
-        head: tuple(state.inventory.slots[slot_of(head)])
+        head: (head,) if state.function(head).is_gpu_part else tuple(state.inventory.slots[slot_of(head)])
         for head in state.inventory.units[unit]
-        if state.function(head).physfn is None and state.function(head).kind in HEADS
+        if is_head(state.function(head))
     }
     desired_drivers = {
         address: driver

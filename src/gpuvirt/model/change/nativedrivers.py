@@ -24,6 +24,11 @@ from gpuvirt.model.reasons import Reason, nativerefusals
 HEADS = frozenset({FunctionKind.GPU, FunctionKind.NVSWITCH})
 
 
+def is_head(function: PciFunction) -> bool:
+    """Return whether a function can have a desired driver: a GPU, an NVSwitch, or a VF that is a part of a GPU."""
+    return function.kind in HEADS and (function.physfn is None or function.is_gpu_part)
+
+
 class NativeDriver(msgspec.Struct, frozen=True):
     """The native driver that a function returns to."""
 

@@ -73,7 +73,10 @@ def passthrough(inventory: Inventory, naming: Naming, settings: Settings) -> Ite
                 id=DeviceId(function.address),
                 target=Target(function.address),
                 named=naming.of_function(
-                    function.id, function.kind, is_vf=physfn is not None and physfn.id == function.id
+                    function.id,
+                    function.kind,
+                    is_vf=physfn is not None and physfn.id == function.id,
+                    parts=len(physfn.virtfns) if physfn is not None and function.is_gpu_part else 1,
                 ),
                 group=function.iommu_group,
                 numa_node=function.numa_node,
@@ -194,6 +197,8 @@ def _not_on_vfio(inventory: Inventory, function: PciFunction) -> Reason:
         return why_no_vgpus(function, gpu.vgpu_host)
     if function.driver is None:
         return _without_driver(inventory, function)
+    if function.virtfns:
+        return refusals.vfs_enabled(function)
     if function.iommu_group is None:
         return notoffered.native_driver(address, str(function.driver), notoffered.IN_A_GROUP_FIRST)
     return notoffered.native_driver(address, str(function.driver))

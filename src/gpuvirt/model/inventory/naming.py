@@ -93,9 +93,14 @@ class Naming(msgspec.Struct, frozen=True):
     kind_aliases: Mapping[FunctionKind, str] = msgspec.field(default_factory=dict)
     """The one name of all NVIDIA functions of a kind that have no alias of their own: `pgpu`."""
 
-    def of_function(self, pci_id: PciId, kind: FunctionKind | None = None, *, is_vf: bool = False) -> Named:
-        """Return the name of a whole PCI function. If the database lacks its id, the name is the id (`2571`)."""
-        suffix = "_VF" if is_vf else ""
+    def of_function(
+        self, pci_id: PciId, kind: FunctionKind | None = None, *, is_vf: bool = False, parts: int = 1
+    ) -> Named:
+        """Return the name of a whole PCI function. If the database lacks its id, the name is the id (`2571`).
+
+        `parts` is the number of VFs that share its GPU evenly: VFs of GPUs that are split otherwise are of other sizes.
+        """
+        suffix = f"{'_VF' if is_vf else ''}{f'_1_{parts}' if parts > 1 else ''}"
         text = self.ids.text(pci_id)
         natural = legal(from_text(text) + suffix) if text is not None else None
         natural = natural or f"{pci_id.device:04x}{suffix}"

@@ -50,7 +50,9 @@ def make_view(inputs: ViewInputs, at: datetime, last: Drawn | None = None) -> No
             _function(inputs, offered, function, None, ())
             for address, function in sorted(facts.functions.items())
             if address not in gpus and VgpuId(address) not in inputs.inventory.vgpus
-            if address in offered or (function.physfn is None and inputs.inventory.matters(function))
+            if address in offered
+            or function.is_gpu_part
+            or (function.physfn is None and inputs.inventory.matters(function))
         ),
         resources=_resources(inputs, last),
         problems=(*inputs.problems, *malformed_entries(facts)),

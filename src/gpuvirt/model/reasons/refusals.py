@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.pci import AMD, INTEL, PciFunction, Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.facts.vgpu import UnnamedType
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, not_read, opened_by
@@ -97,6 +97,8 @@ def vfs_enabled(function: PciFunction) -> Reason:
         else f"gpuvirt vfio bind --remove-vgpus {function.address} switches them off when they are free; an agent in"
         " mode passthrough does so"
     )
+    if function.id.vendor in {AMD, INTEL} and not function.on_vfio:
+        fix = f"to give a VF to a VM: gpuvirt vfio bind {function.virtfns[0]}; to use the GPU whole: {fix}"
     message = (
         f"has {len(function.virtfns)} VFs: a VM can open it only with a VF token, and a change of its driver removes"
         " the VFs"

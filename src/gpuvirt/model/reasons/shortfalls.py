@@ -101,6 +101,12 @@ def too_many(gpu: PciAddress, desired: Mapping[VgpuType, int], most: int) -> Rea
     )
 
 
+def split_already(gpu: PciAddress, desired: Mapping[VgpuType, int]) -> Reason:
+    """PCI Express switches all VFs of a GPU on and off together."""
+    fix = f"when no VM uses a VF: gpuvirt vgpu delete {gpu}; then create the new number of VFs"
+    return no_room(gpu, " and ".join(sorted(desired)), "a GPU is split into VFs of one size, all at once", fix)
+
+
 def no_room_mixed(gpu: PciAddress, desired: Mapping[VgpuType, int]) -> Reason:
     """The sizes find no placements side by side."""
     why = "they don't fit side by side in mixed-size mode"

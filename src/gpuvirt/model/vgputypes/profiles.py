@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import VgpuType
+from gpuvirt.facts.vgpu import is_vf_type
 
 
 class Series(StrEnum):
@@ -110,8 +111,10 @@ def parse_profile(text: str) -> Profile:
 def profile_name(host_name: str) -> str:
     """Return the name in configs of a type of the host: the last word of the host's name.
 
-    `GRID T4-1Q` is `T4-1Q`, `NVIDIA RTX Pro 6000 Blackwell DC-48C` is `DC-48C`.
+    `GRID T4-1Q` is `T4-1Q`, `NVIDIA RTX Pro 6000 Blackwell DC-48C` is `DC-48C`. A set of VFs has its own name alone.
     """
+    if is_vf_type(host_name):
+        return host_name
     words = host_name.split()
     return words[-1] if words else ""
 

@@ -210,9 +210,11 @@ class UnitChange(msgspec.Struct):
             self._rolled_back = True
 
     def _heads(self, state: UnitState) -> list[PciAddress]:
-        """Return all functions of the slots that have a desired driver."""
-        slots = (slot_of(head) for head in desired_drivers(self.desired))
-        return [function for slot in slots for function in state.inventory.slots.get(slot, ())]
+        """Return all functions of the slots that have a desired driver, and the VFs that have one themselves."""
+        heads, functions = desired_drivers(self.desired), state.inventory.facts.functions
+        parts = [head for head in heads if head in functions and functions[head].is_gpu_part]
+        slots = (slot_of(head) for head in heads if head not in parts)
+        return [*parts, *(function for slot in slots for function in state.inventory.slots.get(slot, ()))]
 
     def _observe_drivers(self) -> UnitState:
         """Observe the unit during a driver change, before a rollback. The permission to force does not apply to it."""

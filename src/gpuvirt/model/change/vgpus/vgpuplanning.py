@@ -242,6 +242,10 @@ def _refusals(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus
 def _too_many(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Iterator[Reason]:
     """Yield why more vGPUs are desired than fit; types of one size share the largest number that fits of any."""
     gpu = gpu_state.host.gpu
+    if gpu_state.host.framework is Framework.SRIOV_VF:
+        if sum(desired_counts.values()) > 1:
+            yield shortfalls.split_already(gpu, desired_counts)
+        return
     if any(is_mig(vgpu_type) for vgpu_type in desired_counts):
         yield from instances.too_many(gpu_state, desired_counts, desired.types)
         return
