@@ -54,6 +54,7 @@ ALLOWED: Mapping[str, str] = {
     "model/schedules/byhand.py": "the times of an override, which are times of day",
     "model/schedules/faults.py": "the time of day decides the phase of a schedule",
     "model/schedules/forecast.py": "the time of day decides the phase of a schedule",
+    "model/schedules/history.py": "times of switches, for people",
     "model/schedules/moves.py": "deadlines in the status, for other controllers; a step delays or holds",
     "cluster/operator/schedules/vmstatuses.py": "times in the status of a schedule",
     "model/schedules/noderows.py": "times in the status, for people",

@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, object] = {
     "shares": SharesOverview,
     "schedule list": list[reports.ScheduleRow],
     "schedule show NAME": reports.ScheduleDetail,
+    "schedule history NAME": reports.ScheduleHistory,
     "schedule plan NAME": reports.SchedulePlan,
     "schedule check NAME": workerchecks.ScheduleCheck,
     "schedule switch NAME PHASE": reports.SwitchResult,

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpuvirt.cluster.kinds import vgpuschedule
 from gpuvirt.cluster.operator.schedules.objects import LONGEST_DURATION
 from gpuvirt.model.schedules.faults import LONGEST_NAME
+from gpuvirt.model.schedules.history import LONGEST_USER
 from gpuvirt.model.schedules.times import LONGEST_LINE
 
 HEAD = """\
@@ -23,6 +24,7 @@ COLUMNS = (
     ("At", "string", ".status.nextSwitch"),
     ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
+    ("Paused", "boolean", ".spec.suspend"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )
 MOST_PHASES = 16
@@ -105,6 +107,7 @@ def _overrides(overrides: Schema) -> Schema:
         "phase": replace(fields["phase"], max_length=LONGEST_NAME),
         "from": _text(fields["from"], LONGEST_TIME, _TIME),
         "until": _text(fields["until"], LONGEST_TIME, _TIME),
+        "by": replace(fields["by"], max_length=LONGEST_USER),
     }
     items = replace(item, properties={**fields, **changed})
     return replace(overrides, items=items, max_items=MOST_OVERRIDES)

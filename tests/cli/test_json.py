@@ -191,6 +191,7 @@ OF_CLUSTERS = {
     "plan node/NAME": ("plan", "node/a1", "--vgpu-config", "A10-4Q"),
     "schedule list": ("schedule", "list", *IN_GPUVIRT),
     "schedule show NAME": ("schedule", "show", "gpus", *IN_GPUVIRT),
+    "schedule history NAME": ("schedule", "history", "gpus", *IN_GPUVIRT),
     "schedule plan NAME": ("schedule", "plan", "gpus", *IN_GPUVIRT),
     "schedule check NAME": ("schedule", "check", "gpus", *IN_GPUVIRT),
     "schedule switch NAME PHASE": (

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
+from gpuvirt.cli.changes.schedule import plan
 from gpuvirt.cli.output import schedulecheckrender, schedulerender
 from gpuvirt.cli.output.tables import Cell
+from gpuvirt.errors import ConfigError
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.schedules.forecast import PlannedStep
 from gpuvirt.model.schedules.reports import ScheduleRow, SwitchRow, WorkerRow
@@ -54,6 +56,37 @@ async def test_a_list_shows_the_phase_that_the_controller_has_reached(tmp_path: 
     assert row.split()[:4] == ["gpus", "Ready", "day", "night"]
     assert "2090-01-01 00:00" in row
     assert (await run(tmp_path, served, "list", "-o", "name")).stdout == "gpus\n"
+
+
+async def test_a_history_shows_the_last_switches(tmp_path: Path) -> None:
+    served = on_a_day()
+    assert "The controller has recorded no switch." in (await run(tmp_path, served, "history", "gpus")).stdout
+    night = {"phase": "night", "before": "day", "began": "2026-01-05T19:00:00Z", "cause": "Schedule", "evicted": 12}
+    day = {"phase": "day", "began": "2026-01-05T06:00:00Z", "ended": "2026-01-05T06:02:05Z", "outcome": "Reached"}
+    history = [{**night, "deleted": 1}, {**day, "cause": "ByHand", "by": "alice"}]
+    served.put(SCHEDULE, {**served.objects[SCHEDULE], "status": {"history": history}})
+    done = await run(tmp_path, served, "history", "gpus")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[4:] for line in done.stdout.splitlines()[-2:]] == [
+        ["day", "->", "night", "-", "UnderWay", "Schedule", "12", "1", "-"],
+        ["-", "->", "day", "0:02:05", "Reached", "ByHand", "0", "-", "alice"],
+    ]
+
+
+async def test_a_plan_of_a_file_needs_no_schedule_in_the_cluster(tmp_path: Path) -> None:
+    served, file = on_a_day(), tmp_path / "gpus.yaml"
+    kind: Object = {"apiVersion": "gpuvirt.io/v1alpha1", "kind": "VgpuSchedule"}
+    file.write_text(json.dumps({**kind, "metadata": {"name": "gpus"}, "spec": SPEC}))
+    del served.objects[SCHEDULE]
+    done = await run(tmp_path, served, "plan", "-f", str(file))
+    assert "Steps to phase" in done.stdout, done.stderr
+    assert served.writes == []
+
+
+@pytest.mark.parametrize(("name", "file"), [(None, None), ("gpus", "gpus.yaml")])
+def test_a_plan_is_of_a_name_or_of_a_file(name: str | None, file: str | None) -> None:
+    with pytest.raises(ConfigError, match="--filename: expected either the name of a VgpuSchedule, or a file with one"):
+        plan(name, file=file)
 
 
 async def test_a_switch_prints_its_steps_and_writes_the_override(tmp_path: Path) -> None:

@@ -1,18 +1,22 @@
 """The objects that commands read of a served schedule beside the controller: budgets, schedules of all namespaces."""
 
+import json
 from collections.abc import Callable
 
 from tests.apiserver.scriptedapi import Call, Reply
 from tests.schedules.servedschedule import ServedSchedule
 
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
+SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 ALL_SCHEDULES = "/apis/gpuvirt.io/v1alpha1/vgpuschedules"
 
 
-def answering(served: ServedSchedule) -> Callable[[Call], Reply]:
-    """Return the answers of a server that lists these kinds over all namespaces, too."""
+def answering(served: ServedSchedule, user: str = "alice") -> Callable[[Call], Reply]:
+    """Return the answers of a server that lists these kinds over all namespaces, too, and knows the user."""
 
     def answer(call: Call) -> Reply:
+        if call.path == SELF_REVIEWS:
+            return 201, {**json.loads(call.body), "status": {"userInfo": {"username": user}}}
         if call.method != "GET" or call.path not in {BUDGETS, ALL_SCHEDULES}:
             return served.answer(call)
         plural = call.path.rpartition("/")[2]

@@ -11,7 +11,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.nodevms import VmStep
 from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout
-from gpuvirt.model.schedules.status import WorkerStep
+from gpuvirt.model.schedules.status import Outcome, SwitchCause, WorkerStep
 from gpuvirt.model.schedules.times import timeline_of
 from tests.schedules.choices import Choices
 from tests.schedules.modelhypervisor import Fault
@@ -140,6 +140,9 @@ async def test_pods_are_deleted_only_after_the_whole_timeout_of_one_leader(wall_
     deleted_s = await world.until("delete ")
     assert TIMEOUT_S - 2.0 <= deleted_s - evicted_s <= TIMEOUT_S + 5.0
     assert {worker.forced for worker in world.status.workers} > {0}
+    await world.one_round()
+    deleted = [line for line in world.done() if line.startswith("delete ")]
+    assert 0 < world.status.history[0].deleted <= len(deleted)
 
 
 async def test_a_switch_that_a_budget_held_goes_on_when_the_budget_allows_it() -> None:
@@ -219,6 +222,10 @@ async def test_the_day_is_brought_back_where_the_night_can_not_be_reached_before
     assert (world.status.phase, world.status.transition, world.status.held) == (DAY, None, ())
     assert {worker.step for worker in world.status.workers if DAY in worker.phases} == {WorkerStep.SERVING}
     assert [reason.code for reason in world.status.waiting] == [ReasonCode.PHASE_GIVEN_UP]
+    assert [(switch.phase, switch.cause, switch.outcome) for switch in world.status.history[:2]] == [
+        (DAY, SwitchCause.GIVEN_UP, Outcome.REACHED),
+        (NIGHT, SwitchCause.SCHEDULE, Outcome.GIVEN_UP),
+    ]
     assert await world.one_round() is None
     world.to_next_switch()  # the morning
     await world.until_reached()

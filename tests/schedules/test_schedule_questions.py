@@ -1,21 +1,28 @@
 """The output of `gpuvirt schedule` for a served schedule and a model hypervisor, and the override that it writes."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuvirt.cli.output import schedulerender
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
+from gpuvirt.cluster.operator.schedules.commandreading import written_schedule
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.schedules.forecast import ForecastBudget, PlannedAction
 from gpuvirt.model.schedules.hypervisor import Power, VmKey
 from gpuvirt.model.schedules.reports import ScheduleState, SwitchResult
-from tests.apiserver.scriptedapi import Call, Reply
+from gpuvirt.model.schedules.status import SwitchCause
+from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, playing
 from tests.schedules.schedulequestions import PASSWORD, asking, put_secret
-from tests.schedules.servedcommands import BUDGETS
+from tests.schedules.servedcommands import BUDGETS, SELF_REVIEWS, answering
 from tests.schedules.servedschedule import ATTACHMENTS, SCHEDULES, Object
 from tests.web.certificates import Authority, Pair
+
+PHASES = msgspec.convert(SPEC["phases"], list[dict[str, object]])
 
 
 def put_budget(day: Day, allowed: int) -> None:
@@ -166,12 +173,99 @@ async def test_a_switch_by_hand_is_an_override_that_the_controller_follows(autho
     assert isinstance(spec, dict)
     assert spec["overrides"] == [
         kept,
-        {"phase": "night", "from": "2026-01-05T18:00", "until": "2026-01-05T20:00"},
+        {"phase": "night", "from": "2026-01-05T18:00", "until": "2026-01-05T20:00", "by": "alice"},
     ]
     assert spec["phases"] == SPEC["phases"]
     async with playing(day, server, authority.certificate) as (rounds, _):
         await rounds.run()
     assert day.status()["phase"] == "night", "two hours before its time"
+    async with asking(day, server, authority.certificate) as questions:
+        (switch,) = (await questions.history("gpus")).switches
+    assert (switch.cause, switch.by, switch.evicted) == (SwitchCause.BY_HAND, "alice", 1)
+
+
+@pytest.mark.parametrize(
+    ("user", "by"), [("a" * 200, "a" * 128), ("", "an unknown user"), (None, "an unknown user")], ids=["a", "no", "old"]
+)
+async def test_the_user_of_a_switch_by_hand_may_be_unknown(
+    authority: Authority, server: Pair, user: str | None, by: str
+) -> None:
+    day = Day()
+    put_secret(day)
+    known = answering(day.served, user or "")
+
+    def answer(call: Call) -> Reply:
+        return NOT_FOUND if user is None and call.path == SELF_REVIEWS else known(call)
+
+    async with asking(day, server, authority.certificate, answer) as questions:
+        await questions.switch("gpus", "night", "", writes=True, before=ignore)
+    spec = day.served.objects[SCHEDULE]["spec"]
+    assert isinstance(spec, dict)
+    assert spec["overrides"][0]["by"] == by
+
+
+def written(name: str, **changes: object) -> str:
+    """Return a schedule as a file has it."""
+    metadata = {"name": name}
+    kind = {"apiVersion": "gpuvirt.io/v1alpha1", "kind": "VgpuSchedule"}
+    return json.dumps({**kind, "metadata": metadata, "spec": {**SPEC, **changes}})
+
+
+async def test_a_file_is_planned_as_the_schedule_whose_name_it_has(authority: Authority, server: Pair) -> None:
+    day = Day()
+    put_secret(day)
+    async with playing(day, server, authority.certificate) as (rounds, _):
+        await rounds.run()
+    kept = dict(day.served.objects)
+    earlier = [{**phase, "start": "0 5 * * *"} if phase["name"] == "day" else phase for phase in PHASES]
+    async with asking(day, server, authority.certificate) as questions:
+        day.now_s += 7200.0
+        plan = await questions.plan_of(written_schedule(written("gpus", phases=earlier), "file"))
+        new = await questions.plan_of(written_schedule(written("other", phases=earlier), "file"))
+    assert (plan.schedule.phase, plan.switches[0].phase) == ("night", "day")
+    assert plan.switches[0].at == datetime(2026, 1, 6, 4, tzinfo=UTC), "the file's time, not that of the cluster"
+    assert plan.forecast is not None
+    assert ("worker-5", PlannedAction.SUSPEND) in {(step.node, step.action) for step in plan.forecast.steps}
+    assert {str(reason.code) for reason in new.schedule.reasons} == {"WorkerInTwoSchedules"}, "beside the applied one"
+    assert day.served.objects == kept
+
+
+async def test_a_file_of_a_new_schedule_is_planned_without_one_in_the_cluster(
+    authority: Authority, server: Pair
+) -> None:
+    day = Day()
+    put_secret(day)
+    del day.served.objects[SCHEDULE]
+    async with asking(day, server, authority.certificate) as questions:
+        plan = await questions.plan_of(written_schedule(written("gpus"), "file"))
+        assert plan.schedule.phase is None
+        assert plan.forecast is not None
+        assert ("worker-1", PlannedAction.SUSPEND) in {(step.node, step.action) for step in plan.forecast.steps}
+        other = written_schedule(written("gpus"), "file")
+        other = replace(other, metadata=replace(other.metadata, namespace="tenant"))
+        with pytest.raises(ConfigError) as caught:
+            await questions.plan_of(other)
+    text = "VgpuSchedule gpus: $.metadata.namespace: is tenant; expected gpuvirt, or --namespace tenant"
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (written("gpus", announced="15m"), "file:1: $.spec.announced: no such key; kubectl explain vgpuschedule.spec"),
+        (written("gpus", drain={"timeOut": "1m"}), "file:1: $.spec.drain.timeOut: no such key"),
+        (written("gpus", phases=[{**PHASES[0], "node": {}}]), "file:1: $.spec.phases[0].node: no such key"),
+        (written("gpus", leave="Stop"), "file:1: $.spec.leave: expected one of: Suspend, ShutDown"),
+        (written("gpus").replace("VgpuSchedule", "ConfigMap"), "file:1: $.kind: is ConfigMap of gpuvirt.io/v1alpha1"),
+        (written("gpus").replace("v1alpha1", "v1"), "file:1: $.kind: is VgpuSchedule of gpuvirt.io/v1; expected"),
+        (written(""), "file:1: $.metadata: lacks the key name"),
+        ("", "file:1: $: lacks the key apiVersion"),
+    ],
+)
+def test_a_file_that_the_api_server_would_refuse_is_not_planned(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        written_schedule(text, "file")
+    assert str(caught.value).startswith(error)
 
 
 async def test_an_override_that_can_not_be_read_is_no_override_that_has_passed(

@@ -43,6 +43,11 @@ async def test_the_evening_of_the_document(authority: Authority, server: Pair) -
         "uid": "uid-gpus",
         "namespace": "gpuvirt",
     }
+    history = status["history"]
+    assert isinstance(history, list)
+    (switch,) = history
+    fields = ("phase", "outcome", "cause", "evicted", "deleted")
+    assert [switch[field] for field in fields] == ["night", "Reached", "Spec", 1, 0], "the first switch of a new spec"
     took_s = day.now_s - 100.0
     assert took_s < 5.0 + 2 * 30.0 + 15.0, "settled cordon, suspension and start, and little more"
 

@@ -20,6 +20,8 @@ from gpuvirt.cluster.operator.schedules.rounds import StoredSchedule
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects, selector_text
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.plans.knownconfigs import read_known_configs
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import Namespace, NodeName
 from gpuvirt.hypervisors.connection import open_hypervisor
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -32,7 +34,14 @@ from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast, wi
 from gpuvirt.model.schedules.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
 from gpuvirt.model.schedules.noderows import NodeCheck, node_rows, vm_rows
 from gpuvirt.model.schedules.observed import ScheduleObservation
-from gpuvirt.model.schedules.reports import ScheduleDetail, SchedulePlan, ScheduleRow, ScheduleState, SwitchResult
+from gpuvirt.model.schedules.reports import (
+    ScheduleDetail,
+    ScheduleHistory,
+    SchedulePlan,
+    ScheduleRow,
+    ScheduleState,
+    SwitchResult,
+)
 from gpuvirt.model.schedules.spec import PhaseName, Schedule
 from gpuvirt.model.schedules.status import ScheduleStatus
 from gpuvirt.model.schedules.times import moment, timeline_of
@@ -107,9 +116,34 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
             vm_rows(known.status),
         )
 
+    async def history(self, name: str) -> ScheduleHistory:
+        """Return the last switches of a schedule."""
+        known = await self._known(name)
+        return ScheduleHistory(known.row, known.status.history)
+
+    async def plan_of(self, written: VgpuSchedule) -> SchedulePlan:
+        """Return the plan of a schedule as a file has it, with the progress of the one in the cluster, if there is one.
+
+        Raises ConfigError for a schedule of another namespace, for which nothing would be done.
+        """
+        name, namespace = written.metadata.name, written.metadata.namespace
+        if namespace not in {"", self.namespace}:
+            raise ConfigError(
+                f"is {namespace}; expected {self.namespace}, or --namespace {namespace}, where the controller runs",
+                where=f"VgpuSchedule {name}",
+                path="$.metadata.namespace",
+            )
+        found = await reading.read_schedules(self.client, self.namespace)
+        stored = next((schedule for schedule in found if schedule.metadata.name == name), VgpuSchedule(Metadata(name)))
+        metadata = replace(stored.metadata, namespace=self.namespace, generation=stored.metadata.generation + 1)
+        return await self._plan(_known(replace(stored, metadata=metadata, spec=written.spec), self._now()))
+
     async def plan(self, name: str) -> SchedulePlan:
         """Return the switches of two weeks, and the steps of the next one."""
-        known, now = await self._known(name), self._now()
+        return await self._plan(await self._known(name))
+
+    async def _plan(self, known: _Known) -> SchedulePlan:
+        now = self._now()
         if known.problems:
             return SchedulePlan(known.row, (), None, None)
         switches = reports.switch_rows(known.schedule, now)
@@ -176,7 +210,7 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
     async def _observed(self, known: _Known) -> tuple[_Known, ScheduleObservation]:
         """Return what a round reads at the API server, and the schedule with what is wrong with its workers."""
         api = ScheduleObjects(self.client, self.namespace, known.schedule.name, self.clock)
-        await api.schedule()
+        api.use(known.stored)
         stored = StoredSchedule(known.schedule, known.status, known.stored.metadata.resource_version)
         found = await api.read(stored)
         observed = ScheduleObservation(found.nodes, found.pods, found.attachments, _NOT_ASKED, claims=found.claims)

@@ -1,18 +1,24 @@
 """`gpuvirt schedule`: shows, plans and checks VgpuSchedules, and switches one to a phase by hand."""
 
 import asyncio
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gpuvirt import documents
 from gpuvirt.apps.schedulequestions import ScheduleQuestions
 from gpuvirt.cli.formats import ListFormat, ListOutput, Output
 from gpuvirt.cli.output import render, schedulecheckrender, schedulerender
 from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.parameters.vgpuconfigs import STDIN
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.cluster.operator.schedules.commandreading import written_schedule
+from gpuvirt.errors import ConfigError
 from gpuvirt.model.schedules.reports import ScheduleState, SwitchResult
 
 app = typer.Typer(
@@ -21,6 +27,13 @@ app = typer.Typer(
     help="Show, plan and check VgpuSchedules, and switch phases.",
 )
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the VgpuSchedule.")]
+PlannedName = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The name of the VgpuSchedule.")]
+PlannedFile = Annotated[
+    str | None,
+    typer.Option(
+        "--filename", "-f", metavar="FILE", help="YAML of a VgpuSchedule to plan, in place of NAME; -: standard input."
+    ),
+]
 Phase = Annotated[str, typer.Argument(metavar="PHASE", help="The phase that begins now.")]
 Until = Annotated[
     str,
@@ -36,6 +49,12 @@ Until = Annotated[
 def _questions(kubeconfig: Path | None, context: str, namespace: str) -> ScheduleQuestions:
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     return ScheduleQuestions(Client(credentials), apiserver.own_namespace(namespace, credentials), RealClock())
+
+
+def _written(file: str) -> VgpuSchedule:
+    if file == STDIN:
+        return written_schedule(sys.stdin.read(), "standard input")
+    return written_schedule(documents.text_of(Path(file)), file)
 
 
 @app.command("list")
@@ -76,7 +95,7 @@ def show(
 
 
 @app.command()
-def plan(
+def history(
     name: Name,
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
@@ -84,13 +103,37 @@ def plan(
     namespace: apiserver.OwnNamespaceOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
+    """Show the last 50 switches of a schedule, as its status has them, the newest first.
+
+    Each has its time, its cause, the user of a switch by hand, and how many pods were evicted.
+    """
+    found = asyncio.run(_questions(kubeconfig, context, namespace).history(name))
+    if not render.print_document(found, output):
+        schedulerender.history(found)
+
+
+@app.command()
+def plan(
+    name: PlannedName = None,
+    *,
+    file: PlannedFile = None,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+    namespace: apiserver.OwnNamespaceOption = "",
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
     """Show the switches of two weeks, and the steps of the next one, with its pods and budgets.
+
+    With a file, the command plans the schedule as the file has it, before it is applied.
 
     The steps follow from what is observed now: nodes, pods, PodDisruptionBudgets, volumes, and the hypervisor's VMs,
     which are read with the schedule's Secret. The command changes nothing. It exits with 1 if the spec has faults, or
     if a worker would be held.
     """
-    found = asyncio.run(_questions(kubeconfig, context, namespace).plan(name))
+    if (name is None) is (file is None):
+        raise ConfigError("expected either the name of a VgpuSchedule, or a file with one", where="--filename")
+    questions = _questions(kubeconfig, context, namespace)
+    found = asyncio.run(questions.plan_of(_written(file)) if file is not None else questions.plan(name or ""))
     if not render.print_document(found, output):
         schedulerender.plan(found)
     stays = found.forecast is not None and bool(found.forecast.waiting)

@@ -1,7 +1,7 @@
 """The output of `gpuvirt schedule`: schedules, workers, switches and steps, with times in the schedule's zone."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from rich.console import Console
 from rich.text import Text
@@ -14,6 +14,7 @@ from gpuvirt.model.schedules.forecast import Forecast, ForecastBudget, PlannedAc
 from gpuvirt.model.schedules.noderows import VmRow
 from gpuvirt.model.schedules.reports import (
     ScheduleDetail,
+    ScheduleHistory,
     SchedulePlan,
     ScheduleRow,
     ScheduleState,
@@ -22,6 +23,7 @@ from gpuvirt.model.schedules.reports import (
     WorkerRow,
 )
 from gpuvirt.model.schedules.spec import VmPolicy
+from gpuvirt.model.schedules.status import Outcome, PastSwitch
 from gpuvirt.model.schedules.times import ZoneError, zone_of
 
 STYLES = {
@@ -32,6 +34,7 @@ STYLES = {
     ScheduleState.PAUSED: "yellow",
     ScheduleState.PENDING: "yellow",
 }
+OUTCOME_STYLES = {Outcome.REACHED: "green", Outcome.UNDER_WAY: "cyan"}
 SCHEDULE_COLUMNS = (
     Column("NAME"),
     Column("STATE"),
@@ -71,6 +74,16 @@ VM_COLUMNS = (
     Column("FORCED", optional=True),
 )
 SWITCH_COLUMNS = (Column("AT"), Column("PHASE"), Column("ANNOUNCED"))
+HISTORY_COLUMNS = (
+    Column("BEGAN"),
+    Column("PHASES"),
+    Column("TOOK"),
+    Column("OUTCOME"),
+    Column("CAUSE"),
+    Column("EVICTED"),
+    Column("DELETED", folds=True, optional=True),
+    Column("BY", folds=True, optional=True),
+)
 STEP_COLUMNS = (
     Column("NODE"),
     Column("ACTION"),
@@ -198,6 +211,35 @@ def plan(found: SchedulePlan) -> None:
     if found.forecast is not None:
         out.print()
         steps(out, found.forecast, row.time_zone, found.assumed)
+
+
+def history(found: ScheduleHistory) -> None:
+    """Print the last switches."""
+    out, row = console(), found.schedule
+    head(out, row)
+    if not found.switches:
+        say(out, "The controller has recorded no switch.")
+        return
+    out.print()
+    table = Table(HISTORY_COLUMNS)
+    for past in found.switches:
+        table.add(*history_cells(past, row.time_zone))
+    table.print(out)
+
+
+def history_cells(past: PastSwitch, zone: str) -> tuple[Cell, ...]:
+    """Return the cells of one of the last switches."""
+    took = NOTHING if past.ended is None else str(timedelta(seconds=round((past.ended - past.began).total_seconds())))
+    return (
+        when(past.began, zone),
+        f"{past.before or NOTHING} -> {past.phase}",
+        took,
+        Text(past.outcome, style=OUTCOME_STYLES.get(past.outcome, "yellow")),
+        past.cause,
+        str(past.evicted),
+        Text(str(past.deleted), style="yellow") if past.deleted else "",
+        past.by,
+    )
 
 
 def switches(rows: Iterable[SwitchRow], zone: str) -> Table:

@@ -15,7 +15,7 @@ from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.model.schedules.connection import HypervisorKind
 from gpuvirt.model.schedules.nodevms import VmStep
 from gpuvirt.model.schedules.spec import Begin, Leave, OnTimeout, VmPolicy
-from gpuvirt.model.schedules.status import WorkerStep
+from gpuvirt.model.schedules.status import Outcome, SwitchCause, WorkerStep
 
 GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "VgpuSchedule", "vgpuschedules"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -125,6 +125,7 @@ class OverrideSpec(Part, frozen=True, kw_only=True):
         name="from"
     )
     until: Annotated[str, Meta(description="When the cron lines apply again, in timeZone.")]
+    by: Annotated[str, Meta(description="The user who has asked for it; gpuvirt schedule switch writes the name.")] = ""
 
 
 class DrainSpec(Part, frozen=True, kw_only=True):
@@ -234,6 +235,29 @@ class TransitionStatus(Part, frozen=True, kw_only=True):
     generation: Annotated[int, Meta(description="The generation of the spec that it follows.")] = 0
 
 
+class PastSwitchStatus(Part, frozen=True, kw_only=True):
+    """One of the last switches, or the one under way."""
+
+    phase: Annotated[str, Meta(description="The phase that began.")]
+    before: Annotated[str, Meta(description="The phase that it left; empty for the first one.")] = ""
+    began: Annotated[str, Meta(description="When the switch began (RFC 3339).")]
+    ended: Annotated[str, Meta(description="When it ended (RFC 3339); empty until then.")] = ""
+    outcome: Annotated[Outcome, Meta(description="UnderWay, Reached, Replaced by another switch, or GivenUp.")] = (
+        Outcome.UNDER_WAY
+    )
+    cause: Annotated[
+        SwitchCause,
+        Meta(
+            description="Why it began. Schedule: a cron line, or the end of an override. Override, ByHand: an override,"
+            " which gpuvirt schedule switch has written (ByHand). Spec: another change of the spec. Workers: other"
+            " workers. GivenUp: the phase before could not be reached."
+        ),
+    ]
+    by: Annotated[str, Meta(description="The user who has asked for it, if the override names one.")] = ""
+    evicted: Annotated[int, Meta(description="The pods that were evicted.")] = 0
+    deleted: Annotated[int, Meta(description="The pods that were deleted against their budgets.")] = 0
+
+
 class Status(Part, frozen=True, kw_only=True):
     """The progress of the schedule."""
 
@@ -256,6 +280,7 @@ class Status(Part, frozen=True, kw_only=True):
     vms: Annotated[
         tuple[VmStatus, ...], Meta(description="The VMs of such nodes that a phase waits for, stops or has stopped.")
     ] = ()
+    history: Annotated[tuple[PastSwitchStatus, ...], Meta(description="The last 50 switches, the newest first.")] = ()
     observed_generation: Annotated[int, Meta(description="The generation of the spec that this follows.")] = 0
     conditions: Annotated[
         tuple[Condition, ...], Meta(description="Ready, Valid, Held, and ConfigsKnown where a phase has a vGPU config.")

@@ -14,7 +14,7 @@ from gpuvirt.model.schedules.forecast import Forecast
 from gpuvirt.model.schedules.hypervisor import VmsReading, VmsUnknown
 from gpuvirt.model.schedules.noderows import NodeRow, VmRow
 from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule, VmPolicy
-from gpuvirt.model.schedules.status import ScheduleStatus, WorkerStep
+from gpuvirt.model.schedules.status import PastSwitch, ScheduleStatus, WorkerStep
 from gpuvirt.model.schedules.times import Switch, Timeline, timeline_of
 
 AHEAD = timedelta(days=14)
@@ -133,6 +133,14 @@ class SchedulePlan(msgspec.Struct, frozen=True):
     """Why the forecast assumes the VMs' power: the hypervisor gave no answer."""
     left_out: tuple[Switch, ...] = ()
     """The phases that do not begin, since spring leaves out the hour of their window, and the end of that hour."""
+
+
+class ScheduleHistory(msgspec.Struct, frozen=True):
+    """The last switches of a schedule. Times are in UTC."""
+
+    schedule: ScheduleRow
+    switches: tuple[PastSwitch, ...]
+    """The newest first."""
 
 
 class SwitchResult(msgspec.Struct, frozen=True):

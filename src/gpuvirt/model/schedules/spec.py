@@ -83,6 +83,8 @@ class PhaseOverride(msgspec.Struct, frozen=True):
     begin: datetime
     """Local time, without a zone."""
     end: datetime
+    by: str = ""
+    """The user who has asked for it by `gpuvirt schedule switch`; empty if the spec names none."""
 
 
 class Drain(msgspec.Struct, frozen=True):

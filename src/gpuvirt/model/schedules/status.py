@@ -101,6 +101,52 @@ class Transition(msgspec.Struct, frozen=True):
     """The spec that it follows. A spec with other fields ends all holds."""
 
 
+class SwitchCause(StrEnum):
+    """Why a switch began."""
+
+    SCHEDULE = "Schedule"
+    """The phase's cron line, or the end of an override."""
+    OVERRIDE = "Override"
+    """An override of the spec."""
+    BY_HAND = "ByHand"
+    """An override that `gpuvirt schedule switch` has written, which names the user."""
+    SPEC = "Spec"
+    """Another change of the spec, as the first one."""
+    WORKERS = "Workers"
+    """Other workers, in the same phase."""
+    GIVEN_UP = "GivenUp"
+    """The phase before could not be reached before its end."""
+
+
+class Outcome(StrEnum):
+    """How a switch ended, if it has."""
+
+    UNDER_WAY = "UnderWay"
+    REACHED = "Reached"
+    REPLACED = "Replaced"
+    """Another switch began first."""
+    GIVEN_UP = "GivenUp"
+
+
+class PastSwitch(msgspec.Struct, frozen=True):
+    """One of the last switches, with that under way."""
+
+    phase: PhaseName
+    before: PhaseName | None
+    """The phase that it left; None for the first one."""
+    began: datetime
+    cause: SwitchCause = SwitchCause.SCHEDULE
+    by: str = ""
+    """The user who has asked for it; empty where the spec names none."""
+    ended: datetime | None = None
+    """None while it is under way."""
+    outcome: Outcome = Outcome.UNDER_WAY
+    evicted: int = 0
+    """The evictions that the API server has accepted."""
+    deleted: int = 0
+    """The pods that were deleted against their budgets."""
+
+
 class ScheduleStatus(msgspec.Struct, frozen=True):
     """The status of one schedule."""
 
@@ -120,6 +166,8 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
     """When the phase that the status follows began, by the spec."""
     given_up: Transition | None = None
     """The current phase, when it began, and by which spec, if it can't be reached before its end."""
+    history: tuple[PastSwitch, ...] = ()
+    """The last switches, the newest first."""
 
     @property
     def waiting(self) -> tuple[Reason, ...]:

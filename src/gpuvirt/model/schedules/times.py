@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from cronsim import CronSim, CronSimError
 
-from gpuvirt.model.schedules.spec import Phase, PhaseName, Schedule
+from gpuvirt.model.schedules.spec import Phase, PhaseName, PhaseOverride, Schedule
 
 FIELDS = 5
 LONGEST_LINE = 200
@@ -136,6 +136,7 @@ class Timeline:
         self._found: _Found | None = None
         self.zone = zone_of(schedule.time_zone)
         self._phases = schedule.phases
+        self._specs = schedule.overrides
         self._overrides = tuple(
             (moment(override.begin, self.zone), moment(override.end, self.zone), override.phase)
             for override in schedule.overrides
@@ -146,6 +147,11 @@ class Timeline:
         if self._found is not None and self._found.holds(now):
             return self._found.current
         return self._search(now)
+
+    def override(self, now: datetime) -> PhaseOverride | None:
+        """Return the override that holds now, the last one of several; None if there is none."""
+        found = zip(self._specs, self._overrides, strict=True)
+        return next((spec for spec, (begin, end, _) in reversed([*found]) if begin <= now < end), None)
 
     def _search(self, now: datetime) -> Switch | None:
         for begin, end, phase in reversed(self._overrides):

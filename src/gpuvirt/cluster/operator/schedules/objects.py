@@ -1,7 +1,7 @@
 """VgpuSchedules as the model's records: specs with what is wrong in their texts, and statuses in both directions."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from gpuvirt.cluster.kinds import vgpuschedule as kind
@@ -24,7 +24,14 @@ from gpuvirt.model.schedules.spec import (
     VmPolicy,
     WorkerProfile,
 )
-from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus, Transition, Worker, not_before_switch
+from gpuvirt.model.schedules.status import (
+    ConfiguredNode,
+    PastSwitch,
+    ScheduleStatus,
+    Transition,
+    Worker,
+    not_before_switch,
+)
 from gpuvirt.model.schedules.transition import Advance
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0}
@@ -65,7 +72,7 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
             text = "has a time that is not a local time such as 2026-12-24T12:00"
             faults.append(reasons.spec_invalid(f"spec.overrides[{position}]", text))
         else:
-            overrides.append(PhaseOverride(PhaseName(override.phase), begin, end))
+            overrides.append(PhaseOverride(PhaseName(override.phase), begin, end, override.by))
     drain = Drain(
         Drain().timeout_s if timeout_s is None else timeout_s,
         spec.drain.on_timeout,
@@ -145,6 +152,7 @@ def status_of(stored: kind.VgpuSchedule) -> ScheduleStatus:
         tuple(vmstatuses.vm_of(vm) for vm in status.vms),
         time_of(status.last_switch or ""),
         _transition(status.given_up),
+        tuple(_switches(status.history)),
     )
 
 
@@ -174,6 +182,7 @@ def written(
         workers=tuple(_written_worker(worker) for worker in status.workers),
         nodes=tuple(_written_node(node) for node in status.nodes),
         vms=tuple(vmstatuses.written_vm(vm) for vm in status.vms),
+        history=tuple(_written_switch(switch) for switch in status.history),
         observed_generation=status.generation,
         conditions=tuple(conditions_of(before, status, problems, now, unknown)),
     )
@@ -286,6 +295,38 @@ def _written_node(node: ConfiguredNode) -> kind.NodeStatus:
         subject=subject,
         message=message,
         fix=fix,
+    )
+
+
+def _switches(stored: Iterable[kind.PastSwitchStatus]) -> Iterator[PastSwitch]:
+    """Yield the last switches, without one whose beginning is no time."""
+    for switch in stored:
+        if (began := time_of(switch.began)) is not None:
+            before = PhaseName(switch.before) if switch.before else None
+            yield PastSwitch(
+                PhaseName(switch.phase),
+                before,
+                began,
+                switch.cause,
+                switch.by,
+                time_of(switch.ended),
+                switch.outcome,
+                switch.evicted,
+                switch.deleted,
+            )
+
+
+def _written_switch(switch: PastSwitch) -> kind.PastSwitchStatus:
+    return kind.PastSwitchStatus(
+        phase=switch.phase,
+        before=switch.before or "",
+        began=text_of(switch.began),
+        ended=text_of(switch.ended) if switch.ended is not None else "",
+        outcome=switch.outcome,
+        cause=switch.cause,
+        by=switch.by,
+        evicted=switch.evicted,
+        deleted=switch.deleted,
     )
 
 

@@ -20,6 +20,7 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
 from gpuvirt.model.schedules.faults import faults
+from gpuvirt.model.schedules.history import PodsTaken, with_history
 from gpuvirt.model.schedules.hypervisor import Abilities, Accepted, Action, Answer, VmKey, VmsUnknown
 from gpuvirt.model.schedules.moves import HELD_AGAIN_S
 from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
@@ -134,6 +135,8 @@ class Rounds:
             {},
         )
         """When the hypervisor was last asked what can be done with which VMs, and its answer."""
+        self._taken = PodsTaken()
+        """The pods that were taken since the status was last written."""
         self._changed: dict[VmKey, tuple[Action, Answer, float]] = {}
         """The latest call for each VM on a node with GPUs of its own, and when it was made."""
 
@@ -204,7 +207,11 @@ class Rounds:
         if reading.configured is not None:
             decided = replace(decided, status=replace(decided.status, nodes=reading.configured))
         decided, changes = await self._with_vms(stored, decided, now, since, is_known=reading.configured is not None)
-        await self._api.record(stored, decided.status, (), decided)
+        timeline = timeline_of(stored.schedule)
+        status = with_history(stored.schedule, timeline, stored.status, decided.status, self._taken, now)
+        decided = replace(decided, status=status)
+        await self._api.record(stored, status, (), decided)
+        self._taken = PodsTaken()
         self._first_s = first_s
         self.latest = decided
         self._telemetry.observe_round(stored.status, decided.status, now)
@@ -302,8 +309,10 @@ class Rounds:
                 case EvictPod(pod=pod):
                     if not await self._evict(pod):
                         return
+                    self._taken = replace(self._taken, evicted=self._taken.evicted + 1)
                 case DeletePod(pod=pod):
                     await self._api.delete(pod)
+                    self._taken = replace(self._taken, deleted=self._taken.deleted + 1)
             log.info("schedule: %s", logged(action.text))
         except NotFoundError:
             pass  # the pod has ended, or the node is gone

@@ -121,6 +121,10 @@ class ScheduleObjects:
         """The schedule as it was read or written last; None if it does not exist."""
         return self._object
 
+    def use(self, stored: VgpuSchedule) -> None:
+        """Take a schedule as it is: that of a command, which has read it, or has it from a file."""
+        self._object = stored
+
     async def schedule(self) -> StoredSchedule | None:
         """Return the schedule; None if it does not exist any more."""
         try:
@@ -257,12 +261,13 @@ class ScheduleObjects:
     async def _shared(self, configs: Mapping[PhaseName, Mapping[NodeName, Node]]) -> tuple[Reason, ...]:
         """Return the workers and the nodes with vGPU configs that another schedule has, too."""
         listed = await self._client.list(Collection(self._resource, VgpuSchedule))
-        self._schedules = tuple(listed.items)
+        others = (schedule for schedule in listed.items if schedule.metadata.name != self._name)
+        self._schedules = (*others, *((self._object,) if self._object is not None else ()))
         configured = {name: node for nodes in configs.values() for name, node in nodes.items()}
-        workers = shared_workers(_selected(listed.items, self._nodes, PhaseSpec.has_worker))
+        workers = shared_workers(_selected(self._schedules, self._nodes, PhaseSpec.has_worker))
         if workers and self._on_shared is not None:
             self._on_shared(workers)
-        nodes = shared_nodes(_selected(listed.items, configured, PhaseSpec.configures), self._name)
+        nodes = shared_nodes(_selected(self._schedules, configured, PhaseSpec.configures), self._name)
         return (*workers.get(self._name, ()), *nodes)
 
     async def _list(self, selector: str) -> Iterable[Node]:
