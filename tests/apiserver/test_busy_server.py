@@ -1,14 +1,17 @@
 """A server that is too busy (429) is asked again when it says so, by reads, watches and writes alike."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from time import monotonic  # noqa: TID251  the pause is what is tested
 
 import pytest
+from typing_extensions import override
 
+from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.client import REREAD_AFTER_S, Client, PatchType
 from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ApiRefusedError
+from gpuvirt.cluster.failures import ApiError, ApiRefusedError, UnreachableError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.cluster.transport import MOST_BUSY
@@ -73,6 +76,39 @@ async def test_a_request_is_sent_again_after_the_pause_that_the_server_asks_for(
         await ask(client_of(api.port, authority))
         assert monotonic() - began_s >= 1.0
         assert (len(api.calls), api.opened) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("ask", "code", "pause_s", "sent"),
+    [(get, 500, "", 2), (listing, 504, "", 2), (patch, 500, "", 1), (get, 403, "", 1), (get, 503, "60", 1)],
+)
+async def test_a_client_that_is_rereading_sends_a_failed_read_once_more(
+    authority: Authority, server: Pair, ask: Callable[[Client], Awaitable[None]], code: int, pause_s: str, sent: int
+) -> None:
+    """Neither a write nor a read that is forbidden, or that the server wants to have later."""
+    async with scripted(Busy(code, 1).answer, server, authority.certificate) as api:
+        api.headers = {"Retry-After": pause_s} if pause_s else {}
+        with nullcontext() if sent == 2 else pytest.raises(ApiError):
+            await ask(client_of(api.port, authority).rereading(RealClock()))
+        assert len(api.calls) == sent
+
+
+class Sleeps(RealClock):
+    """A clock that notes how long was slept."""
+
+    def __init__(self) -> None:
+        self.slept_s: list[float] = []
+
+    @override
+    async def sleep(self, seconds: float, /) -> None:
+        self.slept_s.append(seconds)
+
+
+async def test_a_client_that_is_rereading_reads_twice_from_a_server_that_is_away(authority: Authority) -> None:
+    clock = Sleeps()
+    with pytest.raises(UnreachableError):
+        await get(client_of(1, authority).rereading(clock))
+    assert clock.slept_s == [REREAD_AFTER_S]
 
 
 async def test_a_server_that_stays_busy_is_reported_with_its_pause(authority: Authority, server: Pair) -> None:

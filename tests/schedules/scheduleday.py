@@ -15,7 +15,8 @@ from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
 from gpuvirt_sim.clock import SimTimer
-from tests.apiserver.scriptedapi import scripted
+from tests.apiserver.scriptedapi import Call as Request
+from tests.apiserver.scriptedapi import Reply, scripted
 from tests.schedules.modelhypervisor import Connection, Fault, ModelHypervisor, Vm
 from tests.schedules.servedschedule import LEASES, NODES, SCHEDULES, Object, ServedSchedule
 from tests.web.certificates import Pair
@@ -118,7 +119,12 @@ class Day:
 
 @asynccontextmanager
 async def playing(
-    day: Day, server: Pair, ca: Path, connection: type[Connection] = Connection
+    day: Day,
+    server: Pair,
+    ca: Path,
+    connection: type[Connection] = Connection,
+    *,
+    answer: Callable[[Request], Reply] | None = None,
 ) -> AsyncIterator[tuple[Rounds, ScheduleObjects]]:
     async def before(what: str) -> Fault:
         assert what
@@ -127,8 +133,8 @@ async def playing(
     async def connect() -> Hypervisor:
         return connection(day.hypervisor, lambda: True, before)
 
-    async with scripted(day.served.answer, server, ca) as api:
-        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
+    async with scripted(answer or day.served.answer, server, ca) as api:
+        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x")).rereading(day)
         objects = ScheduleObjects(client, "gpuvirt", "gpus", day)
         yield Rounds(objects, VmCalls(connect, day, lambda: True, 0.0), day), objects
         client.close()

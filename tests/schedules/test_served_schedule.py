@@ -8,13 +8,16 @@ from typing_extensions import override
 from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.labelselector import LabelSelector, Requirement
 from gpuvirt.cluster.operator.schedules.objects import duration_s
+from gpuvirt.cluster.operator.schedules.rounds import AGAIN_S
 from gpuvirt.cluster.operator.schedules.scheduleapi import selector_text
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.hypervisor import Answer, Call, Power, VmKey
+from tests.apiserver.scriptedapi import Call as Request
+from tests.apiserver.scriptedapi import Reply
 from tests.schedules.modelhypervisor import Connection
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, playing
-from tests.schedules.servedschedule import ATTACHMENTS, LEASES, NODES, SCHEDULES, Object
+from tests.schedules.servedschedule import ATTACHMENTS, LEASES, NODES, PODS, SCHEDULES, Object
 from tests.web.certificates import Authority, Pair
 
 
@@ -189,6 +192,57 @@ async def test_a_right_that_is_missing_is_in_the_status_until_it_is_given(
         await rounds.run()
     assert day.conditions()["Valid"] == ("True", "Valid")
     assert day.status()["phase"] == "night"
+
+
+@pytest.mark.parametrize("path", [SCHEDULE, NODES, f"{LEASES}/worker-2", PODS, ATTACHMENTS, SCHEDULES])
+@pytest.mark.parametrize("code", [500, 504])
+async def test_a_request_that_fails_once_is_repeated_without_its_round(
+    authority: Authority, server: Pair, path: str, code: int
+) -> None:
+    day, failed = Day(), list[str]()
+
+    def answer(call: Request) -> Reply:
+        if call.method == "GET" and call.path == path and not failed:
+            failed.append(path)
+            return code, {"message": "etcdserver: leader changed"}
+        return day.served.answer(call)
+
+    async with playing(day, server, authority.certificate, answer=answer) as (rounds, _):
+        assert await rounds.round() != AGAIN_S
+    assert (failed, day.served.lists.count(ATTACHMENTS)) == ([path], 1)
+    assert day.status()["transition"] is not None, "the round was made whole"
+
+
+async def test_a_request_that_fails_twice_ends_its_round_and_is_sent_no_third_time(
+    authority: Authority, server: Pair
+) -> None:
+    day, sent = Day(), list[str]()
+
+    def answer(call: Request) -> Reply:
+        if call.path == ATTACHMENTS:
+            sent.append(call.path)
+            return 500, {"message": "etcdserver: no leader"}
+        return day.served.answer(call)
+
+    async with playing(day, server, authority.certificate, answer=answer) as (rounds, _):
+        assert await rounds.round() == AGAIN_S
+    assert len(sent) == 2
+    assert day.served.writes == []
+
+
+async def test_an_eviction_that_fails_is_not_repeated_within_its_round(authority: Authority, server: Pair) -> None:
+    day, sent = Day((1,)), list[str]()
+
+    def answer(call: Request) -> Reply:
+        if call.path.endswith("/eviction"):
+            sent.append(call.path)
+            return 500, {"message": "etcdserver: request timed out"}
+        return day.served.answer(call)
+
+    async with playing(day, server, authority.certificate, answer=answer) as (rounds, _):
+        while not sent:
+            await day.sleep(await rounds.round() or 1.0)
+    assert len(sent) == 1, "it may have been made"
 
 
 async def test_an_eviction_that_is_forbidden_is_no_budget(authority: Authority, server: Pair) -> None:

@@ -23,6 +23,7 @@ class Schedules:
 
     def __init__(self, leading: Client, namespace: str, clock: Clock, *, may_call_until_s: MayCallUntil) -> None:
         """Writes of `leading` are sent with the lease alone; `may_call_until_s` is when it ends without a renewal."""
+        leading = leading.rereading(clock)
         opener = Opener(leading, namespace, clock, open_hypervisor, may_call_until_s)
         self._keeper = ScheduleKeeper(
             leading, namespace, clock, opener.connect, lambda: clock.monotonic_s() < may_call_until_s()

@@ -1,8 +1,9 @@
 """The client of the API server: one method for each verb, which decodes the answer into a type that the caller names.
 
-It raises the errors of `failures` and retries nothing.
+It raises the errors of `failures`, and repeats nothing but the reads of a client that is `rereading`.
 """
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from copy import copy
@@ -13,13 +14,10 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec.structs import replace
 
+from gpuvirt.clock import Clock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import (
-    NotStreamedError,
-    RbacRequest,
-    failure,
-)
+from gpuvirt.cluster.failures import ApiRefusedError, NotStreamedError, RbacRequest, UnreachableError, failure
 from gpuvirt.cluster.groupversions import GROUPS_PATH, Groups, GroupVersion
 from gpuvirt.cluster.resources import KubernetesObject, Resource
 from gpuvirt.cluster.transport import Answer, Request, Transport
@@ -27,6 +25,8 @@ from gpuvirt.cluster.watchevents import Events, Listed, beginning, decoded, list
 
 T = TypeVar("T", bound=KubernetesObject)
 D = TypeVar("D")
+
+log = logging.getLogger(__name__)
 
 MaySend = Callable[[], bool]
 """Whether a process may still write: asked when the connection is there, right before the request is sent."""
@@ -36,6 +36,9 @@ FIELD_MANAGER = "gpuvirt"
 """The owner of applied fields, as `kubectl get --show-managed-fields` prints it."""
 _NOT_STREAMED = {400, 422}
 """The statuses of answers from servers without streaming lists, or with these switched off (ValidateListOptions)."""
+REREAD_AFTER_S = 0.2
+"""How long after a read that failed it is sent again: an API server that ends, or etcd's new leader, takes longer than
+a connection, and a caller that reads hundreds of objects begins again after seconds."""
 QUIET_S = 10.0
 """The time after the requested end of a watch after which a silent watch counts as broken."""
 
@@ -90,6 +93,7 @@ class Client:
     def __init__(self, credentials: Credentials) -> None:
         self._transport = Transport(credentials)
         self._limits: _WriteLimits | None = None
+        self._rereads: Clock | None = None
 
     def close(self) -> None:
         """Close the connections that wait for a request; those that wait at the end of the event loop close anyway."""
@@ -107,6 +111,19 @@ class Client:
         leading = copy(self)
         leading.limit_writes(may_write, within_s)
         return leading
+
+    def rereading(self, clock: Clock) -> "Client":
+        """Return a client on the same connections that sends a read once more if it fails; never a write.
+
+        It is for callers whose many reads count together. An answer that says what is wrong is not asked for again.
+        """
+        rereading = copy(self)
+        rereading.reread(clock)
+        return rereading
+
+    def reread(self, clock: Clock) -> None:
+        """Send a read once more if it fails."""
+        self._rereads = clock
 
     def limit_writes(self, may_write: MaySend, within_s: float) -> None:
         """Send each write only if `may_write` holds right before, and deliver it within a time."""
@@ -277,6 +294,17 @@ class Client:
     async def _call(self, asked: RbacRequest, request: Request) -> bytes:
         if self._limits is not None and request.is_write:
             request = self._limits.applied_to(request)
+        if self._rereads is not None and not request.is_write:
+            try:
+                return await self._sent(asked, request)
+            except (UnreachableError, ApiRefusedError) as error:
+                if error.retry_after_s:
+                    raise
+                log.info("%s; it is read once more", error)
+                await self._rereads.sleep(REREAD_AFTER_S)
+        return await self._sent(asked, request)
+
+    async def _sent(self, asked: RbacRequest, request: Request) -> bytes:
         async with self._transport.ask(request) as answer:
             if answer.status not in {200, 201, 202}:
                 raise await _failed(asked, answer)
