@@ -3,6 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
+from gpuvirt.cluster.operator.schedules.keeper import ASKED_AGAIN_S
 from gpuvirt.cluster.operator.schedules.refusals import PATIENCE_S
 from gpuvirt.model.schedules.hypervisor import Power, VmKey
 from gpuvirt.web.exposition import text_of
@@ -13,6 +16,8 @@ from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
 from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, Object
 from tests.web.certificates import Authority, Pair
 
+NEVER_S = -1e9
+"""When a connection was read that was never read."""
 IN_THE_NIGHT: Object = {"phase": "night", "observedGeneration": 1}
 
 
@@ -199,3 +204,73 @@ async def test_a_worker_in_two_schedules_is_reported_for_both(authority: Authori
         day.served.put(f"{SCHEDULES}/more", {"metadata": {"generation": 1}, "spec": SPEC})
         await until(lambda: day.conditions()["Valid"] == ("False", "WorkerInTwoSchedules"))
         await until(lambda: "WorkerInTwoSchedules" in str(day.served.objects[f"{SCHEDULES}/more"].get("status")))
+
+
+def announced(**spec: object) -> Day:
+    """Return a day ten minutes before the night, which is announced."""
+    day = Day((1,))
+    day.now_s -= 600.0
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, **spec}})
+    return day
+
+
+async def woken(day: Day, seconds: float) -> None:
+    """Let time pass, and let the keeper notice."""
+    day.now_s += seconds
+    idle: Object = {**SPEC, "suspend": True, "phases": []}
+    day.served.put(f"{SCHEDULES}/idle", {"metadata": {"generation": 1}, "spec": idle})
+    await turns()
+
+
+async def test_the_connection_of_a_switch_is_opened_when_it_is_announced(authority: Authority, server: Pair) -> None:
+    day = announced()
+    async with keeping(day, server, authority.certificate) as opened:
+        await until(lambda: len(opened.connections) == 2)
+        first, early = opened.connections
+        await until(lambda: first.dead_at_s is not None and early.last_read_s > NEVER_S)
+        assert (day.status()["phase"], day.status()["announced"]) == ("day", "night")
+        for after_s in (ASKED_AGAIN_S - 5.0, ASKED_AGAIN_S):
+            last_read_s = early.last_read_s
+            await woken(day, after_s)
+            assert (early.last_read_s > last_read_s) is (after_s == ASKED_AGAIN_S), "it does not become idle"
+        await woken(day, 600.0)
+        await reached(day, "night")
+        assert len(opened.connections) == 2
+        await until(lambda: early.dead_at_s is not None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"suspend": True}, {"announce": "1m"}, {"hypervisor": {"kubeVirt": {"namespace": "vms"}}, "leave": "ShutDown"}],
+    ids=["suspended", "announced later", "without a child"],
+)
+async def test_a_connection_for_a_switch_that_is_not_announced_any_more_is_closed(
+    authority: Authority, server: Pair, changes: Object
+) -> None:
+    day = announced()
+    async with keeping(day, server, authority.certificate) as opened:
+        await until(lambda: len(opened.connections) == 2 and opened.connections[1].last_read_s > NEVER_S)
+        spec = {**SPEC, **changes}
+        day.served.put(SCHEDULE, {**day.served.objects[SCHEDULE], "metadata": {"generation": 2}, "spec": spec})
+        await until(lambda: all(connection.dead_at_s is not None for connection in opened.connections))
+        await woken(day, 1.0)
+        assert all(connection.dead_at_s is not None for connection in opened.connections)
+
+
+async def test_a_connection_for_an_announced_switch_ends_with_the_keeper(authority: Authority, server: Pair) -> None:
+    async with keeping(announced(), server, authority.certificate) as opened:
+        await until(lambda: len(opened.connections) == 2 and opened.connections[1].last_read_s > NEVER_S)
+    assert opened.connections[1].dead_at_s is not None
+
+
+async def test_a_schedule_without_workers_has_no_connection_when_it_is_announced(
+    authority: Authority, server: Pair
+) -> None:
+    day = announced()
+    for name in ("worker-1", "worker-5"):
+        day.served.delete(f"{NODES}/{name}")
+    day.hypervisor.vms.clear()
+    async with keeping(day, server, authority.certificate) as opened:
+        await until(lambda: "status" in day.served.objects[SCHEDULE] and day.status().get("announced") == "night")
+        await turns()
+        assert len(opened.connections) == 1, "that of the first round"

@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from random import Random
 
+import msgspec
+
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.apigroups import ApiGroups
 from gpuvirt.cluster.cache import Delta
@@ -27,6 +29,7 @@ from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
 from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
 from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
+from gpuvirt.cluster.operator.schedules.vmstatuses import time_of
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.plans.knownconfigs import configs_known
 from gpuvirt.model.schedules.faults import faults
@@ -45,8 +48,23 @@ MOST_PAUSE_S = 600.0
 LEAST_PAUSE_S = 0.1
 REPORTED_AGAIN_S = 1.0
 """How long after a round that wrote the vGPU configs of nodes the next one begins for that."""
+ASKED_AGAIN_S = 30.0
+"""How often the hypervisor of an announced switch is read, so that its child, which ends when it is idle, stays."""
 MOVED_AGAIN_S = 60.0
 """How long after a round that did not follow a change of its workers' nodes the next one begins."""
+
+
+class EarlyConnection(msgspec.Struct):
+    """A connection for a switch that was announced, and the reading that starts its child, or keeps it."""
+
+    calls: VmCalls
+    asked_s: float
+    reading: "asyncio.Task[object]"
+
+    async def close(self) -> None:
+        """End it."""
+        self.reading.cancel()
+        await self.calls.close()
 
 
 class ScheduleKeeper:
@@ -88,6 +106,8 @@ class ScheduleKeeper:
         self._moved: dict[str, float] = {}
         """The schedules with other workers than their statuses say, and when a round was last begun for it."""
 
+        self._early: dict[str, EarlyConnection] = {}
+        """The connections for announced switches, which are opened at the announcement."""
         self._shared: set[str] = set()
         """The schedules that a round of another one has found to share a worker, which their own rounds report."""
 
@@ -104,9 +124,14 @@ class ScheduleKeeper:
             group.create_task(keep_going("controller: schedules", follow, self._clock))
             unmark = partial(self._unmark, AbandonedMarks(self._client, self._clock))
             group.create_task(keep_going("controller: marks of deleted schedules", unmark, self._clock))
-            while True:
-                pause_s = self._begin(group)
-                await self._changed.wait_for(self._clock, pause_s)
+            try:
+                while True:
+                    pause_s = min(self._begin(group), self._connect_early(group))
+                    await self._changed.wait_for(self._clock, pause_s)
+            finally:
+                early, self._early = self._early, {}
+                for found in early.values():
+                    await found.close()
 
     def _begin(self, group: asyncio.TaskGroup) -> float:
         """Start the rounds that are due, and return the seconds until the next are."""
@@ -127,10 +152,35 @@ class ScheduleKeeper:
             at = self._due_at(stored, now)
             if at is not None and at <= now:
                 self._running.add(name)
-                group.create_task(self._run(stored))
+                group.create_task(self._run(stored, self._early.pop(name, None)))
             elif at is not None:
                 pauses_s.append((at - now).total_seconds())
         return max(min(pauses_s), LEAST_PAUSE_S)
+
+    def _connect_early(self, group: asyncio.TaskGroup) -> float:
+        """Open the connections of announced switches, and return the seconds until to read their hypervisors again.
+
+        Rounds are begun before this, so that a switch that is due takes over its connection. What is wrong with the
+        hypervisor is reported by the switch.
+        """
+        now, now_s = self._clock.now(), self._clock.monotonic_s()
+        announced = {stored.metadata.name for stored in self.schedules if self._is_announced(stored, now)}
+        announced -= self._running
+        for name in self._early.keys() - announced:
+            group.create_task(self._early.pop(name).close())
+        for name in announced:
+            early = self._early.get(name)
+            if early is None or now_s - early.asked_s >= ASKED_AGAIN_S:
+                calls = early.calls if early is not None else self._calls(name)
+                self._early[name] = EarlyConnection(calls, now_s, group.create_task(calls.read()))
+        return ASKED_AGAIN_S if announced else MOST_PAUSE_S
+
+    def _is_announced(self, stored: VgpuSchedule, now: datetime) -> bool:
+        """Return whether a switch of workers whose hypervisor has a child is announced, and was not made yet."""
+        if stored.status.announced is None or stored.spec.suspend or stored.spec.hypervisor.secret is None:
+            return False
+        at = time_of(stored.status.next_switch or "")
+        return bool(stored.status.workers) and at is not None and at > now
 
     def observe_nodes(self, delta: Delta[ReadNode]) -> None:
         """Record changes of nodes, which the controller watches: a node that is labelled is a worker at once."""
@@ -193,6 +243,9 @@ class ScheduleKeeper:
                     continue
             await self._removed.wait()
 
+    def _calls(self, name: str) -> VmCalls:
+        return VmCalls(partial(self._open, name), self._clock, self._may_write, self._since_s, self.telemetry)
+
     async def _open(self, name: str) -> Hypervisor:
         return self._connect(lambda: self._store.get(name, self._namespace))
 
@@ -238,11 +291,11 @@ class ScheduleKeeper:
             known = self._statuses[name] = stored, status_of(stored)
         return known[1]
 
-    async def _run(self, stored: VgpuSchedule) -> None:
+    async def _run(self, stored: VgpuSchedule, early: EarlyConnection | None) -> None:
         """Make the rounds of one schedule until nothing is under way; what fails in it does not touch the others."""
         name = stored.metadata.name
         api = ScheduleObjects(self._client, self._namespace, name, self._clock, self._configured, self._observe_shared)
-        calls = VmCalls(partial(self._open, name), self._clock, self._may_write, self._since_s, self.telemetry)
+        calls = early.calls if early is not None else self._calls(name)
         try:
             await keep_going(f"schedule {name}", Rounds(api, calls, self._clock, self.telemetry).run, self._clock)
         finally:

@@ -55,6 +55,8 @@ class VmCalls:
         self._since_s = since_s
         self._telemetry = telemetry if telemetry is not None else ScheduleTelemetry()
         self._connection: Hypervisor | None = None
+        self._asking = asyncio.Lock()
+        """A switch takes over a connection whose first reading may be under way."""
         self._made: dict[VmKey, _Made] = {}
 
     @property
@@ -72,15 +74,16 @@ class VmCalls:
         return await self._asked(lambda connection: connection.check(vms))
 
     async def _asked(self, ask: Callable[[Hypervisor], Awaitable[T | VmsUnknown]]) -> T | VmsUnknown:
-        connection = await self._open()
-        if isinstance(connection, VmsUnknown):
-            return connection
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                return await ask(connection)
-        except TimeoutError:
-            await self.close()
-            return VmsUnknown(NO_ANSWER, f"no answer came within {ANSWER_S:.0f} s")
+        async with self._asking:
+            connection = await self._open()
+            if isinstance(connection, VmsUnknown):
+                return connection
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    return await ask(connection)
+            except TimeoutError:
+                await self.close()
+                return VmsUnknown(NO_ANSWER, f"no answer came within {ANSWER_S:.0f} s")
 
     async def call(self, call: Call) -> Answer | None:
         """Make a call, and return its answer; None if it was not made, because it must not be made now.
