@@ -102,6 +102,11 @@ def _rollup_kib(pid: int) -> dict[str, int]:
     return {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
 
 
+def children(pid: int) -> list[int]:
+    """Return the processes that a process's main thread has started, and that have not ended."""
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def cpu_s(pid: int) -> float:
     """Return the processor time that a process has used, in user and kernel mode."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()

@@ -1,8 +1,9 @@
-"""Measures VgpuSchedules: a switch's own time, the cost of schedules with nothing due, the lease while a vCenter hangs.
+"""Measures VgpuSchedules: a switch's own time, the cost of schedules with nothing due, the lease while a vCenter hangs,
+and the memory of many schedules of one vCenter that switch at once.
 
 The controller, its child and pyVmomi are real, the vCenter is simulated (lab/vsphere), as are API server and kubelets.
 
-    .venv/bin/python -m bench.schedules --only switch idle hang
+    .venv/bin/python -m bench.schedules --only switch idle hang many
 """
 
 import argparse
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -21,25 +22,26 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from tests.apiserver.scriptedapi import Call, Reply
+from tests.apiserver.scriptedapi import Call, Reply, scripted
 from tests.controller.observedcluster import SETTINGS
 from tests.controller.servedcluster import ServedCluster, serving
 from tests.hypervisors.proxy import proxy
 from tests.kubelet.kubeletnode import CLOCK
 from tests.schedules.controlled import controlled, vm_cluster
 from tests.schedules.fastclock import FastClock
-from tests.schedules.vmcluster import CONTROLLER_LEASES, SPEC, VmCluster
+from tests.schedules.servedschedule import SCHEDULES
+from tests.schedules.vmcluster import CONTROLLER_LEASES, SCHEDULE, SPEC, VmCluster
 from tests.web.certificates import Authority, Pair
 
 from bench.clusternodes import name_of, node
-from bench.process import cpu_s, private_kib
+from bench.process import children, cpu_s, private_kib, pss_kib
 from bench.results import Results
 from gpuvirt.cluster.election import CONTROLLER_LEASE, RENEW_S
 from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.desired.workload import Workload
 
-PARTS = ("switch", "idle", "hang")
+PARTS = ("switch", "idle", "hang", "many")
 GPUVIRT, WITHOUT = COLUMNS = ("gpuvirt", "without schedules")
 NOON = datetime(2026, 1, 5, 11, tzinfo=UTC)
 SUSPEND_MS, START_MS = 3000, 2000
@@ -49,6 +51,8 @@ LOOK_S = 0.01
 WORKERS = 10
 """How many workers a schedule of an idle cluster has."""
 SETTLED_S = 20.0
+MANY = (1, 20, 100)
+"""How many schedules switch at once. Each has a worker without a VM, so that it reads the vCenter each second."""
 
 
 class OwnTime:
@@ -256,6 +260,45 @@ async def measure_hang(hang_s: float, folder: Path, authority: Authority, server
     results.add(GPUVIRT, "... late by over 1 s", sum(each > RENEW_S + 1.0 for each in between))
 
 
+async def measure_many(folder: Path, authority: Authority, server: Pair, results: Results) -> None:
+    """Measure a controller and its children while schedules with one Secret switch, at their most."""
+    for number in MANY:
+        (folder / f"many-{number}").mkdir()
+        with vm_cluster(folder, authority, kernels_time()) as (cluster, _):
+            cluster.delete(SCHEDULE)
+            for each in range(number):
+                made = schedule(each)
+                spec = msgspec.convert(made["spec"], dict[str, object])
+                always = [{"phase": "night", "from": "2026-01-01T00:00", "until": "2096-01-01T00:00"}]
+                content = {"metadata": {"generation": 1}, "spec": {**spec, "overrides": always}}
+                cluster.put(f"{SCHEDULES}/gpus-{each}", content)
+                labels = {"labels": {"pool": pool_of(each)}}
+                cluster.put(f"{NODES.path}/{name_of(each)}", {"metadata": labels, "spec": {}, "status": {}})
+            async with scripted(cluster.answer, server, authority.certificate) as api:
+                config = kubeconfig(api.port, authority, folder / f"many-{number}")
+                options = ("--schedules", "--no-leader-elect", "--namespace=gpuvirt")
+                with program(config, folder / f"many-{number}/log", *options) as pid:
+                    controller_kib, children_kib, found = await most_of(pid)
+        what = f"{number} schedules with one Secret switch"
+        results.add(GPUVIRT, f"{what}: children", found)
+        results.add(GPUVIRT, f"{what}: memory of the children (PSS), MiB", children_kib / 1024)
+        results.add(GPUVIRT, f"{what}: memory of the controller (PSS), MiB", controller_kib / 1024)
+
+
+async def most_of(pid: int) -> tuple[int, int, int]:
+    """Return the most memory of a controller and of its children (PSS, KiB), and the most children, in some time."""
+    controller_kib, children_kib, number = 0, 0, 0
+    until_s = CLOCK.monotonic_s() + 2 * SETTLED_S
+    while CLOCK.monotonic_s() < until_s:
+        await CLOCK.sleep(0.5)
+        with suppress(OSError):
+            pids = children(pid)
+            controller_kib = max(controller_kib, pss_kib(pid))
+            children_kib = max(children_kib, sum(map(pss_kib, pids)))
+            number = max(number, len(pids))
+    return controller_kib, children_kib, number
+
+
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.schedules", description=__doc__)
@@ -277,6 +320,8 @@ def main() -> None:
             asyncio.run(measure_idle(arguments.minutes, work, authority, server, results))
         if "hang" in arguments.only:
             asyncio.run(measure_hang(arguments.hang, work, authority, server, results))
+        if "many" in arguments.only:
+            asyncio.run(measure_many(work, authority, server, results))
     print(f"load {os.getloadavg()[1]:.1f}\n{results.table(COLUMNS)}")
 
 

@@ -80,10 +80,12 @@ async def test_a_child_lives_for_as_long_as_the_lease_is_renewed() -> None:
         assert first is not None
         ends_s[0] += PATIENCE_S
         hypervisor._tick()
-        assert hypervisor._sent_until_s == ends_s[0]
+        child = hypervisor._child
+        assert child is not None
+        assert child.known_until_s == ends_s[0]
         ends_s[0] = 0.0  # the lease is lost
         hypervisor._tick()
-        assert hypervisor._sent_until_s > 0.0, "it dies at the end that it knows; `close` kills it before"
+        assert child.known_until_s > 0.0, "it dies at the end that it knows; `close` kills it before"
         assert hypervisor.pid == first
         await hypervisor.close()
         assert not is_running(first)

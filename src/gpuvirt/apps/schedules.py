@@ -13,7 +13,7 @@ from gpuvirt.cluster.operator.scheduledsource import ScheduledSource
 from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
 from gpuvirt.cluster.operator.schedules.scheduledconfigs import StoredConfigs
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
-from gpuvirt.hypervisors.connection import open_hypervisor
+from gpuvirt.hypervisors.sharing import SharedHypervisors
 from gpuvirt.model.schedules.connection import MayCallUntil
 from gpuvirt.web.schedulemetrics import of_schedules
 
@@ -24,7 +24,7 @@ class Schedules:
     def __init__(self, leading: Client, namespace: str, clock: Clock, *, may_call_until_s: MayCallUntil) -> None:
         """Writes of `leading` are sent with the lease alone; `may_call_until_s` is when it ends without a renewal."""
         leading = leading.rereading(clock)
-        opener = Opener(leading, namespace, clock, open_hypervisor, may_call_until_s)
+        opener = Opener(leading, namespace, clock, SharedHypervisors().open, may_call_until_s)
         self._keeper = ScheduleKeeper(
             leading, namespace, clock, opener.connect, lambda: clock.monotonic_s() < may_call_until_s()
         )

@@ -1,7 +1,7 @@
 """The child of a connection: it has the credentials, the hypervisor's library and the connections to the hypervisor.
 
 `connection` starts `python -m gpuvirt.hypervisors.child PARENT`. Orders come on standard input, answers go to standard
-output, in any order; up to four requests are under way at once.
+output, in any order. The connection says how many requests are under way at once.
 
 The child ends with the process that started it, and with the lease of that process. The kernel does both, so that
 nothing in either process has to run for it: neither Python while a library holds its lock, nor a parent that is
@@ -19,6 +19,8 @@ from time import monotonic  # noqa: TID251  the kernel's clock, by which the par
 
 from gpuvirt.hypervisors.backend import BackEnd, BackEndError
 from gpuvirt.hypervisors.messages import (
+    MOST_CALLS,
+    MOST_CHECKS,
     ORDERS,
     Answer,
     Checked,
@@ -35,7 +37,8 @@ from gpuvirt.hypervisors.messages import (
     line,
 )
 
-THREADS = 4
+THREADS = MOST_CALLS + MOST_CHECKS + 1
+"""One more for a reading. A thread is only begun for a request that finds none at rest."""
 STOPPED_S = 0.5
 """So long between two lines shows that this process was stopped."""
 TEXT_CHARACTERS = 400

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import sys
 from typing import Self
@@ -9,7 +10,7 @@ from typing import Self
 import msgspec
 from typing_extensions import override
 
-from gpuvirt.hypervisors.messages import ANSWERS, Answer, Order, Request, line
+from gpuvirt.hypervisors.messages import ANSWERS, Answer, Make, Order, Request, line
 
 COMMAND = (sys.executable, "-I", "-m", "gpuvirt.hypervisors.child")
 STDIN, STDOUT = 0, 1
@@ -20,7 +21,13 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     def __init__(self) -> None:
         """The event loop calls this by `start`."""
+        self.known_until_s = -math.inf
+        """The end of the lease that the child knows."""
+        self.ended_for = ""
+        """Why it was killed, for the requests that were under way."""
         self._awaited: dict[int, asyncio.Future[Answer | None]] = {}
+        self._calls: set[int] = set()
+        """The calls among them."""
         self._begun = b""
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.SubprocessTransport | None = None
@@ -48,6 +55,11 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """Whether no answer is awaited."""
         return not self._awaited
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether the answer to a call is awaited."""
+        return bool(self._calls)
+
     def send(self, order: Order) -> None:
         """Send an order without waiting."""
         pipe = self._transport.get_pipe_transport(STDIN) if self._transport is not None else None
@@ -60,14 +72,18 @@ class ChildProcess(asyncio.SubprocessProtocol):
             return None
         answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self._awaited[request.id] = answer
+        if isinstance(request, Make):
+            self._calls.add(request.id)
         try:
             self.send(request)
             return await answer
         finally:
             self._awaited.pop(request.id, None)
+            self._calls.discard(request.id)
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         """Kill the process, which resets its connections."""
+        self.ended_for = self.ended_for or why
         if self._transport is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._transport.kill()

@@ -15,6 +15,8 @@ from msgspec.structs import replace
 from gpuvirt.clock import Clock, Timer
 from gpuvirt.hypervisors.childprocess import ChildProcess
 from gpuvirt.hypervisors.messages import (
+    MOST_CALLS,
+    MOST_CHECKS,
     Answer,
     Checked,
     CheckVms,
@@ -27,6 +29,7 @@ from gpuvirt.hypervisors.messages import (
     Start,
     Vms,
 )
+from gpuvirt.hypervisors.turns import Turns
 from gpuvirt.model.reasons import Reason, hypervisorproblems
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S, HypervisorCredentials, HypervisorKind, MayCallUntil
 from gpuvirt.model.schedules.hypervisor import (
@@ -65,7 +68,11 @@ WORDINGS: Mapping[Problem, Callable[[str, str], Reason]] = {
     Problem.LEASE_LOST: lambda server, _: hypervisorproblems.lease_lost(server),
 }
 REQUEST_S = 30.0
-"""How long the child may take for a request. It is killed then, with all that is under way."""
+"""How long the child may take for a request. One that has not answered a call is killed then, with all that is under
+way. One that has not answered a reading or a check gets no more requests, and ends once its calls are answered."""
+TURN_S = 25.0
+"""How long a call or a check waits for others to end. It is certainly not made then. With `REQUEST_S` it is less than
+schedules wait for an answer."""
 RENEW_S = 1.0
 """How often the child is told of a renewal of the lease, which a leader makes every 2 s."""
 REFUSED_S = 60.0
@@ -117,11 +124,17 @@ class ChildHypervisor:
         self._request_s = request_s
         self._numbers = itertools.count(1)
         self._starting = asyncio.Lock()
+        self._turns: Mapping[type[Request], Turns] = {Make: Turns(MOST_CALLS), CheckVms: Turns(MOST_CHECKS)}
+        self._reading = asyncio.Lock()
+        self._last_asked = 0
+        """The number of the last request for a reading."""
+        self._latest: tuple[int, VmsReading] = 0, {}
+        """The last reading, and the last request for one that came before it began."""
         self._child: ChildProcess | None = None
+        self._retired: set[ChildProcess] = set()
+        """The children that get no more requests, and have calls to answer."""
         self._idle: ChildProcess | None = None
         """The last child that was killed for want of requests, which may still be ending."""
-        self._sent_until_s = -math.inf
-        """The end of the lease that the child knows."""
         self._used_s = 0.0
         self._refused: tuple[float, Answer] | None = None
         """When the hypervisor has refused the credentials, and its answer."""
@@ -134,25 +147,33 @@ class ChildHypervisor:
         return self._child.pid if self._child is not None else None
 
     async def read(self) -> VmsReading:
-        """Return all VMs that the hypervisor shows to this user."""
-        answer = await self._ask(Read)
-        if isinstance(answer, Vms):
-            return {vm.key: vm for vm in answer.vms}
-        return self._unknown(answer)
+        """Return all VMs that the hypervisor shows to this user.
 
-    async def call(self, call: Call) -> CallAnswer:
-        """Make one call. The caller holds the lease at this moment."""
-        answer = await self._ask(lambda number: Make(number, call))
+        All who ask while a reading is under way share the next one: none is older than the request for it.
+        """
+        self._last_asked += 1
+        asked = self._last_asked
+        async with self._reading:
+            if self._latest[0] < asked:
+                last = self._last_asked
+                answer = await self._asked(Read)
+                vms = answer.vms if isinstance(answer, Vms) else None
+                self._latest = last, self._unknown(answer) if vms is None else {vm.key: vm for vm in vms}
+            return self._latest[1]
+
+    async def call(self, call: Call, owner: object = None) -> CallAnswer:
+        """Make one call. The caller holds the lease at this moment. Calls of several owners are made in turn."""
+        answer = await self._ask(lambda number: Make(number, call), owner)
         if not isinstance(answer, Failed):
             return Accepted()
         found = reason(answer.problem, self._start.server, answer.text)
         kind = Refused if answer.is_certain else OutcomeUnknown
         return kind(found.code, found.text)
 
-    async def check(self, vms: Iterable[VmKey]) -> Mapping[VmKey, Abilities] | VmsUnknown:
+    async def check(self, vms: Iterable[VmKey], owner: object = None) -> Mapping[VmKey, Abilities] | VmsUnknown:
         """Return the possible actions on each of these VMs; changes nothing. VMs that do not exist are missing."""
         keys = tuple(vms)
-        answer = await self._ask(lambda number: CheckVms(number, keys))
+        answer = await self._asked(lambda number: CheckVms(number, keys), owner)
         if isinstance(answer, Checked):
             return {found.vm: worded(found, self._start.server) for found in answer.abilities}
         return self._unknown(answer)
@@ -162,19 +183,44 @@ class ChildHypervisor:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        children, self._child, self._idle = (self._child, self._idle), None, None
+        children = [child for child in (self._child, self._idle, *self._retired) if child is not None]
+        self._child, self._idle = None, None
+        self._retired.clear()
         for child in children:
-            if child is not None:
-                await _killed(child)
+            await _killed(child)
 
     def _unknown(self, answer: Answer) -> VmsUnknown:
         problem, text = (answer.problem, answer.text) if isinstance(answer, Failed) else (Problem.INCOMPLETE, "")
         found = reason(problem, self._start.server, text)
         return VmsUnknown(found.code, found.text)
 
-    async def _ask(self, request: Callable[[int], Request]) -> Answer:
+    async def _asked(self, request: Callable[[int], Request], owner: object = None) -> Answer:
+        """Return the answer to a request that changes nothing: it is repeated if its child has ended."""
+        answer = await self._ask(request, owner)
+        if isinstance(answer, Failed) and answer.problem is Problem.ENDED:
+            answer = await self._ask(request, owner)
+        return answer
+
+    async def _ask(self, request: Callable[[int], Request], owner: object) -> Answer:
+        """Return the child's answer, or what keeps it from answering, once it is the owner's turn."""
+        made = request(next(self._numbers))
+        turns = self._turns.get(type(made))
+        if turns is None:
+            return await self._answer(made)
+        try:
+            async with asyncio.timeout(TURN_S):
+                await turns.take(owner)
+        except TimeoutError:
+            text = f"it was not asked: {turns.waiting + 1} requests wait since {TURN_S:g} s, or less"
+            return Failed(made.id, Problem.SILENT, text, True)
+        try:
+            return await self._answer(made)
+        finally:
+            turns.leave()
+
+    async def _answer(self, request: Request) -> Answer:
         """Return the child's answer, or what keeps it from answering."""
-        number = next(self._numbers)
+        number = request.id
         if not self._may_ask():
             return Failed(number, Problem.LEASE_LOST, "", True)
         if self._refused is not None and self._clock.monotonic_s() - self._refused[0] < REFUSED_S:
@@ -188,27 +234,43 @@ class ChildHypervisor:
             return Failed(number, Problem.LEASE_LOST, "", True)
         self._renew(child)
         self._used_s = self._clock.monotonic_s()
-        answer = await self._answer_of(child, request(number))
+        answer = await self._answer_of(child, request)
         if not isinstance(answer, Failed):
             self._refused = None
         elif answer.problem is Problem.WRONG_CREDENTIALS:
             self._refused = (self._clock.monotonic_s(), answer)
             await self._drop(child)  # it would refuse for ever
+        elif isinstance(request, Make) and not answer.is_certain:
+            await self._drop(child, "the outcome of another call is unknown")  # so that it comes to nothing later
         return answer
 
     async def _answer_of(self, child: ChildProcess, request: Request) -> Answer:
-        """Return a child's answer; kill a child that gives none in time."""
+        """Return a child's answer; end a child that gives none in time."""
+        text = f"no answer within {self._request_s:g} s"
+        answer: Answer | None = Failed(request.id, Problem.SILENT, text, False)
         try:
             async with asyncio.timeout(self._request_s):
                 answer = await child.ask(request)
         except TimeoutError:
             log.warning("the hypervisor did not answer in time", extra={"server": self._start.server})
+            if isinstance(request, Make):
+                await self._drop(child, f"{text} to another call")
+            else:
+                self._retire(child)
+        except asyncio.CancelledError:
+            if isinstance(request, Make):
+                self._forget(child)
+                child.kill("another call was given up")
+            raise
+        if answer is None or (child in self._retired and not child.is_calling):
             await self._drop(child)
-            return Failed(request.id, Problem.SILENT, f"no answer within {self._request_s:g} s", False)
-        if answer is None:
-            await self._drop(child)
-            return Failed(request.id, Problem.ENDED, "", False)
-        return answer
+        return answer if answer is not None else Failed(request.id, Problem.ENDED, child.ended_for, False)
+
+    def _retire(self, child: ChildProcess) -> None:
+        """Send nothing more to a child that may hang; its calls may still be answered."""
+        self._forget(child)
+        if not child.is_gone:
+            self._retired.add(child)
 
     def _may_ask(self) -> bool:
         return not self._is_closed and self._clock.monotonic_s() < self._may_call_until_s()
@@ -218,7 +280,6 @@ class ChildHypervisor:
         async with self._starting:
             if self._child is None or self._child.is_gone:
                 self._child = await ChildProcess.start()
-                self._sent_until_s = -math.inf
                 self._renew(self._child)
                 self._child.send(self._start)
                 self._wait()
@@ -226,8 +287,8 @@ class ChildHypervisor:
 
     def _renew(self, child: ChildProcess) -> None:
         until_s = self._may_call_until_s()
-        if until_s > self._sent_until_s:  # a lease that is lost has an earlier end: the child keeps to the one it knows
-            self._sent_until_s = until_s
+        if until_s > child.known_until_s:  # of a lease that is lost, the child keeps to the end that it knows
+            child.known_until_s = until_s
             child.send(Renew(until_s if math.isfinite(until_s) else None))
 
     def _wait(self) -> None:
@@ -236,24 +297,30 @@ class ChildHypervisor:
         self._timer = self._clock.call_later(RENEW_S, self._tick)
 
     def _tick(self) -> None:
-        child = self._child
-        if child is None or child.is_gone or self._is_closed:
+        if self._is_closed:
             return
-        if child.is_idle and self._clock.monotonic_s() - self._used_s > IDLE_S:
+        child = self._child
+        if child is not None and child.is_idle and self._clock.monotonic_s() - self._used_s > IDLE_S:
             self._child, self._idle = None, child
             child.kill()
-            return
-        self._renew(child)
-        self._wait()
+        living = [found for found in (self._child, *self._retired) if found is not None and not found.is_gone]
+        for found in living:
+            self._renew(found)
+        if living:
+            self._wait()
 
-    async def _drop(self, child: ChildProcess) -> None:
+    def _forget(self, child: ChildProcess) -> None:
         if self._child is child:
             self._child = None
-        await _killed(child)
+        self._retired.discard(child)
+
+    async def _drop(self, child: ChildProcess, why: str = "") -> None:
+        self._forget(child)
+        await _killed(child, why)
 
 
-async def _killed(child: ChildProcess) -> None:
-    child.kill()
+async def _killed(child: ChildProcess, why: str = "") -> None:
+    child.kill(why)
     try:
         async with asyncio.timeout(DEAD_AFTER_S):
             await child.ended()

@@ -7,6 +7,10 @@ from typing_extensions import override
 
 from gpuvirt.model.schedules.hypervisor import Abilities, Call, VmKey, WorkerVm
 
+MOST_CALLS, MOST_CHECKS = 32, 8
+"""How many calls and checks are under way at once in a child, beside one reading. A vCenter's task is watched for 2 s,
+so that four hundred VMs are suspended within half a minute."""
+
 
 class Problem(StrEnum):
     """Why something failed. The child has these words alone; `problems` has the reasons, which the child does not load.

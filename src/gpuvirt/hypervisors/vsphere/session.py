@@ -11,7 +11,7 @@ from pyVmomi.SoapAdapter import SoapStubAdapter
 
 from gpuvirt.hypervisors import resets
 from gpuvirt.hypervisors.backend import BackEndError
-from gpuvirt.hypervisors.messages import Problem
+from gpuvirt.hypervisors.messages import MOST_CALLS, Problem
 from gpuvirt.hypervisors.vsphere.faults import problem_of
 
 API = "vim.version.v7_0"
@@ -75,6 +75,7 @@ class VsphereSession:
             sslContext=resets.context(self._ca),
             httpConnectionTimeout=ANSWER_S,
             connectionPoolTimeout=KEPT_S,
+            poolSize=MOST_CALLS,  # each request of a call would need another TLS handshake
         )
         content: vim.ServiceInstanceContent = vim.ServiceInstance("ServiceInstance", stub).RetrieveContent()
         if content.sessionManager is None:
