@@ -270,7 +270,10 @@ async def measure_many(folder: Path, authority: Authority, server: Pair, results
                 made = schedule(each)
                 spec = msgspec.convert(made["spec"], dict[str, object])
                 always = [{"phase": "night", "from": "2026-01-01T00:00", "until": "2096-01-01T00:00"}]
+                past = {"phase": "day", "before": "night", "began": "2026-01-05T06:03:00Z", "cause": "Schedule"}
+                history = [{**past, "ended": "2026-01-05T06:05:00Z", "outcome": "Reached", "by": "alice"}] * 50
                 content = {"metadata": {"generation": 1}, "spec": {**spec, "overrides": always}}
+                content |= {"status": {"history": history}}
                 cluster.put(f"{SCHEDULES}/gpus-{each}", content)
                 labels = {"labels": {"pool": pool_of(each)}}
                 cluster.put(f"{NODES.path}/{name_of(each)}", {"metadata": labels, "spec": {}, "status": {}})

@@ -1,4 +1,4 @@
-"""The places of a connection go in turn to its users, whoever has asked for more."""
+"""The places of a connection go in turn to its users, however many requests each has."""
 
 import asyncio
 from collections.abc import Callable

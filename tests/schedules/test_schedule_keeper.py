@@ -5,11 +5,15 @@ from collections.abc import Callable
 
 import pytest
 
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.operator.schedules.keeper import ASKED_AGAIN_S
+from gpuvirt.cluster.operator.schedules.otherschedules import OtherSchedules
 from gpuvirt.cluster.operator.schedules.refusals import PATIENCE_S
 from gpuvirt.model.schedules.hypervisor import Power, VmKey
 from gpuvirt.web.exposition import text_of
 from gpuvirt.web.schedulemetrics import of_schedules
+from tests.apiserver.scriptedapi import scripted
 from tests.kubelet.kubeletnode import CLOCK, until
 from tests.schedules.keptschedule import Opened, keeping, reached
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
@@ -204,6 +208,26 @@ async def test_a_worker_in_two_schedules_is_reported_for_both(authority: Authori
         day.served.put(f"{SCHEDULES}/more", {"metadata": {"generation": 1}, "spec": SPEC})
         await until(lambda: day.conditions()["Valid"] == ("False", "WorkerInTwoSchedules"))
         await until(lambda: "WorkerInTwoSchedules" in str(day.served.objects[f"{SCHEDULES}/more"].get("status")))
+
+
+async def test_schedules_that_are_read_at_the_same_time_are_read_once(authority: Authority, server: Pair) -> None:
+    day = Day((1,))
+    kept = {"phase": "day", "began": "2026-01-05T06:00:00Z", "cause": "Schedule"}
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": SPEC, "status": {"history": [kept] * 50}})
+    async with scripted(day.served.answer, server, authority.certificate) as api, asyncio.TaskGroup() as group:
+        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=authority.certificate, token=b"x"))
+        others = OtherSchedules(client, "gpuvirt")
+        first = group.create_task(others.read())
+        await CLOCK.sleep(0)
+        later = [group.create_task(others.read()) for _ in range(30)]
+        await CLOCK.sleep(0)
+        later[0].cancel()  # the one that would have made the next one
+        readings = [await reading for reading in later[1:]]
+        assert await first == readings[0]
+        assert all(reading is readings[0] for reading in readings)
+        assert await first is not readings[0], "none is older than the request for it"
+        client.close()
+    assert day.served.lists.count(SCHEDULES) == 2
 
 
 def announced(**spec: object) -> Day:

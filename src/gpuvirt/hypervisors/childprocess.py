@@ -10,7 +10,7 @@ from typing import Self
 import msgspec
 from typing_extensions import override
 
-from gpuvirt.hypervisors.messages import ANSWERS, Answer, Make, Order, Request, line
+from gpuvirt.hypervisors.messages import ANSWERS, Answer, Make, Order, Renew, Request, line
 
 COMMAND = (sys.executable, "-I", "-m", "gpuvirt.hypervisors.child")
 STDIN, STDOUT = 0, 1
@@ -59,6 +59,12 @@ class ChildProcess(asyncio.SubprocessProtocol):
     def is_calling(self) -> bool:
         """Whether the answer to a call is awaited."""
         return bool(self._calls)
+
+    def renew(self, until_s: float) -> None:
+        """Tell the child of a later end of the lease; of a lease that is lost, it keeps to the end that it knows."""
+        if until_s > self.known_until_s:
+            self.known_until_s = until_s
+            self.send(Renew(until_s if math.isfinite(until_s) else None))
 
     def send(self, order: Order) -> None:
         """Send an order without waiting."""

@@ -7,7 +7,6 @@ hypervisor is worded here, since the child imports no reasons.
 import asyncio
 import itertools
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
@@ -24,7 +23,6 @@ from gpuvirt.hypervisors.messages import (
     Make,
     Problem,
     Read,
-    Renew,
     Request,
     Start,
     Vms,
@@ -232,7 +230,7 @@ class ChildHypervisor:
         if not self._may_ask():  # starting a process takes a moment, in which this connection may have been closed
             await self._drop(child)
             return Failed(number, Problem.LEASE_LOST, "", True)
-        self._renew(child)
+        child.renew(self._may_call_until_s())
         self._used_s = self._clock.monotonic_s()
         answer = await self._answer_of(child, request)
         if not isinstance(answer, Failed):
@@ -280,16 +278,10 @@ class ChildHypervisor:
         async with self._starting:
             if self._child is None or self._child.is_gone:
                 self._child = await ChildProcess.start()
-                self._renew(self._child)
+                self._child.renew(self._may_call_until_s())
                 self._child.send(self._start)
                 self._wait()
             return self._child
-
-    def _renew(self, child: ChildProcess) -> None:
-        until_s = self._may_call_until_s()
-        if until_s > child.known_until_s:  # of a lease that is lost, the child keeps to the end that it knows
-            child.known_until_s = until_s
-            child.send(Renew(until_s if math.isfinite(until_s) else None))
 
     def _wait(self) -> None:
         if self._timer is not None:
@@ -305,7 +297,7 @@ class ChildHypervisor:
             child.kill()
         living = [found for found in (self._child, *self._retired) if found is not None and not found.is_gone]
         for found in living:
-            self._renew(found)
+            found.renew(self._may_call_until_s())
         if living:
             self._wait()
 

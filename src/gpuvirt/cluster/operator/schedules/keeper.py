@@ -23,6 +23,7 @@ from gpuvirt.cluster.operator.schedules.configcondition import is_outdated
 from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
 from gpuvirt.cluster.operator.schedules.membership import ObservedNodes
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, schedule_time, status_of
+from gpuvirt.cluster.operator.schedules.otherschedules import OtherSchedules
 from gpuvirt.cluster.operator.schedules.refusals import RefusedSchedules, is_followed, is_refused
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
@@ -93,6 +94,7 @@ class ScheduleKeeper:
         """Set when the schedules were listed, and when one was deleted."""
         self._store = Store(Collection(ALL_SCHEDULES, VgpuSchedule), self._changed, self._observe_removed)
         self.telemetry = ScheduleTelemetry()
+        self._others = OtherSchedules(client, namespace, self._observe_shared)
         self._refusals = RefusedSchedules(client, namespace, clock)
         self._running: set[str] = set()
         self._checked: dict[str, int] = {}
@@ -294,7 +296,7 @@ class ScheduleKeeper:
     async def _run(self, stored: VgpuSchedule, early: EarlyConnection | None) -> None:
         """Make the rounds of one schedule until nothing is under way; what fails in it does not touch the others."""
         name = stored.metadata.name
-        api = ScheduleObjects(self._client, self._namespace, name, self._clock, self._configured, self._observe_shared)
+        api = ScheduleObjects(self._client, self._namespace, name, self._clock, self._configured, self._others)
         calls = early.calls if early is not None else self._calls(name)
         try:
             await keep_going(f"schedule {name}", Rounds(api, calls, self._clock, self.telemetry).run, self._clock)

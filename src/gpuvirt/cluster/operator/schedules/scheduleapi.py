@@ -1,7 +1,7 @@
 """One schedule's requests to the API server: what a round reads, and its writes with the versions that it has read."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
 from gpuvirt.cluster.operator.schedules.coveragereading import CoverageReading
 from gpuvirt.cluster.operator.schedules.kubevirt.nodevms import NodeVms
 from gpuvirt.cluster.operator.schedules.nodemarks import marks_patch
+from gpuvirt.cluster.operator.schedules.otherschedules import OtherSchedule, OtherSchedules
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, StoredSchedule
 from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
 from gpuvirt.cluster.operator.schedules.workerobjects import (
@@ -93,14 +94,14 @@ class ScheduleObjects:
         name: str,
         clock: Clock,
         configured: ConfiguredNodes | None = None,
-        on_shared: Callable[[Iterable[str]], None] | None = None,
+        others: OtherSchedules | None = None,
     ) -> None:
         """Writes of `client` are sent with the lease alone (`Client.leading`).
 
         `configured` is None for a command, which observes no GpuNodes: the nodes of the status stay as they are.
-        `on_shared` is called with the names of schedules that a reading shows to share workers.
+        `others` is what the schedules of one controller share.
         """
-        self._on_shared = on_shared
+        self._others = others if others is not None else OtherSchedules(client, namespace)
         self._configured = configured
         self._client = client
         self._resource = vgpu_schedules(namespace)
@@ -111,8 +112,8 @@ class ScheduleObjects:
         """The nodes of the last reading."""
         self._coverage = CoverageReading(client, clock)
         self._vms = NodeVms(client, name)
-        self._schedules: tuple[VgpuSchedule, ...] = ()
-        """The schedules of the namespace in the last reading."""
+        self._worker_namespaces: frozenset[str] = frozenset()
+        """The namespaces in which schedules have their workers, by the last reading."""
         self._cordoned_s: dict[NodeName, float] = {}
         """When each node was first seen unschedulable."""
 
@@ -157,18 +158,21 @@ class ScheduleObjects:
         }
         workers = [found[name] for name, node in nodes.items() if node.phases]
         configs = await self._read_config_nodes()
-        problems = (*await self._shared(configs), *missing_profiles(nodes.values()))
+        schedules = await self._read_schedules()
+        places = [found.spec.hypervisor.kube_virt for found in schedules]
+        self._worker_namespaces = frozenset(place.namespace for place in places if place is not None)
+        problems = (*self._shared(schedules, configs), *missing_profiles(nodes.values()))
         problems += await self._coverage.faults(workers)
         config_nodes = {phase: frozenset(found) for phase, found in configs.items()}
         return ClusterReading(
-            nodes, placed, attached, problems, self._configured_nodes(stored), self._claims(), config_nodes
+            nodes, placed, attached, problems, self._configured_nodes(stored), self._claims(schedules), config_nodes
         )
 
-    def _claims(self) -> Mapping[VmKey, str]:
+    def _claims(self, schedules: Iterable[OtherSchedule]) -> Mapping[VmKey, str]:
         """Return the VMs that other schedules have matched, each with its node; one without a Node claims nothing."""
         return {
             VmKey(worker.vm): f"node {worker.node} of schedule {schedule.metadata.name}"
-            for schedule in self._schedules
+            for schedule in schedules
             if schedule.metadata.name != self._name
             for worker in schedule.status.workers
             if worker.vm and worker.node_uid
@@ -223,7 +227,7 @@ class ScheduleObjects:
     async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> SeenVms:
         """Return the users of GPUs of the nodes that wait, and the VMs that the status has."""
         configs = self._configured.configs if self._configured is not None else KnownConfigs(unread="not observed")
-        return await self._vms.read(waiting, known, configs, self._schedules)
+        return await self._vms.read(waiting, known, configs, self._worker_namespaces)
 
     async def change_vm(self, change: ChangeVm) -> Answer:
         """Shut down or start a VM, if its state permits that; errors are answers."""
@@ -258,16 +262,21 @@ class ScheduleObjects:
             if phase.nodes is not None
         }
 
-    async def _shared(self, configs: Mapping[PhaseName, Mapping[NodeName, Node]]) -> tuple[Reason, ...]:
+    async def _read_schedules(self) -> tuple[OtherSchedule, ...]:
+        """Return the schedules of the namespace; this one is as it was read, or as a command has it from a file."""
+        others = (found for found in await self._others.read() if found.metadata.name != self._name)
+        own = self._object
+        return (*others, *((OtherSchedule(own.metadata, own.spec),) if own is not None else ()))
+
+    def _shared(
+        self, schedules: Sequence[OtherSchedule], configs: Mapping[PhaseName, Mapping[NodeName, Node]]
+    ) -> tuple[Reason, ...]:
         """Return the workers and the nodes with vGPU configs that another schedule has, too."""
-        listed = await self._client.list(Collection(self._resource, VgpuSchedule))
-        others = (schedule for schedule in listed.items if schedule.metadata.name != self._name)
-        self._schedules = (*others, *((self._object,) if self._object is not None else ()))
         configured = {name: node for nodes in configs.values() for name, node in nodes.items()}
-        workers = shared_workers(_selected(self._schedules, self._nodes, PhaseSpec.has_worker))
-        if workers and self._on_shared is not None:
-            self._on_shared(workers)
-        nodes = shared_nodes(_selected(self._schedules, configured, PhaseSpec.configures), self._name)
+        workers = shared_workers(_selected(schedules, self._nodes, PhaseSpec.has_worker))
+        if workers and self._others.on_shared is not None:
+            self._others.on_shared(workers)
+        nodes = shared_nodes(_selected(schedules, configured, PhaseSpec.configures), self._name)
         return (*workers.get(self._name, ()), *nodes)
 
     async def _list(self, selector: str) -> Iterable[Node]:
@@ -297,7 +306,7 @@ async def _of_each(names: Iterable[NodeName], read: Callable[[NodeName], Awaitab
 
 
 def _selected(
-    schedules: Iterable[VgpuSchedule],
+    schedules: Iterable[OtherSchedule],
     nodes: Mapping[NodeName, Node],
     selects: Callable[[PhaseSpec, Mapping[str, str]], bool],
 ) -> Mapping[str, frozenset[NodeName]]:

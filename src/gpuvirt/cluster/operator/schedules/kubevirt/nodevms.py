@@ -14,7 +14,6 @@ from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.core import OwnedMetadata, WholePod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.labelselector import LabelSelector
 from gpuvirt.cluster.operator.nodes.scheduled import origin_of
 from gpuvirt.cluster.operator.schedules.kubevirt import judging
@@ -161,9 +160,11 @@ class NodeVms:
         waiting: Iterable[ConfiguredNode],
         known: Iterable[NodeVm],
         configs: KnownConfigs,
-        schedules: Iterable[VgpuSchedule],
+        workers: frozenset[str],
     ) -> SeenVms:
         """Return the users of GPUs of the nodes that wait, and the VMs that the status has.
+
+        `workers` has the namespaces in which schedules have their workers.
 
         GpuNodes are read first, so that a pod that has ended since is none of the users.
         """
@@ -172,8 +173,6 @@ class NodeVms:
         launchers = {pod.metadata.namespace for pod in pods.values() if controller_uid(pod.metadata, VMI)}
         namespaces = sorted(launchers | {vm.namespace for vm in known})
         vms = {name: await KubeVirtVms(self._client, name).objects() for name in namespaces}
-        places = [place for found in schedules if (place := found.spec.hypervisor.kube_virt) is not None]
-        workers = frozenset(place.namespace for place in places)
         return seen_vms(RoundReading(pods, vms, await self._budgets() if launchers else (), workers), gpus)
 
     async def change(self, change: ChangeVm) -> Answer:

@@ -1,0 +1,54 @@
+"""The schedules of a namespace as each of them reads them in its rounds, to find workers and VMs that two have.
+
+A hundred schedules in a switch read all hundred each second: those who ask at the same time share one reading, without
+the histories and conditions, which nobody needs of others.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
+from gpuvirt.cluster.kinds.vgpuschedule import Spec, WorkerStatus, vgpu_schedules
+from gpuvirt.cluster.resources import Metadata
+
+
+class _Status(msgspec.Struct, frozen=True):
+    workers: tuple[WorkerStatus, ...] = ()
+
+
+class OtherSchedule(msgspec.Struct, frozen=True):
+    """A schedule without the parts of its status that others do not need."""
+
+    metadata: Metadata
+    spec: Spec = Spec()
+    status: _Status = _Status()
+
+
+class OtherSchedules:
+    """The schedules of one namespace."""
+
+    def __init__(
+        self, client: Client, namespace: str, on_shared: Callable[[Iterable[str]], None] | None = None
+    ) -> None:
+        """`on_shared` is called with the names of schedules that a reading shows to share workers."""
+        self.on_shared = on_shared
+        self._client = client
+        self._resource = vgpu_schedules(namespace)
+        self._reading = asyncio.Lock()
+        self._last_asked = 0
+        """The number of the last request for a reading."""
+        self._latest: tuple[int, tuple[OtherSchedule, ...]] = 0, ()
+        """The last reading, and the last request for one that came before it began."""
+
+    async def read(self) -> tuple[OtherSchedule, ...]:
+        """Return all schedules, from a reading that began after this was called; raises ApiError."""
+        self._last_asked += 1
+        asked = self._last_asked
+        async with self._reading:
+            if self._latest[0] < asked:
+                last = self._last_asked
+                self._latest = last, (await self._client.list(Collection(self._resource, OtherSchedule))).items
+            return self._latest[1]
