@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.sysfs import driver_path
+from gpuvirt.facts.sysfs import device_path, driver_path
 from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.steps import ClearOverride, LoadModule, Return
@@ -64,6 +64,8 @@ def test_an_override_of_another_program_stops_only_a_required_step() -> None:
     with pytest.raises(RefusedError) as refused:
         clear_override(kernel, ClearOverride(GPU, frozenset()))
     assert refused.value.reason.code is ReasonCode.DRIVER_PINNED
+    override = f"echo > {device_path(GPU, 'driver_override')}"
+    assert str(refused.value.reason.fix).startswith(f"rm -f /etc/driverctl.d/*{GPU}; {override};")  # unbinds nothing
     kernel.pci.functions[GPU].override = None
     clear_override(kernel, ClearOverride(GPU, frozenset()))
     assert kernel.writes == []

@@ -135,4 +135,4 @@ def _why_listed(world: World, unit: UnitId) -> Reason | None:
     view = running.agent.views.get()
     listed = {str(device.id) for resource in view.resources for device in resource.devices if device.healthy}
     members = set(scan(world.kernel).functions) & listed
-    return gaterefusals.still_listed(unit, "its socket", min(members)) if members else None
+    return gaterefusals.agent_silent(unit, "its socket", min(members)) if members else None

@@ -21,7 +21,7 @@ async def test_an_audio_function_on_its_native_driver_makes_the_gpu_unhealthy(
         await node.advance(2)
         assert node.offered[RTX2060][GPU] is False
         assert node.reasons(GPU) == [ReasonCode.GROUP_NOT_VIABLE]
-        assert "0000:04:00.1 (snd_hda_intel)" in node.gpu(GPU).reasons[0].message
+        assert "0000:04:00.1 (audio, snd_hda_intel)" in node.gpu(GPU).reasons[0].message
         node.kernel.rebind(AUDIO, "vfio-pci")
         await node.advance(2)
         assert node.offered[RTX2060][GPU] is True

@@ -7,7 +7,7 @@ from time import monotonic  # noqa: TID251  the lines of allocations carry it
 import pytest
 
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.reasons import ReasonCode, gaterefusals
+from gpuvirt.model.reasons import ReasonCode, refusals
 from gpuvirt.node.change.gate import damageage, drainrequest
 from gpuvirt.node.change.gate.drainrequest import DrainRequest, _answer
 from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, UnitUnsettledError
@@ -93,7 +93,7 @@ def test_no_step_begins_in_an_open_gate() -> None:
 def test_a_command_takes_the_agents_refusal_as_its_answer(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     request = DrainRequest(UnitId("x"), (OTHER_SLOT, SLOT), "unbind it", {})
-    refusal = gaterefusals.busy("x", "the agent keeps it")
+    refusal = refusals.changing("x", "the agent keeps it")
     gate.drain(request.unit, request.slots, request.intent)
     Gate(tmp_path).answer(SLOT, 1, refusal)
     assert _answer(gate, request) == refusal
@@ -114,7 +114,7 @@ def test_a_damaged_record_is_no_answer(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_agent_answers_only_the_request_that_waits(tmp_path: Path) -> None:
     gate, agent, path = Gate(tmp_path), Gate(tmp_path), tmp_path / f"{SLOT}.json"
-    refusal = gaterefusals.busy("x", "the agent keeps it")
+    refusal = refusals.changing("x", "the agent keeps it")
     gate.drain("x", (SLOT,), "unbind it")
     before = path.read_bytes()
     agent.answer(SLOT, 2, None)

@@ -160,7 +160,7 @@ async def test_a_ledger_that_cannot_be_written_refuses_before_the_creation(tmp_p
         with failing(tmp_path, errno.EROFS) as faults:
             faults.only = "ledger.json"
             text = await pods.refusal(V8Q, pods.free(V8Q))
-        assert "can't be written, so no vGPU is created for a pod" in text
+        assert "can't be written; no vGPU is created for a pod" in text
         assert vgpus(node) == []
 
 

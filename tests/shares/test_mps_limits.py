@@ -153,7 +153,9 @@ async def test_no_container_starts_without_a_daemon_that_serves(short_path: Path
                 daemon.garbled = True
             case _:
                 daemon.clients = list(range(1000, 1000 + MOST))
-        expected = "GPU-a is used by 48 processes" if fault == "full" else "has no MPS daemon that answers"
+        expected = (
+            "GPU-a is used by as many processes as MPS serves" if fault == "full" else "has no MPS daemon that answers"
+        )
         with pytest.raises(StartError, match=f"LimitNotPossible: .*{expected}"):
             await node.start(pod)
         assert not node.specs

@@ -24,7 +24,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.desired.settings import Enforcement
-from gpuvirt.model.reasons import Reason, gaterefusals, sharing
+from gpuvirt.model.reasons import Reason, refusals, sharing
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units, most_at_a_time
 from gpuvirt.model.shares.node.choice import PodOnNode
@@ -82,7 +82,7 @@ class Changes:
 
     def claim(self, gpus: Collection[GpuId], unit: DeviceId, record: Callable[[], None]) -> None:
         for gpu in self.changed.intersection(gpus):
-            raise RefusedError(gaterefusals.busy(gpu, f"for {unit}"))
+            raise RefusedError(refusals.changing(gpu, f"for {unit}"))
         record()
 
 
@@ -97,7 +97,7 @@ class MpsNode(MpsLimits, frozen=True):
     @override
     def ensure(self, gpu: GpuId) -> str:
         for why in self.away:
-            raise ShareRefusedError(sharing.limit_without_daemon(self.pipes, why))
+            raise ShareRefusedError(sharing.limit_not_possible(self.pipes, sharing.NoLimit.DAEMON, why))
         return str(self.pipes)
 
 

@@ -196,7 +196,7 @@ async def test_a_gpu_with_vfs_gives_no_units_until_they_are_off(simulated: Simul
     async with sharing_node(kernel, tmp_path, Settings(workload_label=True)) as node:
         node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed("shared")))
         await node.advance(30)
-        assert {gpu.withheld.code for gpu in node.view.shared.gpus if gpu.withheld} == {ReasonCode.VFS_ENABLED}
+        assert {gpu.withheld.code for gpu in node.view.shared.gpus if gpu.withheld} == {ReasonCode.WITHDRAWN}
         for _ in range(10):
             await node.report_account()
             await node.advance(30)
@@ -360,7 +360,7 @@ async def test_a_gpu_without_a_driver_is_withheld(simulated: Simulated, tmp_path
     kernel.rebind(PciAddress(VGPU), None)
     async with sharing_node(kernel, tmp_path, SHARED) as node:
         await node.report_account()
-        assert (capacity(node), code(node, VGPU)) == ({}, ReasonCode.NO_DRIVER)
+        assert (capacity(node), code(node, VGPU)) == ({}, ReasonCode.WITHDRAWN)
 
 
 async def test_a_gpu_in_mig_mode_is_withheld(simulated: Simulated, tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_vfs_of_which_one_is_unknown_are_not_removed_together(tmp_path: Path) ->
     assert list(claims(host.kernel, build_inventory(scan(host.kernel)), state.host, live)) == []
     with pytest.raises(RefusedError) as refused:
         list(claims(host.kernel, lacking(host, last), state.host, live))
-    assert refused.value.reason.code is ReasonCode.NO_IOMMU_GROUP
+    assert refused.value.reason.code is ReasonCode.UNREAD
 
 
 def test_no_vgpu_is_removed_while_a_process_keeps_the_vfs(tmp_path: Path) -> None:

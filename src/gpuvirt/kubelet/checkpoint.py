@@ -175,6 +175,8 @@ def lacks_nodes(consumers: Iterable[Consumer]) -> bool:
     return any(node.number is None for answer in answers if isinstance(answer, PluginAnswer) for node in answer.nodes)
 
 
-def allocations_unknown(seen: str) -> Reason:
-    """Return the reason for a host whose allocations cannot be read."""
-    return refusals.allocations_unknown("a device of this host", Seen("", seen))
+def allocations_unknown(seen: str, *, is_record_incomplete: bool = False) -> Reason:
+    """Return the reason for a host whose allocations cannot be read, or whose record lacks pods that run."""
+    return refusals.allocations_unknown(
+        "a device of this host", Seen("", seen), is_record_incomplete=is_record_incomplete
+    )

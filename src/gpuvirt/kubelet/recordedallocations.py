@@ -30,7 +30,7 @@ from gpuvirt.model.allocation.recordhistory import (
     RecordHistory,
     RecordReading,
 )
-from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.model.reasons import Reason
 from gpuvirt.node.known.nokubelet import Kubelets, KubeletTrace, NoKubelet
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.paths import KubeletPaths
@@ -232,7 +232,7 @@ class RecordedAllocations:
         if history.doubt is None and not (look.is_missing and history.is_seen):
             return None
         text = history.doubt.seen if history.doubt is not None else recordhistory.MISSING
-        return refusals.record_incomplete(str(self.paths.checkpoint), text)
+        return allocations_unknown(f"{self._checkpoint_path}: {text}", is_record_incomplete=True)
 
     def _answered(self, look: Look) -> Recorded | Unknown:
         lost = self.history.lost, self.history.named

@@ -81,11 +81,11 @@ def _why_listed(device_plugins: Path, unit: UnitId, seen: Inventory) -> Reason |
     try:
         lists = read_lists(device_plugins)
     except ListUnknownError as error:
-        return gaterefusals.still_listed(unit, str(device_plugins), str(error))
+        return gaterefusals.agent_silent(unit, str(device_plugins), str(error))
     for socket, devices in lists.items():
         for device in sorted(devices):
             if device in known and known[device][0].gpu in members:
-                return gaterefusals.still_listed(unit, str(socket), device)
+                return gaterefusals.agent_silent(unit, str(socket), device)
     return None
 
 

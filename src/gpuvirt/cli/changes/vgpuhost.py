@@ -103,4 +103,6 @@ def _desired(desired: DesiredGpu) -> dict[str, int]:
 def _managed(here: Host, gpu: PciAddress, desired_counts: dict[str, int] | None = None) -> VgpuResult | None:
     """Return the refusal to change a GPU whose vGPU config the agent keeps, None for other GPUs."""
     config = here.vgpu_configs.get(gpu)
-    return None if config is None else VgpuResult(gpu, (), (refusals.vgpus_managed(gpu, config),), desired_counts)
+    if config is None:
+        return None
+    return VgpuResult(gpu, (), (refusals.managed(gpu, config, is_config=True),), desired_counts)

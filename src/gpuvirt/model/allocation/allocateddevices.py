@@ -109,11 +109,10 @@ def is_same_id(entry: Entry, candidate: Candidate) -> bool:
 
 
 def _held_elsewhere(candidate: Candidate, entry: Entry) -> Reason:
-    if entry.device == candidate.id:
-        return notoffered.allocated_under_other_name(
-            candidate.id, entry.allocated_to, entry.resource, candidate.named.resource
-        )
-    return notoffered.allocated_under_other_id(candidate.id, entry.allocated_to, entry.resource, entry.device)
+    other_id = entry.device if entry.device != candidate.id else None
+    return notoffered.allocated_under_other_name(
+        candidate.id, entry.allocated_to, entry.resource, candidate.named.resource, other_id
+    )
 
 
 def _is_sibling(candidate: Candidate, entry: Entry, unfinished: Container[str]) -> bool:

@@ -48,10 +48,10 @@ def _why_awaited(inventory: Inventory, device: DeviceId) -> Reason | None:
     if VgpuId(device) in inventory.vgpus:
         return None
     if is_mdev_uuid(device) or (function is not None and function.is_nvidias_vf):
-        return unhealthy.awaited_vgpu(device)
+        return unhealthy.awaited(device)
     if function is None or isinstance(function.driver, Unread) or function.on_vfio:
         return None
-    return unhealthy.awaited_gpu(device, (driver_link(device, function.driver),))
+    return unhealthy.awaited(device, driver_link(device, function.driver), is_vgpu=False)
 
 
 def _answers(recorded: Recorded | Unknown, resource: ResourceName, device: DeviceId) -> Sequence[PluginAnswer]:

@@ -184,7 +184,8 @@ class FormerTenants(msgspec.Struct, frozen=True):
         reset = reset_of(functions, gpu)
         if reset is Reset.POSSIBLE:
             return None
-        return unhealthy.not_reset(gpu, former.text, is_known=reset is Reset.IMPOSSIBLE)
+        is_known = reset is Reset.IMPOSSIBLE
+        return unhealthy.no_reset(gpu, functions.get(gpu), is_known=is_known, tenant=former.text)
 
 
 def front_end_of(function: PciFunction) -> TenantKind | None:

@@ -20,7 +20,7 @@ from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import ClearOverride, DriverStep, LoadModule, Override, Probe, Unbind
 from gpuvirt.model.inventory.isolation import UnitId, group_blockers
-from gpuvirt.model.reasons import Reason, nativerefusals, refusals
+from gpuvirt.model.reasons import Reason, notoffered, refusals
 
 
 def plan_units(state: UnitState, desired: DesiredDrivers) -> tuple[DriverPlan, ...]:
@@ -173,7 +173,7 @@ def _notes(addresses: Iterable[PciAddress]) -> Iterator[str]:
     for address in addresses:
         yield (
             f"{address}: on a host with NVSwitches the driver may hang when it probes a single GPU; when all GPUs are"
-            f" free, probe it by hand: {nativerefusals.probe_command(address)}"
+            f" free, probe it by hand: {notoffered.probe_command(address)}"
         )
 
 

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import GRACE_DRIVER, PciFunction, Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
-from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.podallocations import unmapped_reasons
 from gpuvirt.model.allocation.tenancy import TenantKind
@@ -15,7 +14,7 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.change.nativedrivers import native_driver, pinned_to_vfio
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory.isolation import group_blockers
-from gpuvirt.model.reasons import Reason, Seen, nativerefusals, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, Seen, nativerefusals, notoffered, refusals, unhealthy
 
 
 def driver_refusals(
@@ -47,11 +46,11 @@ def _refusals(
     for address in to_vfio:
         for neighbour in sorted(state.neighbours([address]) & desired_drivers.keys()):
             if desired_drivers[neighbour] is DesiredDriver.NATIVE:
-                yield refusals.shared_group(address, neighbour)
+                yield unhealthy.group_not_viable(address, address, [state.function(neighbour)], by_modes=True)
     for address in to_native:
         yield from _why_not_to_native(state, desired_drivers, address)
         if by_hand and state.function(address).driver is None and address not in state.journal.overrides:
-            yield nativerefusals.probe_by_hand(address)
+            yield notoffered.no_driver(address, by_hand=True)
         elif not by_hand and (reason := native_driver(state, address).refusal) is not None:
             yield reason
 
@@ -130,7 +129,7 @@ def _why_not_to_native(state: UnitState, desired_drivers: DesiredDrivers, addres
             yield from _allocated(state, member)
     for other in sorted(state.neighbours([address]) & state.inventory.gpus.keys()):
         if state.function(other).on_vfio and desired_drivers.get(other) is not DesiredDriver.NATIVE:
-            yield refusals.shared_group(other, address)
+            yield unhealthy.group_not_viable(other, other, [function], by_modes=True)
 
 
 def _why_no_native_driver(state: UnitState, function: PciFunction) -> Iterator[Reason]:
@@ -142,11 +141,11 @@ def _why_no_native_driver(state: UnitState, function: PciFunction) -> Iterator[R
         if (unreset := state.former.why_withheld(functions, function.address, TenantKind.NATIVE)) is not None:
             yield unreset
     if (pinned := pinned_to_vfio(state, function.address)) is not None:
-        yield nativerefusals.pinned(function.address, pinned)
+        yield nativerefusals.pinned(function.address, pinned, by_driverctl=True)
     for vf in function.virtfns:  # the driver may reset them
         found = state.inventory.facts.functions.get(vf)
         if found is None:
-            yield refusals.unread(vf, Unread(device_path(vf), seen="its attributes could not be read"))
+            yield refusals.unread_function(vf)
         elif isinstance(found.iommu_group, Unread):
             yield refusals.unread(vf, found.iommu_group)
         elif users := _vfio_users(state, found):

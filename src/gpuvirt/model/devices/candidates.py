@@ -143,7 +143,7 @@ def _why_not_vgpu(inventory: Inventory, vgpu: Vgpu) -> Reason | None:
         if isinstance(found, Unread):
             return refusals.unread(live.id, found)
     if live.group is None:
-        return refusals.no_group(live.id, is_mdev=vgpu.framework is Framework.MDEV)
+        return refusals.no_group(live.id)
     if vgpu.framework is Framework.VENDOR_VFIO and (refused := _why_not_accepted(live.id)) is not None:
         return refused
     if gpu is None or gpu.id.vendor not in NAMESPACES:
@@ -160,14 +160,11 @@ def shares_group(inventory: Inventory, settings: Settings, candidate: Candidate)
 
 
 def _why_not_whole(inventory: Inventory, function: PciFunction, settings: Settings) -> Reason | None:
-    address, driver = function.address, function.driver
-    if isinstance(driver, Unread):
-        return refusals.unread(address, driver)
     if not function.on_vfio:
         return _not_on_vfio(inventory, function)
     if not settings.offers(function.kind):
         return notoffered.kind_not_offered(function, settings.offer)
-    return _why_not_accepted(address) or _why_not_on_vfio(function)
+    return _why_not_accepted(function.address) or _why_not_on_vfio(function)
 
 
 def _why_not_accepted(address: str) -> Reason | None:
@@ -190,18 +187,24 @@ def _why_not_on_vfio(function: PciFunction) -> Reason | None:
 def _not_on_vfio(inventory: Inventory, function: PciFunction) -> Reason:
     address = function.address
     gpu = inventory.gpus.get(function.physfn or address)
-    if gpu is not None and gpu.vgpu_host is not None:
+    if not isinstance(function.driver, Unread) and gpu is not None and gpu.vgpu_host is not None:
         if function.physfn is not None or gpu.vgpu_host.live:
             carried = sum(live.parent == address or function.physfn is None for live in gpu.vgpu_host.live)
             return refusals.carries_vgpus(address, carried)
         return why_no_vgpus(function, gpu.vgpu_host)
+    return why_native(inventory, function)
+
+
+def why_native(inventory: Inventory, function: PciFunction) -> Reason:
+    """Return why a function, on no VFIO driver, can't be offered as a whole."""
+    if isinstance(function.driver, Unread):
+        return refusals.unread(function.address, function.driver)
     if function.driver is None:
         return _without_driver(inventory, function)
     if function.virtfns:
         return refusals.vfs_enabled(function)
-    if function.iommu_group is None:
-        return notoffered.native_driver(address, str(function.driver), notoffered.IN_A_GROUP_FIRST)
-    return notoffered.native_driver(address, str(function.driver))
+    is_in_group = function.iommu_group is not None
+    return notoffered.native_driver(function.address, function.driver, is_in_group=is_in_group)
 
 
 def why_no_vgpus(function: PciFunction, host: VgpuHost) -> Reason:

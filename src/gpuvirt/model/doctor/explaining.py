@@ -196,7 +196,7 @@ class _Explainer:
         if found is not None:
             message = f"{self._id} is in no IOMMU group: {found.subject} {found.message}"
             return StageResult(StageName.IOMMU_GROUP, message, found)
-        no_group = refusals.no_group(self._id, is_mdev=self._vgpu is not None)
+        no_group = refusals.no_group(self._id)
         reason = self._against.get(StageName.IOMMU_GROUP, no_group)
         return blocked(StageName.IOMMU_GROUP, of_reason(reason, Level.ERROR))
 
@@ -276,14 +276,8 @@ class _Explainer:
         allocated_to = device.allocated_to if device is not None else None
         if allocated_to is None:
             return self._stage(StageName.FREE, "not allocated to any pod")
-        blocker = Finding(
-            Level.ERROR,
-            self._id,
-            f"is allocated to {allocated_to}",
-            ReasonCode.ALLOCATED_TO_POD,
-            (Seen(f"gpuvirt devices, {resource.name}", allocated_to),),
-            fix=("stop that VM or pod, or request another device of this resource",),
-        )
+        reason = refusals.allocated_to_pod(self._id, (allocated_to,))
+        blocker = of_reason(reason, Level.ERROR, f"or request another device of {resource.name}")
         return StageResult(StageName.FREE, f"allocated to {allocated_to}", blocker)
 
     def _permitted(self, resource: ResourceView) -> StageResult[StageName]:

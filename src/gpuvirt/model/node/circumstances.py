@@ -78,8 +78,7 @@ def why_waiting(surroundings: Surroundings, unit: UnitId, desired: DesiredUnit, 
     elif differ and (counted := surroundings.counted_of(unit)):
         unread = surroundings.counted.unread
         drivers = tuple(
-            refusals.still_counted(function, names) if unread is None else refusals.count_unknown(function, unread)
-            for function, names in counted
+            refusals.still_counted(function, names if unread is None else unread) for function, names in counted
         )
     if isinstance(pods, Unknown):
         destroyed = [gpu for gpu in desired if surroundings.vgpus.plan_of(gpu).destroys]

@@ -56,7 +56,7 @@ class DesiredUnits(msgspec.Struct, frozen=True):
                 return refusals.managed(gpu, str(self.modes.of(gpu)))
             if desired.vgpus is not None and VGPUS in others:
                 config = self.vgpus.configs.get(gpu)
-                return refusals.vgpus_managed(gpu, config or str(self.modes.of(gpu)))
+                return refusals.managed(gpu, config or str(self.modes.of(gpu)), is_config=config is not None)
         return None
 
     def allows(self, plan: "DesiredUnits", gpus: Iterable[PciAddress]) -> bool:

@@ -131,7 +131,8 @@ def _node_changes(before: Inventory, now: Inventory, device: Candidate) -> Itera
     for address in before.groups.get(device.group, ()):
         was, function = before.facts.functions[address], now.facts.functions.get(address)
         if function is not None and function.cdevs != was.cdevs:
-            yield unhealthy.node_changed(device.id, address, was.cdevs, function.cdevs)
+            nodes = (f"{address}: {' '.join(found) or 'none'}" for found in (function.cdevs, was.cdevs))
+            yield unhealthy.node_missing(device.id, *nodes)
 
 
 def _group_changed(device: Candidate, now: str) -> Reason:

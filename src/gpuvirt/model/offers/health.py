@@ -215,7 +215,7 @@ def _group_symptoms(inventory: Inventory, candidate: Candidate, others: Sequence
         slot = slot_of(candidate.target.gpu)  # a GPU is bound together with the other functions of its slot
         gpu = next((gpu for gpu in inventory.gpus if slot_of(gpu) == slot), candidate.target.gpu)
         is_whole = candidate.target.vgpu is None
-        yield unhealthy.group_not_viable(candidate.id, gpu, candidate.group, spoiling, is_whole=is_whole)
+        yield unhealthy.group_not_viable(candidate.id, gpu, spoiling, is_whole=is_whole)
 
 
 def _unread_drivers(inventory: Inventory, members: Iterable[PciAddress]) -> Iterator[Unread]:

@@ -42,10 +42,10 @@ def awaited(entry: Entry, against: Reason) -> Reason:
     """
     if entry.target.vgpu is not None:
         was_shown = entry.answered_group is UNSET or entry.group is not None
-        return against if was_shown or against.code not in _NOT_MADE_AGAIN else unhealthy.awaited_vgpu(entry.device)
+        return against if was_shown or against.code not in _NOT_MADE_AGAIN else unhealthy.awaited(entry.device)
     if not entry.earlier_boot or against.code not in _NOT_BOUND_AGAIN:
         return against
-    return unhealthy.awaited_gpu(entry.device, against.places)
+    return unhealthy.awaited(entry.device, *against.places, is_vgpu=False)
 
 
 class OfferInputs(msgspec.Struct, frozen=True):
@@ -193,7 +193,7 @@ def _offerable(
     if candidate.carrier in inputs.withdrawn and candidate.framework is None:
         return notoffered.withdrawn(candidate.carrier)
     if candidate.target.vgpu in inputs.undesired:
-        return notoffered.undesired(candidate.id)
+        return notoffered.withdrawn(candidate.id, is_vgpu=True)
     held = candidate.target in allocated_devices.by_target
     if not held and candidate.target.gpu in inputs.blocked:
         return refusals.blocked(candidate.id, inputs.blocked[candidate.target.gpu])

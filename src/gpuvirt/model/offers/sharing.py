@@ -21,7 +21,8 @@ from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.health import HealthVerdict, Key, function_symptoms, judge
-from gpuvirt.model.reasons import Reason, refusals, withheldshares
+from gpuvirt.model.reasons import Reason, notoffered, refusals, withheldshares
+from gpuvirt.model.reasons.sharing import NoLimit, limit_not_possible
 from gpuvirt.model.shares.capacity import UnknownType, memory_mib_of, type_label, units_of, vgpu_type_of
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.otherplugins import OtherPlugins, why_given_elsewhere
@@ -115,7 +116,8 @@ def _with_memory(
     ids = inventory.facts.functions[gpu.address]
     found = memory_mib_of(information.model, ids.id, ids.subsystem, settings.gpu_memory_mib)
     if found is None:
-        return replace(gpu, withheld=withheldshares.memory_unknown(gpu.address, information.model, enforcement))
+        seen = f"no shares.gpu_memory_mib for {information.model}, and shares.enforcement is {enforcement}"
+        return replace(gpu, withheld=limit_not_possible(gpu.address, NoLimit.MEMORY, seen))
     memory_mib[gpu.id] = found
     return gpu
 
@@ -124,8 +126,9 @@ def _why_for_vms(inventory: Inventory, address: PciAddress) -> Reason | None:
     """Return why a GPU still serves VMs: pods would have it beside them, and would keep it from ever changing."""
     gpu = inventory.gpus[address]
     if gpu.vgpu_host is not None and gpu.vgpu_host.live:
-        return withheldshares.carries_vgpus(address, len(gpu.vgpu_host.live))
-    return withheldshares.vfs_on(address, len(gpu.function.virtfns)) if gpu.function.virtfns else None
+        return notoffered.withdrawn(address, unshared=f"carries {len(gpu.vgpu_host.live)} vGPUs")
+    vfs = len(gpu.function.virtfns)
+    return notoffered.withdrawn(address, unshared=f"has {vfs} VFs") if vfs else None
 
 
 def _why_changing(inputs: ShareInputs, address: PciAddress) -> Reason | None:
@@ -230,5 +233,5 @@ def _why_not_native(function: PciFunction) -> Reason | None:
     if function.id.vendor != NVIDIA:
         return withheldshares.not_nvidias(function.address, str(function.id))
     if function.is_idle or function.on_vfio:
-        return withheldshares.not_native_yet(function.address, function.driver)
+        return notoffered.withdrawn(function.address, unshared=f"is bound to {function.driver or 'no driver'}")
     return None

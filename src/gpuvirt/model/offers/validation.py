@@ -11,12 +11,12 @@ from enum import StrEnum
 import msgspec
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import Workload
+from gpuvirt.model.devices.candidates import why_native
 from gpuvirt.model.inventory.inventory import Inventory, Mode
-from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
+from gpuvirt.model.reasons import Reason, notoffered
 
 
 class ValidatorCheck(StrEnum):
@@ -76,17 +76,7 @@ def _condition(check: ValidatorCheck, *, needed: bool, against: Iterator[Reason]
 def _not_on_vfio(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> Iterator[Reason]:
     for address, gpu in inventory.gpus.items():
         if not gpu.function.on_vfio and desired_by_gpu.get(address) is not DesiredDriver.NATIVE:
-            yield _why_not_on_vfio(gpu.function)
-
-
-def _why_not_on_vfio(function: PciFunction) -> Reason:
-    address, driver, is_in_group = function.address, function.driver, function.iommu_group is not None
-    fix = "or mode: passthrough in the agent's settings" if is_in_group else notoffered.IN_A_GROUP_FIRST
-    if isinstance(driver, Unread):
-        return refusals.unread(address, driver)
-    if driver is not None:
-        return notoffered.native_driver(address, driver, fix)
-    return notoffered.no_driver(address, fix) if is_in_group else refusals.no_group(address)
+            yield why_native(inventory, gpu.function)
 
 
 def _without_manager(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> Iterator[Reason]:
@@ -95,21 +85,9 @@ def _without_manager(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> It
     ]
     if not any(gpu.vgpu_host is not None for gpu in carriers):
         first = carriers[0].function.address if carriers else PciAddress("this host")
-        yield notoffered.no_vgpus(
-            first,
-            "has no driver that creates vGPUs, nor has any other GPU of this host",
-            Seen.absent("/sys/class/mdev_bus"),
-            Seen.absent("nvidia/creatable_vgpu_types of VFs"),
-            fix="install NVIDIA's vGPU manager on the host; a vGPU config switches the VFs on that it needs: gpuvirt"
-            " vgpu apply, or the node's label",
-        )
+        yield notoffered.host_without_manager(first)
 
 
 def _without_vgpus(inventory: Inventory) -> Iterator[Reason]:
     if not inventory.vgpus:
-        yield notoffered.no_vgpus(
-            "this host",
-            "has no vGPU",
-            Seen("/sys/bus/mdev/devices", "is empty"),
-            Seen("vGPU types of VFs", "none is set"),
-        )
+        yield notoffered.host_without_vgpus()

@@ -117,7 +117,7 @@ class Withdrawal(msgspec.Struct, frozen=True):
             return refusals.allocations_unknown(gpu)
         leaving = self.leaving(count)
         if leaving and isinstance(account.counted, Unread):
-            return refusals.count_unknown(gpu, account.counted)
+            return refusals.still_counted(gpu, account.counted)
         counted = sorted(vgpu for vgpu in leaving if vgpu in inventory.vgpus and inventory.vgpus[vgpu].gpu == gpu)
         return refusals.still_counted(gpu, counted) if counted else None
 

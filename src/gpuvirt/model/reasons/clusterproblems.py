@@ -1,5 +1,6 @@
 """Problems that keep the controller from serving a cluster or a node."""
 
+from gpuvirt.model.reasons.nodeproblems import config_invalid
 from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
@@ -13,8 +14,7 @@ def other_operator(lease: str, option: str) -> Reason:
 
 def policy_invalid(where: str, problem: str) -> Reason:
     """A field of the ClusterPolicy can't be used."""
-    fix = "correct the field; the controller changes nothing until then"
-    return Reason(ReasonCode.CONFIG_INVALID, where, problem, fix=fix)
+    return config_invalid(where, problem, "correct the field; the controller changes nothing until then")
 
 
 def components_off(subject: str, follows: str, where: str, labels: str) -> Reason:
@@ -32,10 +32,13 @@ def image_unknown() -> Reason:
     return Reason(ReasonCode.IMAGE_UNKNOWN, "the controller", message, fix=fix)
 
 
-def pod_missing(daemon_set: str, known: str) -> Reason:
-    """A taint may keep the pod away."""
+def pod_missing(subject: str, more: str, *seen: Seen, vmi: str | None = None) -> Reason:
+    """A taint may keep a DaemonSet's pod away. `vmi`: the arguments for kubectl that name the VMI of a missing pod."""
+    pod = "pod on this node"
     fix = "compare the node's taints (kubectl describe node) with daemonsets.tolerations of the ClusterPolicy"
-    return Reason(ReasonCode.POD_MISSING, f"DaemonSet {daemon_set}", f"has no pod on this node{known}", fix=fix)
+    if vmi is not None:
+        pod, fix = "virt-launcher pod", f"kubectl describe vmi {vmi}; check that KubeVirt's virt-controller runs"
+    return Reason(ReasonCode.POD_MISSING, subject, f"has no {pod}{more}", seen, fix)
 
 
 def os_unknown(driver: str, labels: str, label: str) -> Reason:

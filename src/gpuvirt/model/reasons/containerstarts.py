@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from gpuvirt.model.reasons.ondemand import CHECKPOINT
 from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
+from gpuvirt.model.reasons.refusals import allocations_unknown
 
 
 def nodes_changed(device: str, target: str, recorded: Sequence[str], own: Sequence[str]) -> Reason:
@@ -24,5 +25,4 @@ def nodes_unknown(device: str, why: str) -> Reason:
         "can't be used by its container: the recorded device nodes are unknown, and the container may be from before"
         " this boot"
     )
-    fix = "the kubelet tries again; make its checkpoint readable, or delete the pod"
-    return Reason(ReasonCode.ALLOCATIONS_UNKNOWN, device, message, (Seen(CHECKPOINT, why),), fix)
+    return allocations_unknown(device, Seen(CHECKPOINT, why), message=message)

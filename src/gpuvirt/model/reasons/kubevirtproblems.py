@@ -51,26 +51,20 @@ def hyper_converged_ambiguous(where: str, count: int) -> Reason:
     return state_unknown(where, message, "keep one HyperConverged; or, where HCO is gone, remove its label and owner")
 
 
-def list_incomplete(where: str, names: Collection[str]) -> Reason:
-    """Without a list KubeVirt permits every device, and a list refuses what it lacks."""
-    return Reason(
-        ReasonCode.RESOURCE_NOT_PERMITTED,
-        where,
-        f"gets no list of permitted devices, since gpuvirt can't name {_shown(names)} in it: VMs request these, and"
-        " other programs offer them; without a list every device is permitted",
-        fix="write permittedHostDevices yourself, with an entry for each of them; gpuvirt then adds what it offers",
-    )
-
-
-def resource_not_permitted(where: str, names: Collection[str]) -> Reason:
-    """A tenant can request any name; that must not decide what is permitted."""
-    return Reason(
-        ReasonCode.RESOURCE_NOT_PERMITTED,
-        where,
+def resource_not_permitted(where: str, names: Collection[str], *, has_list: bool) -> Reason:
+    """A tenant can request any name; that must not decide what is permitted. A list refuses what it lacks."""
+    message = (
         f"refuses VMs with {_shown(names)}, which they request and permittedHostDevices lacks; the list stays, since"
-        " without it every device would be permitted",
-        fix="if VMs may have the resource, add an entry for it to permittedHostDevices; otherwise correct the requests",
+        " without it every device would be permitted"
     )
+    fix = "if VMs may have the resource, add an entry for it to permittedHostDevices; otherwise correct the requests"
+    if not has_list:
+        message = (
+            f"gets no list of permitted devices, since gpuvirt can't name {_shown(names)} in it: VMs request these,"
+            " and other programs offer them; without a list every device is permitted"
+        )
+        fix = "write permittedHostDevices yourself, with an entry for each of them; gpuvirt then adds what it offers"
+    return Reason(ReasonCode.RESOURCE_NOT_PERMITTED, where, message, fix=fix)
 
 
 def _shown(names: Collection[str]) -> str:

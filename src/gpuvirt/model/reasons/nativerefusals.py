@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 from gpuvirt.facts import sysfs
+from gpuvirt.model.reasons import refusals
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
-from gpuvirt.model.reasons.refusals import failed
+
+DRIVERCTL = "/etc/driverctl.d"
 
 
 def no_native_driver(
@@ -17,13 +19,13 @@ def no_native_driver(
     message = f"can't return to the host: {missing}, and modules.alias names {others} for it"
     fix = "install its driver on this host, or load it; gpuvirt tries again"
     seen = (Seen("/var/lib/gpuvirt/drivers.json", recorded or "no driver"), Seen("", error or "no module"))
-    return Reason(ReasonCode.PREREQUISITE_MISSING, address, message, seen, fix)
+    return refusals.prerequisite_missing(address, message, fix, *seen)
 
 
 def not_taken(step: str, address: str) -> Reason:
     """No native driver has bound to the function."""
     fix = "see the kernel's log (dmesg) for why the driver refuses it, and whether it is loaded; gpuvirt tries again"
-    return failed(step, address, driver_link(address, None), fix=fix)
+    return refusals.failed(step, address, driver_link(address, None), fix=fix)
 
 
 def taken_by_vfio(step: str, address: str, driver: str) -> Reason:
@@ -32,32 +34,17 @@ def taken_by_vfio(step: str, address: str, driver: str) -> Reason:
         f"{driver} has the function's ids and takes it again; remove them: vfio-pci.ids= on the kernel's command line,"
         f" options vfio-pci ids= in /etc/modprobe.d, and until the next boot {sysfs.driver_path(driver, 'remove_id')}"
     )
-    return failed(step, address, driver_link(address, driver), fix=fix)
+    return refusals.failed(step, address, driver_link(address, driver), fix=fix)
 
 
-def pinned(address: str, driver: str) -> Reason:
-    """Driverctl keeps a function on a VFIO driver."""
-    message = f"is kept on {driver} by driverctl, which gpuvirt does not override"
-    fix = f"driverctl unset-override {address}"
-    seen = (Seen("/etc/driverctl.d", f"{driver} for {address}"),)
-    return Reason(ReasonCode.DRIVER_PINNED, address, message, seen, fix)
-
-
-def foreign_override(address: str, driver: str) -> Reason:
-    """An override that gpuvirt did not write names the only driver that may take the function."""
+def pinned(address: str, driver: str, *, by_driverctl: bool) -> Reason:
+    """An override that gpuvirt did not write keeps the native driver from the function."""
+    message = f"can have no driver but {driver}, by an override that gpuvirt does not clear"
     path = sysfs.device_path(address, "driver_override")
-    message = f"can have no driver but {driver}: driver_override names it, and gpuvirt did not write that override"
-    fix = f"driverctl unset-override {address}; or: echo > {path}"
-    return Reason(ReasonCode.DRIVER_PINNED, address, message, (Seen(path, driver),), fix)
-
-
-def probe_command(address: str) -> str:
-    """Return the command that binds a function to its driver."""
-    return f"echo {address} > {sysfs.DRIVERS_PROBE}"
-
-
-def probe_by_hand(address: str) -> Reason:
-    """A probe of one GPU of an NVSwitch host may hang, so an admin does it."""
-    message = "has no driver, and on a host with NVSwitches the driver may hang when it probes a single GPU"
-    fix = f"when all GPUs are free: {probe_command(address)}"
-    return Reason(ReasonCode.NO_DRIVER, address, message, (driver_link(address, None),), fix)
+    seen = Seen(DRIVERCTL, f"{driver} for {address}") if by_driverctl else Seen(path, driver)
+    # driverctl 0.111 unbinds even with --noprobe; gpuvirt itself returns a function only when nobody uses it.
+    fix = (
+        f"rm -f {DRIVERCTL}/*{address}; echo > {path}; not by driverctl, whose unset-override unbinds the device at"
+        " once, even from a VM"
+    )
+    return Reason(ReasonCode.DRIVER_PINNED, address, message, (seen,), fix)

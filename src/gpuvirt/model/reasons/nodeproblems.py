@@ -8,7 +8,6 @@ from gpuvirt.model.reasons.reasoncodes import ReasonCode
 NAME_KUBELET_DIR = "start the kubelet, or name its folder with --kubelet-dir"
 NO_LISTENER = "no process listens at it"
 PROCESSES = "look for processes in state D (ps axo pid,stat,wchan:30,cmd), and see the kernel's log (dmesg)"
-FREE_SPACE = "free space, or mount the folder writable"
 NOT_REVIEWED = Seen("GpuNode $.spec.reviewed and $.spec.withheld", "no such name")
 
 
@@ -45,23 +44,27 @@ def scan_failed(error: str) -> Reason:
     return Reason(ReasonCode.SCAN_FAILED, "this host", message, (Seen("", error),), "see the agent's log")
 
 
-def cdi_not_written(folder: object, error: str) -> Reason:
-    """Kata finds devices by their CDI specs."""
-    message = "can't be written, so Kata finds no devices; KubeVirt is not affected"
-    fix = "make the folder writable, or set cdi: none"
-    return Reason(ReasonCode.CDI_NOT_WRITTEN, str(folder), message, (Seen("", error),), fix)
+def cdi_not_written(path: object, error: str, *, is_share: bool = False) -> Reason:
+    """Kata finds devices by their CDI specs, and a container runtime finds a container's share of a GPU."""
+    message, fix = "can't be written, so Kata finds no devices; KubeVirt is not affected", "make the folder writable"
+    if is_share:
+        message = "can't be written, so its container can't start"
+    else:
+        fix += ", or set cdi: none"
+    return Reason(ReasonCode.CDI_NOT_WRITTEN, str(path), message, (Seen("", error),), fix)
 
 
-def ledger_lost(path: object, what: str) -> Reason:
-    """The ledger could not be used."""
-    consequence = "the kubelet reports allocations; give renamed resources an alias"
+def ledger_lost(
+    path: object, what: str, consequence: str = "the kubelet reports allocations; give renamed resources an alias"
+) -> Reason:
+    """The ledger, or another file with what the agent must remember, could not be used."""
     return _lost(ReasonCode.LEDGER_LOST, path, what, consequence)
 
 
 def record_history_lost(path: object, what: str) -> Reason:
     """The file about the kubelet's checkpoint could not be used."""
     consequence = "an existing checkpoint of the kubelet is used; without one, the allocations are unknown"
-    return _lost(ReasonCode.LEDGER_LOST, path, what, consequence)
+    return ledger_lost(path, what, consequence)
 
 
 def desired_state_lost(path: object, what: str) -> Reason:
@@ -87,42 +90,45 @@ def tenancies_lost(path: object) -> Reason:
 
 def tenancies_not_written(path: object, error: str) -> Reason:
     """A restart of the agent would lose who had a GPU."""
-    message = "can't be written; GPUs that the kernel can't reset are not allocated until it can"
-    return Reason(ReasonCode.TENANCIES_NOT_WRITTEN, str(path), message, (Seen("", error),), FREE_SPACE)
+    consequence = "GPUs that the kernel can't reset are not allocated until it can"
+    return _not_written(ReasonCode.TENANCIES_NOT_WRITTEN, path, error, consequence)
 
 
 def _lost(code: ReasonCode, path: object, message: str, consequence: str, *seen: Seen) -> Reason:
     return Reason(code, str(path), message, seen, f"no action needed: {consequence}")
 
 
-def ledger_not_written(path: object, error: str) -> Reason:
-    """A restart of the agent would lose the latest allocations."""
-    return _not_written(ReasonCode.LEDGER_NOT_WRITTEN, path, error, "only the kubelet reports names and allocations")
+def ledger_not_written(
+    path: object, error: str, consequence: str = "after a restart only the kubelet reports names and allocations"
+) -> Reason:
+    """A restart of the agent would lose what the ledger, or another such file, has."""
+    return _not_written(ReasonCode.LEDGER_NOT_WRITTEN, path, error, consequence)
 
 
 def record_history_not_written(path: object, error: str) -> Reason:
     """A restart of the agent would lose whether the kubelet's checkpoint existed."""
-    source = "the agent does not know whether the kubelet's checkpoint was lost"
-    return _not_written(ReasonCode.LEDGER_NOT_WRITTEN, path, error, source)
+    consequence = "after a restart the agent does not know whether the kubelet's checkpoint was lost"
+    return ledger_not_written(path, error, consequence)
 
 
 def desired_state_not_written(path: object, error: str) -> Reason:
     """A restart of the agent would lose the desired state."""
-    source = "only the API server has the desired state of vGPUs"
-    return _not_written(ReasonCode.DESIRED_STATE_NOT_WRITTEN, path, error, source)
+    consequence = "after a restart only the API server has the desired state of vGPUs"
+    return _not_written(ReasonCode.DESIRED_STATE_NOT_WRITTEN, path, error, consequence)
 
 
-def _not_written(code: ReasonCode, path: object, error: str, source: str) -> Reason:
-    return Reason(code, str(path), f"can't be written; after a restart {source}", (Seen("", error),), FREE_SPACE)
+def _not_written(code: ReasonCode, path: object, error: str, consequence: str) -> Reason:
+    fix = "free space, or mount the folder writable"
+    return Reason(code, str(path), f"can't be written; {consequence}", (Seen("", error),), fix)
 
 
 def config_unread(path: object, error: str) -> Reason:
     """The file of vGPU configs can't be used."""
     message = "can't be read, so the previous vGPU configs stay in force"
-    return Reason(ReasonCode.CONFIG_INVALID, str(path), message, (Seen("", error),), "make it a readable file in UTF-8")
+    return config_invalid(str(path), message, "make it a readable file in UTF-8", Seen("", error))
 
 
-def config_invalid(where: str, problem: str, fix: str, *seen: Seen) -> Reason:
+def config_invalid(where: str, problem: str, fix: str | None, *seen: Seen) -> Reason:
     """A value of the desired state can't be used."""
     return Reason(ReasonCode.CONFIG_INVALID, where, problem, seen, fix)
 
@@ -139,8 +145,13 @@ def api_server_away(what: str, error: str) -> Reason:
     message = (
         f"does not answer the agent, which needs it for {what}; the agent tries again and changes nothing until then"
     )
+    return not_answered("the API server", message, Seen("", error))
+
+
+def not_answered(subject: str, message: str, *seen: Seen) -> Reason:
+    """Only the API server knows what the agent needs."""
     fix = "start the API server if it is down; else check the network between this node and the API server"
-    return Reason(ReasonCode.API_SERVER_AWAY, "the API server", message, (Seen("", error),), fix)
+    return Reason(ReasonCode.API_SERVER_AWAY, subject, message, seen, fix)
 
 
 def awaits_controller(name: str, most_s: float) -> Reason:

@@ -8,30 +8,39 @@ from gpuvirt.facts.pci import PciFunction
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
-IN_A_GROUP_FIRST = "once it is in an IOMMU group; gpuvirt doctor shows what keeps it out"
+BY_AGENT = "or mode: passthrough in the agent's settings, to offer it to VMs"
 
 
-def native_driver(address: str, driver: str, fix: str = "to offer it to VMs") -> Reason:
+def native_driver(address: str, driver: str, *, is_in_group: bool) -> Reason:
     """The function serves the host and containers."""
     message, seen = f"is bound to {driver}, so it serves the host and containers", (driver_link(address, driver),)
-    bind = f"gpuvirt vfio bind {address}, {fix}"
+    fix = f"gpuvirt vfio bind {address}, {BY_AGENT}"
+    if not is_in_group:
+        fix = f"gpuvirt vfio bind {address}, once it is in an IOMMU group; gpuvirt doctor shows what keeps it out"
     if driver == "nouveau":  # of NVIDIA's GPUs it is of no use to containers, and its unbind can hang
         message = "is bound to nouveau, whose unbind can hang where the GPU shows a console"
-        bind = f"blacklist nouveau, and reboot: gpuvirt doctor prints the commands; then {bind}"
-    return Reason(ReasonCode.NATIVE_DRIVER, address, message, seen, bind)
+        fix = f"blacklist nouveau, and reboot: gpuvirt doctor prints the commands; then {fix}"
+    return Reason(ReasonCode.NATIVE_DRIVER, address, message, seen, fix)
 
 
-def no_driver(
-    address: str,
-    fix: str = "to offer it to VMs; gpuvirt vfio unbind returns it to the host",
-    *,
-    carries_vgpus: bool = False,
-) -> Reason:
-    """No driver has the function; `carries_vgpus`: NVIDIA's vGPU manager would create vGPUs on it."""
-    message, seen = "is bound to no driver", (driver_link(address, None),)
-    manager = "; for vGPUs install NVIDIA's vGPU manager, whose driver the host lacks or has not bound to the GPU"
-    fix = f"gpuvirt vfio bind {address}, {fix}{manager if carries_vgpus else ''}"
-    return Reason(ReasonCode.NO_DRIVER, address, message, seen, fix)
+def no_driver(address: str, *, carries_vgpus: bool = False, by_hand: bool = False) -> Reason:
+    """No driver has the function; `carries_vgpus`: NVIDIA's vGPU manager would create vGPUs on it.
+
+    `by_hand`: it is to return to its driver on an NVSwitch host, where only an admin probes a single GPU.
+    """
+    message = "is bound to no driver"
+    fix = f"gpuvirt vfio bind {address}, {BY_AGENT}; gpuvirt vfio unbind returns it to the host"
+    if carries_vgpus:
+        fix += "; for vGPUs install NVIDIA's vGPU manager, whose driver the host lacks or has not bound to the GPU"
+    if by_hand:
+        message += ", and on a host with NVSwitches the driver may hang when it probes a single GPU"
+        fix = f"when all GPUs are free: {probe_command(address)}"
+    return Reason(ReasonCode.NO_DRIVER, address, message, (driver_link(address, None),), fix)
+
+
+def probe_command(address: str) -> str:
+    """Return the command that binds a function to its driver."""
+    return f"echo {address} > {sysfs.DRIVERS_PROBE}"
 
 
 def kind_not_offered(function: PciFunction, offered: Sequence[str]) -> Reason:
@@ -59,6 +68,23 @@ def virtual_function(function: PciFunction) -> Reason:
 def no_vgpus(subject: str, message: str, *seen: Seen, fix: str = "create vGPUs: gpuvirt vgpu apply") -> Reason:
     """A GPU, or the host, could carry vGPUs."""
     return Reason(ReasonCode.NO_VGPUS, subject, message, seen, fix)
+
+
+def host_without_vgpus() -> Reason:
+    """No GPU carries any."""
+    seen = Seen("/sys/bus/mdev/devices", "is empty"), Seen("vGPU types of VFs", "none is set")
+    return no_vgpus("this host", "has no vGPU", *seen)
+
+
+def host_without_manager(first: str) -> Reason:
+    """No GPU has a driver that creates vGPUs."""
+    message = "has no driver that creates vGPUs, nor has any other GPU of this host"
+    fix = (
+        "install NVIDIA's vGPU manager on the host; a vGPU config switches the VFs on that it needs: gpuvirt vgpu"
+        " apply, or the node's label"
+    )
+    seen = Seen.absent("/sys/class/mdev_bus"), Seen.absent("nvidia/creatable_vgpu_types of VFs")
+    return no_vgpus(first, message, *seen, fix=fix)
 
 
 def gpu_without_vgpus(
@@ -94,19 +120,16 @@ def group_allocated(device: str, group: int | None, other: str, allocated_to: st
     return Reason(ReasonCode.GROUP_ALLOCATED, device, message, (Seen(f"{sysfs.IOMMU_GROUPS}/{group}/devices"),), fix)
 
 
-def allocated_under_other_name(device: str, allocated_to: str, own: str, offered_as: str) -> Reason:
-    """The device was allocated before it got another resource name."""
-    message = f"is allocated to {allocated_to} as {own}; it is offered as {offered_as} when it is free"
+def allocated_under_other_name(
+    device: str, allocated_to: str, resource: str, offered_as: str, other_id: str | None = None
+) -> Reason:
+    """The device was allocated before it got another resource name; or by another plugin under its own id for it."""
+    message = f"is allocated to {allocated_to} as {resource}; it is offered as {offered_as} when it is free"
     fix = "stop the VM that uses it, or wait until it ends"
+    if other_id is not None:
+        message = f"is allocated to {allocated_to} by another device plugin, as {resource}: {other_id}"
+        fix += "; let only one device plugin offer the device"
     return Reason(ReasonCode.ALLOCATED_UNDER_OTHER_NAME, device, message, fix=fix)
-
-
-def allocated_under_other_id(device: str, allocated_to: str, resource: str, other: str) -> Reason:
-    """Another device plugin, such as KubeVirt's own, has allocated the device under an id of its own."""
-    message = f"is allocated to {allocated_to} by another device plugin, as {resource}: {other}"
-    seen = (Seen("the kubelet's checkpoint and pod-resources API"),)
-    fix = "stop the VM that uses it, or wait until it ends; let only one device plugin offer the device"
-    return Reason(ReasonCode.ALLOCATED_UNDER_OTHER_NAME, device, message, seen, fix)
 
 
 def name_taken(device: str, kind: str, resource: str, other: str) -> Reason:
@@ -119,11 +142,17 @@ def name_taken(device: str, kind: str, resource: str, other: str) -> Reason:
     return Reason(ReasonCode.NAME_TAKEN, device, message, fix=fix)
 
 
-def withdrawn(address: str) -> Reason:
-    """The device returns to the host's driver."""
+def withdrawn(device: str, *, is_vgpu: bool = False, unshared: str | None = None) -> Reason:
+    """The device returns to the host's driver, or the vGPU is removed; `unshared`: why the GPU is not shared yet."""
     message = "is being returned to the host's driver, so it is no longer offered"
     fix = "to keep it for VMs, set mode passthrough for it"
-    return Reason(ReasonCode.WITHDRAWN, address, message, fix=fix)
+    if is_vgpu:
+        message = "is no longer desired, so it is no longer offered, and is removed when it is free"
+        fix = "to keep it, set a vGPU config that includes it"
+    if unshared is not None:
+        message = f"{unshared}, which changes before containers share the GPU"
+        fix = "no action needed: the agent changes it when no VM uses the GPU; `gpuvirt status` shows what it waits for"
+    return Reason(ReasonCode.WITHDRAWN, device, message, fix=fix)
 
 
 def leaves_after_pod(device: str, pod: str) -> Reason:
@@ -137,10 +166,3 @@ def given_on_demand(vgpu: str) -> Reason:
     """The vGPU exists for one pod."""
     message = "was created for a pod, and is removed when the pod has ended"
     return Reason(ReasonCode.GIVEN_ON_DEMAND, vgpu, message)
-
-
-def undesired(vgpu: str) -> Reason:
-    """The vGPU will be removed."""
-    message = "is no longer desired, so it is no longer offered, and is removed when it is free"
-    fix = "to keep it, set a vGPU config that includes it"
-    return Reason(ReasonCode.WITHDRAWN, vgpu, message, fix=fix)

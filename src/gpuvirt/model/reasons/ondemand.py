@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from gpuvirt.model.reasons import refusals, unhealthy
+from gpuvirt.model.reasons.nodeproblems import ledger_not_written
 from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
@@ -13,21 +15,19 @@ def no_room(resource: str, vgpu_type: str, gpus: Mapping[str, str]) -> Reason:
     message = f"has no room for another {vgpu_type} on any GPU of this node"
     seen = tuple(Seen(gpu, text) for gpu, text in sorted(gpus.items())) or (Seen("this node", "no GPU in this mode"),)
     fix = "create the pod again once a pod with a vGPU has ended; a Deployment or a Job does so by itself"
-    return Reason(ReasonCode.NO_ROOM, resource, message, seen, fix)
+    return refusals.no_room(resource, message, fix, *seen)
 
 
 def not_recorded(device: str, why: str) -> Reason:
     """The kubelet's record has to name the vGPU with which a container starts."""
     message = "can't be used by its container: the kubelet's record does not assign this vGPU to the container"
     fix = "delete the pod; a Deployment or a Job creates it again"
-    return Reason(ReasonCode.UNKNOWN_DEVICE, device, message, (Seen(CHECKPOINT, why),), fix)
+    return unhealthy.not_recorded(device, message, fix, Seen(CHECKPOINT, why))
 
 
 def not_written(path: object, error: str) -> Reason:
     """No vGPU is created for a pod before that is on disk: it would stay when the agent is killed."""
-    message = "can't be written, so no vGPU is created for a pod"
-    fix = "free space, or mount the folder writable"
-    return Reason(ReasonCode.LEDGER_NOT_WRITTEN, str(path), message, (Seen("", error),), fix)
+    return ledger_not_written(path, error, "no vGPU is created for a pod")
 
 
 def type_changed(resource: str, before: str, now: str, moved_to: str | None, pods: Sequence[str]) -> Reason:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from gpuvirt.facts import sysfs
-from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.ids import PciAddress, VgpuId, is_mdev_uuid
 from gpuvirt.facts.pci import AMD, INTEL, PciFunction, Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.facts.vgpu import UnnamedType
@@ -19,11 +19,6 @@ KERNEL_LOG = "see the kernel's log (dmesg)"
 SUPPORTED_TYPES = "nvidia-smi vgpu -s -v"
 WAIT_FOR_POD = "delete the pod, or wait until it ends"
 BEING_ADMITTED = "a pod that is being admitted"
-WAIT_FOR_ADMISSION = (
-    "wait until the kubelet has admitted or rejected the pod (`kubectl get pods -A --field-selector spec.nodeName=NODE"
-    " shows it as Pending); a device plugin that does not answer delays it, and a restart of the kubelet ends the wait"
-)
-WAIT_FOR_COUNT = "wait some seconds; if this persists, remove the other device plugin that offers it to the kubelet"
 
 
 def serious(users: Iterable[OpenDeviceUser]) -> tuple[OpenDeviceUser, ...]:
@@ -37,28 +32,31 @@ def named(users: Iterable[OpenDeviceUser]) -> str:
 
 
 def unread(subject: str, found: Unread, effect: str = "gpuvirt does not change it or allocate it") -> Reason:
-    """A file could not be read, so the state of the subject is unknown."""
+    """A file could not be read, so the state of the subject is unknown.
+
+    A vGPU's type has no name: its GPU is full, so that the VFs list no types, and nvidia-smi has not named it.
+    """
+    message, fix, places = "could not be read", KERNEL_LOG, [not_read(found)]
     if isinstance(found, UnnamedType):
-        return _unnamed_type(subject, found, effect)
-    return Reason(ReasonCode.UNREAD, subject, f"could not be read, so {effect}", (not_read(found),), KERNEL_LOG)
-
-
-def _unnamed_type(subject: str, found: UnnamedType, effect: str) -> Reason:
-    """A vGPU's type has no name: its GPU is full, so that the VFs list no types, and nvidia-smi has not named it."""
-    message = f"carries vGPU type {found.id}, which no VF lists and nvidia-smi has not named, so {effect}"
-    places = Seen(found.path, found.id), Seen(SUPPORTED_TYPES, found.answer or "not asked")
-    if found.answer:
-        fix = (
-            f"make {SUPPORTED_TYPES} list the type on the host: install the vGPU manager of the loaded driver's"
-            " version, or reboot the host if the driver hangs; an agent asks again every minute"
-        )
-    else:
+        message = f"carries vGPU type {found.id}, which no VF lists and nvidia-smi has not named"
+        places = [Seen(found.path, found.id), Seen(SUPPORTED_TYPES, found.answer or "not asked")]
         fix = "wait some seconds until the agent asks; one in --plugin-only can't, so run it without --plugin-only"
-    return Reason(ReasonCode.UNREAD, subject, message, places, fix)
+        if found.answer:
+            fix = (
+                f"make {SUPPORTED_TYPES} list the type on the host: install the vGPU manager of the loaded driver's"
+                " version, or reboot the host if the driver hangs; an agent asks again every minute"
+            )
+    return Reason(ReasonCode.UNREAD, subject, f"{message}, so {effect}", tuple(places), fix)
 
 
-def no_group(subject: str, *, is_mdev: bool = False) -> Reason:
+def unread_function(address: PciAddress) -> Reason:
+    """A function that another one names is not among those of the snapshot."""
+    return unread(address, Unread(sysfs.device_path(address), seen="its attributes could not be read"))
+
+
+def no_group(subject: str) -> Reason:
     """The host's IOMMU is off, or the kernel puts mdevs into no groups."""
+    is_mdev = is_mdev_uuid(subject)
     path = sysfs.mdev_path(subject, "iommu_group") if is_mdev else sysfs.device_path(subject, "iommu_group")
     return Reason(
         ReasonCode.NO_IOMMU_GROUP,
@@ -123,25 +121,36 @@ def foreign_endpoint(other: PciFunction, going: Sequence[PciAddress]) -> Reason:
     message = (
         f"shares IOMMU group {other.iommu_group} with {other.address} ({other.id}), which is bound to {other.driver}"
     )
-    fix = f"put the card into another slot, or bind that function, too: --also {other.address}"
     seen = (Seen(f"{sysfs.IOMMU_GROUPS}/{other.iommu_group}/devices/{other.address}"),)
-    return Reason(ReasonCode.FOREIGN_ENDPOINT, going[0] if going else other.address, message, seen, fix)
+    gpu = going[0] if going else other.address
+    return Reason(ReasonCode.FOREIGN_ENDPOINT, gpu, message, seen, move_or_bind(gpu, [other.address]))
 
 
-def shared_group(staying: PciAddress, other: PciAddress) -> Reason:
-    """One group would serve VMs and the host at once."""
-    message = f"shares its IOMMU group with {other}, and a group serves either VMs or the host"
-    fix = "set the same mode for both"
-    return Reason(ReasonCode.GROUP_NOT_VIABLE, staying, message, fix=fix)
+def move_or_bind(gpu: PciAddress, foreign: Sequence[PciAddress]) -> str:
+    """Return what to do with functions in a GPU's group that the host may need: only an admin knows whether it does."""
+    also = " ".join(f"--also {address}" for address in foreign)
+    return (
+        f"move the GPU to another slot: {', '.join(foreign)} is not part of its card, and the host may need it;"
+        f" where it does not: gpuvirt vfio bind {gpu} {also}"
+    )
 
 
-def unbind_pending(address: PciAddress, users: Sequence[OpenDeviceUser], *, certain: bool = True) -> Reason:
-    """The kernel waits until the device's user ends, and the device can't be changed until then."""
+def unbind_pending(
+    address: PciAddress, users: Sequence[OpenDeviceUser], *, certain: bool = True, vgpu: VgpuId | None = None
+) -> Reason:
+    """The kernel waits until the device's user ends, and the device can't be changed until then.
+
+    `vgpu`: the GPU's vGPU that the kernel still removes, whose capacity is not free; a pod has it.
+    """
     message = f"is being unbound, and the unbind waits for {named(users)}"
     if not certain:
         message = f"may be the device whose unbind waits for {named(users)}"
-    fix = "stop the process; the device can't be changed until it ends"
-    return Reason(ReasonCode.UNBIND_PENDING, address, message, (driver_link(address, None), *opened_by(users)), fix)
+    seen, fix = (driver_link(address, None), *opened_by(users)), "stop the process"
+    if vgpu is not None:
+        message = f"no longer lists vGPU {vgpu}, which is allocated to a pod: the kernel is still removing it"
+        seen, fix = (Seen.absent(sysfs.mdev_path(vgpu)),), WAIT_FOR_POD
+    fix += "; the device can't be changed until it ends"
+    return Reason(ReasonCode.UNBIND_PENDING, address, message, seen, fix)
 
 
 def users_unseen(subject: str, *seen: Seen) -> Reason:
@@ -161,60 +170,58 @@ def allocated_unseen(unseen: Reason) -> Reason:
     )
 
 
-def in_use(address: str, users: Sequence[OpenDeviceUser], *, forcible: bool) -> Reason:
-    """The user would lose its work."""
-    stop = "stop the processes" if len(users) > 1 else "stop the process"
-    message = f"is in use by {named(users)}"
-    fix = f"{stop}, or use --force (the process loses its work)" if forcible else stop
-    return Reason(ReasonCode.IN_USE, address, message, opened_by(users), fix)
+def in_use(address: str, users: Sequence[OpenDeviceUser], *, forcible: bool, unseen: str | None = None) -> Reason:
+    """The user would lose its work; `unseen`: the error of a lease that a user which is not known refuses."""
+    message, fix = f"is in use by {named(users)}", "stop the processes" if len(users) > 1 else "stop the process"
+    if unseen is not None:
+        message, fix = "can't be leased for the change: its IOMMU group is open", "stop the VM that uses it"
+    fix = f"{fix}, or use --force (the process loses its work)" if forcible else fix
+    return Reason(ReasonCode.IN_USE, address, message, (Seen("", unseen),) if unseen else opened_by(users), fix)
 
 
-def allocated_to_pod(address: PciAddress, pods: Sequence[str]) -> Reason:
+def allocated_to_pod(address: str, pods: Sequence[str]) -> Reason:
     """The pod would lose the device."""
-    message = f"is allocated to {', '.join(pods)}"
+    found = ", ".join(pods)
     if all(pod.startswith(BEING_ADMITTED) for pod in pods):
-        return Reason(ReasonCode.ADMISSION_UNSETTLED, address, message, fix=WAIT_FOR_ADMISSION)
-    return Reason(ReasonCode.ALLOCATED_TO_POD, address, message, fix=WAIT_FOR_POD)
+        return unsettled(address, found)
+    return Reason(ReasonCode.ALLOCATED_TO_POD, address, f"is allocated to {found}", fix=WAIT_FOR_POD)
 
 
 def allocations_unknown(
-    subject: str = "a device of this host", *seen: Seen, by_hand: bool = False, is_root: bool = False
+    subject: str = "a device of this host",
+    *seen: Seen,
+    message: str = "may be allocated to a pod: the kubelet's allocations are not completely known",
+    is_record_incomplete: bool = False,
+    by_hand: bool = False,
+    is_root: bool = False,
 ) -> Reason:
     """The allocations are unknown, so nothing is changed that may be allocated.
 
-    `by_hand`: a command asks, with the rights of root (`is_root`) or without.
+    `is_record_incomplete`: the kubelet's checkpoint is missing or was lost, and pods that run may have devices that no
+    account shows. `by_hand`: a command asks, with the rights of root (`is_root`) or without.
     """
+    force = "--assume-unallocated (a pod that has the device loses it)"
     as_root = "name" if is_root else "run as root on the host, and name"
-    return Reason(
-        ReasonCode.ALLOCATIONS_UNKNOWN,
-        subject,
-        "may be allocated to a pod: the kubelet's allocations are not completely known",
-        seen,
-        f"{as_root} the kubelet's folder by --kubelet-dir if it is not the default; or use --assume-unallocated (a pod"
-        " that has the device loses it)"
-        if by_hand
-        else "start the kubelet if it has ended, or mount its pod-resources and device-plugins folders, readable for"
-        " root; the agent tries again by itself, and the kubelet replaces a damaged checkpoint at its next allocation",
-    )
-
-
-def record_incomplete(path: str, text: str) -> Reason:
-    """The kubelet's checkpoint is missing or was lost: pods that run may have devices that no account shows."""
-    return Reason(
-        ReasonCode.ALLOCATIONS_UNKNOWN,
-        "a device of this host",
-        "may be allocated to a pod: the kubelet's checkpoint does not list all running pods",
-        (Seen(path, text),),
-        "let the agent list the pods of its node (verb list of pods), or delete those that have devices (kubectl get"
-        " pods -A --field-selector spec.nodeName=NODE): gpuvirt continues when the checkpoint has the devices of all"
-        " pods; for commands: --assume-unallocated (a pod that has the device loses it)",
-    )
+    if is_record_incomplete:
+        fix = (
+            "let the agent list the pods of its node (verb list of pods), or delete those that have devices (kubectl"
+            " get pods -A --field-selector spec.nodeName=NODE): gpuvirt continues when the checkpoint has the devices"
+            f" of all pods; for commands: {force}"
+        )
+    elif by_hand:
+        fix = f"{as_root} the kubelet's folder by --kubelet-dir if it is not the default; or use {force}"
+    else:
+        fix = (
+            "start the kubelet if it has ended, or mount its pod-resources and device-plugins folders, readable for"
+            " root; the agent tries again by itself, and the kubelet replaces a damaged checkpoint at its next"
+            " allocation"
+        )
+    return Reason(ReasonCode.ALLOCATIONS_UNKNOWN, subject, message, seen, fix)
 
 
 def forgotten(device: str, pod: str) -> Reason:
     """The kubelet has lost its record of a pod that runs."""
-    message = f"is allocated to {pod}, which the kubelet has forgotten: its checkpoint was lost"
-    return Reason(ReasonCode.ALLOCATIONS_UNKNOWN, device, message, fix=WAIT_FOR_POD)
+    return allocated_to_pod(device, (f"{pod}, which the kubelet has forgotten, since its checkpoint was lost",))
 
 
 def allocation_unmapped(address: PciAddress, pod: str, what: str) -> Reason:
@@ -228,27 +235,30 @@ def allocation_unmapped(address: PciAddress, pod: str, what: str) -> Reason:
 def unsettled(unit: str, detail: str) -> Reason:
     """The kubelet records an allocation after the answer to Allocate."""
     message = f"may be allocated to {BEING_ADMITTED}, which the kubelet does not report yet"
-    return Reason(ReasonCode.ADMISSION_UNSETTLED, unit, message, (Seen("", detail),), WAIT_FOR_ADMISSION)
-
-
-def still_counted(address: str, counted: Sequence[str]) -> Reason:
-    """A pod could be admitted with the device at any moment."""
-    message = (
-        "is being returned to the host, or its vGPUs are being removed, but the kubelet still counts it as allocatable"
+    fix = (
+        "wait until the kubelet has admitted or rejected the pod (`kubectl get pods -A --field-selector"
+        " spec.nodeName=NODE` shows it as Pending); a device plugin that does not answer delays it, and a restart of"
+        " the kubelet ends the wait"
     )
-    seen = (Seen("GetAllocatableResources", ", ".join(counted)) if counted else Seen("GetAllocatableResources"),)
-    return Reason(ReasonCode.STILL_ALLOCATABLE, address, message, seen, WAIT_FOR_COUNT)
+    return Reason(ReasonCode.ADMISSION_UNSETTLED, unit, message, (Seen("", detail),), fix)
 
 
-def count_unknown(address: str, unread: Unread) -> Reason:
-    """The kubelet runs and does not say what it counts, so it may admit a pod with the device."""
-    message = (
-        "is being returned to the host, or its vGPUs are being removed, but the kubelet does not report whether it"
-        " still counts it"
-    )
-    fix = "gpuvirt continues when GetAllocatableResources answers without the device; see the kubelet's log"
-    seen = (Seen(f"GetAllocatableResources of {unread.path}", unread.seen or unread.detail),)
-    return Reason(ReasonCode.STILL_ALLOCATABLE, address, message, seen, fix)
+def still_counted(
+    subject: str,
+    counted: Sequence[str] | Unread,
+    why: str = "is being returned to the host, or its vGPUs are being removed",
+) -> Reason:
+    """A pod could be admitted with the device at any moment; Unread: the kubelet does not say what it counts."""
+    api = "GetAllocatableResources"
+    if isinstance(counted, Unread):
+        message = f"{why}, but the kubelet does not report whether it still counts it"
+        seen = Seen(f"{api} of {counted.path}", counted.seen or counted.detail)
+        fix = f"gpuvirt continues when {api} answers without the device; see the kubelet's log"
+    else:
+        message = f"{why}, but the kubelet still counts it as allocatable"
+        seen = Seen(api, ", ".join(counted)) if counted else Seen(api)
+        fix = "wait some seconds; if this persists, remove the other device plugin that offers it to the kubelet"
+    return Reason(ReasonCode.STILL_ALLOCATABLE, subject, message, (seen,), fix)
 
 
 def locked(address: PciAddress, users: Sequence[OpenDeviceUser]) -> Reason:
@@ -257,12 +267,6 @@ def locked(address: PciAddress, users: Sequence[OpenDeviceUser]) -> Reason:
     fix = "stop the clients, including nvidia-persistenced and DCGM"
     seen = (Seen(f"/proc/driver/nvidia/gpus/{address}/unbindLock", "stays 0"),)
     return Reason(ReasonCode.DRIVER_LOCK, address, message, seen, fix)
-
-
-def not_leased(address: str, error: str) -> Reason:
-    """A VM may have opened the group."""
-    message = "can't be leased for the change: its IOMMU group is open"
-    return Reason(ReasonCode.IN_USE, address, message, (Seen("", error),), "stop the VM that uses it")
 
 
 def failed(step: str, address: str, *seen: Seen, fix: str = KERNEL_LOG) -> Reason:
@@ -274,7 +278,7 @@ def module_missing(address: str, driver: str, error: str) -> Reason:
     """The GPU keeps its driver, since the desired one can't be loaded."""
     message = f"needs the driver {driver}, which is not loaded, and the host has no such kernel module"
     fix = f"install the host's package of kernel modules with {driver}; then modprobe -n {driver} finds the module"
-    return Reason(ReasonCode.PREREQUISITE_MISSING, address, message, (Seen("", error),), fix)
+    return prerequisite_missing(address, message, fix, Seen("", error))
 
 
 def blocked(address: str, step: str) -> Reason:
@@ -287,16 +291,30 @@ def blocked(address: str, step: str) -> Reason:
     )
 
 
-def changing(device: str, step: str | None) -> Reason:
-    """The agent or a command changes the unit."""
-    return Reason(
-        ReasonCode.UNIT_BUSY,
-        device,
-        "is being changed, so no pod gets it until the change ends",
-        (Seen("the step under way", step),) if step is not None else (),
-        "wait until the change ends, then create the pod again; a controller (Deployment, VirtualMachine) creates its"
-        " pods again by itself",
-    )
+def changing(unit: str, detail: str | None, *, is_allocated: bool = False) -> Reason:
+    """A change of the unit is under way; or an allocation, which may create a vGPU (`is_allocated`)."""
+    message, fix = "is being changed, so it is neither allocated nor changed otherwise", "wait until the change ends"
+    if is_allocated:
+        message = "can't be changed yet: a device of its PCI slot is being allocated now"
+        fix = "wait until the allocation ends; if it does not, stop the process that uses the GPU (the kernel blocks)"
+    fix += ", then create the pod or try the command again; a pod's controller, and the agent, do so by themselves"
+    seen = (Seen("", detail),) if detail is not None else ()
+    return Reason(ReasonCode.UNIT_BUSY, unit, message, seen, fix)
+
+
+def no_room(subject: str, message: str, fix: str, *seen: Seen) -> Reason:
+    """More is requested or desired than the GPUs can carry."""
+    return Reason(ReasonCode.NO_ROOM, subject, message, seen, fix)
+
+
+def mode_unsupported(gpu: str, message: str, fix: str, *seen: Seen) -> Reason:
+    """The card, its driver or the settings do not have what a mode or a vGPU config needs."""
+    return Reason(ReasonCode.MODE_UNSUPPORTED, gpu, message, seen, fix)
+
+
+def prerequisite_missing(subject: str, message: str, fix: str, *seen: Seen) -> Reason:
+    """The host lacks a driver, a program or a runtime."""
+    return Reason(ReasonCode.PREREQUISITE_MISSING, subject, message, seen, fix)
 
 
 def plan_outdated(unit: str, why: str) -> Reason:
@@ -305,19 +323,12 @@ def plan_outdated(unit: str, why: str) -> Reason:
     return Reason(ReasonCode.PLAN_OUTDATED, unit, f"is not changed as planned: {why}", fix=fix)
 
 
-def vgpus_managed(address: PciAddress, config: str) -> Reason:
-    """The agent would undo a change by hand."""
-    return Reason(
-        ReasonCode.MANAGED,
-        address,
-        f"has the vGPU config {config}, which this node's agent would apply again after a change by hand",
-        fix="set another config: kubectl label node NODE nvidia.com/vgpu.config=NAME --overwrite; or exclude the GPU in"
-        f' the agent\'s settings: modes: {{"{address}": unmanaged}}',
-    )
-
-
-def managed(address: PciAddress, mode: str) -> Reason:
-    """The agent would undo a change by hand."""
-    message = f"is kept in mode {mode} by this node's agent, which would undo a change by hand"
-    fix = f'set the mode in the agent\'s settings: modes: {{"{address}": ...}}, or unmanaged to change it by hand'
+def managed(address: PciAddress, desired: str, *, is_config: bool = False) -> Reason:
+    """The agent would undo a change by hand; `desired`: the GPU's mode, or its vGPU config."""
+    kept, other = f"is kept in mode {desired}", "mode in the agent's settings"
+    if is_config:
+        kept = f"has the vGPU config {desired}"
+        other = "config: kubectl label node NODE --overwrite nvidia.com/vgpu.config=NAME"
+    message = f"{kept} by this node's agent, which would undo a change by hand"
+    fix = f'set another {other}; or exclude the GPU in the settings: modes: {{"{address}": unmanaged}}'
     return Reason(ReasonCode.MANAGED, address, message, fix=fix)

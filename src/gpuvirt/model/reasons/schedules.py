@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gpuvirt.model.reasons.nodeproblems import config_invalid
 from gpuvirt.model.reasons.reason import Reason, Seen, without_code
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
@@ -86,13 +87,13 @@ def vgpu_config_unknown(phase: str, config: str, where: str, near: str | None) -
     hint = f"; did you mean {near}?" if near is not None else ""
     seen = Seen("vGPU configs", f"those of {where}, and the built-in ones (gpuvirt vgpu default-config)")
     fix = f"correct vgpuConfig of the phase, or add the vGPU config to {where}{hint}"
-    return Reason(ReasonCode.CONFIG_INVALID, f"phase {phase}", message, (seen,), fix)
+    return config_invalid(f"phase {phase}", message, fix, seen)
 
 
 def vgpu_config_unusable(node: str, config: str, problem: str) -> Reason:
     """The config has no entry for the node's cards."""
     message = f"would not get the vGPU config {config}: {without_code(str(ReasonCode.CONFIG_INVALID), problem)}"
-    return Reason(ReasonCode.CONFIG_INVALID, f"node {node}", message)
+    return config_invalid(f"node {node}", message, None)
 
 
 def vgpu_configs_unread(phase: str, config: str, problem: str) -> Reason:

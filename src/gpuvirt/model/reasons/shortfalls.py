@@ -3,12 +3,12 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from gpuvirt.facts import sysfs
-from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.vgpu import LiveVgpu
+from gpuvirt.model.reasons import refusals
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
-from gpuvirt.model.reasons.refusals import WAIT_FOR_COUNT, failed
 
 SMI = "nvidia-smi -q"
 OTHER_MAKERS = (
@@ -24,14 +24,13 @@ KUBELET = "the kubelet, which may give it to a pod at any moment"
 def vgpu_in_use(vgpu: LiveVgpu, users: Sequence[str], why: str = "is no longer desired") -> Reason:
     """A vGPU stays because it is in use, or still offered; `why` has the change that waits for that."""
     if tuple(users) == (KUBELET,):
-        message = f"{why}, and stays until the kubelet no longer counts it"
-        return Reason(
-            ReasonCode.STILL_ALLOCATABLE, vgpu.id, message, (Seen("GetAllocatableResources"),), WAIT_FOR_COUNT
-        )
-    message = f"{why}, and stays while it is in use: {', '.join(users)}"
-    fix = "stop its user; the GPU is then changed"
-    seen = (Seen(sysfs.device_path(vgpu.parent), f"carries it as {vgpu.type}"),)
-    return Reason(ReasonCode.VGPU_IN_USE, vgpu.id, message, seen, fix)
+        return refusals.still_counted(vgpu.id, (), why)
+    seen = Seen(sysfs.device_path(vgpu.parent), f"carries it as {vgpu.type}")
+    return _in_use(vgpu.id, f"{why}, and stays while it is in use: {', '.join(users)}", seen)
+
+
+def _in_use(subject: str, message: str, *seen: Seen) -> Reason:
+    return Reason(ReasonCode.VGPU_IN_USE, subject, message, seen, "stop those users; the GPU is then changed")
 
 
 def vgpu_keeps_mode(vgpu: LiveVgpu, users: Sequence[str], step: str) -> Reason:
@@ -46,19 +45,17 @@ def vgpu_keeps_instances(vgpu: LiveVgpu, users: Sequence[str], kind: str) -> Rea
 
 def scheduler_waits(gpu: PciAddress, users: Sequence[str], desired: str) -> Reason:
     """The driver accepts another scheduler only while no VM runs."""
-    message = f"gets its scheduler ({desired}) when no VM runs on it; now running: {', '.join(users)}"
-    fix = "stop the VMs; the scheduler is then set"
-    return Reason(ReasonCode.VGPU_IN_USE, gpu, message, fix=fix)
+    return _in_use(gpu, f"gets its scheduler ({desired}) when no VM runs on it; now running: {', '.join(users)}")
 
 
 def not_empty(gpu: PciAddress, existing: Sequence[str]) -> Reason:
     """A vGPU has been created since the plan."""
-    return failed(f"other vGPUs have just been created on it: {', '.join(existing)}", gpu, fix=OTHER_MAKERS)
+    return refusals.failed(f"other vGPUs have just been created on it: {', '.join(existing)}", gpu, fix=OTHER_MAKERS)
 
 
 def not_nearer(gpu: str, rounds: int) -> Reason:
     """Another program undoes what the steps do."""
-    return failed(
+    return refusals.failed(
         f"the vGPUs are not as desired after {rounds} rounds of steps without an error", gpu, fix=OTHER_MAKERS
     )
 
@@ -67,14 +64,14 @@ def modes_differ(gpu: PciAddress, types: Sequence[VgpuType]) -> Reason:
     """A GPU is either in MIG mode or time-sliced."""
     message = f"can't carry time-sliced and MIG-backed vGPUs at once: {', '.join(types)}"
     fix = "name types of one kind for a GPU in the vGPU config"
-    return Reason(ReasonCode.MODE_UNSUPPORTED, gpu, message, fix=fix)
+    return refusals.mode_unsupported(gpu, message, fix)
 
 
 def no_mode(gpu: PciAddress, mode: str, field: str, value: str) -> Reason:
     """The card or its driver has no such mode."""
     message = f"has no {mode}, which the desired vGPUs need"
     fix = "name other types in the vGPU config, without `sizes: mixed`; or install a vGPU manager that has the mode"
-    return Reason(ReasonCode.MODE_UNSUPPORTED, gpu, message, (Seen(SMI, f"{field}: {value}"),), fix)
+    return refusals.mode_unsupported(gpu, message, fix, Seen(SMI, f"{field}: {value}"))
 
 
 def mode_pending(gpu: PciAddress, *, on: bool) -> Reason:
@@ -91,7 +88,7 @@ def _enabled(*, on: bool) -> str:
 
 def no_room(gpu: PciAddress, asked: str, why: str, fix: str, *seen: Seen) -> Reason:
     """More vGPUs are desired than the GPU can carry."""
-    return Reason(ReasonCode.NO_ROOM, gpu, f"has no room for {asked}: {why}", seen, fix)
+    return refusals.no_room(gpu, f"has no room for {asked}: {why}", fix, *seen)
 
 
 def too_many(gpu: PciAddress, desired: Mapping[VgpuType, int], most: int) -> Reason:
@@ -137,16 +134,6 @@ def _counts(asked: Mapping[VgpuType, int] | Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(asked.items()))
 
 
-def vgpu_leaving(gpu: PciAddress, vgpu: VgpuId) -> Reason:
-    """The kernel removes a vGPU that is still allocated to a pod."""
-    message = (
-        f"no longer lists vGPU {vgpu}, which is allocated to a pod: the kernel is still removing it, and its capacity"
-        " is not free yet"
-    )
-    fix = "delete the pod; nothing else can be done to that vGPU"
-    return Reason(ReasonCode.UNBIND_PENDING, gpu, message, (Seen.absent(sysfs.mdev_path(vgpu)),), fix)
-
-
 def sizes_differ(gpu: PciAddress, types: Sequence[VgpuType]) -> Reason:
     """The vGPUs of a GPU have one size where mixed sizes are not set."""
     message = f"can't carry vGPUs of several sizes, since mixed sizes are not switched on: {', '.join(types)}"
@@ -163,40 +150,32 @@ def no_such_type(gpu: PciAddress, desired: str, known: Collection[str]) -> Reaso
 
 def display_mode(function: PciFunction) -> Reason:
     """The card shows pictures, so that it has no functions for vGPUs."""
-    message = "can't carry vGPUs: it is in display mode, in which it has no VFs"
+    why = "it is in display mode, in which it has no VFs"
     seen = Seen(sysfs.device_path(function.address, "class"), f"0x{function.class_code:06x}")
     absent = Seen.absent(sysfs.device_path(function.address, "sriov_totalvfs"))
     fix = (
         "switch the card's display mode off by NVIDIA's displaymodeselector (--gpumode physical_display_disabled), and"
         " reboot"
     )
-    return Reason(ReasonCode.NO_VGPU_HOST, function.address, message, (seen, absent), fix)
+    return _no_host(function.address, why, fix, seen, absent)
 
 
 def no_vgpu_host(function: PciFunction, why: str) -> Reason:
     """The GPU's driver creates no vGPUs."""
-    return Reason(
-        ReasonCode.NO_VGPU_HOST,
-        function.address,
-        f"can't carry vGPUs: {why}",
-        (driver_link(function.address, function.driver),),
-        f"bind it to its native driver: gpuvirt vfio unbind {function.address}, or gpuvirt vgpu apply --rebind"
-        if function.on_vfio or function.is_idle
-        else "install the driver of the vendor's vGPU manager, and see gpuvirt doctor",
-    )
+    fix = "install the driver of the vendor's vGPU manager, and see gpuvirt doctor"
+    if function.on_vfio or function.is_idle:
+        fix = f"bind it to its native driver: gpuvirt vfio unbind {function.address}, or gpuvirt vgpu apply --rebind"
+    return _no_host(function.address, why, fix, driver_link(function.address, function.driver))
 
 
 def gone(gpu: PciAddress) -> Reason:
     """The GPU was unplugged, or never existed."""
-    message, fix = "can't carry vGPUs: this host has no such GPU", "gpuvirt devices lists the GPUs"
-    return Reason(ReasonCode.NO_VGPU_HOST, gpu, message, (Seen.absent(sysfs.device_path(gpu)),), fix)
+    fix = "gpuvirt devices lists the GPUs"
+    return _no_host(gpu, "this host has no such GPU", fix, Seen.absent(sysfs.device_path(gpu)))
 
 
-def not_holdable(subject: str) -> Reason:
-    """A VM could open the vGPU while it is being removed."""
-    message = "can't be leased while it is removed, since its IOMMU group is not known"
-    fix = "stop all VMs that use vGPUs of its GPU, and remove it by hand"
-    return Reason(ReasonCode.NO_IOMMU_GROUP, subject, message, fix=fix)
+def _no_host(gpu: PciAddress, why: str, fix: str, *seen: Seen) -> Reason:
+    return Reason(ReasonCode.NO_VGPU_HOST, gpu, f"can't carry vGPUs: {why}", seen, fix)
 
 
 def type_rejected(parent: PciAddress, seen: Seen) -> Reason:
@@ -208,14 +187,12 @@ def type_rejected(parent: PciAddress, seen: Seen) -> Reason:
 
 def program_missing(gpu: PciAddress, program: str, step: str, error: str) -> Reason:
     """A program that a later step of the change needs is not installed."""
-    return Reason(
-        ReasonCode.PREREQUISITE_MISSING,
-        gpu,
-        f"keeps its vGPUs, since a later step needs {program}, which is not installed: {step}",
-        (Seen("", error),),
+    message = f"keeps its vGPUs, since a later step needs {program}, which is not installed: {step}"
+    fix = (
         "install NVIDIA's vGPU manager on the host, or check that its container runs on this node (label"
-        " nvidia.com/gpu.deploy.vgpu-manager=true)",
+        " nvidia.com/gpu.deploy.vgpu-manager=true)"
     )
+    return refusals.prerequisite_missing(gpu, message, fix, Seen("", error))
 
 
 def device_plugin_still_running(subject: str, labels: Collection[str], pods: Collection[str]) -> Reason:

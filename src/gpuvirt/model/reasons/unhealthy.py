@@ -4,46 +4,44 @@ from collections.abc import Sequence
 
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, slot_of
-from gpuvirt.facts.pci import GRACE_DRIVER, PciFunction
+from gpuvirt.facts.pci import AMD, GRACE_DRIVER, PciFunction
 from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, opened_by
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
-from gpuvirt.model.reasons.refusals import named
+from gpuvirt.model.reasons.refusals import move_or_bind, named
 
 OFFERED_AGAIN = "no action needed: the agent offers the device again in its present state"
 STOP_OR_RESTART = "restore the device, or stop the VM that uses it"
 OPENED_ELSEWHERE = "stop that process, or stop offering the device on this node"
 
 
-def node_missing(device: str, node: str, message: str = "", fix: str = "") -> Reason:
-    """The node by which a VM opens the device does not exist."""
-    message = message or f"can't be opened: {node} does not exist"
-    fix = fix or "bind it to its driver again, or restart udev; a group's node appears with the group's first device"
-    return Reason(ReasonCode.NODE_MISSING, device, message, (Seen.absent(node),), fix)
-
-
-def node_changed(device: str, address: str, before: Sequence[str], now: Sequence[str]) -> Reason:
-    """The VM would get the name of another device's node."""
-    message = f"can't be opened as it was offered: the node of {address} was {' '.join(before) or 'none'}"
-    seen = (Seen(sysfs.device_path(address, "vfio-dev"), " ".join(now) or "none"),)
-    return Reason(ReasonCode.NODE_MISSING, device, message, seen, OFFERED_AGAIN)
+def node_missing(device: str, node: str, before: str | None = None) -> Reason:
+    """The node by which a VM opens the device does not exist; or is not the one that was offered (`before`)."""
+    message, seen = f"can't be opened: {node} does not exist", Seen.absent(node)
+    fix = "bind it to its driver again, or restart udev; a group's node appears with the group's first device"
+    if before is not None:
+        message, fix = f"can't be opened as it was offered, by the node {before}", OFFERED_AGAIN
+        seen = Seen("its node", node)
+    return Reason(ReasonCode.NODE_MISSING, device, message, (seen,), fix)
 
 
 def group_not_viable(
-    device: str, gpu: PciAddress, group: int | None, spoiling: Sequence[PciFunction], *, is_whole: bool = True
+    device: str, gpu: PciAddress, spoiling: Sequence[PciFunction], *, is_whole: bool = True, by_modes: bool = False
 ) -> Reason:
-    """VFIO can open a group only if no driver of the host has a member; `is_whole`: the device is not a vGPU."""
-    names = ", ".join(f"{function.address} ({function.driver})" for function in spoiling)
-    message = f"can't be opened while the host uses {names} of IOMMU group {group}"
+    """VFIO can open a group only if no driver of the host has a member.
+
+    `is_whole`: the device is not a vGPU; `by_modes`: the spoiling GPU has, or is to have, another mode.
+    """
+    names = ", ".join(f"{function.address} ({function.kind}, {function.driver})" for function in spoiling)
+    message = f"can't be opened while the host uses {names} of its IOMMU group"
     foreign = [found.address for found in spoiling if slot_of(found.address) != slot_of(gpu)]
-    if not is_whole:
+    if by_modes:
+        message = f"can't serve VMs: by its mode, the host has {names} of the same IOMMU group"
+        fix = "set the same mode for both"
+    elif not is_whole:
         fix = f"give each function of {gpu} its own IOMMU group: ACS and ARI in the firmware's setup, or another slot"
-    elif foreign:  # the host may need it, so gpuvirt binds it only where the admin names it
-        also = " ".join(f"--also {address}" for address in foreign)
-        fix = (
-            f"move the GPU to another slot: {', '.join(foreign)} is not part of its card, and the host may need it;"
-            f" where it does not: gpuvirt vfio bind {gpu} {also}"
-        )
+    elif foreign:
+        fix = move_or_bind(gpu, foreign)
     else:  # gpuvirt binds a GPU together with all functions of its slot
         fix = f"gpuvirt vfio bind {gpu}"
     seen = tuple(driver_link(function.address, function.driver) for function in spoiling)
@@ -88,35 +86,29 @@ def in_use_elsewhere(device: str, users: Sequence[OpenDeviceUser], *seen: Seen) 
     return Reason(ReasonCode.IN_USE_ELSEWHERE, device, message, seen, OPENED_ELSEWHERE)
 
 
-NO_RESET_METHOD = "has no reset method that the kernel supports"
-RESET_UNKNOWN = "may have no reset method that the kernel supports"
 KEEPS_MEMORY = "the next VM may read the memory that the last VM left in it, or hang"
 
 
-def no_reset(address: str, *seen: Seen, is_amds: bool) -> Reason:
-    """The kernel can't reset a GPU on a VFIO driver, which its next tenant would get as the last one left it."""
-    first = (
-        "install the module vendor-reset, if the card is older than RDNA 2"
-        if is_amds
-        else "update the card's firmware, and the host's"
-    )
-    fix = f"{first}; until then reboot the host before another tenant gets the GPU"
-    return Reason(ReasonCode.NO_RESET, address, NO_RESET_METHOD, seen, fix)
-
-
-def not_reset(address: str, tenant: str, *, is_known: bool) -> Reason:
+def no_reset(
+    address: str, function: PciFunction | None, *seen: Seen, is_known: bool = True, tenant: str | None = None
+) -> Reason:
     """The next tenant would get the GPU in the state in which the last one left it.
 
-    `is_known`: the kernel can't reset the GPU; else that could not be read.
+    `is_known`: the kernel can't reset the GPU; else that could not be read. `tenant` has used it since the boot.
     """
-    why, danger = (NO_RESET_METHOD, RESET_UNKNOWN)[not is_known], "the next tenant may read the memory left in it"
-    message = f"{why}, and {tenant} has used it since the host booted: {danger}"
-    fix = (
-        "reboot the host, or bind all functions of its bus to vfio-pci; `require_reset: false`, and the option"
-        " --without-reset of gpuvirt vfio unbind, let the next tenant use it without a reset"
+    message = f"{'has' if is_known else 'may have'} no reset method that the kernel supports"
+    if tenant is not None:
+        message += f", and {tenant} has used it since the host booted: the next tenant may read the memory left in it"
+    is_amds = function is not None and function.id.vendor == AMD
+    mend = (
+        "install the module vendor-reset if the card is older than RDNA 2" if is_amds else "update the card's firmware"
     )
-    seen = (Seen(sysfs.device_path(address, "reset_method"), "lists no method" if is_known else "not read"),)
-    return Reason(ReasonCode.NO_RESET, address, message, seen, fix)
+    fix = (
+        f"reboot the host before another tenant gets the GPU, and {mend}; `require_reset: false`, and gpuvirt vfio"
+        " unbind --without-reset, let the next tenant use it as it is"
+    )
+    method = Seen(sysfs.device_path(PciAddress(address), "reset_method"), "lists no method" if is_known else "not read")
+    return Reason(ReasonCode.NO_RESET, address, message, seen or (method,), fix)
 
 
 def type_changed(device: str, before: object, now: str, fix: str = OFFERED_AGAIN) -> Reason:
@@ -131,25 +123,18 @@ def device_gone(device: str, folder: str, fix: str = STOP_OR_RESTART) -> Reason:
     return Reason(ReasonCode.DEVICE_GONE, device, "has been removed from the host", seen, fix)
 
 
-def awaited_vgpu(device: str) -> Reason:
-    """The vGPU of a pod from before a reboot has not been made again yet."""
-    message = (
-        "was the vGPU of a pod before the host rebooted, and has not been created again yet; the pod's containers wait"
+def awaited(device: str, *seen: Seen, is_vgpu: bool = True) -> Reason:
+    """The vGPU of a pod from before a reboot has not been made again yet, or its whole GPU has not been bound again."""
+    message, agent = (
+        "GPU of a pod before the host rebooted, and is not bound for VMs again yet",
+        "binds it if its mode is passthrough",
     )
-    fix = (
-        "wait for the agent, which creates it again if the node's vGPU config still includes it; otherwise delete the"
-        " pod"
-    )
-    seen = (Seen.absent(f"{sysfs.MDEVS}/{device}"),) if is_mdev_uuid(device) else ()
-    return Reason(ReasonCode.AWAITED_AFTER_REBOOT, device, message, seen, fix)
-
-
-def awaited_gpu(device: str, seen: tuple[Seen, ...]) -> Reason:
-    """The whole GPU of a pod from before a reboot has not been bound again yet."""
-    message = (
-        "was the GPU of a pod before the host rebooted, and is not bound for VMs again yet; the pod's containers wait"
-    )
-    fix = "wait for the agent, which binds it if its mode is passthrough; otherwise delete the pod"
+    if is_vgpu:
+        message = "vGPU of a pod before the host rebooted, and has not been created again yet"
+        agent = "creates it again if the node's vGPU config still includes it"
+        seen = (Seen.absent(f"{sysfs.MDEVS}/{device}"),) if is_mdev_uuid(device) else ()
+    fix = f"wait for the agent, which {agent}; otherwise delete the pod"
+    message = f"was the {message}; the pod's containers wait"
     return Reason(ReasonCode.AWAITED_AFTER_REBOOT, device, message, seen, fix)
 
 
@@ -178,5 +163,10 @@ def unknown_resource(resource: str) -> Reason:
 
 def unknown_device(device: str, resource: str, known: Sequence[str]) -> Reason:
     """The kubelet asks for a device that the resource does not have."""
-    seen = (Seen("its devices", ", ".join(known) or "none"),)
-    return Reason(ReasonCode.UNKNOWN_DEVICE, device, f"is not a device of {resource}", seen, "see: gpuvirt devices")
+    seen = Seen("its devices", ", ".join(known) or "none")
+    return not_recorded(device, f"is not a device of {resource}", "see: gpuvirt devices", seen)
+
+
+def not_recorded(device: str, message: str, fix: str, seen: Seen) -> Reason:
+    """No device that gpuvirt knows, or no container of the kubelet's record, has this id."""
+    return Reason(ReasonCode.UNKNOWN_DEVICE, device, message, (seen,), fix)

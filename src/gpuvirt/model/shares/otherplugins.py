@@ -69,22 +69,17 @@ def _reasons(
 ) -> Iterator[tuple[PciAddress, Reason]]:
     """Yield the reasons, those that are certain first."""
     uncertain: list[Allocation] = []
+    elsewhere = withheldshares.registered_elsewhere
     registered = [Allocation(resource, device, "") for resource, device in sorted(plugins.registered)]
     allocated = [Allocation(*key, pod) for key, pod in sorted(plugins.allocated.items())]
     for allocation in (*registered, *allocated):
         mapped = map_allocations(inventory, (allocation,))
         for address in mapped.by_gpu(inventory):
-            if allocation.pod:
-                reason = withheldshares.allocated_elsewhere(
-                    address, allocation.resource, allocation.device, allocation.pod
-                )
-            else:
-                reason = withheldshares.registered_elsewhere(address, allocation.resource, allocation.device)
-            yield address, reason
+            yield address, elsewhere(address, allocation.resource, allocation.device, pod=allocation.pod)
         uncertain += mapped.unmapped
     for allocation in uncertain:
         for address in nvidias if vendor_of(allocation) == NVIDIA else ():
-            yield address, withheldshares.maybe_registered(address, allocation.resource, allocation.device)
+            yield address, elsewhere(address, allocation.resource, allocation.device, is_certain=False)
     for resource in sorted(plugins.without_devices):
         for address in nvidias:
-            yield address, withheldshares.registered_without_devices(address, resource)
+            yield address, elsewhere(address, resource, None)

@@ -94,5 +94,5 @@ def _created(kernel: Kernel, place: VgpuPlace, step: CreateVgpu) -> LiveVgpu:
     if live.type != step.type:
         raise RefusedError(refusals.failed(step.text, place.gpu, Seen(str(step.vgpu), f"its type is {live.type}")))
     if live.group is None:
-        raise RefusedError(refusals.no_group(step.vgpu, is_mdev=place.host.framework is Framework.MDEV))
+        raise RefusedError(refusals.no_group(step.vgpu))
     return live

@@ -17,7 +17,7 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.offers.sharing import addresses_of
-from gpuvirt.model.reasons import Reason, refusals, sharing, withheldshares
+from gpuvirt.model.reasons import Reason, notoffered, refusals, withheldshares
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.steps.leasing import RefusedError
@@ -94,7 +94,8 @@ class GatedGpus:
     def _address_of(self, gpu: GpuId) -> tuple[Inventory, PciAddress] | Reason:
         inventory = self._state.inventory
         address = addresses_of(inventory).get(gpu) if inventory is not None else None
-        return sharing.gpu_unknown(gpu) if inventory is None or address is None else (inventory, address)
+        unknown = withheldshares.not_initialized(gpu, "folder in /proc", "not there", "*")
+        return unknown if inventory is None or address is None else (inventory, address)
 
     def _verify_driver(self, address: PciAddress) -> None:
         """Raise RefusedError unless a GPU is on NVIDIA's driver now; the last scan of the host is a moment old."""
@@ -102,7 +103,7 @@ class GatedGpus:
         if isinstance(driver, Unread):
             raise RefusedError(refusals.unread(address, driver, "no container gets a share of it"))
         if driver != NVIDIA_DRIVER:
-            raise RefusedError(withheldshares.not_native_yet(address, driver))
+            raise RefusedError(notoffered.withdrawn(address, unshared=f"is bound to {driver or 'no driver'}"))
 
 
 NVIDIA_DRIVER = "nvidia"

@@ -7,6 +7,7 @@ import msgspec
 
 from gpuvirt.model.desired.settings import HamiCore
 from gpuvirt.model.reasons import sharing
+from gpuvirt.model.reasons.sharing import NoLimit
 from gpuvirt.model.shares.node.hamicore import HEADER, LIBRARY, why_unusable
 from gpuvirt.model.shares.node.limits import LimitPaths
 from gpuvirt.node.shares.refusals import ShareRefusedError
@@ -33,12 +34,12 @@ class LimitFiles(msgspec.Struct, frozen=True):
         except OSError as error:
             why = str(error)
         if why is not None:
-            raise ShareRefusedError(sharing.limit_without_library(self.library, why))
+            raise ShareRefusedError(sharing.limit_not_possible(self.library, NoLimit.LIBRARY, why))
         try:
             if not (self.preload.is_file() and self.preload.read_bytes() == CONTENT):  # unknown: written again
                 replace_file(self.preload, CONTENT, durable=False, mode=0o644)
         except OSError as error:
-            raise ShareRefusedError(sharing.limit_not_written(self.preload, str(error))) from error
+            raise ShareRefusedError(sharing.limit_not_possible(self.preload, NoLimit.LIST, str(error))) from error
         return LimitPaths(str(self.library), str(self.preload))
 
 

@@ -7,6 +7,7 @@ import msgspec
 from gpuvirt.facts.mps import FOLDER, PIPES
 from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.model.reasons import sharing
+from gpuvirt.model.reasons.sharing import NoLimit
 from gpuvirt.model.shares.node import mps
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.shares.refusals import ShareRefusedError
@@ -31,11 +32,13 @@ class MpsLimits(msgspec.Struct, frozen=True):
         try:
             daemon = mps.parse(MpsControl(self.roots, pipes).ask(mps.QUESTIONS))
         except ToolError as error:
-            raise ShareRefusedError(sharing.limit_without_daemon(pipes, str(error))) from error
+            raise ShareRefusedError(sharing.limit_not_possible(pipes, NoLimit.DAEMON, str(error))) from error
         if daemon is None:
-            raise ShareRefusedError(sharing.limit_without_daemon(pipes, f"it did not answer {mps.PERCENTAGE}"))
+            raise ShareRefusedError(
+                sharing.limit_not_possible(pipes, NoLimit.DAEMON, f"it did not answer {mps.PERCENTAGE}")
+            )
         if (clients := daemon.clients_of(gpu)) >= mps.MOST_CLIENTS:
-            raise ShareRefusedError(sharing.too_many_clients(gpu, clients))
+            raise ShareRefusedError(sharing.limit_not_possible(gpu, NoLimit.CLIENTS, f"ps: {clients} clients"))
         return str(pipes)
 
 

@@ -25,7 +25,7 @@ from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
-from gpuvirt.model.reasons import sharing
+from gpuvirt.model.reasons import nodeproblems, sharing
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node import sharespec
 from gpuvirt.model.shares.node.limits import NO_PATHS, LimitPaths
@@ -269,7 +269,7 @@ class ShareAllocator:
             raise ShareRefusedError(reason) from error
         except (OSError, GpuvirtError) as error:
             path = files.folder / sharespec.file_name(nonce)
-            raise ShareRefusedError(sharing.spec_not_written(path, str(error))) from error
+            raise ShareRefusedError(nodeproblems.cdi_not_written(path, str(error), is_share=True)) from error
 
     def _limit_paths(self, share: ContainerRecord) -> LimitPaths:
         """Return the mounts of a container with a limit; raise ShareRefusedError if the limit would have no effect."""

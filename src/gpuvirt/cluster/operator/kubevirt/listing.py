@@ -74,7 +74,9 @@ def _created(inputs: ListingInputs) -> ListChanges:
     if inputs.names.unknown:
         return ListChanges(reasons=(kubevirtproblems.requests_unknown(inputs.subject.where, inputs.names.unknown),))
     if unlisted:
-        return ListChanges(reasons=(kubevirtproblems.list_incomplete(inputs.subject.where, unlisted),))
+        return ListChanges(
+            reasons=(kubevirtproblems.resource_not_permitted(inputs.subject.where, unlisted, has_list=False),)
+        )
     fitting, reasons = _fitting(inputs.subject, (), desired)
     listed = {entry.resource for entry in fitting}
     if usable - listed:
@@ -102,7 +104,7 @@ def _refused(inputs: ListingInputs, listed: Collection[str]) -> Iterator[Reason]
     """Yield the reason with the requested names that lists of gpuvirt's refuse."""
     refused = inputs.names.used - inputs.offered.keys() - inputs.gated.keys() - set(listed)
     if refused and not inputs.names.unknown:
-        yield kubevirtproblems.resource_not_permitted(inputs.subject.where, refused)
+        yield kubevirtproblems.resource_not_permitted(inputs.subject.where, refused, has_list=True)
 
 
 def _desired(offered: Offered) -> Iterator[OurEntry]:

@@ -98,7 +98,7 @@ def _of_agents_node(node: ObservedNode, deployer: Deployer) -> Iterator[NodeProb
             yield NodeProblem(AGENT, clusterproblems.image_unknown())
     elif deployer.has_daemon_sets and OperandName.AGENT not in node.pods:
         known = "; the agent's last report may be outdated" if reported else ""
-        yield NodeProblem(AGENT, clusterproblems.pod_missing(OperandName.AGENT, known))
+        yield NodeProblem(AGENT, clusterproblems.pod_missing(f"DaemonSet {OperandName.AGENT}", known))
     manager, needs_driver = policy.spec.vgpu_manager, node.placement.workload in WITH_VGPU_DRIVER
     desired = manager.enabled is True and policy.spec.driver.use_nvidia_driver_crd is not True
     if needs_driver and desired and _needs_os(node.labels, VGPU_DRIVER):
@@ -121,7 +121,8 @@ def _of_container_node(node: ObservedNode, deployer: Deployer) -> Iterator[NodeP
         elif not deployer.has_image:
             yield NodeProblem(DEVICE_PLUGIN, clusterproblems.image_unknown())
         elif deployer.has_daemon_sets and OperandName.DEVICE_PLUGIN not in node.pods and not _paused(node.labels):
-            yield NodeProblem(DEVICE_PLUGIN, clusterproblems.pod_missing(OperandName.DEVICE_PLUGIN, ""))
+            missing = clusterproblems.pod_missing(f"DaemonSet {OperandName.DEVICE_PLUGIN}", "")
+            yield NodeProblem(DEVICE_PLUGIN, missing)
     if (
         "driver" not in off
         and policy.spec.driver.use_nvidia_driver_crd is not True

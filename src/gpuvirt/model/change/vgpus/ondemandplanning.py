@@ -26,7 +26,7 @@ def plan(gpu_state: GpuState, desired: DesiredVgpus) -> VgpuPlan:
     undesired = frozenset(vgpu.id for vgpu in (*free, *orphans))
     removes = tuple(RemoveVgpu(vgpu.id, vgpu.type, vgpu.parent) for vgpu in free if not isinstance(vgpu.type, Unread))
     pending = [shortfalls.vgpu_in_use(vgpu, gpu_state.users[vgpu.id]) for vgpu in orphans]
-    pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(gpu_state.leaving)]
+    pending += [refusals.unbind_pending(gpu, (), vgpu=vgpu) for vgpu in sorted(gpu_state.leaving)]
     switches = modes.switches(gpu_state, {}, desired)
     if switches and len(free) == len(live) and not gpu_state.leaving:
         return VgpuPlan(gpu, (*removes, *switches), undesired=undesired)

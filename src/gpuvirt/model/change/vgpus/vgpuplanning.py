@@ -135,7 +135,7 @@ def _plan_switches(
     removed = {vgpu.id: vgpu_type for vgpu, vgpu_type in live.items() if vgpu.id not in gpu_state.users}
     removes = _removes(live, removed)
     pending = [shortfalls.vgpu_keeps_mode(vgpu, gpu_state.users[vgpu.id], switches[0].text) for vgpu in in_use]
-    pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(gpu_state.leaving)]
+    pending += [refusals.unbind_pending(gpu, (), vgpu=vgpu) for vgpu in sorted(gpu_state.leaving)]
     undesired = frozenset(vgpu.id for vgpu in live)
     if pending or gpu_state.smi is None:
         return VgpuPlan(gpu, removes, tuple(pending), undesired=undesired)
@@ -168,7 +168,7 @@ def _plan_vgpus(
     in_use = [vgpu for vgpu in live if vgpu.id not in kept and vgpu.id in gpu_state.users]
     removed = {vgpu.id: live[vgpu] for vgpu in live if vgpu.id not in kept and vgpu.id not in gpu_state.users}
     pending = [shortfalls.vgpu_in_use(vgpu, gpu_state.users[vgpu.id]) for vgpu in in_use]
-    pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(gpu_state.leaving)]
+    pending += [refusals.unbind_pending(gpu, (), vgpu=vgpu) for vgpu in sorted(gpu_state.leaving)]
     pending += kept_by_users
     if len(live) == len(kept) == sum(desired_counts.values()) and not (pending or changes.destroys or changes.creates):
         return VgpuPlan(gpu)  # as most GPUs of a node at most times

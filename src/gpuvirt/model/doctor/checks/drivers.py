@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciId, parse_pci_id
-from gpuvirt.facts.pci import AMD, GRACE_DRIVER, NVIDIA, PciFunction, Unread
+from gpuvirt.facts.pci import GRACE_DRIVER, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.doctor.bootloader import drop_arguments, remake_initramfs, set_arguments
@@ -201,9 +201,7 @@ def group_viability(evidence: Evidence) -> Iterator[Finding]:
 
 def not_viable(gpu: Gpu, spoiling: tuple[PciFunction, ...]) -> Finding:
     """Return the finding for a GPU whose group no VM can open, since the host uses some of its functions."""
-    group = gpu.function.iommu_group
-    address = gpu.function.address
-    reason = group_not_viable(address, address, group if isinstance(group, int) else None, spoiling)
+    reason = group_not_viable(gpu.function.address, gpu.function.address, spoiling)
     why = "the kernel lets a VM open a group only if no host driver has any function of it; the VM does not start"
     return of_reason(reason, Level.ERROR, why=why)
 
@@ -275,8 +273,7 @@ def reset_methods(evidence: Evidence) -> Iterator[Finding]:
         elif reset is Reset.UNKNOWN:
             yield unread(gpu.function.address, "has reset methods that could not be read", method)
         else:
-            is_amds = gpu.function.id.vendor == AMD
-            against = no_reset(gpu.function.address, *seen(method, setup.reset), is_amds=is_amds)
+            against = no_reset(gpu.function.address, gpu.function, *seen(method, setup.reset))
             yield of_reason(against, Level.WARNING, why=KEEPS_MEMORY)
     if resettable:
         yield fine(f"{len(resettable)} GPUs on a VFIO driver", "can be reset", resettable[0])

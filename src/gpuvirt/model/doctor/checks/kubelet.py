@@ -107,7 +107,9 @@ def exclusion(evidence: Evidence) -> Iterator[Finding]:
         )
     elif kubelet.offers_without_gate:
         problem_seen = "no device plugin has locked it: an older one, or one that may not write there"
-        yield of_reason(gaterefusals.takes_no_part(kubelet.gates, problem_seen), Level.WARNING)
+        yield of_reason(
+            gaterefusals.gate_failed("the device plugin", kubelet.gates, problem_seen, is_plugins=True), Level.WARNING
+        )
 
 
 def counted(evidence: Evidence) -> Iterator[Finding]:

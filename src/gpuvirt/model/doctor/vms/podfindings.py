@@ -8,7 +8,8 @@ from gpuvirt.model.doctor.findings import Finding, listed, of_reason, problem
 from gpuvirt.model.doctor.vms.vmevidence import ConditionSeen, DeviceSeen, VmEvidence, condition
 from gpuvirt.model.doctor.vms.vmnodes import NodeFit
 from gpuvirt.model.inventory.nearness import nearest
-from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, code_in
+from gpuvirt.model.reasons import FindingCode, Reason, Seen, code_in
+from gpuvirt.model.reasons.clusterproblems import pod_missing
 from gpuvirt.model.reasons.codes import Level
 
 _REFUSAL = re.compile(r"desc = \S+: (?P<code>[A-Z][A-Za-z]+): (?P<text>.*?)(?:, which is unexpected.*)?$", re.DOTALL)
@@ -31,15 +32,10 @@ def no_pod(evidence: VmEvidence) -> Finding:
         )
     conditions = evidence.vmi.conditions if evidence.vmi is not None else ()
     failed = _failed_conditions(conditions)
-    return Finding(
-        Level.ERROR,
-        target.text,
-        f"has no virt-launcher pod{f': {failed[0].text}' if failed else ' yet'}",
-        ReasonCode.POD_MISSING,
-        tuple(_condition_seen(found) for found in failed)
-        or (Seen("pods with the label kubevirt.io=virt-launcher", "none for this VM"),),
-        fix=(f"kubectl describe vmi {target.name} -n {target.namespace}", "check that KubeVirt's virt-controller runs"),
-    )
+    more = f": {failed[0].text}" if failed else " yet"
+    none = Seen("pods with the label kubevirt.io=virt-launcher", "none for this VM")
+    seen = tuple(map(_condition_seen, failed)) or (none,)
+    return of_reason(pod_missing(target.text, more, *seen, vmi=f"{target.name} -n {target.namespace}"), Level.ERROR)
 
 
 def _failed_conditions(conditions: Iterable[ConditionSeen]) -> list[ConditionSeen]:

@@ -261,4 +261,4 @@ def not_offered(
     held = {entry.target.vgpu for entry in entries} if offer.gpus else set[VgpuId | None]()
     vgpus = inventory.vgpus.items() if offer.gpus else ()
     others = (vgpu for vgpu, found in vgpus if found.gpu in offer.gpus and vgpu not in held)
-    return {**{vgpu: notoffered.undesired(vgpu) for vgpu in others}, **made}
+    return {**{vgpu: notoffered.withdrawn(vgpu, is_vgpu=True) for vgpu in others}, **made}

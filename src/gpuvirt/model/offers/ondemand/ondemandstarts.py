@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.vgpu import Framework, UnnamedType
+from gpuvirt.facts.vgpu import UnnamedType
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.ledger import Consumer, Entry, Stage
 from gpuvirt.model.allocation.ondemandids import vgpus_in
@@ -81,7 +81,7 @@ def _why_unlike(entry: Entry, vgpu: Vgpu) -> Reason | None:
         if isinstance(unread, Unread) and not isinstance(unread, UnnamedType):
             return refusals.unread(live.id, unread, "no container starts with it")
     if live.group is None:
-        return refusals.no_group(live.id, is_mdev=vgpu.framework is Framework.MDEV)
+        return refusals.no_group(live.id)
     if isinstance(live.type, str) and live.type != (before or live.type):  # an adopted allocation may have no type
         return ondemand.not_recorded(entry.device, f"names {live.id}, which is {live.type} now; expected {before}")
     return None

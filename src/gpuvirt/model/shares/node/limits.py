@@ -6,6 +6,7 @@ import msgspec
 
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.reasons import Reason, sharing
+from gpuvirt.model.reasons.sharing import NoLimit
 from gpuvirt.model.shares.demand import ContainerName, Units
 from gpuvirt.model.shares.node import hamicore, mps
 from gpuvirt.model.shares.node.choice import NodeSharing
@@ -50,7 +51,7 @@ def with_limits(pod: PodRecord, node: NodeSharing, *, requires: bool = False) ->
             continue
         (gpu,) = share.gpus
         if gpu not in node.memory_mib:
-            return sharing.limit_without_memory(gpu)
+            return sharing.limit_not_possible(gpu, NoLimit.MEMORY, "no shares.gpu_memory_mib")
         limit = limit_of(share.units, node.capacity[gpu], node.memory_mib[gpu], node.enforcement)
         limited[name] = msgspec.structs.replace(share, limit=limit)
     return msgspec.structs.replace(pod, containers=limited)

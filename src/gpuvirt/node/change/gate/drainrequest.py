@@ -142,4 +142,5 @@ def _answer(gate: Gate, request: DrainRequest) -> Reason | None:
         unanswered = [slot for slot in request.slots if slot not in records or not records[slot].is_acknowledged]
         if not unanswered:
             return None
-    return gaterefusals.agent_silent(request.unit, ANSWER_S, str(gate.path_of(unanswered[0], "json")))
+    path = str(gate.path_of(unanswered[0], "json"))
+    return gaterefusals.agent_silent(request.unit, path, "Draining, not acknowledged", ANSWER_S)

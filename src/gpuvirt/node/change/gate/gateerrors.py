@@ -57,10 +57,10 @@ def why_not_passed(subject: str, error: UnitBusyError) -> Reason:
         case UnitBlockedError():
             return refusals.blocked(subject, error.step)
         case UnitAllocatingError():
-            return gaterefusals.allocating(subject, error.path)
+            return refusals.changing(subject, f"{error.path}: shared by an allocation", is_allocated=True)
         case UnitUnsettledError():
             return refusals.unsettled(subject, str(error))
         case GateFailedError():
             return gaterefusals.gate_failed(subject, error.path, error.problem)
         case _:
-            return gaterefusals.busy(subject, str(error))
+            return refusals.changing(subject, str(error))

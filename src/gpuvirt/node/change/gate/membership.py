@@ -72,7 +72,7 @@ class Membership(msgspec.Struct):
 
     def _reason(self, error: GateFailedError) -> Reason:
         if self.may_lack:
-            return gaterefusals.takes_no_part(error.path, error.problem)
+            return gaterefusals.gate_failed("the device plugin", error.path, error.problem, is_plugins=True)
         return gaterefusals.gate_failed("the agent", error.path, error.problem)
 
 

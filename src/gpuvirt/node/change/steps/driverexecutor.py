@@ -70,7 +70,7 @@ def clear_override(kernel: Kernel, step: ClearOverride) -> None:
     elif found is not None and not isinstance(found, str):
         raise RefusedError(refusals.unread(step.address, found))
     elif found not in {None, "", UNSET, *step.desired} and step.required:
-        raise RefusedError(nativerefusals.foreign_override(step.address, str(found)))
+        raise RefusedError(nativerefusals.pinned(step.address, str(found), by_driverctl=False))
 
 
 def unlock(kernel: Kernel, step: Unlock) -> None:

@@ -63,7 +63,8 @@ def leased(kernel: Kernel, claim: GroupClaim) -> Iterator[Prove]:
         try:
             held.enter_context(_hold(kernel, claim))
         except DeviceBusyError as error:
-            raise InUseError(refusals.not_leased(claim.subject, str(error)), str(error)) from error
+            reason = refusals.in_use(claim.subject, (), forcible=False, unseen=str(error))
+            raise InUseError(reason, str(error)) from error
         except LeaseUnavailableError as error:
             problem = str(error)
         # A VM that is about to start has a device open that is not bound yet: a lease does not detect that.

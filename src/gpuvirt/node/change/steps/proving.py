@@ -89,7 +89,7 @@ def driverless(
 
 def _read_function(functions: Mapping[PciAddress, PciFunction], vf: PciAddress) -> PciFunction:
     if (found := functions.get(vf)) is None:
-        raise RefusedError(refusals.unread(vf, Unread(device_path(vf), seen="its attributes could not be read")))
+        raise RefusedError(refusals.unread_function(vf))
     return found
 
 

@@ -272,7 +272,7 @@ def claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu)
     for parent in parents:
         function: PciFunction | None = functions.get(parent)
         if function is None:
-            raise RefusedError(shortfalls.not_holdable(parent))
+            raise RefusedError(refusals.unread_function(parent))
         if host.framework is Framework.VENDOR_VFIO or function.on_vfio:
             yield _claim(parent, live.id, function.iommu_group, function.cdevs)
 
@@ -281,7 +281,7 @@ def _claim(
     subject: str, vgpu: VgpuId, group: IommuGroup | Unread | None, cdevs: tuple[str, ...] | Unread
 ) -> GroupClaim:
     if not isinstance(group, int):
-        raise RefusedError(shortfalls.not_holdable(subject))
+        raise RefusedError(refusals.no_group(subject) if group is None else refusals.unread(subject, group))
     if isinstance(cdevs, Unread):  # a VM may have the device open by a node of unknown name
         raise RefusedError(refusals.unread(subject, cdevs))
     return GroupClaim(subject, group, cdevs, (vgpu,))
