@@ -146,9 +146,12 @@ async def test_a_session_that_has_ended_is_replaced(center: Center, hypervisor: 
     assert len(await vms(hypervisor)) == 5
 
 
-async def test_a_call_with_a_session_that_has_ended_is_made_once(center: Center, hypervisor: ChildHypervisor) -> None:
+@pytest.mark.parametrize("method", ["FindByUuid", "SuspendVM_Task"])
+async def test_a_call_with_a_session_that_has_ended_is_made_once(
+    center: Center, hypervisor: ChildHypervisor, method: str
+) -> None:
     await vms(hypervisor)
-    center.vsphere.command(fault={"method": "SuspendVM_Task", "every": 1, "most": 1, "kind": "notAuthenticated"})
+    center.vsphere.command(fault={"method": method, "every": 1, "most": 1, "kind": "notAuthenticated"})
     assert await hypervisor.call(SUSPEND) == Accepted()
     assert center.vsphere.state.calls == ["Suspend worker0"]
 

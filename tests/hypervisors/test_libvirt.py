@@ -198,6 +198,8 @@ async def test_a_vm_that_does_not_exist_is_named(hypervisor: ChildHypervisor) ->
         refused = await hypervisor.call(Call(VmProof(VmKey(missing)), Action.START))
         assert isinstance(refused, Refused)
         assert refused.code == ("VmNotFound" if missing.startswith("0") else "HypervisorRefused")
+    unknown = await hypervisor.check([VmKey("no UUID")])
+    assert isinstance(unknown, VmsUnknown), "libvirt alone says that a VM does not exist"
 
 
 async def test_a_type_is_not_changed(hypervisor: ChildHypervisor) -> None:

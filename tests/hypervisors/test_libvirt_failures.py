@@ -132,12 +132,13 @@ async def test_credentials_that_are_none(server: Server, field: str) -> None:
         "127.0.0.1:port",
         "",
         "qemu:///system",
-        "root@127.0.0.1",
-        "127.0.0.1/system?no_verify=1",
-        "127.0.0.1?no_verify=1",
+        "root@127.0.0.1:PORT",
+        "127.0.0.1:PORT/system?no_verify=1",
+        "127.0.0.1:PORT?no_verify=1",
     ],
 )
 async def test_a_server_that_is_none(server: Server, text: str) -> None:
+    text = text.replace("PORT", str(server.host.port))
     assert (await refusal(replace(server.credentials, server=text)))[0].code == "HypervisorUnreachable"
 
 

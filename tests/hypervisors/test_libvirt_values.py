@@ -1,6 +1,10 @@
 """The values that are read of XML as libvirt documents it, and the meaning of each error for a call."""
 
+import errno
+import tempfile
 from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from typing_extensions import override
@@ -16,6 +20,9 @@ import libvirt
 from gpuvirt.hypervisors.libvirt.backend import never_suspended, start
 from gpuvirt.hypervisors.libvirt.devices import VmDevices, devices_of, mdev_type
 from gpuvirt.hypervisors.libvirt.faults import FAULTS, problem_of
+from gpuvirt.hypervisors.libvirt.reading import read
+from gpuvirt.hypervisors.libvirt.running import Running
+from gpuvirt.hypervisors.libvirt.session import LibvirtSession
 
 pytestmark = pytest.mark.ring("libvirt")
 UUID = "c2177883-f1bb-47f0-914d-32a22e3a8804"
@@ -33,6 +40,7 @@ VM = f"""
   </channel>
 </devices></domain>
 """
+MDEV = f"<device><capability type='mdev'><type id='nvidia-63'/><uuid>{UUID}</uuid></capability></device>"
 DEVICES = VmDevices((UUID,), 1, is_agent_connected=True)
 BEFORE, SINCE = 8_005_000, 8_006_000
 
@@ -112,3 +120,73 @@ def test_any_other_error_of_a_call_is_not(code: int) -> None:
 def test_nothing_is_certain_after_a_connection_has_ended() -> None:
     found = problem_of(error(libvirt.VIR_ERR_OPERATION_INVALID), is_certain=False, is_alive=False)
     assert (found.problem, found.is_certain) == (Problem.UNREACHABLE, False)
+
+
+def raising(found: Exception) -> object:
+    """Return a function that always fails."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise found
+
+    return fail
+
+
+def host(**functions: object) -> libvirt.virConnect:
+    """Return a connection to a host with a vGPU and a VM that runs; the VM's functions may be other ones."""
+    running: dict[str, object] = {
+        "XMLDesc": lambda _: VM % "connected",
+        "UUIDString": lambda: "5017bbbb-0000-4000-8000-000000000000",
+        "controlInfo": lambda: [libvirt.VIR_DOMAIN_CONTROL_OK],
+        "isActive": lambda: 1,
+        "jobInfo": lambda: [libvirt.VIR_DOMAIN_JOB_NONE],
+        "name": lambda: "worker0",
+        "state": lambda: [libvirt.VIR_DOMAIN_NOSTATE, 0],
+    }
+    found = SimpleNamespace(
+        listAllDevices=lambda _: [SimpleNamespace(XMLDesc=lambda _: MDEV)],
+        listAllDomains=lambda _: [SimpleNamespace(**(running | functions))],
+    )
+    return cast("libvirt.virConnect", found)
+
+
+def test_the_type_of_a_vgpu_is_that_of_the_hosts_mediated_device() -> None:
+    (vm,) = read(host(), Running())
+    assert (vm.vgpu_types, vm.is_changing) == (("nvidia-63",), False)
+
+
+@pytest.mark.parametrize("function", ["XMLDesc", "controlInfo"])
+def test_only_a_vm_that_libvirt_does_not_know_is_left_out(function: str) -> None:
+    assert read(host(**{function: raising(error(libvirt.VIR_ERR_NO_DOMAIN))}), Running()) == []
+
+
+def test_a_vm_whose_definition_can_not_be_asked_for_makes_the_reading_unknown() -> None:
+    with pytest.raises(libvirt.libvirtError):
+        read(host(XMLDesc=raising(error(libvirt.VIR_ERR_OPERATION_INVALID))), Running())
+
+
+def test_a_vm_that_does_not_answer_may_be_changing() -> None:
+    (vm,) = read(host(controlInfo=raising(error(libvirt.VIR_ERR_OPERATION_INVALID))), Running())
+    assert vm.is_changing
+
+
+def test_a_client_without_a_file_for_its_key_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "mkdtemp", raising(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(BackEndError, match="No space left on device") as raised:
+        LibvirtSession("127.0.0.1", "CA", "certificate", "key").opened()
+    assert (raised.value.problem, raised.value.is_certain) == (Problem.FAILED, True)
+
+
+def test_a_certificate_that_was_refused_is_not_shown_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[object]()
+
+    def refuse(uri: str) -> None:
+        opened.append(uri)
+        raise libvirt.libvirtError("authentication failed: No authentication")
+
+    monkeypatch.setattr(libvirt, "open", refuse)
+    session = LibvirtSession("127.0.0.1", "CA", "certificate", "key")
+    for _ in range(2):
+        with pytest.raises(BackEndError) as raised:
+            session.opened()
+        assert raised.value.problem is Problem.WRONG_CREDENTIALS
+    assert len(opened) == 1

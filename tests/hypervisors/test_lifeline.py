@@ -11,6 +11,8 @@ from contextlib import contextmanager, nullcontext, suppress
 import pytest
 
 from gpuvirt.hypervisors import child
+from gpuvirt.hypervisors.backend import BackEndError
+from gpuvirt.hypervisors.messages import Problem, Start
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S, HypervisorCredentials
 from gpuvirt.model.schedules.hypervisor import VmsUnknown
 from tests.hypervisors.simulated import CLOCK, PATIENCE_S, connected, is_running
@@ -114,6 +116,13 @@ async def test_a_child_without_requests_ends_and_comes_back() -> None:
             await CLOCK.sleep(0.01)
         assert isinstance(await hypervisor.read(), VmsUnknown)
         assert hypervisor.pid not in {None, first}
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gpuvirt.hypervisors.vsphere.backend", None)
+    with pytest.raises(BackEndError) as raised:
+        child.opened(Start("vsphere", "vcenter", "CA"))
+    assert raised.value.problem is Problem.NOT_INSTALLED
 
 
 class EndedError(Exception):

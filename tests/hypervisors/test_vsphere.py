@@ -103,8 +103,9 @@ async def test_a_guest_is_asked_to_shut_down(center: Center, hypervisor: ChildHy
     assert refused.code == "GuestToolsMissing"
 
 
-async def test_power_is_taken_away(hypervisor: ChildHypervisor) -> None:
+async def test_power_is_taken_away(center: Center, hypervisor: ChildHypervisor) -> None:
     assert await hypervisor.call(Call(VmProof(key(3)), Action.POWER_OFF)) == Accepted()
+    assert center.vsphere.state.calls == ["PowerOff worker3"]
     await until(hypervisor, lambda found: found["worker3"].power is Power.OFF)
 
 
