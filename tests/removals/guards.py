@@ -52,11 +52,15 @@ TARGETS = (
     "node/ondemand",
     "model/schedules",
     "cluster/operator/schedules",
+    "hypervisors",
 )
 """The folders and modules whose guards are removed, those with the worst harm first."""
 
 OWN_PROCESSES = frozenset({"gpuvirt.hardware.access.cdevkeeper", "gpuvirt.hardware.access.writer"})
 """The modules that run only in processes of their own, from their files: a removal in memory is not in these."""
+
+CHILD_RINGS = ("libvirt", "vsphere")
+"""The rings (`tests.rings`) whose tests start children of hypervisors' connections."""
 
 CLOSELY = (
     "hardware/access",
@@ -135,6 +139,16 @@ def modules() -> list[str]:
         names = (path.relative_to(ROOT.parent).with_suffix("") for path in paths if path.name != "__init__.py")
         found += [".".join(name.parts) for name in names]
     return [name for name in found if name not in OWN_PROCESSES]
+
+
+def runs_in_child(module: str) -> bool:
+    """Return whether the child of a hypervisor's connection may run a module (`tests.removals.inchild`)."""
+    return module.startswith("gpuvirt.hypervisors.")
+
+
+def ring_of(module: str) -> str | None:
+    """Return the ring of tests whose library a module loads, which need not be installed; None for most modules."""
+    return next((ring for ring in CHILD_RINGS if module.startswith(f"gpuvirt.hypervisors.{ring}.")), None)
 
 
 def source_of(module: str) -> Path:

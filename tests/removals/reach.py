@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.removals.guards import modules, source_of
+from tests.removals.guards import modules, runs_in_child, source_of
 from tests.removals.patching import Functions, mark
 
 OPTION = "--reach"
@@ -40,8 +40,8 @@ class Recorder:
         self._found: dict[str, tuple[float, list[str]]] = {}
 
     def pytest_collection_finish(self) -> None:
-        """Mark all sites of the modules."""
-        names = modules()
+        """Mark all sites of the modules, but of those that another process executes."""
+        names = [name for name in modules() if not runs_in_child(name)]
         for name in names:  # agents and commands load some of them late
             import_module(name)
         functions = Functions(frozenset(str(source_of(name)) for name in names))

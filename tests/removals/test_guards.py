@@ -5,8 +5,8 @@ import ast
 import pytest
 
 from tests.removals.__main__ import make
-from tests.removals.guards import ROOT, TARGETS, removals, removals_of, sites
-from tests.removals.trial import Trial
+from tests.removals.guards import ROOT, TARGETS, Removal, removals, removals_of, sites
+from tests.removals.trial import Trial, remove_in_child
 from tests.removals.unnoticed import UNNOTICED
 
 SOURCE = """
@@ -113,6 +113,9 @@ name: return str(error) [as return None]
 """
 NOTICED = "model.change.driverrefusals: _why_not_to_native: yield from _why_no_native_driver(state, function)"
 TEST = "tests/binding/test_plans.py::test_a_gpu_whose_vf_a_vm_has_gets_no_native_driver"
+VSPHERE = "tests/hypervisors/test_vsphere.py"
+IN_CHILD = "hypervisors.vsphere.backend: _begun: task = vm.PowerOnVM_Task(None)"
+IN_CHILD_TEST = f"{VSPHERE}::test_the_day_becomes_night"
 BURNING = "tests/removals/burning.py"
 ENDLESS = f"{BURNING}::test_without_end_unless_a_step_is_refused"
 ABSOLUTE = "tests/change/test_proofs.py::test_the_age_of_a_proof_counts_from_the_begin_of_its_walk"
@@ -160,6 +163,19 @@ def test_a_removed_guard_is_noticed_by_its_test_alone() -> None:
     before = (ROOT / "model/change/driverrefusals.py").read_bytes()
     assert [make([trial])[NOTICED] for trial in trials] == [TEST, "", TEST]
     assert (ROOT / "model/change/driverrefusals.py").read_bytes() == before
+
+
+@pytest.mark.ring("vsphere")
+def test_a_guard_is_removed_in_the_child_of_a_connection() -> None:
+    other = f"{VSPHERE}::test_all_vms_are_read"
+    trials = [Trial(IN_CHILD, (other, IN_CHILD_TEST)), Trial(IN_CHILD, (other,))]
+    assert [make([trial])[IN_CHILD] for trial in trials] == [IN_CHILD_TEST, ""]
+
+
+def test_a_guard_that_can_not_be_removed_in_a_child_is_no_trial() -> None:
+    """Each test of the child would notice a child that does not start."""
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        remove_in_child(Removal("hypervisors.child: opened: no guard", "gpuvirt.hypervisors.child", 0, 1))
 
 
 @pytest.mark.timeout(300)

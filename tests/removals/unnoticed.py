@@ -57,5 +57,11 @@ UNNOTICED: Mapping[str, str] = {
     "hardware.vgpu.vendor_vfio: VendorVfio.probe: if function.physfn is not None [in] for function in functions.values()": "Only VFs have a file of the type, and a function without one is left out; the condition saves a read.",
     "kubelet.recordedallocations: RecordedAllocations._ask: if consumer.pod_uid is not None [in] for _, consumer in with_claims": "Each claim is read with the UIDs of its pods; the condition is for the type alone.",
     "kubelet.shares.offering: UnitOffer._listed: if self._may_run(allocation.pod) [in] for allocation in recorded": "The units of an ended pod are listed until the kubelet has written its record without it, which it is made to do.",
+    "hypervisors.child: Child._opened: raise BackEndError(Problem.FAILED, 'the first order was no start', is_certain=True)": "A connection sends the start first; without it the request fails as well, and counts as one that may have been sent.",
+    "hypervisors.libvirt.reading: read: mdevs [and in] if mdevs and types is None": "The types of the host's mediated devices would also be read for VMs without any; the condition saves the request.",
+    "hypervisors.libvirt.reading: read: types is None [and in] if mdevs and types is None": "The types of the host's mediated devices would be read for each VM; the condition saves the requests.",
+    "hypervisors.libvirt.session: LibvirtSession.run: raise [in] except BackEndError": "What changes nothing is asked once more on a new connection then, whose answer counts; the guard saves the request.",
+    "hypervisors.vsphere.backend: _existing: raise [in] except BackEndError": "`vm_of` raises no BackEndError but that of a VM that does not exist.",
+    "hypervisors.vsphere.session: VsphereSession._connected: raise BackEndError(Problem.INCOMPLETE, 'the server is neither a vCenter nor an ESX host', is_ce…": "The login in the next line then fails with the same problem, in Python's words.",
     "cli.changes.vfiohost: _unfit: if reason.code in UNFIT [in] for reason in gpu.reasons": "Commands would also print why a GPU that a VM has is not offered; no step depends on it.",
 }
