@@ -175,6 +175,8 @@ async def test_a_call_that_is_given_up_comes_to_nothing_later(center: Center, se
         call.cancel()
         while is_running(pid):
             await CLOCK.sleep(0.01)
+        await asyncio.wait([call])
+        assert call.cancelled()
         assert not isinstance(await second.read(), VmsUnknown)
 
 
