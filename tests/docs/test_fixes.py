@@ -12,12 +12,13 @@ from tests.doctor.badhosts import BAD
 from tests.doctor.sickhost import examine, findings
 
 MODEL = Path(gpuvirt.__file__).parent / "model"
-BY_HAND = re.compile(r"uuidgen|\becho\b.*>|sriov-manage|> ?/sys|/bind\b|/unbind\b")
+BY_HAND = re.compile(r"uuidgen|\becho\b.*>|sriov-manage|> ?/sys|/bind\b|/unbind\b|driverctl (?:un)?set-override")
+"""driverctl (0.111) unbinds the device at once, even with --noprobe, and even while a VM uses it."""
 
 OTHERS = {
     "echo 1 > /sys/bus/pci/rescan": "finds a card again; a rescan changes no function that is there",
     "at boot, and reboot; or: echo 0 > ": "no command of gpuvirt changes the VFs of a GPU on vfio-pci",
-    "; or: echo > ": "clears a foreign override's name, which gpuvirt does not touch; no driver changes by that",
+    "; echo > ": "clears a foreign override's name, which gpuvirt does not touch; no driver changes by that",
     "echo {address} > {sysfs.DRIVERS_PROBE}": "a probe of one GPU beside NVSwitches may hang, so gpuvirt makes none",
     "echo {module} > /etc/modules-load.d/kvm.conf": "a module of KVM, no device",
     ">> /etc/modprobe.d/vfio.conf": "the order of modules at the next boot, no device",
