@@ -24,7 +24,7 @@ from lab.cluster.places import REAL
 HEAD = """
 import asyncio, json, logging, os, ssl, sys, time
 import msgspec
-import gpuvirt.apps.node, gpuvirt.cli.services.node
+import gpuvirt.agent.process, gpuvirt.cli.services.node
 SERVER, TOKEN, CA, NODE = (os.environ[name] for name in ("SERVER", "TOKEN", "CA", "NODE"))
 HOST, PORT = SERVER.removeprefix("https://").rsplit(":", 1)
 GET = f"/api/v1/nodes/{NODE}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
+from gpuvirt.agent.known.state import NodeState
 from gpuvirt.facts.ids import IommuGroup, VgpuType
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, with_users
@@ -20,7 +21,6 @@ from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.node.picture import NodeTerms
-from gpuvirt.node.known.state import NodeState
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 
 RESOURCE = "bench.gpuvirt.io/gpu"
 SOCKET = "floor.sock"

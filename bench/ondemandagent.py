@@ -12,12 +12,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bench.vgpuchanges import agent_on, options_of
+from gpuvirt.agent.agent import Agent
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.facts.sysfs import MDEVS
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.ondemand.podends import PodEnds
-from gpuvirt.node.agent import Agent
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from bench.host import write_host
 from bench.process import FLOOR, Plugin, cpu_s, private_kib, pss_kib, started
 from bench.results import Results
+from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.clock import RealClock
-from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 
 REGISTERED_WITHIN_S = 60.0

@@ -18,6 +18,7 @@ from lab.kernel.kit import Flavour, prepare
 from lab.kernel.notools import NO_TOOLS
 from tests.change.changes import NOBODY, change_vgpus
 
+from gpuvirt.agent.change.changehost import ChangeHost
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.access.kernel import Kernel
@@ -25,7 +26,6 @@ from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.node.change.changehost import ChangeHost
 
 GPUS = (PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0"))
 SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")

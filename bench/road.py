@@ -21,7 +21,7 @@ from types import FrameType
 from tests.node.simnode import SimNode, running_node
 
 import gpuvirt
-from gpuvirt.cluster.agent.noderequests import observe_node
+from gpuvirt.agent.cluster.noderequests import observe_node
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.objects import ObjectKey

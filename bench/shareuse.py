@@ -11,9 +11,9 @@ from time import perf_counter, process_time
 from tests.shares.memoryregions import region
 
 from bench.results import Results
+from gpuvirt.agent.shares.memoryuse import read_use, read_uses
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.hardware.access.kernel import RealKernel
-from gpuvirt.node.shares.memoryuse import read_use, read_uses
 from gpuvirt.paths import HostRoots
 
 CONTAINERS, TIMES = 64, 50

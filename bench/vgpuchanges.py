@@ -16,7 +16,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuvirt.apps.node import run
+from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.options import NodeOptions
+from gpuvirt.agent.process import run
+from gpuvirt.agent.store import desiredstatestore
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.gpumodes import DesiredMode
@@ -24,10 +28,6 @@ from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
-from gpuvirt.node.agent import Agent
-from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.options import NodeOptions
-from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec

@@ -15,13 +15,13 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parent.parent / "src/gpuvirt"
 
 MAKERS: Mapping[str, frozenset[str]] = {
-    "Proof": frozenset({"hardware/access/proof.py", "node/change/steps/proving.py", "node/change/steps/leasing.py"}),
-    "NoKubelet": frozenset({"node/known/nokubelet.py"}),
+    "Proof": frozenset({"hardware/access/proof.py", "agent/change/steps/proving.py", "agent/change/steps/leasing.py"}),
+    "NoKubelet": frozenset({"agent/known/nokubelet.py"}),
     "SettledAt": frozenset(
         {
             "model/allocation/ledger.py",
-            "node/allocators.py",
-            "kubelet/accountwatch.py",
+            "agent/allocators.py",
+            "agent/kubelet/accountwatch.py",
             "cli/changes/podaccount.py",
         }
     ),
@@ -41,10 +41,10 @@ HARMLESS: Mapping[str, str] = {
     "hardware/programs/vgpuscheduler.py:read_scheduler": "reads",
     "hardware/programs/vgpuscheduler.py:read_arguments": "reads",
     "hardware/programs/containerdriver.py:*": "lists the GPUs",
-    "node/change/steps/driverexecutor.py:_Taking._take": "writes driver_override, which unbinds nothing",
-    "node/change/steps/driverexecutor.py:clear_override": "clears driver_override, which unbinds nothing",
-    "node/change/steps/driverexecutor.py:unlock": "lets NVIDIA's driver admit clients again",
-    "node/change/steps/proving.py:locked": "NVIDIA's driver refuses the lock while it has clients",
+    "agent/change/steps/driverexecutor.py:_Taking._take": "writes driver_override, which unbinds nothing",
+    "agent/change/steps/driverexecutor.py:clear_override": "clears driver_override, which unbinds nothing",
+    "agent/change/steps/driverexecutor.py:unlock": "lets NVIDIA's driver admit clients again",
+    "agent/change/steps/proving.py:locked": "NVIDIA's driver refuses the lock while it has clients",
 }
 """The functions that write or run such a program without a proof, with the reason why nobody loses a device by it."""
 

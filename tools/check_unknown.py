@@ -19,11 +19,11 @@ WAIVER = "# unknown: "
 DECIDING = tuple(
     f"gpuvirt/{package}"
     for package in (
-        *("cli/changes", "kubelet", "hardware/access", "hardware/usage", "hardware/functions", "hardware/vgpu"),
+        *("cli/changes", "agent/kubelet", "hardware/access", "hardware/usage", "hardware/functions", "hardware/vgpu"),
         "hardware/devicefacts.py",
         *("model/allocation", "model/change", "model/node", "model/offers"),
-        *("node/allocation", "node/change", "node/known", "node/ondemand"),
-        *("node/reconcile", "node/shares", "node/store"),
+        *("agent/allocation", "agent/change", "agent/known", "agent/ondemand"),
+        *("agent/reconcile", "agent/shares", "agent/store"),
     )
 )
 """Where rule 1 is decided. There, `is False`, `== ()` and `() if isinstance(x, Unread)` need a reason, too. Elsewhere

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src"
-PROTOS = sorted(path.relative_to(SOURCE) for path in SOURCE.glob("gpuvirt/kubelet/proto/*.proto"))
+PROTOS = sorted(path.relative_to(SOURCE) for path in SOURCE.glob("gpuvirt/agent/kubelet/proto/*.proto"))
 
 
 def generate(target: Path) -> None:

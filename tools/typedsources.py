@@ -40,7 +40,7 @@ class TypedSource:
     """One module."""
 
     path: str
-    """Below the folder of the packages: `gpuvirt/node/agent.py`."""
+    """Below the folder of the packages: `gpuvirt/agent/agent.py`."""
     module: str
     text: str
     tree: ast.Module

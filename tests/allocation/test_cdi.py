@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.known import snapshot
+from gpuvirt.agent.loops.intervals import Intervals
+from gpuvirt.agent.published.cdifiles import CdiFiles
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.settings import CdiUse, Settings
@@ -15,9 +18,6 @@ from gpuvirt.model.inventory.naming import cdi_kind, cdi_name
 from gpuvirt.model.offers import cdi
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.known import snapshot
-from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.published.cdifiles import CdiFiles
 from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.hostspec import host_names
 from gpuvirt_sim.kernel import SimKernel

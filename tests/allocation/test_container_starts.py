@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError
+from gpuvirt.agent.store import desiredstatestore
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.nodes import unread_node
 from gpuvirt.facts.sysfs import MDEVS
@@ -22,8 +24,6 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.offers.offermaking import awaited
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.allocation.allocator import AllocationRefusedError
-from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING

@@ -8,6 +8,10 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.store import ledgerstore, tenancyfile
+from gpuvirt.agent.store.ledgerstore import decode
+from gpuvirt.agent.store.stateformat import Stored
 from gpuvirt.facts.ids import DeviceId, PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.tenancy import TenancyState, TenantKind, tenant
@@ -17,10 +21,6 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.change.steps.leasing import RefusedError
-from gpuvirt.node.store import ledgerstore, tenancyfile
-from gpuvirt.node.store.ledgerstore import decode
-from gpuvirt.node.store.stateformat import Stored
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import pytest
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuType
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.desired.settings import Compat, Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.tree import Folder, Link, constant
@@ -238,7 +238,7 @@ async def test_a_driver_that_sleeps_refuses_one_pod_and_delays_no_other_request(
         path = HostPath("/sys/bus/pci/devices/0000:25:00.4/nvidia/current_vgpu_type")
         kernel.faults.before_read(path, sleep)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpuvirt.node.allocation.allocator.READ_TIMEOUT_S", 0.01)
+            patch.setattr("gpuvirt.agent.allocation.allocator.READ_TIMEOUT_S", 0.01)
             with pytest.raises(AllocationRefusedError, match="ScanBlocked"):
                 await node.agent.allocators.existing.allocate(request_for("nvidia.com/NVIDIA_L40S-12Q", "0000:25:00.4"))
         wake.set()
@@ -318,7 +318,7 @@ async def test_a_blocked_read_of_proc_delays_no_other_request(simulated: Simulat
                 kernel.start_vm(IommuGroup(12))
         kernel.faults.before_read(HostPath("/proc"), sleep)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpuvirt.node.allocation.allocator.READ_TIMEOUT_S", 0.01)
+            patch.setattr("gpuvirt.agent.allocation.allocator.READ_TIMEOUT_S", 0.01)
             with pytest.raises(AllocationRefusedError, match="ScanBlocked"):
                 await node.agent.allocators.existing.allocate(request_for(A10, FIRST))
         wake.set()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpuvirt.cluster.agent.gpunode import status_of
+from gpuvirt.agent.cluster.gpunode import status_of
+from gpuvirt.agent.known import snapshot
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
@@ -12,7 +13,6 @@ from gpuvirt.model.devices.candidates import Candidate, Target
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal, selectors_of
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.inventory.naming import Named
-from gpuvirt.node.known import snapshot
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING, SimClock
 from gpuvirt_sim.hostspec import load_host

@@ -12,10 +12,14 @@ import pytest
 from msgspec.structs import replace
 from typing_extensions import override
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError, AllocationRequest
+from gpuvirt.agent.known.state import NodeState
+from gpuvirt.agent.kubelet.accountwatch import AccountWatch, WrittenLists
+from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.agent.loops.intervals import Intervals
+from gpuvirt.agent.reconcile.podaccount import PodAccount
 from gpuvirt.clock import RealClock, Signal
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName
-from gpuvirt.kubelet.accountwatch import AccountWatch, WrittenLists
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.ledger import (
     Consumer,
     Entry,
@@ -30,10 +34,6 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.view import AgentView
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
-from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.apps.node import ClusterTask
+from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.allocation.allocator import AllocationRequest
+from gpuvirt.agent.cluster.clusterside import ClusterSide
+from gpuvirt.agent.process import ClusterTask
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import UnreachableError
@@ -22,8 +24,6 @@ from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.agent import Agent
-from gpuvirt.node.allocation.allocator import AllocationRequest
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.kubelet import running

@@ -141,7 +141,7 @@ def test_a_removed_auth_provider_is_refused_with_the_name_of_its_exec_plugin(
 
 def test_an_agent_in_a_pod_loads_neither_plugins_nor_kubeconfigs() -> None:
     names = ("execplugin", "kubeconfig", "kubecontext")
-    code = "import sys, gpuvirt.cluster.agent.clusterside, gpuvirt.cluster.access.credentials; print(*sys.modules)"
+    code = "import sys, gpuvirt.agent.cluster.clusterside, gpuvirt.cluster.access.credentials; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
     assert "gpuvirt.cluster.transport" in loaded
     assert not {f"gpuvirt.cluster.access.{name}" for name in names} & set(loaded)

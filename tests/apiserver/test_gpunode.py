@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.agent.gpunode import SpecListener, observe_gpu_node, request_of_spec, status_of
-from gpuvirt.cluster.agent.gpunodekeeper import events_between
+from gpuvirt.agent.cluster.gpunode import SpecListener, observe_gpu_node, request_of_spec, status_of
+from gpuvirt.agent.cluster.gpunodekeeper import events_between
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.events import EventDraft, EventLevel
 from gpuvirt.cluster.kinds import gpunode

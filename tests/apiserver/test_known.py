@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
+from gpuvirt.agent.cluster.gpunodekeeper import GpuNodeKeeper
+from gpuvirt.agent.cluster.keeping import KeeperDependencies, ObservedObject
 from gpuvirt.cluster import events
-from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
-from gpuvirt.cluster.agent.keeping import KeeperDependencies, ObservedObject
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ConflictError

@@ -13,6 +13,7 @@ from msgspec import inspect
 
 import gpuvirt.cluster
 from gpuvirt import documents, nulls
+from gpuvirt.agent.kubelet.checkpoint import Checkpoint
 from gpuvirt.cluster.access.execplugin import ExecCredential
 from gpuvirt.cluster.access.kubeconfig import KubeConfig
 from gpuvirt.cluster.failures import Status
@@ -27,7 +28,6 @@ from gpuvirt.cluster.operator.schedules import nodemarks
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.setup import KubeletConfig
-from gpuvirt.kubelet.checkpoint import Checkpoint
 from gpuvirt.model.doctor import kubevirt
 from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.plain import Plain

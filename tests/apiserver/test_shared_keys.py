@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.cluster.agent.nodelabels import shared_claim
+from gpuvirt.agent.cluster.nodelabels import shared_claim
 from gpuvirt.cluster.labelpatch import patch_of
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION, keys_without_shares

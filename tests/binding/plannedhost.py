@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.inputs import Inputs
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import NOBODY, change_drivers, change_host_in, driver_state

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
+from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.store import originaldrivers
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware.access.tools import ToolError
@@ -20,8 +22,6 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.tree import constant

@@ -5,15 +5,15 @@ from functools import partial
 
 import pytest
 
+from gpuvirt.agent.change.steps import proving
+from gpuvirt.agent.change.steps.driverexecutor import _expect_native, clear_override, give_back, load
+from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.sysfs import device_path, driver_path
 from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.steps import ClearOverride, LoadModule, Return
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.steps import proving
-from gpuvirt.node.change.steps.driverexecutor import _expect_native, clear_override, give_back, load
-from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec

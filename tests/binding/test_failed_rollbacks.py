@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change.steps.changerecord import ChangeRecord
+from gpuvirt.agent.store import originaldrivers
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.sysfs import DRIVERS_PROBE, driver_path
 from gpuvirt.model.allocation.allocations import Unknown
@@ -16,9 +19,6 @@ from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.steps import ClearOverride, Probe, RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.steps.changerecord import ChangeRecord
-from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from tests.change.changes import NOBODY, change_drivers, driver_state
 from tests.change.hostunit import A10, HostUnit

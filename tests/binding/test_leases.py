@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.change.steps.leasing import GroupClaim, InUseError, leased
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.usage.users import cdevs_of
@@ -14,8 +16,6 @@ from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, 
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.change.steps.leasing import GroupClaim, InUseError, leased
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.store import originaldrivers
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.pci import GRACE_DRIVER
 from gpuvirt.hardware.access.tools import HostTools, ToolError
@@ -14,8 +16,6 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_return, plan_units
 from gpuvirt.model.change.nativedrivers import alias_of
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.devices.platform import Cpu, PlatformSpec

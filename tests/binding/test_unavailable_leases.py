@@ -4,12 +4,12 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from gpuvirt.agent.change.steps.leasing import GroupClaim, InUseError, Prove, RefusedError, leased
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.access.proof import ProofKind
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.usage.users import GROUP_CLASS, cdevs_of
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.steps.leasing import GroupClaim, InUseError, Prove, RefusedError, leased
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec

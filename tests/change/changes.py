@@ -3,6 +3,14 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.change.gate.gatefiles import GateFiles
+from gpuvirt.agent.change.gate.gatepass import Pass
+from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change.observation import HostObservation, observe
+from gpuvirt.agent.change.steps.changes import Change, by_hand
+from gpuvirt.agent.change.steps.vgpusteps import Run
+from gpuvirt.agent.change.unitchange import apply
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.tools import Tools
@@ -19,14 +27,6 @@ from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.change.gate.gatefiles import GateFiles
-from gpuvirt.node.change.gate.gatepass import Pass
-from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.observation import HostObservation, observe
-from gpuvirt.node.change.steps.changes import Change, by_hand
-from gpuvirt.node.change.steps.vgpusteps import Run
-from gpuvirt.node.change.unitchange import apply
 
 ReportStep = Callable[[Step | RollBack], None]
 NO_PODS: Allocations = {}

@@ -2,6 +2,11 @@
 
 from pathlib import Path
 
+from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change.observation import observe
+from gpuvirt.agent.change.steps.changes import by_hand
+from gpuvirt.agent.change.steps.vgpusteps import Run
+from gpuvirt.agent.change.unitchange import apply
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
@@ -10,11 +15,6 @@ from gpuvirt.model.change.plan import Plan
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.observation import observe
-from gpuvirt.node.change.steps.changes import by_hand
-from gpuvirt.node.change.steps.vgpusteps import Run
-from gpuvirt.node.change.unitchange import apply
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, load_host

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.podallocations import PodAllocations
@@ -15,7 +16,6 @@ from gpuvirt.model.change.steps import CreateVgpu, RollBack, Step
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
-from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.paths import HostPath
 from tests.change.changes import UNGATED, change_drivers, change_vgpus, inputs
 from tests.change.hostunit import A10, HostUnit

@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.steps import proving
+from gpuvirt.agent.change.steps.changes import by_hand
+from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.change.steps.vgpusteps import Run
+from gpuvirt.agent.change.unitchange import apply
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
@@ -22,11 +27,6 @@ from gpuvirt.model.change.plan import StepScope
 from gpuvirt.model.change.steps import LoadModule, Return, RollBack, Step, Unbind
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.steps import proving
-from gpuvirt.node.change.steps.changes import by_hand
-from gpuvirt.node.change.steps.leasing import RefusedError
-from gpuvirt.node.change.steps.vgpusteps import Run
-from gpuvirt.node.change.unitchange import apply
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt_sim.files.tree import DEVICE_NUMBERS, Link
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host

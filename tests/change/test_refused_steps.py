@@ -5,6 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.change.gate import gatepass
+from gpuvirt.agent.change.gate.gaterecord import IllegalMoveError
+from gpuvirt.agent.change.steps import proving
+from gpuvirt.agent.change.steps.changes import by_hand
+from gpuvirt.agent.change.steps.driverexecutor import execute
+from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.sysfs import device_path, driver_path
 from gpuvirt.hardware.access.proof import ProofKind
@@ -13,12 +19,6 @@ from gpuvirt.model.change.plan import DriverPlan, StepScope
 from gpuvirt.model.change.steps import Unbind
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.gate import gatepass
-from gpuvirt.node.change.gate.gaterecord import IllegalMoveError
-from gpuvirt.node.change.steps import proving
-from gpuvirt.node.change.steps.changes import by_hand
-from gpuvirt.node.change.steps.driverexecutor import execute
-from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.tree import File, Folder

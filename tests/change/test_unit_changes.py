@@ -7,6 +7,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.gate.gate import UnitBusyError
+from gpuvirt.agent.change.steps.changes import Change, Changes, by_hand
+from gpuvirt.agent.change.steps.vgpusteps import Run
+from gpuvirt.agent.change.unitchange import apply
+from gpuvirt.agent.store import originaldrivers
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware.scan import scan
@@ -18,11 +23,6 @@ from gpuvirt.model.change.steps import DisableVfs, Override, Probe, RemoveVgpu, 
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.gate.gate import UnitBusyError
-from gpuvirt.node.change.steps.changes import Change, Changes, by_hand
-from gpuvirt.node.change.steps.vgpusteps import Run
-from gpuvirt.node.change.unitchange import apply
-from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host, shared_cards

@@ -82,8 +82,8 @@ def test_an_agent_that_changes_no_gpus_runs_without_the_modules_for_that_and_wit
         assert agent.wait(100) == 0
         assert agent.stderr is not None
         modules = set(agent.stderr.read().splitlines()[-1].split())
-    assert "gpuvirt.kubelet.plugins" in modules
-    assert not {"yaml", "gpuvirt.node.reconcile.reconciler", "gpuvirt.node.change.unitchange"} & modules
+    assert "gpuvirt.agent.kubelet.plugins" in modules
+    assert not {"yaml", "gpuvirt.agent.reconcile.reconciler", "gpuvirt.agent.change.unitchange"} & modules
 
 
 @pytest.mark.parametrize("command", [GPUVIRT, PLUGIN])

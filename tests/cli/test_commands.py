@@ -11,6 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt import __version__
+from gpuvirt.agent.known import snapshot
+from gpuvirt.agent.store import ledgerstore
 from gpuvirt.cli.output import render
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
@@ -19,8 +21,6 @@ from gpuvirt.model.allocation.ledger import Consumer, Entry, Ledger
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.offers.view import AgentView, NodeView, SchedulerView
-from gpuvirt.node.known import snapshot
-from gpuvirt.node.store import ledgerstore
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING

@@ -9,6 +9,9 @@ from threading import Event
 
 import pytest
 
+from gpuvirt.agent.change.gate.gateerrors import UnitBusyError, UnitUnsettledError
+from gpuvirt.agent.change.observation import observe
+from gpuvirt.agent.kubelet.livelists import ListUnknownError
 from gpuvirt.cli.changes import inworker
 from gpuvirt.cli.changes.inworker import CommandHost, beside, in_worker
 from gpuvirt.cli.changes.vfiohost import Host
@@ -16,12 +19,9 @@ from gpuvirt.cli.changes.vgpuhost import removed
 from gpuvirt.cli.output.vgpurender import VgpuResult
 from gpuvirt.facts.ids import DeviceId, PciAddress
 from gpuvirt.hardware.scan import scan
-from gpuvirt.kubelet.livelists import ListUnknownError
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.gate.gateerrors import UnitBusyError, UnitUnsettledError
-from gpuvirt.node.change.observation import observe
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.programs.tools import SimTools

@@ -42,8 +42,8 @@ NOT_OF_EVERY_AGENT = (
     "gpuvirt.hardware.programs",
     "gpuvirt.install",
     "gpuvirt.model.doctor",
-    "gpuvirt.node.change.unitchange",
-    "gpuvirt.node.reconcile.reconciler",
+    "gpuvirt.agent.change.unitchange",
+    "gpuvirt.agent.reconcile.reconciler",
     "gpuvirt_sim",
     "gpuvirt.support",
     "h11",
@@ -55,7 +55,7 @@ NOT_OF_EVERY_AGENT = (
 
 def test_an_agent_loads_no_part_that_its_mode_does_not_need() -> None:
     modules = loaded_by("node", "--help")
-    assert "gpuvirt.node.agent" in modules
+    assert "gpuvirt.agent.agent" in modules
     assert not {name for name in modules if name.startswith(tuple(f"{part}." for part in NOT_OF_EVERY_AGENT))}
     assert not set(NOT_OF_EVERY_AGENT) & modules
 

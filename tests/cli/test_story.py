@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.clock import RealClock
-from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt_sim.commands import demo
 from gpuvirt_sim.kubelet.client import PluginClient
 

@@ -12,9 +12,11 @@ import yaml
 from lab.cluster import settings
 from lab.cluster.controlplane import ControlPlane
 
+from gpuvirt.agent.cluster.clusterside import ClusterSide
+from gpuvirt.agent.known.podinquiry import PodInquiry
+from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.failures import ApiRefusedError, ForbiddenError
 from gpuvirt.cluster.kinds.core import Node
@@ -27,8 +29,6 @@ from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.known.podinquiry import PodInquiry
-from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt_sim.clock import BEGINNING
 
 ROOT = Path(__file__).parent.parent.parent

@@ -13,7 +13,7 @@ from lab.cluster.cluster import KUBELET_ROOT, Cluster
 from lab.cluster.leftovers import VFIO, clear_nodes
 from typing_extensions import override
 
-from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_allocatable
+from gpuvirt.agent.kubelet.podresources import PodResourcesUnknownError, ask_allocatable
 from gpuvirt.paths import KubeletPaths
 from tests.cluster.labnamespace import BOX, GPUVIRT, PATIENCE_S, LabNamespace
 

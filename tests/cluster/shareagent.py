@@ -14,27 +14,27 @@ from lab.cluster import settings
 from lab.cluster.cluster import KUBELET_ROOT
 from msgspec.structs import replace
 
+from gpuvirt.agent.cluster.clusterside import ClusterSide
+from gpuvirt.agent.kubelet.shares.offering import UnitOffer
+from gpuvirt.agent.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.agent.loops.intervals import Intervals
+from gpuvirt.agent.shares import limitfiles, recordstore
+from gpuvirt.agent.shares.limitfiles import LimitFiles
+from gpuvirt.agent.shares.mpslimits import MpsLimits
+from gpuvirt.agent.shares.nodeshares import stored_shares
+from gpuvirt.agent.shares.podends import Accounts
+from gpuvirt.agent.shares.shareallocator import Dependencies
+from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.cli.parameters.apiserver import demanded_credentials
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
-from gpuvirt.kubelet.shares.offering import UnitOffer
-from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.shares import limitfiles, recordstore
-from gpuvirt.node.shares.limitfiles import LimitFiles
-from gpuvirt.node.shares.mpslimits import MpsLimits
-from gpuvirt.node.shares.nodeshares import stored_shares
-from gpuvirt.node.shares.podends import Accounts
-from gpuvirt.node.shares.shareallocator import Dependencies
-from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.tasks import until_stopped
 from tests.cluster.apilab import Listener

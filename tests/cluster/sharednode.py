@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 from lab.cluster import settings
 
+from gpuvirt.agent.shares import recordstore
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, PodShares
 from gpuvirt.model.shares.node.records import ShareRecords
-from gpuvirt.node.shares import recordstore
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.labnamespace import BOX, PATIENCE_S
 

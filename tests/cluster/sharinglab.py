@@ -12,12 +12,12 @@ import msgspec
 from lab.cluster import settings
 from lab.cluster.schedulerimage import import_kube_scheduler
 
+from gpuvirt.agent.shares import recordstore
 from gpuvirt.cluster.kinds.gpunode import Status as GpuNodeStatus
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, PodShares
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.overview import SharesOverview
-from gpuvirt.node.shares import recordstore
 from tests.cli.commandline import gpuvirt
 from tests.cluster.chartlab import CHART, NAMESPACE, Install, on_simulated_host
 from tests.cluster.clusterlab import LabNode

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from lab.cluster.cluster import KUBELET_ROOT
 
+from gpuvirt.agent.kubelet import checkpoint
+from gpuvirt.agent.kubelet.podresources import PodResources
+from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.podresources import PodResources
-from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.kubelet.checkpoint import checksum
 from gpuvirt_sim.kubelet.containers import Container

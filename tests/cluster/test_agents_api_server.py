@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from lab.cluster.cluster import Cluster
 
+from gpuvirt.agent.store import desiredstatestore
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.core import Node
@@ -21,7 +22,6 @@ from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.store import desiredstatestore
 from tests.cluster.apilab import (
     MAPS,
     NAMESPACE,

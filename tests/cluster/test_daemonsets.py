@@ -10,8 +10,8 @@ import yaml
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME
 
+from gpuvirt.agent.store import desiredstatestore
 from gpuvirt.model.desired.observed import NodeRequest, Observed
-from gpuvirt.node.store import desiredstatestore
 from tests.cluster.clusterlab import LabNode, PodRequest, devices_of
 from tests.cluster.labnamespace import PATIENCE_S
 

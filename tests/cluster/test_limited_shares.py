@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.shares.memoryuse import read_uses
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
-from gpuvirt.node.shares.memoryuse import read_uses
 from gpuvirt.paths import HostRoots
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.sharednode import A, Shared, main, shared_node

@@ -6,8 +6,8 @@ import pytest
 from lab.cluster.cluster import KUBELET_ROOT
 from lab.cluster.settings import NODE
 
+from gpuvirt.agent.store.recordhistorystore import FILE
 from gpuvirt.facts.ids import PciAddress, ResourceName
-from gpuvirt.node.store.recordhistorystore import FILE
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from tests.cluster.clusterlab import LabNode, PodRequest

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from lab.cluster.cluster import KUBELET_ROOT
 
-from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_consumers
+from gpuvirt.agent.kubelet import checkpoint
+from gpuvirt.agent.kubelet.podresources import PodResourcesUnknownError, ask_consumers
 from gpuvirt.paths import KubeletPaths
 from tests.cluster.clusterlab import POD_RESOURCES, LabNode
 from tests.cluster.labnamespace import PATIENCE_S

@@ -13,10 +13,10 @@ import pytest
 from lab.cluster.cluster import KUBELET_ROOT
 from lab.cluster.settings import NODE
 
+from gpuvirt.agent.known import nokubelet
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.usage.processes import content, pids
-from gpuvirt.node.known import nokubelet
 from gpuvirt.paths import HostRoots
 from tests.cluster.clusterlab import LabNode, PodRequest
 from tests.cluster.nodeworkload import is_for

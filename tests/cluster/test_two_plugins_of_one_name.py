@@ -6,8 +6,8 @@ import signal
 import pytest
 from lab.cluster.cluster import KUBELET_ROOT
 
+from gpuvirt.agent.kubelet.podresources import ask_allocatable
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.kubelet.podresources import ask_allocatable
 from tests.cluster.clusterlab import POD_RESOURCES, LabNode, PodRequest
 from tests.cluster.labnamespace import PATIENCE_S
 from tests.cluster.reportingagent import HALF, reporting, row, set_spec

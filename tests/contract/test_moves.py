@@ -7,6 +7,9 @@ import pytest
 from lab.kernel.modules import VARIANT
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.gate.gate import UnitBusyError
+from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.store import originaldrivers
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.access.kernel import Kernel
@@ -15,9 +18,6 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.gate.gate import UnitBusyError
-from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostRoots, KubeletPaths
 from tests.change.changes import NOBODY, change_drivers, change_host_in, driver_state, inputs
 from tests.contract.guesthost import GUESTS

@@ -10,6 +10,9 @@ import pytest
 from lab.kernel.notools import NO_TOOLS
 from msgspec.structs import replace
 
+from gpuvirt.agent.change import byhand
+from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change.observation import observe
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
@@ -17,9 +20,6 @@ from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import CreateVgpu, RemoveVgpu, RollBack, Step
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
-from gpuvirt.node.change import byhand
-from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
 from tests.change.changes import NOBODY, change_host_in, change_vgpus, inputs
 from tests.contract.hosts import LONG_S, Answer, CdevHost, Host, Job, Vm, exists, group_of, until_free

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.cluster.gpunodekeeper import REPORTER
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.agent.gpunodekeeper import REPORTER
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.events import About, Event, EventDraft, EventLevel, Reporter, create, event_of
 from gpuvirt.cluster.failures import ApiRefusedError, ForbiddenError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lab.cluster.playedcluster import PlayedCluster
 
-from gpuvirt.apps.discover import DiscoverOptions, DiscoverProcess, label_once
+from gpuvirt.agent.discoverprocess import DiscoverOptions, DiscoverProcess, label_once
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.failures import ApiRefusedError, ForbiddenError, NotFoundError

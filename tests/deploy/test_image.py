@@ -82,7 +82,7 @@ def test_the_image_has_all_commands_and_no_file_of_the_build_host(images: Mappin
     assert [name for name in files if "/libvirtmod." in name], "the controller asks libvirt"
     assert [name for name in files if "/libvirt.so.0" in name], "by its library"
     assert [name for name in files if name.startswith(("src/", "root/.cache/"))] == []
-    assert [name for name in files if name.endswith("/gpuvirt/node/agent.py")]
+    assert [name for name in files if name.endswith("/gpuvirt/agent/agent.py")]
     assert [name for name in files if "gpuvirt_sim" in name] == []
 
 

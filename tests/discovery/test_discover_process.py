@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.discover import DiscoverOptions, DiscoverProcess
+from gpuvirt.agent.discoverer import INTERVAL_S, Discoverer
+from gpuvirt.agent.discoverprocess import DiscoverOptions, DiscoverProcess
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import NodeName, PciAddress
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
-from gpuvirt.node.discoverer import INTERVAL_S, Discoverer
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host

@@ -45,9 +45,9 @@ def test_a_proof_must_be_spent_before_the_write() -> None:
 @pytest.mark.parametrize(
     ("made", "maker"),
     [
-        ("Proof(ProofKind.FORCED, ['x'])", "node/change/steps/proving.py"),
-        ("NoKubelet()", "node/known/nokubelet.py"),
-        ("SettledAt(now_s)", "node/allocators.py"),
+        ("Proof(ProofKind.FORCED, ['x'])", "agent/change/steps/proving.py"),
+        ("NoKubelet()", "agent/known/nokubelet.py"),
+        ("SettledAt(now_s)", "agent/allocators.py"),
         ("VmProof(vm.key)", "model/schedules/matching.py"),
     ],
 )

@@ -9,14 +9,14 @@ import yaml
 
 import gpuvirt_sim
 from gpuvirt import __version__, documents
+from gpuvirt.agent import metrics
+from gpuvirt.agent.known import snapshot
+from gpuvirt.agent.loops.telemetry import Telemetry
 from gpuvirt.facts.vgpu import SchedulerPolicy
 from gpuvirt.model.desired.settings import Compat, Settings, check
 from gpuvirt.model.desired.vgpuconfig import CONFIGS, VERSION, parse
 from gpuvirt.model.desired.vgpuentries import NoteCode, Sizes
 from gpuvirt.model.offers import discovery
-from gpuvirt.node.known import snapshot
-from gpuvirt.node.loops.telemetry import Telemetry
-from gpuvirt.web import agentmetrics as metrics
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.hostspec import host_names, load_host

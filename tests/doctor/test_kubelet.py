@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.gate.gate import gate_at
+from gpuvirt.agent.change.gate.gates import plugin_gates
+from gpuvirt.agent.change.gate.membership import Membership
 from gpuvirt.apps.doctor import gather
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.allocation.ledger import Ledger
@@ -20,9 +23,6 @@ from gpuvirt.model.doctor.explanation import StageName
 from gpuvirt.model.offers.view import AgentView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.node.change.gate.gate import gate_at
-from gpuvirt.node.change.gate.gates import plugin_gates
-from gpuvirt.node.change.gate.membership import Membership
 from gpuvirt_sim.clock import BEGINNING
 from tests.doctor.sickhost import around as surroundings
 from tests.doctor.sickhost import codes, evidence, examine, findings, found, host

@@ -12,25 +12,25 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.change.changehost import ChangeHost as CommandHost
+from gpuvirt.agent.change.gate.gate import gate_at
+from gpuvirt.agent.change.gate.gaterecord import GateOwner
+from gpuvirt.agent.change.gate.gates import plugin_gates
+from gpuvirt.agent.guard import only_agent
+from gpuvirt.agent.known import snapshot
+from gpuvirt.agent.known.kubeletrecord import KubeletRecord
+from gpuvirt.agent.kubelet.accountwatch import AccountWatch
+from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.agent.options import NodeOptions
+from gpuvirt.agent.store.recordhistorystore import history_store
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.facts.nodes import unread_node
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.usage.processes import NAMESPACE
-from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.offers.view import AgentView, NodeView
-from gpuvirt.node.agent import Agent
-from gpuvirt.node.change.changehost import ChangeHost as CommandHost
-from gpuvirt.node.change.gate.gate import gate_at
-from gpuvirt.node.change.gate.gaterecord import GateOwner
-from gpuvirt.node.change.gate.gates import plugin_gates
-from gpuvirt.node.guard import only_agent
-from gpuvirt.node.known import snapshot
-from gpuvirt.node.known.kubeletrecord import KubeletRecord
-from gpuvirt.node.options import NodeOptions
-from gpuvirt.node.store.recordhistorystore import history_store
 from gpuvirt.tasks import keep_going
 from gpuvirt_sim.clock import BEGINNING
 from tests.explore.jobs import ExploredWorker

@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from typing_extensions import override
 
+from gpuvirt.agent.change import byhand
+from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
+from gpuvirt.agent.change.gate.gateerrors import UnitBusyError
+from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change.observation import observe
+from gpuvirt.agent.change.steps.changes import by_hand
+from gpuvirt.agent.change.steps.vgpusteps import Run
+from gpuvirt.agent.change.unitchange import apply
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
@@ -14,15 +23,6 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit,
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
 from gpuvirt.model.reasons import Reason, gaterefusals
-from gpuvirt.node.change import byhand
-from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
-from gpuvirt.node.change.gate.gateerrors import UnitBusyError
-from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.observation import observe
-from gpuvirt.node.change.steps.changes import by_hand
-from gpuvirt.node.change.steps.vgpusteps import Run
-from gpuvirt.node.change.unitchange import apply
 from gpuvirt.paths import HostRoots
 from tests.explore.reduction import STRANDS
 from tests.explore.scenario import Action

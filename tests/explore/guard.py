@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
+from gpuvirt.agent.change.gate import drainrequest, gate
+from gpuvirt.agent.change.gate.gate import Gate
+from gpuvirt.agent.change.steps.changes import Change
+from gpuvirt.agent.change.steps.leasing import GroupClaim, Prove
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.node import picture
-from gpuvirt.node.change.gate import drainrequest, gate
-from gpuvirt.node.change.gate.gate import Gate
-from gpuvirt.node.change.steps.changes import Change
-from gpuvirt.node.change.steps.leasing import GroupClaim, Prove
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The intervals of the explored agent."""
 
-from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.agent.loops.intervals import Intervals
 
 INTERVALS = Intervals(
     nodes_s=240.0,

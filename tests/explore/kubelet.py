@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from gpuvirt.agent.kubelet.podresources import Devices, PodResourcesUnknownError
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.kubelet.podresources import Devices, PodResourcesUnknownError
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.model.shares.node.unitids import is_unit_id

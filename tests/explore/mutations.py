@@ -3,14 +3,28 @@
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from gpuvirt.agent.allocation import allocator
+from gpuvirt.agent.change import driverphase
+from gpuvirt.agent.change.allocationgate import AllocationGate, DevicesBySlot
+from gpuvirt.agent.change.gate import drainrequest, gate, gaterecord
+from gpuvirt.agent.change.gate.gates import Gates
+from gpuvirt.agent.change.steps import changes, driverexecutor, leasing, proving, vgpusteps
+from gpuvirt.agent.change.steps.changerecord import ChangeRecord
+from gpuvirt.agent.change.steps.changes import Change, Changes
+from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.known import state
+from gpuvirt.agent.known.tenancykeeper import TenancyKeeper
+from gpuvirt.agent.kubelet import accountwatch, recordedallocations
+from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.agent.reconcile.operands import Operands
+from gpuvirt.agent.reconcile.podaccount import PodAccount
+from gpuvirt.agent.shares import podends
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts, FreshFacts
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.hardware.devicefacts import AskedDevice, DeviceReading
-from gpuvirt.kubelet import accountwatch, recordedallocations
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation import allocateddevices, ledger, nodeledger
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
 from gpuvirt.model.allocation.allocations import Unknown
@@ -27,20 +41,6 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node import decisions, parts, picture
 from gpuvirt.model.offers import withdrawal
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.allocation import allocator
-from gpuvirt.node.change import driverphase
-from gpuvirt.node.change.allocationgate import AllocationGate, DevicesBySlot
-from gpuvirt.node.change.gate import drainrequest, gate, gaterecord
-from gpuvirt.node.change.gate.gates import Gates
-from gpuvirt.node.change.steps import changes, driverexecutor, leasing, proving, vgpusteps
-from gpuvirt.node.change.steps.changerecord import ChangeRecord
-from gpuvirt.node.change.steps.changes import Change, Changes
-from gpuvirt.node.change.steps.leasing import RefusedError
-from gpuvirt.node.known import state
-from gpuvirt.node.known.tenancykeeper import TenancyKeeper
-from gpuvirt.node.reconcile.operands import Operands
-from gpuvirt.node.reconcile.podaccount import PodAccount
-from gpuvirt.node.shares import podends
 from tests.explore.guard import (
     DRAINED,
     DRAINS,

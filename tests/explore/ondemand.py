@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.offers.ondemand.podends import PodEnds
-from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt_sim.devices.vgpu import SimVgpuHost
 from tests.explore.agenda import Option
 from tests.explore.kubelet import Key, Pod

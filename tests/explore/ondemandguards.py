@@ -4,11 +4,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from gpuvirt.agent.change.gate.gate import Gate
+from gpuvirt.agent.change.steps import vgpusteps
+from gpuvirt.agent.change.steps.changes import Changes
+from gpuvirt.agent.kubelet.accountwatch import AccountWatch
+from gpuvirt.agent.kubelet.checkpoint import without_gone
+from gpuvirt.agent.ondemand.ondemandallocator import OnDemandAllocator, _Request
+from gpuvirt.agent.reconcile.podaccount import PodAccount
 from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.vgpu import mdev
-from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.checkpoint import without_gone
 from gpuvirt.model.allocation import ledger, nodeledger
 from gpuvirt.model.allocation.ledger import Entry, Known
 from gpuvirt.model.change.plan import Scope
@@ -20,11 +25,6 @@ from gpuvirt.model.node import recentvgpus
 from gpuvirt.model.offers.ondemand import capacity, offer, ondemandstarts
 from gpuvirt.model.offers.ondemand.capacity import Carried
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
-from gpuvirt.node.change.gate.gate import Gate
-from gpuvirt.node.change.steps import vgpusteps
-from gpuvirt.node.change.steps.changes import Changes
-from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator, _Request
-from gpuvirt.node.reconcile.podaccount import PodAccount
 from tests.explore.guard import DRAINS, GOES_ON, NEWEST, UNSETTLED, Guard, always, never, nothing, without_lease
 
 

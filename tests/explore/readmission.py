@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress
-from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.vfio import CDEVS, Group, group_of_node
 from gpuvirt_sim.kernel import SimKernel

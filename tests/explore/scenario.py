@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt_sim.hostspec import HostSpec
 from tests.explore.intervals import INTERVALS
 from tests.explore.reduction import ALL, Touches

@@ -11,13 +11,13 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from gpuvirt.agent.change.gate import damageage, gate, gatelock, gatepass, unsettled
+from gpuvirt.agent.change.gate.gaterecord import GateOwner
+from gpuvirt.agent.kubelet import accountwatch, hostaccount
+from gpuvirt.agent.kubelet.podresources import Devices
 from gpuvirt.cli.changes import podaccount
 from gpuvirt.clock import Clock
-from gpuvirt.kubelet import accountwatch, hostaccount
-from gpuvirt.kubelet.podresources import Devices
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.node.change.gate import damageage, gate, gatelock, gatepass, unsettled
-from gpuvirt.node.change.gate.gaterecord import GateOwner
 from gpuvirt_sim import builder, hostspec
 
 

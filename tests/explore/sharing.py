@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.kubelet import wire
+from gpuvirt.agent.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
+from gpuvirt.agent.shares.podends import Accounts
+from gpuvirt.agent.shares.refusals import ShareRefusedError
+from gpuvirt.agent.shares.shareallocator import Dependencies, ShareAllocator
+from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
-from gpuvirt.kubelet import wire
-from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.unitids import unit_ids
-from gpuvirt.node.agent import Agent
-from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
-from gpuvirt.node.shares.podends import Accounts
-from gpuvirt.node.shares.refusals import ShareRefusedError
-from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator
-from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from tests.explore.agenda import Option
 from tests.explore.kubelet import Key, Pod

@@ -3,9 +3,9 @@
 from datetime import datetime
 from random import Random
 
-from gpuvirt.kubelet.podresources import Devices
+from gpuvirt.agent.change.gate.gaterecord import GateOwner
+from gpuvirt.agent.kubelet.podresources import Devices
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.node.change.gate.gaterecord import GateOwner
 from tests.explore.world import World
 
 LOCK_S = 0.05

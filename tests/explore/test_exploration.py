@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
+from gpuvirt.agent.change.steps.changes import Change
 from gpuvirt.facts.snapshot import DeviceIds
-from gpuvirt.node.change.steps.changes import Change
 from tests.explore.__main__ import describe, own_folder
 from tests.explore.explorer import Explorer, Tally, sample_random
 from tests.explore.guard import Guard

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError, AllocationRequest
+from gpuvirt.agent.kubelet import wire
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.kubelet import wire
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.offers.view import NodeView, Registration
-from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim import kernel as sim
 from gpuvirt_sim.builder import build_host

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpuvirt.agent.published.moduleoptions import persist
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType
 from gpuvirt.facts.pci import AMD, NVIDIA, PciFunction, Unread
@@ -18,7 +19,6 @@ from gpuvirt.model.change.moduleoption import FILE, HEAD, conflicting_options, m
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.scheduling import refuse, registry_value, scheduler_context_of
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.published.moduleoptions import persist
 from gpuvirt.paths import HostPath, HostRoots
 
 GPU, OTHER = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")

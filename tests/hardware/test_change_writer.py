@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.change.gate.gate import gate_at
+from gpuvirt.agent.guard import only_agent
 from gpuvirt.errors import LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.access.tools import HostTools, run_program
 from gpuvirt.hardware.access.writerkernel import WriterKernel, writing
-from gpuvirt.node.change.gate.gate import gate_at
-from gpuvirt.node.guard import only_agent
 from gpuvirt.paths import HostPath, HostRoots
 from tests.mount.mounting import until
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuvirt.agent.kubelet import wire
 from gpuvirt.cli.output import render
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import RealKernel
-from gpuvirt.kubelet import wire
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt_sim.files.tree import Link

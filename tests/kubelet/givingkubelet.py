@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpuvirt.agent.allocation.allocator import AllocationRequest
+from gpuvirt.agent.kubelet.plugins import Answers, DevicePlugin
+from gpuvirt.agent.kubelet.registrar import register
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
-from gpuvirt.kubelet.plugins import Answers, DevicePlugin
-from gpuvirt.kubelet.registrar import register
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.offers.view import DeviceView, ResourceView
-from gpuvirt.node.allocation.allocator import AllocationRequest
 from gpuvirt_sim.kubelet.containers import Claim, Container
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 

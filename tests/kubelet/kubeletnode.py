@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gpuvirt.apps.node import ClusterTask, run
+from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.loops.intervals import Intervals
+from gpuvirt.agent.options import NodeOptions
+from gpuvirt.agent.process import ClusterTask, run
 from gpuvirt.clock import RealClock
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.node.agent import Agent
-from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.options import NodeOptions
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host

@@ -11,16 +11,16 @@ import grpc
 import pytest
 from typing_extensions import override
 
+from gpuvirt.agent.known.nokubelet import prove
+from gpuvirt.agent.kubelet.accountwatch import AccountWatch
+from gpuvirt.agent.kubelet.podresources import PodResources, PodResourcesUnknownError, ask_allocatable, ask_consumers
+from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.clock import Clock, RealClock, Signal
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.pci import Unread
-from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError, ask_allocatable, ask_consumers
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.known.nokubelet import prove
-from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host

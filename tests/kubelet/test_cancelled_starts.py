@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.kubelet import grpcservers
+from gpuvirt.agent.kubelet import grpcservers
 
 SERVER = """
 async def live(folder: Path) -> None:
@@ -29,7 +29,7 @@ import asyncio, gc, sys
 from pathlib import Path
 import grpc.aio
 from gpuvirt.clock import RealClock
-from gpuvirt.kubelet import grpcservers
+from gpuvirt.agent.kubelet import grpcservers
 from gpuvirt_sim.kubelet.kubelet import running
 {life}
 async def cancel(turns: tuple[int, ...], folder: Path) -> None:

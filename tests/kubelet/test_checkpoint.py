@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.kubelet import checkpoint
+from gpuvirt.agent.kubelet.checkpoint import Data, PodDevices
+from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.errors import DamagedError
-from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.checkpoint import Data, PodDevices
-from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.kubelet import checkpoint as writing
 

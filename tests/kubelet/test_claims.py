@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.kubelet import claims
+from gpuvirt.agent.kubelet.accountwatch import AccountWatch
+from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.clock import RealClock, Signal
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.kubelet import claims
-from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.kubelet.claims import checked
 from gpuvirt_sim.kubelet.containers import Claim, Container

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.known.nokubelet import prove
+from gpuvirt.agent.kubelet.hostaccount import AccountUnknownError, read_account
+from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.usage.processes import read_kubelets
-from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.recordhistory import RecordHistory
-from gpuvirt.node.known.nokubelet import prove
 from gpuvirt.paths import HostPath, KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.known.nokubelet import KubeletTrace, prove
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
@@ -15,8 +17,6 @@ from gpuvirt.hardware.usage.processes import INITIAL_NAMESPACE, read_kubelets
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.known.nokubelet import KubeletTrace, prove
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.processes import Process

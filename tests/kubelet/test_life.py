@@ -7,7 +7,7 @@ import grpc.aio
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.apps.node import run
+from gpuvirt.agent.process import run
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt_sim.builder import build_host

@@ -10,16 +10,16 @@ import grpc
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.gate.gates import plugin_gates
+from gpuvirt.agent.kubelet import livelists
+from gpuvirt.agent.kubelet.livelists import ListUnknownError, read_lists
 from gpuvirt.cli.changes.inworker import CommandHost, beside
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
-from gpuvirt.kubelet import livelists
-from gpuvirt.kubelet.livelists import ListUnknownError, read_lists
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel

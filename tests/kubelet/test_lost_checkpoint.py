@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.kubelet.accountwatch import AccountWatch
+from gpuvirt.agent.kubelet.hostaccount import AccountUnknownError, read_account
+from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.agent.loops.intervals import Intervals
+from gpuvirt.agent.store.recordhistorystore import FILE, FORMAT, read_history
 from gpuvirt.clock import RealClock, Signal
 from gpuvirt.facts.ids import BootId, DeviceId, PodUid, ResourceName
 from gpuvirt.facts.nodes import unread_node
-from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.allocation.recordhistory import PodRequests, RecordHistory
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.store.recordhistorystore import FILE, FORMAT, read_history
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 from tests.kubelet.givingkubelet import give

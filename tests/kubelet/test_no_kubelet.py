@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 from typing_extensions import override
 
-from gpuvirt.apps.node import run
+from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.process import run
 from gpuvirt.clock import RealClock
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.node.agent import Agent
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host

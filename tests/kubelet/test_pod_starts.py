@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.kubelet.podstarts import PodFolder
 from gpuvirt.hardware.usage.processes import has_usual_root
-from gpuvirt.kubelet.podstarts import PodFolder
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.files.tree import constant
 from gpuvirt_sim.kernel import SimKernel

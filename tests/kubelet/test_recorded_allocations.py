@@ -7,18 +7,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuvirt.agent.known.nokubelet import KubeletTrace
+from gpuvirt.agent.kubelet.checkpoint import Checkpoint, Data, PodDevices
+from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.agent.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.agent.shares.unitallocation import UnitAllocation
+from gpuvirt.agent.store.files import replace_file
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
-from gpuvirt.kubelet.checkpoint import Checkpoint, Data, PodDevices
-from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.demand import ContainerName
 from gpuvirt.model.shares.node.sharespec import KIND
-from gpuvirt.node.known.nokubelet import KubeletTrace
-from gpuvirt.node.shares.unitallocation import UnitAllocation
-from gpuvirt.node.store.files import replace_file
 from gpuvirt.paths import KubeletPaths
 
 GPU, UNITS = ResourceName("nvidia.com/gpu"), ResourceName("nvidia.com/vgpu")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan, with_device_ids
-from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.paths import HostRoots, KubeletPaths
 from tests.sim.simulated import Simulated

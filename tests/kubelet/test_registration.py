@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.apps.node import pages, run
+from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.kubelet import sockets
+from gpuvirt.agent.kubelet.plugins import Answers, DevicePlugin
+from gpuvirt.agent.kubelet.registrar import Registrar, register
+from gpuvirt.agent.loops.intervals import Intervals
+from gpuvirt.agent.process import pages, run
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.kubelet import sockets
-from gpuvirt.kubelet.plugins import Answers, DevicePlugin
-from gpuvirt.kubelet.registrar import Registrar, register
 from gpuvirt.model.offers.view import ResourceView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.agent import Agent
-from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host

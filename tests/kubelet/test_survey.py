@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.change.gate.gates import plugin_gates
+from gpuvirt.agent.kubelet.survey import read_kubelet
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.setup import KubeletConfig
-from gpuvirt.kubelet.survey import read_kubelet
-from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.paths import HostPath, KubeletPaths
 
 

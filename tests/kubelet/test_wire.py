@@ -7,11 +7,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuvirt.agent.kubelet import wire
+from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.nodes import unread_node
-from gpuvirt.kubelet import wire
-from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.offers.view import DeviceView, ResourceView
 from gpuvirt.paths import HostPath

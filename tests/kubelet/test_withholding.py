@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.agent import Agent
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.agent import Agent
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.containers import Container

@@ -5,6 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.allocation.allocator import AllocationRequest, Allocator, Callbacks
+from gpuvirt.agent.change.allocationgate import AllocationGate
+from gpuvirt.agent.change.gate.membership import NoGate
+from gpuvirt.agent.known.kubeletrecord import KubeletRecord
+from gpuvirt.agent.known.state import NodeState
+from gpuvirt.agent.loops.telemetry import Telemetry
+from gpuvirt.agent.options import NodeOptions
+from gpuvirt.agent.store import ledgerstore
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
@@ -16,15 +25,6 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.agent import Agent
-from gpuvirt.node.allocation.allocator import AllocationRequest, Allocator, Callbacks
-from gpuvirt.node.change.allocationgate import AllocationGate
-from gpuvirt.node.change.gate.membership import NoGate
-from gpuvirt.node.known.kubeletrecord import KubeletRecord
-from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.loops.telemetry import Telemetry
-from gpuvirt.node.options import NodeOptions
-from gpuvirt.node.store import ledgerstore
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.clock import BEGINNING, SimClock
 from gpuvirt_sim.kernel import SimKernel

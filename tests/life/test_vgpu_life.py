@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 from typing_extensions import override
 
+from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus
@@ -22,7 +23,6 @@ from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import profile_name
-from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.store import ledgerstore
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.allocation.ledger import Entry, Ledger
 from gpuvirt.model.devices.candidates import Target
-from gpuvirt.node.store import ledgerstore
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.kubelet.containers import Claim
 from tests.kubelet.givingkubelet import kubelet_with_pod
@@ -147,7 +147,7 @@ def test_a_gpu_of_a_container_that_is_idle_stays_with_its_driver(
 ALLOCATE = """
 import sys
 from pathlib import Path
-from gpuvirt.node.change.gate.gate import Gate
+from gpuvirt.agent.change.gate.gate import Gate
 with Gate(Path(sys.argv[1])).allocation({sys.argv[2].rpartition(".")[0]: [sys.argv[2]]}):
     pass
 """

@@ -15,7 +15,7 @@ SLOT = slot_of(GPU)
 DRAINER = """
 import sys, time
 from pathlib import Path
-from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.agent.change.gate.gate import gate_at
 gate_at(Path(sys.argv[1])).drain("unit", (sys.argv[2],), "unbind it")
 print("drains", flush=True)
 sys.stdin.read()

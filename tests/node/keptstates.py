@@ -1,10 +1,10 @@
 """States of an agent, as its files have them."""
 
+from gpuvirt.agent.store.desiredstatestore import KeptDesired
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, NodeName, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledger
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.devices.candidates import Target
-from gpuvirt.node.store.desiredstatestore import KeptDesired
 from gpuvirt_sim.clock import BEGINNING
 
 A10 = "nvidia.com/GA102GL_A10"

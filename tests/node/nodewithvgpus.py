@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from gpuvirt.cluster.agent.gpunode import status_of
+from gpuvirt.agent.cluster.gpunode import status_of
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId

@@ -9,6 +9,13 @@ from typing import TypeVar
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError, AllocationRequest
+from gpuvirt.agent.change.gate.gates import plugin_gates
+from gpuvirt.agent.known.kubeletrecord import KubeletRecord, PodStarts
+from gpuvirt.agent.loops.intervals import Intervals
+from gpuvirt.agent.options import NodeOptions
+from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.facts.ids import DeviceId, NodeName, PodUid, ResourceName
 from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.loops.serialworker import SerialWorker
@@ -23,13 +30,6 @@ from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.offers.view import AgentView, GpuView, NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.agent import Agent
-from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
-from gpuvirt.node.change.gate.gates import plugin_gates
-from gpuvirt.node.known.kubeletrecord import KubeletRecord, PodStarts
-from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.options import NodeOptions
-from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.clock import BEGINNING, SimClock
 from gpuvirt_sim.kernel import SimKernel

@@ -14,21 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
-from gpuvirt.facts.pci import PciFunction
-from gpuvirt.model.allocation.ledger import SettledAt
-from gpuvirt.model.inventory.isolation import Slots, slots_of
-from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.gate import damageage
-from gpuvirt.node.change.gate.allocationlines import MOST_BYTES
-from gpuvirt.node.change.gate.gate import (
-    Gate,
-    UnitBlockedError,
-    UnitBusyError,
-    UnitUnsettledError,
-    boot_id,
-)
-from gpuvirt.node.change.gate.gaterecord import (
+from gpuvirt.agent.change.gate import damageage
+from gpuvirt.agent.change.gate.allocationlines import MOST_BYTES
+from gpuvirt.agent.change.gate.gate import Gate, UnitBlockedError, UnitBusyError, UnitUnsettledError, boot_id
+from gpuvirt.agent.change.gate.gaterecord import (
     NEXT,
     AccountReading,
     Damaged,
@@ -45,6 +34,11 @@ from gpuvirt.node.change.gate.gaterecord import (
     state_of,
     unsettled,
 )
+from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.model.allocation.ledger import SettledAt
+from gpuvirt.model.inventory.isolation import Slots, slots_of
+from gpuvirt.model.reasons import Reason, ReasonCode
 
 BOOT, SLOT, OTHER = "boot", "0000:65:00", "0000:ca:00"
 OWNER, OTHERS = GateOwner(7, 4711), GateOwner(8, 4711)
@@ -127,7 +121,7 @@ def one_slot() -> Slots:
 CHANGER = """
 import os, subprocess, sys
 from pathlib import Path
-from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.agent.change.gate.gate import gate_at
 folder, child, *slots = sys.argv[1:]
 with gate_at(Path(folder)).change("unit", lambda: tuple(slots)) as passed:
     passed.note("unbind it")
@@ -219,7 +213,7 @@ def test_gates_do_not_exclude_changes_and_allocations_of_the_same_process(tmp_pa
 ALLOCATOR = """
 import sys
 from pathlib import Path
-from gpuvirt.node.change.gate.gate import Gate
+from gpuvirt.agent.change.gate.gate import Gate
 folder, slot, device = sys.argv[1:]
 with Gate(Path(folder)).allocation({slot: [device]}):
     pass

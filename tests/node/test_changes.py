@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError
+from gpuvirt.agent.change.gate.gate import Gate
+from gpuvirt.agent.change.steps.changes import Change, Changes, StalePlanError
+from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, slot_of
 from gpuvirt.hardware.scan import scan
@@ -22,11 +27,6 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import ReasonCode, refusals
-from gpuvirt.node.allocation.allocator import AllocationRefusedError
-from gpuvirt.node.change.gate.gate import Gate
-from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
-from gpuvirt.node.change.steps.leasing import RefusedError
-from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuvirt.node.known.collection import uncollected
+from gpuvirt.agent.known.collection import uncollected
 
 
 @pytest.fixture(autouse=True)

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.change.gate import drainrequest
+from gpuvirt.agent.change.gate.anchor import Anchor
+from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents, no_agent
+from gpuvirt.agent.change.gate.gate import Gate, gate_at
+from gpuvirt.agent.change.gate.gaterecord import GateRecord, GateState
+from gpuvirt.agent.change.gate.gates import Gates
+from gpuvirt.agent.guard import only_agent
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.gate import drainrequest
-from gpuvirt.node.change.gate.anchor import Anchor
-from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, no_agent
-from gpuvirt.node.change.gate.gate import Gate, gate_at
-from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
-from gpuvirt.node.change.gate.gates import Gates
-from gpuvirt.node.guard import only_agent
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 
@@ -35,8 +35,8 @@ A10 = "nvidia.com/GA102GL_A10"
 COMMAND = """
 import json, sys
 from pathlib import Path
-from gpuvirt.node.change.gate.drainrequest import DrainRequest, _answer, draining
-from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.agent.change.gate.drainrequest import DrainRequest, _answer, draining
+from gpuvirt.agent.change.gate.gate import gate_at
 folder, gpu, slot, *desires = sys.argv[1:]
 gate = gate_at(Path(folder))
 request = DrainRequest(gpu, (slot,), f"unbind {gpu}", {gpu: desires})

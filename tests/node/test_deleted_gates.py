@@ -12,16 +12,16 @@ from time import monotonic  # noqa: TID251  the lines of allocations carry it
 
 import pytest
 
+from gpuvirt.agent.change.gate.anchor import Anchor
+from gpuvirt.agent.change.gate.gate import Gate
+from gpuvirt.agent.change.gate.gateerrors import GateFailedError, UnitBusyError, UnitUnsettledError
+from gpuvirt.agent.change.gate.gates import Gates
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.allocation.ledger import SettledAt
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step, Unbind
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.gate.anchor import Anchor
-from gpuvirt.node.change.gate.gate import Gate
-from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError, UnitUnsettledError
-from gpuvirt.node.change.gate.gates import Gates
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import NOBODY, change_drivers, change_host_in
 from tests.sim.simulated import Simulated
@@ -32,9 +32,9 @@ SLOT, OTHER = slot_of(GPU), "0000:ca:00"
 CHANGER = """
 import os, subprocess, sys
 from pathlib import Path
-from gpuvirt.node.change.gate.anchor import Anchor
-from gpuvirt.node.change.gate.gate import gate_at
-from gpuvirt.node.change.gate.gates import Gates
+from gpuvirt.agent.change.gate.anchor import Anchor
+from gpuvirt.agent.change.gate.gate import gate_at
+from gpuvirt.agent.change.gate.gates import Gates
 folder, slot = Path(sys.argv[1]), sys.argv[2]
 gates = Gates(gate_at(folder / "locks"), folder / "no kubelet", Anchor(folder / "null"))
 with gates.change("unit", lambda: (slot,)) as passed:

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.agent import gpunode
+from gpuvirt.agent import metrics
+from gpuvirt.agent.cluster import gpunode
+from gpuvirt.agent.store import desiredstatestore
+from gpuvirt.agent.store.desiredstatestore import KeptDesired
+from gpuvirt.agent.store.files import replace_file
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.store import desiredstatestore
-from gpuvirt.node.store.desiredstatestore import KeptDesired
-from gpuvirt.node.store.files import replace_file
-from gpuvirt.web import agentmetrics
 from tests.node.keptstates import CONFIGS, KEPT, REQUEST
 from tests.node.simnode import running_node
 from tests.sim.simulated import Simulated
@@ -116,7 +116,7 @@ async def test_a_file_of_an_earlier_version_that_cannot_be_renamed_is_a_problem(
             str(tmp_path / desiredstatestore.FORMER_FILE),
         )
         assert "can't be renamed to desired.json: Not a directory" in problem.text
-        assert 'gpuvirt_problems{reason="DesiredStateLost"} 1' in agentmetrics.page(node.view, node.agent.telemetry)
+        assert 'gpuvirt_problems{reason="DesiredStateLost"} 1' in metrics.page(node.view, node.agent.telemetry)
         status = gpunode.status_of(node.view, GpuNode(metadata=Metadata(name="node01")), AT)
         assert problem.text in " ".join(condition.message for condition in status.conditions)
         node.agent.observations.take_request(REQUEST)

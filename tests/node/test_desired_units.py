@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpuvirt.agent.known.state import NodeState
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.ledger import Ledger
@@ -12,7 +13,6 @@ from gpuvirt.model.desired.observed import NodeRequest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.node.desiredunits import DesiredUnits
 from gpuvirt.model.node.picture import NodeTerms
-from gpuvirt.node.known.state import NodeState
 from gpuvirt_sim.clock import SimClock
 from tests.life.rigs import WHO
 from tests.node.simnode import IDS

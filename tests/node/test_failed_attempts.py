@@ -2,14 +2,14 @@
 
 import pytest
 
+from gpuvirt.agent.change.gate.gateerrors import UnitBlockedError, UnitBusyError, UnitUnsettledError
+from gpuvirt.agent.change.steps.changes import Change, Changes
+from gpuvirt.agent.reconcile.unitchanges import ChangeRequest, attempt
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
 from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.gate.gateerrors import UnitBlockedError, UnitBusyError, UnitUnsettledError
-from gpuvirt.node.change.steps.changes import Change, Changes
-from gpuvirt.node.reconcile.unitchanges import ChangeRequest, attempt
 from tests.inlineworker import InlineWorker
 
 FAILURES = [

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError
+from gpuvirt.agent.change.gate.gate import Gate, GateFailedError
+from gpuvirt.agent.change.gate.gaterecord import GateState
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step
@@ -12,9 +15,6 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.allocation.allocator import AllocationRefusedError
-from gpuvirt.node.change.gate.gate import Gate, GateFailedError
-from gpuvirt.node.change.gate.gaterecord import GateState
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import NOBODY, change_drivers, change_host_in
 from tests.node.diskfaults import OF_A_DISK, OF_A_PROCESS, Faults, failing

@@ -6,13 +6,11 @@ from time import monotonic  # noqa: TID251  the lines of allocations carry it
 
 import pytest
 
-from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.reasons import ReasonCode, refusals
-from gpuvirt.node.change.gate import damageage, drainrequest
-from gpuvirt.node.change.gate.drainrequest import DrainRequest, _answer
-from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, UnitUnsettledError
-from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitAllocatingError, UnitBlockedError, why_not_passed
-from gpuvirt.node.change.gate.gaterecord import (
+from gpuvirt.agent.change.gate import damageage, drainrequest
+from gpuvirt.agent.change.gate.drainrequest import DrainRequest, _answer
+from gpuvirt.agent.change.gate.gate import Gate, UnitBusyError, UnitUnsettledError
+from gpuvirt.agent.change.gate.gateerrors import GateFailedError, UnitAllocatingError, UnitBlockedError, why_not_passed
+from gpuvirt.agent.change.gate.gaterecord import (
     AccountReading,
     Damaged,
     GateOwner,
@@ -21,6 +19,8 @@ from gpuvirt.node.change.gate.gaterecord import (
     IllegalMoveError,
     allocation,
 )
+from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.reasons import ReasonCode, refusals
 from tests.node.diskfaults import failing
 from tests.node.gateholders import SLOT, draining, locked
 

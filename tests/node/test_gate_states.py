@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.gate import gatepass
+from gpuvirt.agent.change.gate.gate import Gate, UnitBusyError, gate_at
+from gpuvirt.agent.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
+from gpuvirt.agent.change.steps.changes import Change, Changes, StalePlanError
+from gpuvirt.agent.store import originaldrivers
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.podallocations import PodAllocations
@@ -20,11 +25,6 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.gate import gatepass
-from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, gate_at
-from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
-from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
-from gpuvirt.node.store import originaldrivers
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import NOBODY, change_drivers, change_host_in, inputs
 from tests.node.gateholders import GPU, SLOT, draining
@@ -238,7 +238,7 @@ async def test_a_failed_change_stays_held_after_a_restart(simulated: Simulated, 
 MODULE_LOADER = """
 import sys
 from pathlib import Path
-from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.agent.change.gate.gate import gate_at
 with gate_at(Path(sys.argv[1])).change("other", lambda: ("0000:66:00",)) as passed, passed.modules():
     print("loads", flush=True)
     sys.stdin.read()

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.change.gate import gatelock
+from gpuvirt.agent.change.gate.drainrequest import ANSWER_S, DrainRequest, _answer, draining
+from gpuvirt.agent.change.gate.gate import Gate, UnitBlockedError, UnitBusyError
+from gpuvirt.agent.change.gate.gateerrors import why_not_passed
+from gpuvirt.agent.change.gate.gatelock import tries, try_lock
+from gpuvirt.agent.change.gate.gaterecord import GateState
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.gate import gatelock
-from gpuvirt.node.change.gate.drainrequest import ANSWER_S, DrainRequest, _answer, draining
-from gpuvirt.node.change.gate.gate import Gate, UnitBlockedError, UnitBusyError
-from gpuvirt.node.change.gate.gateerrors import why_not_passed
-from gpuvirt.node.change.gate.gatelock import tries, try_lock
-from gpuvirt.node.change.gate.gaterecord import GateState
 from tests.node.simnode import running_node
 from tests.sim.simulated import Simulated
 

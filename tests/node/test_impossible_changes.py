@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.access.tools import Program
@@ -14,7 +15,6 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.programs.tools import SimTools

@@ -12,11 +12,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent import metrics
+from gpuvirt.agent.cluster.gpunode import request_of_spec, status_of
+from gpuvirt.agent.cluster.gpunodekeeper import events_between
+from gpuvirt.agent.cluster.noderequests import OF_VGPUS, OF_WORKLOAD, request_of_config_map, state_labels
 from gpuvirt.apps.doctor import gather
 from gpuvirt.cli.output import diagnosisrender, render
-from gpuvirt.cluster.agent.gpunode import request_of_spec, status_of
-from gpuvirt.cluster.agent.gpunodekeeper import events_between
-from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, request_of_config_map, state_labels
 from gpuvirt.cluster.kinds.core import ConfigMap
 from gpuvirt.cluster.kinds.gpunode import READY, GpuMode, GpuNode, Origins, Spec, Status
 from gpuvirt.cluster.labels import DEPLOY, SETS
@@ -40,7 +41,6 @@ from gpuvirt.model.doctor.explaining import explain_device
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import text_of
 from tests.controller.observedcluster import AT, SETTINGS, ObservedCluster, node

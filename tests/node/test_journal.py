@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from typing_extensions import override
 
+from gpuvirt.agent.store import ledgerstore
+from gpuvirt.agent.store.files import replace_file
+from gpuvirt.agent.store.stateformat import UnknownFields
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import BootId
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.store import ledgerstore
-from gpuvirt.node.store.files import replace_file
-from gpuvirt.node.store.stateformat import UnknownFields
 from tests.node.diskfaults import failing
 from tests.node.keptstates import A10, FIRST, LEDGER
 from tests.node.simnode import running_node

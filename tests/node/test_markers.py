@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.published.markers import Markers
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.offers.validation import ValidatorCheck
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.published.markers import Markers
 from gpuvirt.paths import HostPath
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
+from gpuvirt.agent.known.state import NodeState
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, SmiReport
@@ -38,7 +39,6 @@ from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.offers.ondemand.choice import VgpuPlace, choose
 from gpuvirt.model.offers.ondemand.podends import PodEnds
-from gpuvirt.node.known.state import NodeState
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuvirt.agent.agent import Agent
 from gpuvirt.facts.ids import NodeName, PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, StateName
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.node.agent import Agent
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from gpuvirt.agent.published import statefile
 from gpuvirt.clock import RealClock, Signal
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.node.published import statefile
 from gpuvirt_sim.clock import BEGINNING, SimClock
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated

@@ -12,16 +12,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpuvirt.agent.store import desiredstatestore, ledgerstore, originaldrivers
+from gpuvirt.agent.store.checksummed import DigestField, Fields, FileLayout, HeaderLine
+from gpuvirt.agent.store.persisted import Persisted, StoredState
+from gpuvirt.agent.store.stateformat import Format, NewerVersionError, Stored
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.store import desiredstatestore, ledgerstore, originaldrivers
-from gpuvirt.node.store.checksummed import DigestField, Fields, FileLayout, HeaderLine
-from gpuvirt.node.store.persisted import Persisted, StoredState
-from gpuvirt.node.store.stateformat import Format, NewerVersionError, Stored
 from gpuvirt.plain import Plain
 from tests.node.keptstates import KEPT, LEDGER
 from tests.node.simnode import running_node

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.change.gate import drainrequest
+from gpuvirt.agent.change.gate.anchor import Anchor
+from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents
+from gpuvirt.agent.change.gate.gate import Gate
+from gpuvirt.agent.change.gate.gateerrors import UnitUnsettledError
+from gpuvirt.agent.change.gate.gaterecord import GateRecord, GateState
+from gpuvirt.agent.change.gate.gates import Gates, plugin_gates
+from gpuvirt.agent.change.gate.membership import Membership
+from gpuvirt.agent.guard import only_agent
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.gate import drainrequest
-from gpuvirt.node.change.gate.anchor import Anchor
-from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents
-from gpuvirt.node.change.gate.gate import Gate
-from gpuvirt.node.change.gate.gateerrors import UnitUnsettledError
-from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
-from gpuvirt.node.change.gate.gates import Gates, plugin_gates
-from gpuvirt.node.change.gate.membership import Membership
-from gpuvirt.node.guard import only_agent
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 
@@ -31,10 +31,10 @@ REQUEST = DrainRequest(UnitId(GPU), (SLOT,), f"unbind {GPU}", {GPU: ("native",)}
 PRELUDE = """
 import sys
 from pathlib import Path
-from gpuvirt.node.change.gate.anchor import Anchor
-from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents
-from gpuvirt.node.change.gate.gate import gate_at
-from gpuvirt.node.change.gate.gates import Gates
+from gpuvirt.agent.change.gate.anchor import Anchor
+from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents
+from gpuvirt.agent.change.gate.gate import gate_at
+from gpuvirt.agent.change.gate.gates import Gates
 folder, gpu, slot = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 gates = Gates(gate_at(folder / "locks"), folder / "device-plugins", Anchor(folder / "null"))
 """

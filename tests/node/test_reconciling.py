@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.loops.intervals import Intervals
+from gpuvirt.agent.store import originaldrivers
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.pci import Unread
@@ -15,8 +17,6 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
-from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host

@@ -5,10 +5,10 @@ import dataclasses
 from bench.decisions import allocate_all, state_of
 from msgspec.structs import replace
 
+from gpuvirt.agent.known.state import NodeState
+from gpuvirt.agent.known.tenancykeeper import TenantsObserved
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
-from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.known.tenancykeeper import TenantsObserved
 from gpuvirt_sim.clock import BEGINNING
 
 

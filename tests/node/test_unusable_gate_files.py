@@ -10,17 +10,17 @@ from typing import Protocol
 
 import pytest
 
+from gpuvirt.agent.change.gate import damageage
+from gpuvirt.agent.change.gate.anchor import Anchor
+from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents, no_plugin
+from gpuvirt.agent.change.gate.gate import Gate, gate_at
+from gpuvirt.agent.change.gate.gateerrors import GateFailedError, UnitBusyError
+from gpuvirt.agent.change.gate.gatelock import is_current
+from gpuvirt.agent.change.gate.gaterecord import GateState
+from gpuvirt.agent.change.gate.gates import Gates, plugin_gates
+from gpuvirt.agent.change.gate.membership import Membership, NoGate, has_member
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.gate import damageage
-from gpuvirt.node.change.gate.anchor import Anchor
-from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, no_plugin
-from gpuvirt.node.change.gate.gate import Gate, gate_at
-from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError
-from gpuvirt.node.change.gate.gatelock import is_current
-from gpuvirt.node.change.gate.gaterecord import GateState
-from gpuvirt.node.change.gate.gates import Gates, plugin_gates
-from gpuvirt.node.change.gate.membership import Membership, NoGate, has_member
 from tests.node.diskfaults import failing
 from tests.node.gateholders import SLOT, draining
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from msgspec.structs import replace
 
+from gpuvirt.agent.known.state import NodeState
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuType
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, scan_some, with_device_ids, with_users
@@ -18,7 +19,6 @@ from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.node.known.state import NodeState
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
+from gpuvirt.agent.loops.intervals import Intervals
+from gpuvirt.agent.loops.telemetry import Telemetry
+from gpuvirt.agent.loops.watcher import Audience, Watcher
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.telemetry import Telemetry
-from gpuvirt.node.loops.watcher import Audience, Watcher
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.kernel import SimKernel

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.node import _not_ready
-from gpuvirt.cluster.agent.gpunode import status_of
+from gpuvirt.agent import metrics
+from gpuvirt.agent.cluster.gpunode import status_of
+from gpuvirt.agent.process import _not_ready
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import ResourceName
@@ -13,7 +14,6 @@ from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, W
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration, ResourceView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.web import agentmetrics as metrics
 from gpuvirt_sim.clock import BEGINNING
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuvirt.agent.options import NodeOptions
 from gpuvirt.facts.sysfs import MDEVS
-from gpuvirt.node.options import NodeOptions
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel

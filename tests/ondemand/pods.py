@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.nodes import unread_node
 from gpuvirt.facts.sysfs import MDEVS
@@ -12,7 +13,6 @@ from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.node.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel

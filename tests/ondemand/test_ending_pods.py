@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuvirt.cluster.agent.clusterside import EndingPods
-from gpuvirt.cluster.agent.podshares import RequestingPod
+from gpuvirt.agent.cluster.clusterside import EndingPods
+from gpuvirt.agent.cluster.podshares import RequestingPod
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.core import STATIC_POD
 from gpuvirt.cluster.objects import ObjectKey

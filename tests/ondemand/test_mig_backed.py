@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import GpuInstance
 from gpuvirt.hardware.programs.smireport import read_report
@@ -24,7 +25,6 @@ from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
 from gpuvirt.model.offers.ondemand.choice import parent_of
-from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.devices.vgpu import SimVgpuHost
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec

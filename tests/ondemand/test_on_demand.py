@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError
 from gpuvirt.cli.output import render
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.vgpu import SimVgpuHost, VgpuTypeSpec
 from tests.node.simnode import running_node

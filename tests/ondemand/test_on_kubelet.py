@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.ondemand.patience import PAUSE_S
 from gpuvirt.model.offers.ondemand.podends import PodEnds
-from gpuvirt.node.ondemand.patience import PAUSE_S
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import Pod, running
 from gpuvirt_sim.kubelet.manager import AdmissionError

@@ -5,9 +5,9 @@ from contextlib import closing
 
 import pytest
 
+from gpuvirt.agent.ondemand.ondemandallocator import ALLOCATE_S
+from gpuvirt.agent.ondemand.patience import PAUSE_S, RECHECK_S, WAIT_S, Patience
 from gpuvirt.clock import Deadline, Signal
-from gpuvirt.node.ondemand.ondemandallocator import ALLOCATE_S
-from gpuvirt.node.ondemand.patience import PAUSE_S, RECHECK_S, WAIT_S, Patience
 from tests.stoppedclock import StoppedClock
 
 

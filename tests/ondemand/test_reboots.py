@@ -6,12 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.facts.nodes import unread_node
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.desired.settings import Compat
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.kernel import SimKernel
 from tests.node.simnode import running_node

@@ -13,6 +13,12 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from gpuvirt.agent.allocation.allocator import AllocationRefusedError
+from gpuvirt.agent.change.allocationgate import AllocationGate
+from gpuvirt.agent.change.gate.gate import Gate, GateFailedError, UnitBusyError
+from gpuvirt.agent.change.gate.membership import NoGate
+from gpuvirt.agent.change.steps.changes import Change, Changes, StalePlanError
+from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
 from gpuvirt.facts.vgpu import UnnamedType
@@ -25,12 +31,6 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.offers.ondemand.ondemandstarts import started
 from gpuvirt.model.offers.ondemand.typesannotation import TypeChange, reason_of
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.allocation.allocator import AllocationRefusedError
-from gpuvirt.node.change.allocationgate import AllocationGate
-from gpuvirt.node.change.gate.gate import Gate, GateFailedError, UnitBusyError
-from gpuvirt.node.change.gate.membership import NoGate
-from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
-from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING

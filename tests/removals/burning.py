@@ -4,7 +4,7 @@ from time import process_time
 
 import pytest
 
-from gpuvirt.node.change.gate.gaterecord import GateRecord, IllegalMoveError
+from gpuvirt.agent.change.gate.gaterecord import GateRecord, IllegalMoveError
 
 
 def burn(seconds: float) -> None:

@@ -10,11 +10,19 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from gpuvirt.agent.kubelet.shares.offering import UnitOffer
+from gpuvirt.agent.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.agent.shares.limitfiles import LimitFiles
+from gpuvirt.agent.shares.mpslimits import MpsLimits
+from gpuvirt.agent.shares.nodepods import NodePods
+from gpuvirt.agent.shares.nodeshares import NodeShares
+from gpuvirt.agent.shares.podends import Accounts, RunningPods
+from gpuvirt.agent.shares.recordstore import FILE, RecordStore
+from gpuvirt.agent.shares.shareallocator import Dependencies
+from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
-from gpuvirt.kubelet.shares.offering import UnitOffer
-from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
 from gpuvirt.loops.cell import Cell
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.desired.settings import Enforcement
@@ -24,14 +32,6 @@ from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.shares.limitfiles import LimitFiles
-from gpuvirt.node.shares.mpslimits import MpsLimits
-from gpuvirt.node.shares.nodepods import NodePods
-from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.node.shares.podends import Accounts, RunningPods
-from gpuvirt.node.shares.recordstore import FILE, RecordStore
-from gpuvirt.node.shares.shareallocator import Dependencies
-from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.processes import Process

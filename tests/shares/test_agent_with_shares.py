@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.apps.node import pages
-from gpuvirt.cluster.agent.gpunode import status_of
-from gpuvirt.cluster.agent.nodelabels import shared_claim
+from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.cluster.gpunode import status_of
+from gpuvirt.agent.cluster.nodelabels import shared_claim
+from gpuvirt.agent.process import pages
+from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress, PodUid
@@ -21,8 +23,6 @@ from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, shared_gpus
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.agent import Agent
-from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.hostspec import load_host

@@ -10,6 +10,14 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.gate import gaterecord
+from gpuvirt.agent.change.gate.gate import Gate
+from gpuvirt.agent.change.steps.changes import Change, StalePlanError
+from gpuvirt.agent.shares.gpuchoice import GpuChoice
+from gpuvirt.agent.shares.gpuclaims import GatedGpus
+from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
+from gpuvirt.agent.shares.refusals import ShareRefusedError
+from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, slot_of
 from gpuvirt.model.change.plan import Scope, StepScope
 from gpuvirt.model.desired.gpumodes import DesiredMode
@@ -22,14 +30,6 @@ from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.nvidiacdi import parse
 from gpuvirt.model.shares.node.records import record_of
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.change.gate import gaterecord
-from gpuvirt.node.change.gate.gate import Gate
-from gpuvirt.node.change.steps.changes import Change, StalePlanError
-from gpuvirt.node.shares.gpuchoice import GpuChoice
-from gpuvirt.node.shares.gpuclaims import GatedGpus
-from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
-from gpuvirt.node.shares.refusals import ShareRefusedError
-from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.kernel import SimKernel

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.agent.gpunode import request_of_spec, status_of
-from gpuvirt.cluster.agent.nodelabels import shared_claim
+from gpuvirt.agent.cluster.gpunode import request_of_spec, status_of
+from gpuvirt.agent.cluster.nodelabels import shared_claim
 from gpuvirt.cluster.kinds.gpunode import DesiredShares, GpuNode, Origins, SharesStatus, Spec
 from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.cluster.resources import Metadata

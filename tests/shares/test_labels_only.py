@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.apps.node import ClusterTask, run
+from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.cluster.clusterside import ClusterSide
+from gpuvirt.agent.options import NodeOptions
+from gpuvirt.agent.process import ClusterTask, run
 from gpuvirt.cli.services.node import labelling_agent
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings, ShareSettings
-from gpuvirt.node.agent import Agent
-from gpuvirt.node.options import NodeOptions
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host

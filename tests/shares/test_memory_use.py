@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.metrics import ShareFigures, _memory_used
+from gpuvirt.agent.shares import memoryuse
+from gpuvirt.agent.shares.memoryuse import MemoryFollower, read_uses
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableRegion
-from gpuvirt.node.shares import memoryuse
-from gpuvirt.node.shares.memoryuse import MemoryFollower, read_uses
 from gpuvirt.paths import HostPath
-from gpuvirt.web.agentmetrics import ShareFigures, _memory_used
 from gpuvirt_sim.files.tree import Link, constant
 from gpuvirt_sim.kernel import SimKernel
 from tests.shares.limitednode import enforce

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuvirt.agent.shares.recordstore import FILE
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.node import mps
 from gpuvirt.model.shares.node.records import ShareLimit
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.shares.recordstore import FILE
 from gpuvirt_sim.kubelet.starting import StartError
 from tests.shares.limitednode import LIMITED, enforce, library_on
 from tests.shares.mpsdaemon import MOST, MpsDaemon, write_program

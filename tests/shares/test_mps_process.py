@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps import mps
+from gpuvirt.agent import mps
 from gpuvirt.clock import RealClock
 from gpuvirt.hardware.programs.mpscontrol import MpsControl
 from gpuvirt.hardware.programs.mpsdaemon import MpsStart
@@ -103,7 +103,7 @@ async def test_signals_end_no_client(short_path: Path) -> None:
     pipes = short_path / "pipe"
     start = start_of(pipes, 0)
     code = (
-        "import asyncio, pathlib; from gpuvirt.apps import mps; from gpuvirt.clock import RealClock;"
+        "import asyncio, pathlib; from gpuvirt.agent import mps; from gpuvirt.clock import RealClock;"
         " from gpuvirt.hardware.programs.mpscontrol import MpsControl;"
         " from gpuvirt.hardware.programs.mpsdaemon import MpsStart; mps.AGAIN_S = 0.05;"
         f" control = MpsControl((pathlib.Path({str(short_path)!r}),), pathlib.Path({str(pipes)!r}));"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.shares.podends import Accounts, SharePodEnds
+from gpuvirt.agent.shares.unitallocation import UnitAllocation
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import RealKernel
@@ -20,8 +22,6 @@ from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.keptshares import KeptShare
 from gpuvirt.model.shares.node.records import ShareRecords, record_of
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.shares.podends import Accounts, SharePodEnds
-from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt_sim.files.tree import Link, constant
 from tests.inlineworker import InlineWorker

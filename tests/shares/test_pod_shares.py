@@ -9,9 +9,13 @@ from random import Random
 
 import pytest
 
+from gpuvirt.agent.cluster.keeping import KeeperDependencies
+from gpuvirt.agent.cluster.podshares import PodShareKeeper, node_pods
+from gpuvirt.agent.shares.nodepods import NodePods
+from gpuvirt.agent.shares.nodeshares import NodeShares
+from gpuvirt.agent.shares.recordstore import RecordStore
+from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.agent.keeping import KeeperDependencies
-from gpuvirt.cluster.agent.podshares import PodShareKeeper, node_pods
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.reflector import Reflector
@@ -23,10 +27,6 @@ from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareLimit
 from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId, Policy
-from gpuvirt.node.shares.nodepods import NodePods
-from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.node.shares.recordstore import RecordStore
-from gpuvirt.node.shares.specfiles import SpecFiles
 from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.inlineworker import InlineWorker
 from tests.kubelet.kubeletnode import CLOCK, until

@@ -9,17 +9,17 @@ from random import Random
 
 import pytest
 
+from gpuvirt.agent.cluster.keeping import KeeperDependencies
+from gpuvirt.agent.cluster.podevents import AGAIN_S, RETRY_S, PodEvents
+from gpuvirt.agent.shares.nodepods import NodePods
+from gpuvirt.agent.shares.refusals import Refusal, RefusedCall, RefusedPod, ShareRefusals
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.agent.keeping import KeeperDependencies
-from gpuvirt.cluster.agent.podevents import AGAIN_S, RETRY_S, PodEvents
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.reasons import Reason, ReasonCode, sharing
 from gpuvirt.model.shares.demand import Demand
 from gpuvirt.model.shares.node.choice import PodOnNode
-from gpuvirt.node.shares.nodepods import NodePods
-from gpuvirt.node.shares.refusals import Refusal, RefusedCall, RefusedPod, ShareRefusals
 from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.kubelet.manager import AdmissionError
 from gpuvirt_sim.kubelet.starting import StartError

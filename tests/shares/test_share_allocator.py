@@ -8,6 +8,13 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.shares.nodeshares import stored_shares
+from gpuvirt.agent.shares.podends import Accounts
+from gpuvirt.agent.shares.refusals import ShareRefusedError
+from gpuvirt.agent.shares.shareallocator import Dependencies, ShareAllocator
+from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.unitallocation import UnitAllocation
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.desired.settings import ShareSettings
@@ -17,13 +24,6 @@ from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.node.sharespec import device_name
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.change.steps.leasing import RefusedError
-from gpuvirt.node.shares.nodeshares import stored_shares
-from gpuvirt.node.shares.podends import Accounts
-from gpuvirt.node.shares.refusals import ShareRefusedError
-from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator
-from gpuvirt.node.shares.specfiles import SpecFiles
-from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt_sim.clock import SimClock
 from tests.shares.sharednode import GPUS, MINORS, nvidia_spec, spec_env
 

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpuvirt.agent import metrics
+from gpuvirt.agent.shares.recordstore import FILE
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciId, PodUid, parse_pci_id
 from gpuvirt.model.desired.settings import Enforcement, HamiCore, Settings, ShareSettings, check
@@ -20,9 +22,7 @@ from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt.model.shares.node.hamicore import HEADER, why_unusable
 from gpuvirt.model.shares.node.limits import limit_of, with_limits
 from gpuvirt.model.shares.node.records import ShareLimit, record_of
-from gpuvirt.node.shares.recordstore import FILE
 from gpuvirt.support import shares as archived
-from gpuvirt.web import agentmetrics
 from gpuvirt_sim.kubelet.starting import StartError
 from tests.shares.limitednode import LIMITED, LIMITING, WITH_MEMORY, enforce, library_on
 from tests.shares.sharednode import APP, ELF, GPUS, INIT, LIBRARY, MINORS, shared_node
@@ -212,7 +212,7 @@ async def test_metrics_have_the_limit_of_each_container(short_path: Path) -> Non
         await enforce(node)
         await node.run("p", 300, A)
         await node.run("whole", 1000, B)
-        lines = list(agentmetrics._limits(node.records))
+        lines = list(metrics._limits(node.records))
         labels = '{gpu="GPU-a",namespace="default",pod="p",container="c0"}'
         assert [line for line in "\n".join(lines).splitlines() if not line.startswith("#")] == [
             f"gpuvirt_share_memory_limit_bytes{labels} {4915 << 20}"

@@ -19,6 +19,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 from typing_extensions import override
 
+from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.shares import podends, recordstore
+from gpuvirt.agent.shares.mpslimits import MpsLimits
+from gpuvirt.agent.shares.nodepods import NodePods
+from gpuvirt.agent.shares.nodeshares import NodeShares
+from gpuvirt.agent.shares.podends import Accounts, SharePodEnds
+from gpuvirt.agent.shares.recordstore import RecordStore
+from gpuvirt.agent.shares.refusals import ShareRefusedError
+from gpuvirt.agent.shares.shareallocator import Dependencies, ShareAllocator
+from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.unitallocation import UnitAllocation
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.loops.cell import Cell
@@ -33,17 +44,6 @@ from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.node.unitids import unit_id
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.change.steps.leasing import RefusedError
-from gpuvirt.node.shares import podends, recordstore
-from gpuvirt.node.shares.mpslimits import MpsLimits
-from gpuvirt.node.shares.nodepods import NodePods
-from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.node.shares.podends import Accounts, SharePodEnds
-from gpuvirt.node.shares.recordstore import RecordStore
-from gpuvirt.node.shares.refusals import ShareRefusedError
-from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator
-from gpuvirt.node.shares.specfiles import SpecFiles
-from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.clock import SimClock
 from tests.inlineworker import InlineWorker

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuvirt.cluster.agent.nodelabels import shared_claim
+from gpuvirt.agent.cluster.nodelabels import shared_claim
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan

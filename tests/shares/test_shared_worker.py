@@ -6,12 +6,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuvirt.agent.agent import Agent
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.agent import Agent
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from gpuvirt.agent.store import originaldrivers
 from gpuvirt.facts.setup import Setup, parts
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.access.kernel import Kernel
@@ -19,7 +20,6 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import FindingCode, ReasonCode
-from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.archives.archived import ArchivedKernel
 from gpuvirt_sim.archives.importing import Imported, import_archive, import_host

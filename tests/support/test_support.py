@@ -13,11 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt import __version__
+from gpuvirt.agent.known import snapshot
+from gpuvirt.agent.kubelet.checkpoint import Data, PodDevices
+from gpuvirt.agent.kubelet.files import fit_config
+from gpuvirt.agent.shares import recordstore
+from gpuvirt.agent.store import ledgerstore
 from gpuvirt.archive import ArchiveManifest
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, ResourceName
-from gpuvirt.kubelet.checkpoint import Data, PodDevices
-from gpuvirt.kubelet.files import fit_config
 from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledger
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
@@ -27,9 +30,6 @@ from gpuvirt.model.shares.node import sharespec
 from gpuvirt.model.shares.node.nvidiacdi import Edits
 from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareRecords
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.known import snapshot
-from gpuvirt.node.shares import recordstore
-from gpuvirt.node.store import ledgerstore
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING, SimClock

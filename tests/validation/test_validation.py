@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.validator import Marker, await_marker, driver_check, toolkit_check, validate
 from gpuvirt.hardware.access.tools import Ended
 from gpuvirt.hardware.programs.containerdriver import (
     DriverRoots,
@@ -18,7 +19,6 @@ from gpuvirt.hardware.programs.containerdriver import (
     find_driver,
 )
 from gpuvirt.paths import HostPath
-from gpuvirt.validator import Marker, await_marker, driver_check, toolkit_check, validate
 from gpuvirt_sim.clock import SimClock
 from tests.cli.commandline import GPUVIRT, PATH, ran
 

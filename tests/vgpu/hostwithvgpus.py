@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpuvirt.agent.change.observation import observe
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.vgpu import GpuModes
 from gpuvirt.hardware.programs import nvidiasmi
@@ -11,7 +12,6 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.observation import observe
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel

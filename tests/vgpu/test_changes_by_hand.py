@@ -5,12 +5,12 @@ from pathlib import Path
 
 import msgspec
 
+from gpuvirt.agent.change import byhand
+from gpuvirt.agent.change.observation import observe
 from gpuvirt.facts.ids import VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change import byhand
-from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, shared_cards
 from tests.change.changes import NOBODY, ReportStep, say_nothing

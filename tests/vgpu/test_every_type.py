@@ -7,6 +7,8 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.change.observation import observe
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.scan import scan
@@ -15,8 +17,6 @@ from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet, confi
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.catalog import Card, CardType
-from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.change.observation import observe
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.devices.vgpu import VgpuTypeSpec
 from gpuvirt_sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec

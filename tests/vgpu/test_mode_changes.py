@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.change.observation import observe
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Framework, Scheduler, SchedulerPolicy
@@ -17,8 +19,6 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import profile_name
-from gpuvirt.node.change.changehost import ChangeHost
-from gpuvirt.node.change.observation import observe
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import change_vgpus
 from tests.vgpu.hostwithvgpus import VgpuHost, codes

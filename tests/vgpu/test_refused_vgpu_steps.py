@@ -8,6 +8,10 @@ import pytest
 from msgspec.structs import replace
 from typing_extensions import override
 
+from gpuvirt.agent.change.observation import observe
+from gpuvirt.agent.change.steps.changes import Change, Changes
+from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.change.steps.vgpusteps import Run, claims, take_all, verify_vfs_removable
 from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.sysfs import device_path, mdev_path
@@ -23,10 +27,6 @@ from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.observation import observe
-from gpuvirt.node.change.steps.changes import Change, Changes
-from gpuvirt.node.change.steps.leasing import RefusedError
-from gpuvirt.node.change.steps.vgpusteps import Run, claims, take_all, verify_vfs_removable
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.programs.tools import SimTools
 from tests.change.changes import UNGATED, change_host_in, change_vgpus

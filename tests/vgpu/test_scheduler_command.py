@@ -9,6 +9,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuvirt.agent.published.moduleoptions import read_kept
 from gpuvirt.cli.changes import vfiohost
 from gpuvirt.cli.changes.vgpuscheduler import Order, set_scheduler, show_schedulers
 from gpuvirt.cli.formats import Output
@@ -18,7 +19,6 @@ from gpuvirt.hardware.programs import vgpuscheduler
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.moduleoption import FILE
 from gpuvirt.model.change.vgpus.scheduling import refuse, registry_scheduler, registry_value
-from gpuvirt.node.published.moduleoptions import read_kept
 from gpuvirt.paths import HostRoots
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host

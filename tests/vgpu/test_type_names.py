@@ -13,6 +13,10 @@ import pytest
 from typing_extensions import override
 
 from gpuvirt import documents
+from gpuvirt.agent.change import typenames
+from gpuvirt.agent.change.observation import observe
+from gpuvirt.agent.known import snapshot
+from gpuvirt.agent.known.state import NodeState
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.loops.serialworker import WorkerBlockedError
@@ -23,10 +27,6 @@ from gpuvirt.model.inventory.typenames import TypeNames
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change import typenames
-from gpuvirt.node.change.observation import observe
-from gpuvirt.node.known import snapshot
-from gpuvirt.node.known.state import NodeState
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.change import byhand, preflight
+from gpuvirt.agent.change.gate.gate import UnitBusyError, gate_at
+from gpuvirt.agent.change.observation import observe
+from gpuvirt.agent.store import originaldrivers
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredVgpus
@@ -15,10 +19,6 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.isolation import slots_of
 from gpuvirt.model.reasons import ReasonCode, refusals
-from gpuvirt.node.change import byhand, preflight
-from gpuvirt.node.change.gate.gate import UnitBusyError, gate_at
-from gpuvirt.node.change.observation import observe
-from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.function import SimFunction
 from gpuvirt_sim.files.tree import DeviceNode, constant

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.node import pages
+from gpuvirt.agent import metrics
+from gpuvirt.agent.process import pages
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration
-from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.connections import MOST_NEWCOMERS, CannotListenError
 from gpuvirt.web.page import PageAnswer
 from gpuvirt.web.probes import Probes

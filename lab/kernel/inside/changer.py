@@ -7,13 +7,13 @@ word a line: `agent` and `unit` when it has these locks, then `written`, or the 
 import sys
 from pathlib import Path
 
+from gpuvirt.agent.change.gate.gate import UnitBlockedError, UnitBusyError, gate_at
+from gpuvirt.agent.guard import only_agent
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.hardware.access.tools import HostTools
 from gpuvirt.hardware.access.writerkernel import writing
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.node.change.gate.gate import UnitBlockedError, UnitBusyError, gate_at
-from gpuvirt.node.guard import only_agent
 from gpuvirt.paths import HostPath, HostRoots
 
 

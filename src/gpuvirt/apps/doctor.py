@@ -5,13 +5,15 @@ from pathlib import Path
 
 import msgspec
 
+from gpuvirt.agent.known import snapshot
+from gpuvirt.agent.kubelet.survey import read_kubelet
+from gpuvirt.agent.published import statefile
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions.deviceids import read_device_ids
 from gpuvirt.hardware.host.platform import read_setup
 from gpuvirt.hardware.scan import scan, with_users
-from gpuvirt.kubelet.survey import read_kubelet
 from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.allocation.pluginanswers import gpus_by_uuid, is_nvidias_id
 from gpuvirt.model.desired.settings import Settings
@@ -23,8 +25,6 @@ from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.inventory.typenames import Learn, observed_names
-from gpuvirt.node.known import snapshot
-from gpuvirt.node.published import statefile
 from gpuvirt.paths import KubeletPaths
 
 

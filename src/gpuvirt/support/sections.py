@@ -11,6 +11,11 @@ from contextlib import suppress
 import msgspec
 
 from gpuvirt import __version__, archive, plain
+from gpuvirt.agent.change.typenames import asking
+from gpuvirt.agent.known import snapshot
+from gpuvirt.agent.kubelet import checkpoint, files
+from gpuvirt.agent.published import statefile
+from gpuvirt.agent.store import ledgerstore, originaldrivers
 from gpuvirt.apps.doctor import EvidenceSources, diagnose
 from gpuvirt.archive import ArchiveManifest, Entry, LeftOut, NotRead
 from gpuvirt.documents import from_json
@@ -19,13 +24,8 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.archives.hostcopy import LEFT_OUT, copy_host
 from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.hardware.scan import scan, with_users
-from gpuvirt.kubelet import checkpoint, files
 from gpuvirt.model.doctor.pseudonyms import Pseudonyms
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.node.change.typenames import asking
-from gpuvirt.node.known import snapshot
-from gpuvirt.node.published import statefile
-from gpuvirt.node.store import ledgerstore, originaldrivers
 from gpuvirt.support import shares
 from gpuvirt.support.packing import ArchiveRequest, Collected, Packing, is_absent, meaning
 

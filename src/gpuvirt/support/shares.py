@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt import archive
+from gpuvirt.agent.shares import recordstore
 from gpuvirt.archive import Entry, LeftOut
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
@@ -19,7 +20,6 @@ from gpuvirt.model.shares.node import sharespec
 from gpuvirt.model.shares.node.limits import VARIABLES
 from gpuvirt.model.shares.node.nvidiacdi import VISIBLE
 from gpuvirt.model.shares.node.records import ShareRecords
-from gpuvirt.node.shares import recordstore
 from gpuvirt.paths import HostPath
 from gpuvirt.support.packing import Collected, Packing, is_absent
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt import documents, plain
+from gpuvirt.agent.store import originaldrivers
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import VFIO_DRIVERS, FunctionKind, PciFunction, Unread, kind_of
@@ -25,7 +26,6 @@ from gpuvirt.hardware.functions import pci
 from gpuvirt.hardware.host.platform import read_setup
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.inventory.inventory import build_inventory
-from gpuvirt.node.store import originaldrivers
 from gpuvirt_sim.archives.archived import ArchivedKernel
 from gpuvirt_sim.archives.differences import Loss, differences, setup_differences
 from gpuvirt_sim.archives.importedplatform import platform_of

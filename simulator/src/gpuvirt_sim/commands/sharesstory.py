@@ -4,13 +4,13 @@ from pathlib import Path
 
 import msgspec
 
+from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.cli.output.sharesrender import print_shares
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.overview import PodShare, SharesOverview, overview, short_ids
 from gpuvirt.model.shares.sharedgpus import SharedGpu
-from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt_sim.commands.story import DemoStuckError, Stage, Story
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import Pod

@@ -13,13 +13,13 @@ from typing import IO, Annotated
 import msgspec
 import typer
 
+from gpuvirt.agent.store.files import replace_file
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import console, say
 from gpuvirt.cli.parameters import completion, options
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
-from gpuvirt.node.store.files import replace_file
 from gpuvirt_sim.archives.importing import import_archive
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.commands import simulatedhost

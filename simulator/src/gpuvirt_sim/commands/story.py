@@ -11,13 +11,13 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.text import Text
 
+from gpuvirt.agent.agent import Agent
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import console, say
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.offers.view import NodeView, ResourceView
-from gpuvirt.node.agent import Agent
 from gpuvirt_sim.commands.hostdev import Form, mdev_hostdev, pci_hostdev
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.containers import Container

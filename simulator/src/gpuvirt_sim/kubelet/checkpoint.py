@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from gpuvirt.kubelet.checkpoint import Checkpoint, Data, PodDevices
+from gpuvirt.agent.kubelet.checkpoint import Checkpoint, Data, PodDevices
 
 NO_TOPOLOGY = "-1"
 _OFFSET, _PRIME = 0x811C9DC5, 0x01000193

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 
 DIAL_TIMEOUT_S = 5.0
 PRE_START_TIMEOUT_S = 30.0

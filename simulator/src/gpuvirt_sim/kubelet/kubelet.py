@@ -16,14 +16,14 @@ import grpc
 import grpc.aio
 import msgspec
 
+from gpuvirt.agent.kubelet import wire
+from gpuvirt.agent.kubelet.pluginserver import PluginCall
+from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.agent.kubelet.proto import podresources_pb2 as pods_pb
+from gpuvirt.agent.store.files import replace_file
 from gpuvirt.clock import Clock
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_resource_name
-from gpuvirt.kubelet import wire
-from gpuvirt.kubelet.pluginserver import PluginCall
-from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
-from gpuvirt.kubelet.proto import podresources_pb2 as pods_pb
-from gpuvirt.node.store.files import replace_file
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.kubelet import claims
 from gpuvirt_sim.kubelet.client import PluginClient

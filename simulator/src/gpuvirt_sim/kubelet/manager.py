@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 import msgspec
 
+from gpuvirt.agent.kubelet.checkpoint import Data, PodDevices, parse
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.kubelet.checkpoint import Data, PodDevices, parse
 from gpuvirt_sim.kubelet import checkpoint
 
 STOP_GRACE_S = 300.0

@@ -6,10 +6,10 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from gpuvirt.kubelet import grpcservers
-from gpuvirt.kubelet.pluginserver import PluginCall
-from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
-from gpuvirt.kubelet.proto import podresources_pb2 as pods_pb
+from gpuvirt.agent.kubelet import grpcservers
+from gpuvirt.agent.kubelet.pluginserver import PluginCall
+from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.agent.kubelet.proto import podresources_pb2 as pods_pb
 from gpuvirt.paths import check_socket_path
 
 Register = Callable[[pb.RegisterRequest, PluginCall], Awaitable[pb.Empty]]

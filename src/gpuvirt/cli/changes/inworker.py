@@ -9,7 +9,15 @@ from typing import TypeVar
 
 import msgspec
 
-from gpuvirt.kubelet.livelists import ListUnknownError, read_lists
+from gpuvirt.agent.change.changehost import ChangeHost, ReportStep
+from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
+from gpuvirt.agent.change.gate.gateerrors import UnitBusyError, UnitUnsettledError, why_not_passed
+from gpuvirt.agent.change.gate.gaterecord import APART_S
+from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change.steps.changes import by_hand
+from gpuvirt.agent.change.steps.vgpusteps import Run
+from gpuvirt.agent.change.unitchange import apply
+from gpuvirt.agent.kubelet.livelists import ListUnknownError, read_lists
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.change.desired import DesiredUnit
@@ -18,14 +26,6 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
 from gpuvirt.model.reasons import Reason, gaterefusals, refusals
-from gpuvirt.node.change.changehost import ChangeHost, ReportStep
-from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
-from gpuvirt.node.change.gate.gateerrors import UnitBusyError, UnitUnsettledError, why_not_passed
-from gpuvirt.node.change.gate.gaterecord import APART_S
-from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.steps.changes import by_hand
-from gpuvirt.node.change.steps.vgpusteps import Run
-from gpuvirt.node.change.unitchange import apply
 
 T = TypeVar("T")
 

@@ -9,6 +9,11 @@ from time import CLOCK_BOOTTIME, clock_gettime, monotonic  # noqa: TID251  the g
 import msgspec
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.gate.gaterecord import AccountReading
+from gpuvirt.agent.known import nokubelet, snapshot
+from gpuvirt.agent.kubelet.hostaccount import AccountUnknownError, answers, read_account
+from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.agent.store.recordhistorystore import read_history
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import VgpuId
@@ -16,8 +21,6 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage.devicenodes import read_node
 from gpuvirt.hardware.usage.processes import read_kubelet_start, read_kubelets
-from gpuvirt.kubelet.hostaccount import AccountUnknownError, answers, read_account
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers, Unknown
 from gpuvirt.model.allocation.ledger import (
     UNSETTLED,
@@ -34,9 +37,6 @@ from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals
-from gpuvirt.node.change.gate.gaterecord import AccountReading
-from gpuvirt.node.known import nokubelet, snapshot
-from gpuvirt.node.store.recordhistorystore import read_history
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 

@@ -8,6 +8,7 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.observation import observe
 from gpuvirt.cli.changes import vfiohost
 from gpuvirt.cli.changes.inworker import changed_in_worker
 from gpuvirt.cli.changes.vfiohost import Host
@@ -27,7 +28,6 @@ from gpuvirt.model.change.steps import Unbind
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import refusals
-from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostRoots
 
 app = typer.Typer(

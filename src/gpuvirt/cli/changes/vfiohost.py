@@ -6,6 +6,10 @@ from pathlib import Path
 import msgspec
 import typer
 
+from gpuvirt.agent.change.changehost import ChangeHost, change_host_of
+from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.known import snapshot
+from gpuvirt.agent.published import statefile
 from gpuvirt.cli.changes.inworker import CommandHost
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.cli.parameters import options
@@ -16,10 +20,6 @@ from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import GpuView, NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.changehost import ChangeHost, change_host_of
-from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.known import snapshot
-from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 UNFIT = frozenset(

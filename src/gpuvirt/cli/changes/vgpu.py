@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from gpuvirt.agent.change.observation import observe
 from gpuvirt.cli.changes import vgpuapply, vgpuhost, vgpuscheduler
 from gpuvirt.cli.formats import ListFormat, ListOutput, Output
 from gpuvirt.cli.output import fleetrender, render, vgpurender
@@ -14,7 +15,6 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.model.desired import vgpuconfig
 from gpuvirt.model.desired.vgpudefaults import builtin_configs
 from gpuvirt.model.inventory.nearness import nearest
-from gpuvirt.node.change.observation import observe
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -8,6 +8,7 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.observation import HostObservation, observe
 from gpuvirt.cli.changes import vgpuhost
 from gpuvirt.cli.changes.vfiohost import Host
 from gpuvirt.cli.formats import Output
@@ -24,7 +25,6 @@ from gpuvirt.model.desired.configchoice import desired
 from gpuvirt.model.desired.vgpuentries import ConfigEntry, Note, NoteCode
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import resolve_type
-from gpuvirt.node.change.observation import HostObservation, observe
 
 
 class AppliedHost(msgspec.Struct, frozen=True):

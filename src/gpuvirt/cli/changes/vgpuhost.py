@@ -6,6 +6,8 @@ from pathlib import Path
 import typer
 from msgspec.structs import replace
 
+from gpuvirt.agent.change import byhand
+from gpuvirt.agent.change.observation import HostObservation, observe
 from gpuvirt.cli.changes import vfiohost
 from gpuvirt.cli.changes.inworker import beside, changed_in_worker, in_worker, step_reporter
 from gpuvirt.cli.changes.vfiohost import Host
@@ -15,8 +17,6 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.node.change import byhand
-from gpuvirt.node.change.observation import HostObservation, observe
 from gpuvirt.paths import HostRoots
 
 

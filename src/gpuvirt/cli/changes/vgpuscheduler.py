@@ -9,6 +9,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from gpuvirt.agent.change import byhand
+from gpuvirt.agent.change.gate.gate import UnitBusyError, gate_at
+from gpuvirt.agent.change.observation import HostObservation, observe
+from gpuvirt.agent.published import moduleoptions
 from gpuvirt.cli.changes import vgpuhost
 from gpuvirt.cli.changes.inworker import in_worker
 from gpuvirt.cli.changes.vfiohost import Host
@@ -24,10 +28,6 @@ from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.hardware.programs.smireport import read_scheduler
 from gpuvirt.model.change.moduleoption import FILE
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
-from gpuvirt.node.change import byhand
-from gpuvirt.node.change.gate.gate import UnitBusyError, gate_at
-from gpuvirt.node.change.observation import HostObservation, observe
-from gpuvirt.node.published import moduleoptions
 from gpuvirt.paths import HostRoots
 
 app = typer.Typer(

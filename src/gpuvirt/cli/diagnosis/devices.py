@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
+from gpuvirt.agent.change.typenames import asking
+from gpuvirt.agent.known import snapshot
+from gpuvirt.agent.published import statefile
 from gpuvirt.cli.formats import Layout, ListFormat, ListOutput
 from gpuvirt.cli.output import fleetrender, render
 from gpuvirt.cli.parameters import apiserver, fleet, options
 from gpuvirt.clock import RealClock
 from gpuvirt.hardware.access.kernel import RealKernel
-from gpuvirt.node.change.typenames import asking
-from gpuvirt.node.known import snapshot
-from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import msgspec
 
+from gpuvirt.agent.change.typenames import asking
+from gpuvirt.agent.known import snapshot
+from gpuvirt.agent.published import statefile
 from gpuvirt.apps.doctor import EvidenceSources
 from gpuvirt.cli.parameters import options
 from gpuvirt.clock import RealClock
@@ -14,9 +17,6 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.doctor.clusternodes import ClusterNode
 from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
-from gpuvirt.node.change.typenames import asking
-from gpuvirt.node.known import snapshot
-from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 STANDARD_INPUT = "-"

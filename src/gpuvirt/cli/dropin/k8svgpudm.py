@@ -16,18 +16,18 @@ from typing import Annotated, TypeVar
 import msgspec
 import typer
 
+from gpuvirt.agent.change.changehost import change_host_of
+from gpuvirt.agent.options import NodeOptions
+from gpuvirt.agent.process import run_until_stopped
+from gpuvirt.agent.published import statefile
+from gpuvirt.agent.store import desiredstatestore
 from gpuvirt.apps.logs import LogFormat, set_up
-from gpuvirt.apps.node import run_until_stopped
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import Namespace, NodeName, parse_namespace, parse_node_name
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.node.change.changehost import change_host_of
-from gpuvirt.node.options import NodeOptions
-from gpuvirt.node.published import statefile
-from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 T = TypeVar("T")

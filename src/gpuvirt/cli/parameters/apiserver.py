@@ -12,7 +12,7 @@ from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, parse_namespace, parse_node_name
 
 if TYPE_CHECKING:
-    from gpuvirt.apps.node import ClusterTask
+    from gpuvirt.agent.process import ClusterTask
     from gpuvirt.cluster.access.credentials import Credentials
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def cluster_side(
     """Return the agent's task for the API server, None without a node or credentials. Raises ConfigError."""
     if node is None:
         return None
-    from gpuvirt.cluster.agent.clusterside import ClusterSide
+    from gpuvirt.agent.cluster.clusterside import ClusterSide
 
     found = credentials_of(kubeconfig, context)
     if found is None:
@@ -158,7 +158,7 @@ def labels_side(node: NodeName | None, kubeconfig: Path | None, context: str = "
     """Return the task of an agent that only labels its node. Raises ConfigError without a node or credentials."""
     if node is None:
         raise ConfigError("is missing, but the agent labels this node", where="--node-name")
-    from gpuvirt.cluster.agent.clusterside import ClusterSide
+    from gpuvirt.agent.cluster.clusterside import ClusterSide
 
     found = credentials_of(kubeconfig, context)
     if found is None:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.apps.discover import DiscoverOptions, DiscoverProcess, label_once
+from gpuvirt.agent.discoverer import unread_line
+from gpuvirt.agent.discoverprocess import DiscoverOptions, DiscoverProcess, label_once
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
@@ -18,7 +19,6 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware import discovery
 from gpuvirt.hardware.access.kernel import Kernel, RealKernel
 from gpuvirt.model.offers.discovery import labels_of
-from gpuvirt.node.discoverer import unread_line
 from gpuvirt.paths import HostRoots
 from gpuvirt.tasks import until_stopped
 

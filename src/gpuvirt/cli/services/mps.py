@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from gpuvirt.apps import mps
+from gpuvirt.agent import mps
 from gpuvirt.cli.parameters import options
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.mps import PIPES

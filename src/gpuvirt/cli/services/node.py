@@ -15,8 +15,14 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.changehost import change_host_of
+from gpuvirt.agent.change.gate.gates import plugin_gates
+from gpuvirt.agent.options import NodeOptions
+from gpuvirt.agent.process import run_until_stopped
+from gpuvirt.agent.published import cdifiles, statefile
+from gpuvirt.agent.published.markers import Markers
+from gpuvirt.agent.store import desiredstatestore
 from gpuvirt.apps.logs import LogFormat, set_up
-from gpuvirt.apps.node import run_until_stopped
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
 from gpuvirt.errors import ConfigError
@@ -27,12 +33,6 @@ from gpuvirt.hardware.host.runtimes import read_runtimes
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import CdiUse, Settings
 from gpuvirt.model.inventory.pciids import PciIds
-from gpuvirt.node.change.changehost import change_host_of
-from gpuvirt.node.change.gate.gates import plugin_gates
-from gpuvirt.node.options import NodeOptions
-from gpuvirt.node.published import cdifiles, statefile
-from gpuvirt.node.published.markers import Markers
-from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt import validator as validation
+from gpuvirt.agent import validator as validation
+from gpuvirt.agent.change.observation import observe
+from gpuvirt.agent.validator import Check
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.changes import vfiohost
 from gpuvirt.cli.parameters import apiserver, options
@@ -16,9 +18,7 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.errors import ConfigError
 from gpuvirt.hardware.programs.containerdriver import DriverRoots
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath, HostRoots
-from gpuvirt.validator import Check
 
 app = typer.Typer(
     name="validate",

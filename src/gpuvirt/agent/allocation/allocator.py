@@ -1,0 +1,343 @@
+"""Allocates devices: answers the kubelet's requests, or returns why a request is refused.
+
+The last observation of the host is a moment old. So Allocate reads the requested devices again, and judges them by the
+same functions as each observation. If one device of a request is refused, the whole request is.
+"""
+
+import itertools
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuvirt.agent.allocation.allocated import Allocated, Allocations
+from gpuvirt.agent.change.allocationgate import AllocationGate
+from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.known.kubeletrecord import KubeletRecord, PodStarts
+from gpuvirt.agent.known.state import NodeState
+from gpuvirt.agent.loops.telemetry import Telemetry
+from gpuvirt.agent.options import NodeOptions
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, is_mdev_uuid, slot_of
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.snapshot import FreshFacts
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.hardware.devicefacts import AskedDevice, read_at_once, read_devices
+from gpuvirt.loops.serialworker import WorkerBlockedError
+from gpuvirt.model.allocation.allocations import Recorded, Unknown, pods_of
+from gpuvirt.model.allocation.attachment import Attachment, attach
+from gpuvirt.model.allocation.ledger import Entry, record
+from gpuvirt.model.allocation.placement import DevicePlace, prefer
+from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
+from gpuvirt.model.devices.candidates import Candidate
+from gpuvirt.model.inventory.inventory import Inventory, build_inventory
+from gpuvirt.model.inventory.resets import Reset, reset_of
+from gpuvirt.model.offers.allocationcheck import why_refused, why_unseen
+from gpuvirt.model.offers.offers import Offer
+from gpuvirt.model.offers.withholding import withholdings
+from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, refusals, unhealthy
+
+READ_TIMEOUT_S = 2.0
+"""How long a pod's admission waits until its devices are read. The kubelet admits no other pod meanwhile."""
+
+
+class AllocationRefusedError(GpuvirtError):
+    """A request is refused; `reason` says why."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
+
+
+class AllocationRequest(msgspec.Struct, frozen=True):
+    """A request of the kubelet: devices of one resource, for each container of a pod."""
+
+    resource: ResourceName
+    containers: Sequence[Sequence[DeviceId]]
+
+
+class Callbacks(msgspec.Struct, frozen=True):
+    """The functions that an allocator calls after its answers."""
+
+    allocated: Callable[[], None]
+    refused: Callable[[], None]
+    unseen: Callable[[Reason | None], None]
+    """Takes why devices were allocated with unknown users; None after an allocation with known users."""
+
+
+class _Checked(msgspec.Struct, frozen=True):
+    """The devices of a request, as just read."""
+
+    host: Inventory
+    against: Mapping[DeviceId, Reason]
+    """Why devices can't be allocated."""
+    unseen: Mapping[DeviceId, Reason]
+    """Why it is unknown who uses devices that are allocated nevertheless: with `--plugin-only` nothing can tell."""
+
+
+class Allocator:
+    """Allocates devices to pods, and records the allocations."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        options: NodeOptions,
+        kubelet: KubeletRecord,
+        telemetry: Telemetry,
+        callbacks: Callbacks,
+        gate: AllocationGate,
+    ) -> None:
+        self._state = state
+        self._options = options
+        self._kubelet = kubelet
+        self._worker = options.workers("allocating")
+        self._telemetry = telemetry
+        self._callbacks = callbacks
+        self._gate = gate
+        self._allocations = Allocations(state, options.clock, kubelet.recorded)
+        self._name = uuid.uuid4().hex
+        """Distinguishes the allocations of this agent from those of earlier ones, independently of the clock."""
+        self._numbers = itertools.count(1)
+        self._started: dict[str, PodStarts] = {}
+        """The starts of pods before each allocation of whole GPUs whose entry is in the ledger."""
+
+    def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
+    ) -> tuple[DeviceId, ...]:
+        """Return the preferred devices; raise PlacementError if the request contradicts itself."""
+        offer = self._state.memory.offers.by_resource.get(resource, Offer(resource))
+        candidates = {device.id: device.candidate for device in offer.devices.values()}
+        places = {
+            device: DevicePlace(found.numa_node, found.group, found.target.gpu) for device, found in candidates.items()
+        }
+        allocated = self._allocations.read()
+        allocated_devices, unfinished = allocated.allocated_devices, allocated.unfinished
+        siblings = [sibling.id for sibling in allocated_devices.siblings(candidates.values(), unfinished)]
+        musts = [candidates[device] for device in must_include if device in candidates]
+        free = [
+            device
+            for device in available
+            if device not in candidates
+            or not allocated_devices.conflict(resource, [*musts, candidates[device]], unfinished)
+        ]
+        spread = self._state.terms.settings.vgpu_placement
+        return prefer(free, must_include, size, places, spread, siblings=siblings)
+
+    async def allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
+        """Allocate devices; return an answer for each container. Raise AllocationRefusedError for the whole request.
+
+        The event loop goes on if the kernel blocks the reading of the devices.
+        """
+        began_s = self._options.clock.monotonic_s()
+        try:
+            attachments = await self._allocate(request)
+        except AllocationRefusedError as error:
+            self._telemetry.allocations[request.resource, error.reason.code] += 1
+            self._callbacks.refused()
+            raise
+        self._telemetry.allocations[request.resource, "given"] += 1
+        self._telemetry.allocate_s.observe(self._options.clock.monotonic_s() - began_s)
+        return attachments
+
+    async def _allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
+        inventory, offer = self._offered(request.resource)
+        allocated = self._allocations.read()
+        ids = dict.fromkeys(itertools.chain.from_iterable(request.containers))
+        devices = [offer.devices[device].candidate for device in ids if device in offer.devices]
+        started = self._kubelet.pod_starts() if any(device.target.vgpu is None for device in devices) else None
+        former = self._former(allocated, devices, started)
+        asked = [_asked(inventory, allocated, device, former) for device in devices]
+        kernel = self._options.kernel
+        fresh = read_at_once(kernel, inventory.facts, asked)
+        if fresh is None:
+            fresh = await self._in_worker(request.resource, lambda: read_devices(kernel, inventory.facts, asked))
+            checked = self._checked(inventory, fresh, devices, former)
+            newest, offer = self._offered(request.resource)
+            if newest is not inventory:
+                checked = replace(checked, host=newest)
+            allocated = self._allocations.read()
+        else:
+            checked = self._checked(inventory, fresh, devices, former)
+        attachments, added = self._give(request, offer, allocated, checked)
+        self._remember_starts(added, started)
+        return attachments
+
+    def _offered(self, resource: ResourceName) -> tuple[Inventory, Offer]:
+        """Return the host and the offer of a resource; raise AllocationRefusedError if it is not offered."""
+        inventory, offer = self._state.inventory, self._state.memory.offers.by_resource.get(resource)
+        if inventory is None or offer is None:
+            raise AllocationRefusedError(unhealthy.unknown_resource(resource))
+        if (withholding := withholdings(self._state.memory.desired.spec).get(resource)) is not None:
+            raise AllocationRefusedError(withholding.reason)  # a device stays listed until its pod has ended
+        return inventory, offer
+
+    def _former(self, allocated: Allocated, devices: Sequence[Candidate], started: PodStarts | None) -> FormerTenants:
+        """Return the last tenants of GPUs; the pod that is being admitted, or was never started, counts as none.
+
+        The kubelet names no pod in its requests. An init container's device goes to the pod's other containers in the
+        same admission: while no pod of the node has started since, the pod with the device has not either.
+        """
+        if started is None or not self._started:
+            return self._state.former
+        entries = (allocated.by_ledger.own(device) for device in devices)
+        same_pod = frozenset(
+            entry.target.gpu
+            for entry in entries
+            if entry is not None and self._started.get(entry.allocation) == started
+        )
+        return replace(self._state.former, same_pod=same_pod)
+
+    async def _in_worker(self, resource: ResourceName, read: Callable[[], FreshFacts]) -> FreshFacts:
+        """Read in a serial worker, since the kernel may block; raise AllocationRefusedError if it does."""
+        try:
+            return await self._worker.run(read, name="read the requested devices", timeout_s=READ_TIMEOUT_S)
+        except WorkerBlockedError as error:
+            effect = "gpuvirt allocates none of its devices until they can be read"
+            reason = nodeproblems.scan_blocked(resource, str(error), effect)
+            raise AllocationRefusedError(reason) from error
+
+    def _checked(
+        self, inventory: Inventory, fresh: FreshFacts, devices: Sequence[Candidate], former: FormerTenants
+    ) -> _Checked:
+        """Return the reasons against devices, by freshly read facts."""
+        now, settings = inventory, self._state.terms.settings
+        if fresh.facts is not inventory.facts:
+            now = build_inventory(fresh.facts, self._state.ledger.type_names)
+        found = {device.id: why_refused(inventory, now, fresh, settings, device, former) for device in devices}
+        against = {device: reason for device, reason in found.items() if reason is not None}
+        unknown = {device.id: why_unseen(fresh, device) for device in devices}
+        unseen = {device: reason for device, reason in unknown.items() if reason is not None}
+        return _Checked(now, against, unseen) if self._options.plugin_only else _Checked(now, unseen | against, {})
+
+    def _give(
+        self, request: AllocationRequest, offer: Offer, allocated: Allocated, checked: _Checked
+    ) -> tuple[tuple[Attachment, ...], Sequence[Entry]]:
+        """Record an allocation; return its answers and its new entries."""
+        resource, entries = request.resource, allocated.entries
+        attachments: list[Attachment] = []
+        given: list[Candidate] = []
+        added: list[Entry] = []
+        for ids in request.containers:
+            devices = tuple(self._usable(offer, ids, checked.against))
+            allocated_devices = (
+                allocated.allocated_devices
+                if entries is allocated.entries
+                else self._allocations.allocated_devices(entries)
+            )
+            if (reason := allocated_devices.conflict(resource, devices, allocated.unfinished)) is not None:
+                raise AllocationRefusedError(reason)
+            attachments.append(attach(checked.host, resource, devices, self._state.terms.settings))
+            given += devices
+            added += (new := tuple(self._entries(resource, devices, allocated.recorded)))
+            entries = record(entries, new)
+        devices_by_slot = by_slot(checked.host.facts.functions, given)
+        targets = [(device.id, device.target) for device in given]
+        try:
+            self._gate.allocate(resource, devices_by_slot, targets, lambda: self._record(checked.host, given, entries))
+        except RefusedError as error:
+            raise AllocationRefusedError(error.reason) from error
+        self._allocations.add(added, allocated.recorded)
+        self._callbacks.allocated()
+        unseen = (checked.unseen[device.id] for device in given if device.id in checked.unseen)
+        self._callbacks.unseen(next(map(refusals.allocated_unseen, unseen), None))
+        return tuple(attachments), added
+
+    def _record(self, host: Inventory, given: Sequence[Candidate], entries: tuple[Entry, ...]) -> None:
+        """Record the tenants of GPUs on disk, and the allocations; raise RefusedError if a tenant would be forgotten.
+
+        The tenant of a GPU that the kernel can reset may be forgotten.
+        """
+        kinds, functions = {device.target.gpu: _kind(device) for device in given}, host.facts.functions
+        keeps_memory = [gpu for gpu in kinds if reset_of(functions, gpu) is not Reset.POSSIBLE]
+        on_disk = bool(keeps_memory) and self._state.terms.settings.require_reset
+        if (reason := self._state.tenancies.give(kinds, on_disk=on_disk)) is not None:
+            raise RefusedError(replace(reason, subject=keeps_memory[0]))
+        self._state.record_allocation(entries)
+
+    def _remember_starts(self, added: Sequence[Entry], started: PodStarts | None) -> None:
+        if self._started:
+            known = {entry.allocation for entry in self._state.ledger.entries}
+            self._started = {allocation: before for allocation, before in self._started.items() if allocation in known}
+        if started is not None:
+            self._started |= {entry.allocation: started for entry in added}
+
+    def _usable(self, offer: Offer, ids: Sequence[DeviceId], against: Mapping[DeviceId, Reason]) -> Iterator[Candidate]:
+        """Yield the devices of a request; raise AllocationRefusedError at the first that can't be allocated."""
+        for device_id in dict.fromkeys(ids):
+            reason = self._why_not(offer, device_id, against)
+            if reason is None:
+                yield offer.devices[device_id].candidate
+            elif not self._may_be_left_out(offer, device_id, reason):
+                raise AllocationRefusedError(reason)
+
+    def _may_be_left_out(self, offer: Offer, device_id: DeviceId, reason: Reason) -> bool:
+        """Return whether the settings allow to leave out an mdev that is gone or has another type."""
+        device = offer.devices.get(device_id)
+        is_mdev = device.candidate.framework is Framework.MDEV if device is not None else is_mdev_uuid(device_id)
+        return self._state.terms.settings.compat.drop_mismatched_vgpus and is_mdev and reason.code in _MISMATCHES
+
+    def _why_not(self, offer: Offer, device_id: DeviceId, against: Mapping[DeviceId, Reason]) -> Reason | None:
+        device = offer.devices.get(device_id)
+        if device is None and (withheld := self._state.memory.offers.withheld.get(device_id)) is not None:
+            return withheld
+        if device is None:
+            return unhealthy.unknown_device(device_id, offer.resource, tuple(offer.devices))
+        # A kubelet that has lost its checkpoint requests the devices of pods that run.
+        if (consumer := self._kubelet.lost().get((offer.resource, device_id))) is not None:
+            return refusals.forgotten(device_id, consumer.text)
+        return next(iter(device.health.against), None) or against.get(device_id)
+
+    def _entries(
+        self, resource: ResourceName, devices: Sequence[Candidate], recorded: Recorded | Unknown
+    ) -> Iterator[Entry]:
+        now, now_s = self._options.clock.now(), self._options.clock.monotonic_s()
+        allocation = f"allocate:{self._name}:{next(self._numbers)}"
+        for device in devices:
+            before = pods_of(recorded, (resource, device.id))
+            yield Entry(
+                resource,
+                device.id,
+                device.target,
+                device.group,
+                allocation,
+                now,
+                allocated_s=now_s,
+                recorded_for=before,
+            )
+
+
+def _asked(inventory: Inventory, allocated: Allocated, device: Candidate, former: FormerTenants) -> AskedDevice:
+    """Return the request to read a device again."""
+    return AskedDevice(
+        carrier=device.carrier,
+        gpu=device.target.gpu,
+        vgpu=device.target.vgpu,
+        framework=device.framework,
+        group=device.group,
+        members=inventory.groups.get(device.group, ()) if device.group is not None else (),
+        may_open=allocated.allocated_devices.not_started(device, allocated.unfinished),
+        had_tenant=former.needs_reset(device.target.gpu, _kind(device)),
+    )
+
+
+def _kind(device: Candidate) -> TenantKind:
+    """Return how a pod with the device uses its GPU."""
+    return TenantKind.VM if device.target.vgpu is None else TenantKind.NATIVE
+
+
+def by_slot(
+    functions: Mapping[PciAddress, PciFunction], devices: Sequence[Candidate]
+) -> Mapping[str, Sequence[DeviceId]]:
+    """Return devices by their PCI slots."""
+    found: defaultdict[str, list[DeviceId]] = defaultdict(list)
+    for device in devices:
+        gpu = functions.get(device.target.gpu)
+        found[slot_of(gpu.physfn or gpu.address if gpu is not None else device.target.gpu)].append(device.id)
+    return found
+
+
+_MISMATCHES = frozenset(
+    {ReasonCode.AWAITED_AFTER_REBOOT, ReasonCode.DEVICE_GONE, ReasonCode.TYPE_CHANGED, ReasonCode.UNKNOWN_DEVICE}
+)

@@ -1,0 +1,146 @@
+"""The request of a command that the agent drains devices before the command changes them.
+
+The command writes its intent into the gates of the unit's slots. From then on Allocate refuses the devices. The agent
+stops offering them, waits until the kubelet no longer counts the free ones, and acknowledges the generation. The agent
+refuses instead if it keeps the unit in another desired state. Without a running agent, the command keeps agents from
+starting. An unprivileged device plugin is asked in the same way, in the gates of its own folder. One that has no gates
+can't be asked: the command refuses what its sockets list.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from gpuvirt.agent.change.gate.gate import Gate
+from gpuvirt.agent.change.gate.gateerrors import GateFailedError
+from gpuvirt.agent.change.gate.gatelock import tries, try_lock
+from gpuvirt.agent.change.gate.gaterecord import GateRecord
+from gpuvirt.agent.change.gate.gates import Gates
+from gpuvirt.agent.change.gate.membership import has_member
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.change.desired import VGPUS, DesiredUnit
+from gpuvirt.model.inventory.isolation import Slots, UnitId
+from gpuvirt.model.reasons import Reason, gaterefusals
+
+ANSWER_S = 10.0
+"""How long a command waits for the agent's answer."""
+ASK_AGAIN_S = 0.05
+
+Desires = Mapping[PciAddress, Sequence[str]]
+"""The changes of a command, by GPU: the name of the desired driver, `VGPUS`, or both."""
+
+
+class DrainRequest(msgspec.Struct, frozen=True):
+    """The change that a command is about to make."""
+
+    unit: UnitId
+    slots: Slots
+    intent: str
+    desires: Desires
+
+
+def desires_of(desired: DesiredUnit) -> Desires:
+    """Return the desires that a running agent has to agree with."""
+    return {
+        gpu: (
+            *([str(target.driver)] if target.driver is not None else ()),
+            *([VGPUS] if target.vgpus is not None else ()),
+        )
+        for gpu, target in desired.items()
+    }
+
+
+class Agents(msgspec.Struct, frozen=True):
+    """The agents of a host, as a command finds them."""
+
+    folder: Path
+    """The folder that each agent but a plugin without access to it locks."""
+    why_listed: Callable[[], Reason | None]
+    """Reads the lists of the device plugins' live sockets; returns which one still lists a device of the change."""
+
+
+@contextmanager
+def beside_agents(gates: Gates, agents: Agents, request: DrainRequest) -> Iterator[Reason | None]:
+    """Keep devices drained while the context lasts; the context value is the reason for a refusal, None if drained.
+
+    No agent can start meanwhile where none runs. Raises UnitBusyError.
+    """
+    with ExitStack() as stack:
+        asked: list[Gate] = []
+        if not stack.enter_context(no_agent(agents.folder)):
+            asked.append(gates.host)
+        offers = gates.may_have_plugins and not stack.enter_context(no_plugin(gates.device_plugins))
+        drained = (gates.host, gates.plugin) if offers else asked
+        for gate in drained:
+            stack.enter_context(draining(gate, request))
+        members = [gate for gate in drained if has_member(gate)]
+        for gate in (*asked, *(gate for gate in members if gate not in asked)):
+            if (refusal := _answer(gate, request)) is not None:
+                yield refusal
+                return
+        yield _why_listed(agents) if offers and not members else None
+
+
+def _why_listed(agents: Agents) -> Reason | None:
+    """Return why a device plugin that can't be asked could still allocate the devices."""
+    return agents.why_listed()
+
+
+@contextmanager
+def no_agent(folder: Path) -> Iterator[bool]:
+    """Return whether no agent runs. If so, no agent can start while the context lasts; other commands can."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _shared(folder) as is_free:
+        yield is_free
+
+
+@contextmanager
+def no_plugin(device_plugins: Path) -> Iterator[bool]:
+    """Return whether no agent offers devices. If so, none can begin to while the context lasts.
+
+    Every agent that offers devices has the lock on the kubelet's folder, whatever its version.
+    """
+    with _shared(device_plugins) as is_free:
+        yield is_free
+
+
+@contextmanager
+def _shared(folder: Path) -> Iterator[bool]:
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise GateFailedError(folder, error) from error
+    try:
+        yield try_lock(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def draining(gate: Gate, request: DrainRequest) -> Iterator[None]:
+    """Write the intent of a command into a gate's records while the context lasts; raise UnitBusyError."""
+    desires = {str(gpu): tuple(desired) for gpu, desired in request.desires.items()}
+    gate.drain(request.unit, request.slots, request.intent, desires=desires)
+    try:
+        yield
+    finally:
+        gate.stop_draining(request.slots)
+
+
+def _answer(gate: Gate, request: DrainRequest) -> Reason | None:
+    """Wait for the agent's answer; return the reason for its refusal."""
+    unanswered: list[str] = []
+    for _ in tries(ANSWER_S, ASK_AGAIN_S):
+        found = {slot: gate.read(slot) for slot in request.slots}
+        records = {slot: record for slot, record in found.items() if isinstance(record, GateRecord)}
+        if (refused := next((record.reason for record in records.values() if record.reason), None)) is not None:
+            return refused
+        unanswered = [slot for slot in request.slots if slot not in records or not records[slot].is_acknowledged]
+        if not unanswered:
+            return None
+    path = str(gate.path_of(unanswered[0], "json"))
+    return gaterefusals.agent_silent(request.unit, path, "Draining, not acknowledged", ANSWER_S)

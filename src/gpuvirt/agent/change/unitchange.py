@@ -1,0 +1,243 @@
+"""Changes one isolation unit: observes it, plans, takes the steps of a phase, and starts over until it is done.
+
+A failed phase is rolled back, as far as this change has touched it: a GPU gets the same vGPUs, with the same ids, in
+the same mode. The unit's gates let one change at a time run.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuvirt.agent.change import driverphase, preflight
+from gpuvirt.agent.change.changehost import ChangeHost, changing
+from gpuvirt.agent.change.gate.gate import UnitBusyError
+from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change.observation import NOTHING, HostObservation, Learned, observe_unit
+from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.change.steps.vgpusteps import (
+    MOST_ROUNDS,
+    Run,
+    SchedulerRefusedError,
+    TypeRejectedError,
+    VgpusInUseError,
+    take_all,
+)
+from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model.change.desired import DesiredUnit, DesiredVgpus, desired_drivers
+from gpuvirt.model.change.outcome import Outcome
+from gpuvirt.model.change.plan import (
+    DriverPlan,
+    Phase,
+    Plan,
+    VgpuPlan,
+)
+from gpuvirt.model.change.planner import plan_unit
+from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.steps import CreateVgpu, RollBack
+from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
+from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.inventory.inventory import Inventory, build_inventory
+from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.reasons import Reason, shortfalls
+
+
+def put_back(last: HostObservation, gpu: PciAddress, before: GpuState | None, run: Run) -> Iterator[Reason]:
+    """Bring a GPU back to the vGPUs that it carried before; yield why that failed.
+
+    Only vGPUs that the change has created are removed. A change that the kernel has blocked is not rolled back, since
+    the former vGPUs may no longer be desired: the next plan starts from the vGPUs that exist.
+    """
+    if not run.taken or run.change.expired:
+        return
+    run.report(RollBack(gpu))
+    run.change.roll_back()
+    if before is None:
+        return
+    created = {step.vgpu for step in run.taken if isinstance(step, CreateVgpu)}
+    desired = DesiredVgpus(Counter(before.types.values()), _sizes(before))
+    for _ in range(MOST_ROUNDS):
+        unit = last.inventory.gpus[gpu].unit
+        seen = observe_unit(last.change_host, last.inputs, unit, last.inventory, [gpu])
+        if gpu not in seen.inventory.gpus:  # the outcome of the change says so
+            return
+        run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
+        others = {name for name, vgpu in seen.inventory.vgpus.items() if vgpu.gpu == gpu and name not in created}
+        learned = Learned(remembered=before.types, in_use=dict.fromkeys(others, "a program other than this change"))
+        state = replace(seen, learned={gpu: learned}).asked_state(gpu, desired)
+        back = plan_gpu(seen.inventory.facts.functions[gpu], state, desired)
+        if not back.steps:
+            yield from back.refusals
+            return
+        try:
+            take_all(last.change_host, seen.inventory, state, back, run)
+        except RefusedError as error:
+            yield error.reason
+            return
+
+
+def _sizes(before: GpuState) -> Sizes | None:
+    mixed = before.smi.modes.mixed_sizes if before.smi is not None else None
+    if not isinstance(mixed, bool):
+        return None
+    return Sizes.MIXED if mixed else Sizes.EQUAL
+
+
+def apply(
+    change_host: ChangeHost,
+    unit: UnitId,
+    desired: DesiredUnit,
+    inputs: Inputs,
+    run: Run,
+    first: Inventory | None = None,
+) -> Outcome:
+    """Bring a unit to its desired state, without unbinding or removing a device that is in use.
+
+    `first` is an earlier inventory of the host; without it the host is scanned for the members of the unit. Raises
+    UnitBusyError.
+    """
+    first = first or build_inventory(scan(change_host.kernel))
+    with changing(change_host, unit, first, inputs.readings) as (by_children, passed), run.change.under_way(passed):
+        outcome = UnitChange(by_children, unit, desired, inputs, run, first).run()
+        if outcome.reasons and (circumstances := run.change.circumstances) is not None:
+            passed.hold(outcome.reasons[0], circumstances)
+        return outcome
+
+
+def foresee(observation: HostObservation, unit: UnitId, desired: DesiredUnit) -> Outcome:
+    """Return why a change of a unit would be refused even if no process or pod used its devices."""
+    state = observation.unit_state(desired)
+    plan = plan_unit(state, unit, desired)
+    hindered = {phase.gpu: preflight.obstacles(observation, state, plan, phase) for phase in plan.vgpus}
+    return Outcome(vgpus={phase.gpu: (*phase.refusals, *hindered[phase.gpu]) for phase in plan.vgpus})
+
+
+class UnitChange(msgspec.Struct):
+    """One change of a unit, under the locks of its gates."""
+
+    change_host: ChangeHost
+    unit: UnitId
+    desired: DesiredUnit
+    inputs: Inputs
+    steps: Run
+    inventory: Inventory
+    """The host as observed last."""
+    _learned: dict[PciAddress, Learned] = msgspec.field(default_factory=dict)
+    _before: dict[PciAddress, GpuState | None] = msgspec.field(default_factory=dict)
+    """The GPUs whose vGPUs were changed, with their state before."""
+    _ended: dict[PciAddress | UnitId, tuple[Reason, ...]] = msgspec.field(default_factory=dict)
+    """The phases that this change does not try again, by GPU or unit."""
+    _rounds: Counter[PciAddress | UnitId] = msgspec.field(default_factory=Counter)
+    _rolled_back: bool = False
+    """Whether a phase was rolled back: the change takes no further phase."""
+
+    def run(self) -> Outcome:
+        """Take phase after phase; return why the unit is not in its desired state."""
+        while True:
+            if len(gone := self._gone()) == len(self.desired):
+                return Outcome(vgpus=gone)
+            observation = self._observe()
+            if len(gone := self._gone()) == len(self.desired):
+                return Outcome(vgpus=gone)
+            state = observation.unit_state(self.desired)
+            plan = plan_unit(state, self.unit, self.desired)
+            phase = self._next(observation, state, plan)
+            if phase is None:
+                if plan.drivers.met and state.journal.open:
+                    driverphase.settle(self.change_host, state, plan.drivers, self._heads(state))
+                return self._outcome(plan)
+            self._take(observation, state, phase)
+
+    def _observe(self) -> HostObservation:
+        named = [gpu for gpu, target in self.desired.items() if target.vgpus is not None]
+        seen = observe_unit(self.change_host, self.inputs, self.unit, self.inventory, named)
+        functions, members = seen.inventory.facts.functions, seen.inventory.units.get(self.unit, ())
+        if moved := [gpu for gpu in self.desired if gpu in functions and gpu not in members]:
+            raise UnitBusyError(f"{self.unit}: GPU {moved[0]} has moved to another isolation unit, which is not locked")
+        self.inventory, self.inputs = seen.inventory, seen.inputs
+        self.steps.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
+        return replace(seen, learned={gpu: self._known(gpu) for gpu in self.desired})
+
+    def _known(self, gpu: PciAddress) -> Learned:
+        """Return the observed state of a GPU; new vGPUs get the ids that vGPUs of their types had before."""
+        before = self._before.get(gpu)
+        return replace(self._learned.get(gpu, NOTHING), remembered=before.types if before is not None else {})
+
+    def _next(self, observation: HostObservation, state: UnitState, plan: Plan) -> Phase | None:
+        """Return the next phase to take, None if no phase can be taken."""
+        if self._rolled_back:
+            return None
+        for phase in plan.ready:
+            subject = _subject(phase)
+            if subject in self._ended:
+                continue
+            begins = isinstance(phase, VgpuPlan) and phase.gpu not in self._before
+            if begins and (hindered := preflight.obstacles(observation, state, plan, phase)):
+                self._ended[subject] = hindered
+                continue
+            if self._rounds[subject] == MOST_ROUNDS:
+                self._ended[subject] = (shortfalls.not_nearer(subject, MOST_ROUNDS),)
+                continue
+            return phase
+        return None
+
+    def _take(self, observation: HostObservation, state: UnitState, phase: Phase) -> None:
+        self._rounds[_subject(phase)] += 1
+        if isinstance(phase, DriverPlan):
+            heads = self._heads(state)
+            reasons = driverphase.take(self.change_host, state, phase, self._observe_drivers, self.steps, heads)
+            if reasons or phase.notes:  # notes ask an admin to finish by hand
+                self._ended[self.unit] = reasons
+            self._rolled_back = bool(reasons)
+            return
+        gpu = phase.gpu
+        gpu_state, learned = state.gpu_states.get(gpu), self._learned.get(gpu, NOTHING)
+        self._before.setdefault(gpu, gpu_state)
+        try:
+            take_all(self.change_host, state.inventory, gpu_state, phase, self.steps)
+        except TypeRejectedError as error:
+            (seen,) = error.reason.places
+            self._learned[gpu] = replace(learned, refused={**learned.refused, error.parent: seen})
+        except VgpusInUseError as error:
+            self._learned[gpu] = replace(learned, in_use={**learned.in_use, **error.users})
+        except SchedulerRefusedError as error:
+            self._ended[gpu] = (error.reason,)
+        except RefusedError as error:
+            self._ended[gpu] = (error.reason, *put_back(observation, gpu, self._before[gpu], self.steps))
+            self._rolled_back = True
+
+    def _heads(self, state: UnitState) -> list[PciAddress]:
+        """Return all functions of the slots that have a desired driver, and the VFs that have one themselves."""
+        heads, functions = desired_drivers(self.desired), state.inventory.facts.functions
+        parts = [head for head in heads if head in functions and functions[head].is_gpu_part]
+        slots = (slot_of(head) for head in heads if head not in parts)
+        return [*parts, *(function for slot in slots for function in state.inventory.slots.get(slot, ()))]
+
+    def _observe_drivers(self) -> UnitState:
+        """Observe the unit during a driver change, before a rollback. The permission to force does not apply to it."""
+        observation = replace(self._observe(), inputs=replace(self.inputs, forced=False))
+        return observation.with_drivers(observation.vgpu_state({}), list(self.desired))
+
+    def _outcome(self, plan: Plan) -> Outcome:
+        vgpus = {phase.gpu: self._reasons(phase) for phase in plan.vgpus}
+        drivers = self._ended.get(self.unit, plan.drivers.refusals)
+        hosts = self.inventory.facts.vgpu_hosts
+        return Outcome(drivers, {**vgpus, **self._gone()}, [hosts[gpu] for gpu in self._before if gpu in hosts])
+
+    def _reasons(self, plan: VgpuPlan) -> tuple[Reason, ...]:
+        reasons = self._ended.get(plan.gpu, (*plan.refusals, *plan.pending))
+        refused = self._learned.get(plan.gpu, NOTHING).refused
+        quarantined = (shortfalls.type_rejected(parent, seen) for parent, seen in sorted(refused.items()))
+        return (*reasons, *quarantined)
+
+    def _gone(self) -> Mapping[PciAddress, tuple[Reason, ...]]:
+        gpus, functions = self.inventory.gpus, self.inventory.facts.functions
+        present = {gpu for gpu, target in self.desired.items() if gpu in (functions if target.vgpus is None else gpus)}
+        return {gpu: (shortfalls.gone(gpu),) for gpu in self.desired if gpu not in present}
+
+
+def _subject(phase: Phase) -> PciAddress | UnitId:
+    return phase.unit if isinstance(phase, DriverPlan) else phase.gpu

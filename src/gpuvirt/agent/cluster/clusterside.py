@@ -1,0 +1,257 @@
+"""The agent's tasks at the API server: the objects it watches, the objects it writes, and problems with the server."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from random import Random
+from typing import TypeVar
+
+import msgspec
+
+from gpuvirt.agent.cluster import noderequests
+from gpuvirt.agent.cluster.gpunode import SpecListener, observe_gpu_node, observe_no_spec
+from gpuvirt.agent.cluster.gpunodekeeper import GpuNodeKeeper
+from gpuvirt.agent.cluster.keeping import SPREAD_S, KeeperDependencies, ReportOutcome
+from gpuvirt.agent.cluster.nodeagent import NodeAgent
+from gpuvirt.agent.cluster.nodecounts import NodeCountsKeeper
+from gpuvirt.agent.cluster.nodelabels import LabelClaim, NodeLabels, shared_claim
+from gpuvirt.agent.cluster.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
+from gpuvirt.agent.cluster.operands import observed_of, operand_claim, operand_pods
+from gpuvirt.agent.cluster.podevents import PodEvents
+from gpuvirt.agent.cluster.podrequests import answer_inquiry
+from gpuvirt.agent.cluster.podshares import PodShareKeeper, RequestingPod, node_pods
+from gpuvirt.agent.cluster.vgputypes import VgpuTypes
+from gpuvirt.agent.shares.nodeshares import NodeShares
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
+from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
+from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.cluster.reflector import Reflector, Waits
+from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
+from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, PodUid
+from gpuvirt.model.offers.ondemand.podends import PodEnds
+from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.tasks import keep_going
+
+T = TypeVar("T", bound=KubernetesObject)
+
+
+class EndingPods:
+    """Tells the agent which pods end, as the API server reports them.
+
+    A pod that the API server lacks has ended only if the API server had it before, or if the ledger had it before the
+    first list: the kubelet may start a pod before this watch reports it.
+    """
+
+    def __init__(self, on_demand_pods: Callable[[], frozenset[PodUid]], observe: Callable[[PodEnds], None]) -> None:
+        """`on_demand_pods` returns the pods that have on-demand vGPUs."""
+        self._on_demand_pods = on_demand_pods
+        self._observe = observe
+        self._seen = on_demand_pods()
+        """The pods that exist, and those with on-demand vGPUs that are gone."""
+
+    def observe(self, delta: Delta[RequestingPod]) -> None:
+        """Record all pods of the node."""
+        pods = {pod.kubelet_uid: pod for pod in delta.objects.values()}
+        gone = self._seen - pods.keys()
+        self._seen = (gone & self._on_demand_pods()) | pods.keys()
+        ended = gone | {uid for uid, pod in pods.items() if pod.has_ended}
+        self._observe(PodEnds(ended, frozenset(uid for uid, pod in pods.items() if pod.is_ending) - ended))
+
+
+class ClusterSide(msgspec.Struct, frozen=True):
+    """The agent's settings for the API server. Without it, the agent still observes, offers and allocates devices."""
+
+    credentials: Credentials
+    node: NodeName
+    config_map: ConfigMapName | None
+    """The ConfigMap with vGPU configs, in the credentials' namespace; None if the configs come from elsewhere."""
+    gpu_nodes: bool = True
+    """Whether the agent reads the spec and writes the status of its GpuNode, if that kind is installed."""
+    labels_only: bool = False
+    """Whether the agent keeps only the labels of vGPU types, and the annotations of shared GPUs."""
+    operands: Namespace | None = None
+    """The namespace of NVIDIA's operands that offer this agent's vGPUs; None if the agent offers devices itself."""
+
+    async def run(self, agent: NodeAgent, clock: Clock) -> None:
+        """Run all tasks for ever; a task that fails is started again."""
+        async with asyncio.TaskGroup() as group:
+            _Run(self, agent, clock, group).start()
+
+
+class _Run:
+    """The tasks of one run of a `ClusterSide`."""
+
+    def __init__(self, side: ClusterSide, agent: NodeAgent, clock: Clock, group: asyncio.TaskGroup) -> None:
+        self._side = side
+        self._agent = agent
+        self._group = group
+        random = Random()  # noqa: S311  it spreads the requests of agents over time, and is no secret
+        self._dependencies = KeeperDependencies(Client(side.credentials), side.node, clock, random)
+        self._labels: Mapping[str, str] | None = None
+        self._pods: tuple[Pod, ...] | None = None
+        self._types = VgpuTypes(self._dependencies, agent.views)
+        self._noted = Signal()
+        """Set when the node was observed."""
+
+    def start(self) -> None:
+        """Start the tasks."""
+        side, agent = self._side, self._agent
+        claims = [shared_claim(agent.views), self._types.claim]
+        if not side.labels_only:
+            claims += [state_claim(agent.reports.vgpus, OF_VGPUS), state_claim(agent.reports.workload, OF_WORKLOAD)]
+        if side.operands is not None:
+            self._follow_operands(side.operands)
+            claims.append(operand_claim(agent.observations.operands_away))
+        self._keep_node(claims)
+        if side.config_map is not None:
+            self._follow_configs(side.config_map)
+        if side.gpu_nodes:
+            self._keep_gpu_node()
+        self._follow_pods(agent.shares)
+        if not side.labels_only:
+            report = self._reporter("pods of the node", "to list the pods of its node")
+            self._start("pods of the node", lambda: answer_inquiry(agent.pod_inquiry, self._dependencies, report))
+
+    def _keep_node(self, claims: Sequence[LabelClaim]) -> None:
+        node_labels, key, agent = NodeLabels(self._dependencies), self._dependencies.key, self._agent
+        take_request = noderequests.observe_node(self._agent.observations.take_request, key)
+        counts = None
+        if agent.node_counts is not None:
+            counts = NodeCountsKeeper(self._dependencies, agent.node_counts, agent.observations.observe_node_counts)
+
+        def observe(delta: Delta[Node]) -> None:
+            node = delta.objects.get(key)
+            self._labels = node.metadata.labels if node is not None else None
+            if node is not None:
+                self._types.observe_node(node.metadata)
+                self._noted.set()
+            if node is not None and self._agent.shares is not None:
+                self._agent.shares.observe_runtime(node.status.node_info.container_runtime_version)
+            self._report_operands()
+            take_request(delta)
+            node_labels.observe(delta)
+            if counts is not None:
+                counts.observe(delta)
+
+        self._follow("node", Collection(NODES, Node, key.name), observe, self._reporter("node", "to read its node"))
+        label = self._reporter("state", "to label its node")
+        self._start("state", lambda: node_labels.run(claims, label))
+        if counts is not None:
+            report = self._reporter("counts", "to patch its node's status")
+            self._start("counts", lambda: counts.run(report))
+
+    def _keep_gpu_node(self) -> None:
+        """Follow the node's GpuNode, and keep its status; a cluster without that kind has no desired state in it."""
+        keeper, key = GpuNodeKeeper(self._dependencies), self._dependencies.key
+        listener = SpecListener(lambda: self._agent.observations.desired, self._agent.observations.take_request)
+        take_request, report = observe_gpu_node(listener, key), self._reporter("gpunode", "to read its GpuNode")
+
+        def observe(delta: Delta[GpuNode]) -> None:
+            self._agent.observations.observe_kind(exists=True)
+            take_request(delta)
+            keeper.observe(delta)
+            self._types.observe_gpu_node(delta.objects.get(key))
+
+        def observe_error(error: ApiError | None) -> None:
+            if isinstance(error, NotFoundError | ForbiddenError):
+                observe_no_spec(listener)
+            if isinstance(error, NotFoundError):
+                self._agent.observations.observe_kind(exists=False)
+            report(None if isinstance(error, NotFoundError) else error)
+
+        self._follow("gpunode", Collection(GPU_NODES, GpuNode, key.name), observe, observe_error)
+        status = self._reporter("gpunode status", "to write its GpuNode's status")
+        memory = self._agent.shares.shown if self._agent.shares is not None else None
+        self._start("gpunode status", lambda: keeper.run(self._agent.views, status, memory))
+
+    def _follow_pods(self, shares: NodeShares | None) -> None:
+        """Follow the node's pods from the first time that GPUs are shared, or vGPUs are offered on demand."""
+        followers: list[Callable[[Delta[RequestingPod]], None]] = [self._types.observe_pods]
+        followers.append(
+            EndingPods(
+                lambda: self._agent.observations.on_demand_pods, self._agent.observations.observe_pod_ends
+            ).observe
+        )
+        if shares is not None:
+            followers.append(self._keep_shares(shares))
+        reflector = self._reflector(node_pods(self._dependencies.node))
+        report = self._reporter("pods", "to watch the pods of its node")
+
+        def observe(delta: Delta[RequestingPod]) -> None:
+            for follower in followers:
+                follower(delta)
+
+        async def follow() -> None:
+            await self._until_pods_count(shares)
+            await reflector.run(observe, report)
+
+        self._start("pods", follow)
+        types = self._reporter("vgpu types", "to write events about its GpuNode")
+        self._start("vgpu types", lambda: self._types.run(types))
+
+    async def _until_pods_count(self, shares: NodeShares | None) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self._agent.views.notifying(self._noted))
+            if shares is not None:
+                stack.enter_context(shares.notifying(self._noted))
+            while not (self._types.in_use or (shares is not None and shares.in_use)):
+                await self._noted.wait()
+
+    def _keep_shares(self, shares: NodeShares) -> Callable[[Delta[RequestingPod]], None]:
+        """Keep the annotations of pods with shares, and write events; return what takes the node's pods."""
+        keeper = PodShareKeeper(self._dependencies, shares)
+        written = self._reporter("shares", "to write the GPUs of a pod")
+        self._start("shares", lambda: keeper.run(written))
+        events = PodEvents(self._dependencies, shares.refusals, shares.pods)
+        unwritten = self._reporter("events", "to write events about pods")
+        self._start("pod events", lambda: events.run(unwritten))
+        return keeper.observe
+
+    def _follow_configs(self, name: ConfigMapName) -> None:
+        namespace = self._side.credentials.namespace
+        observe = noderequests.observe_config_map(self._agent.observations.take_request, ObjectKey(namespace, name))
+        report = self._reporter("config map", f"to read the ConfigMap {namespace}/{name}")
+        self._follow("config map", Collection(config_maps(namespace), ConfigMap, name), observe, report)
+
+    def _follow_operands(self, namespace: Namespace) -> None:
+        def observe(delta: Delta[Pod]) -> None:
+            self._pods = tuple(delta.objects.values())
+            self._report_operands()
+
+        report = self._reporter("operands", f"to list the operands' pods in namespace {namespace}")
+        self._follow("operands", operand_pods(namespace, self._dependencies.node), observe, report)
+
+    def _report_operands(self) -> None:
+        if self._side.operands is not None:
+            self._agent.observations.observe_operands(observed_of(self._labels, self._pods))
+
+    def _follow(
+        self, who: str, collection: Collection[T], observe: Callable[[Delta[T]], None], report: ReportOutcome
+    ) -> None:
+        reflector = self._reflector(collection)
+        self._start(who, lambda: reflector.run(observe, report))
+
+    def _reflector(self, collection: Collection[T]) -> Reflector[T]:
+        parts = self._dependencies
+        return Reflector(parts.client, collection, parts.clock, parts.random, waits=Waits(spread_s=SPREAD_S))
+
+    def _start(self, who: str, run: Callable[[], Awaitable[None]]) -> None:
+        self._group.create_task(keep_going(f"cluster: {who}", run, self._dependencies.clock))
+
+    def _reporter(self, who: str, what: str) -> ReportOutcome:
+        return lambda error: self._agent.reports.problem(f"cluster: {who}", problem_of(error, what))
+
+
+def problem_of(error: ApiError | None, what: str) -> Reason | None:
+    """Return the problem that an error makes, None without an error; `what` is the agent's use of the API server."""
+    if error is None:
+        return None
+    if isinstance(error, ForbiddenError | UnauthorizedError):
+        return nodeproblems.api_forbidden(what, str(error))
+    return nodeproblems.api_server_away(what, str(error))

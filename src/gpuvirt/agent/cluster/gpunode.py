@@ -1,0 +1,258 @@
+"""The GpuNode of a node: its spec turned into desired state, and the agent's view turned into its status."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+
+import msgspec
+
+from gpuvirt.agent.cluster.noderequests import TakeRequest
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.kinds.gpunode import (
+    READY,
+    CreatableType,
+    Gpu,
+    GpuNode,
+    Invalid,
+    Offered,
+    Origins,
+    Planning,
+    ReasonStatus,
+    SharesStatus,
+    Spec,
+    Status,
+    Totals,
+    Vgpu,
+)
+from gpuvirt.cluster.kinds.gpunode import PodMemory as ReportedMemory
+from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.model.desired.invalid import InvalidDesired
+from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
+from gpuvirt.model.inventory.inventory import Mode
+from gpuvirt.model.offers.validation import ValidatorCheck
+from gpuvirt.model.offers.view import GpuView, NodeView, PlanningView, ResourceView, VgpuView
+from gpuvirt.model.reasons import Reason, reasons_text
+from gpuvirt.model.shares.node.podmemory import PodMemory
+from gpuvirt.model.shares.sharedgpus import SharedGpus
+
+MOST_MESSAGE = 4000
+"""The most characters of a condition's message; the API's own limit is 32,768."""
+RECONCILED, NOT_OBSERVED = "Reconciled", "NotObserved"
+TYPES = {
+    ValidatorCheck.VFIO_PCI: "VfioPciReady",
+    ValidatorCheck.VGPU_MANAGER: "VgpuManagerReady",
+    ValidatorCheck.VGPU_DEVICES: "VgpuDevicesReady",
+}
+
+
+def request_of_spec(spec: Spec | None) -> NodeRequest:
+    """Return the desired state of a GpuNode's spec; without a spec, labels and settings apply."""
+    if spec is None:
+        return NodeRequest(spec=Observed(None))
+    gpus = {gpu.address: str(gpu.mode) for gpu in spec.gpus}
+    withheld = tuple(Withheld(entry.resource, entry.code, entry.message, entry.offered_as) for entry in spec.withheld)
+    origins = spec.origins or Origins()
+    return NodeRequest(
+        spec=Observed(
+            GpuNodeSpec(
+                mode=str(spec.mode),
+                gpus=gpus,
+                vgpu_config=spec.vgpu_config,
+                withheld=withheld,
+                mode_origin=origins.mode,
+                config_origin=origins.vgpu_config,
+                reviewed=spec.reviewed,
+                enforcement=_enforcement(spec),
+            )
+        )
+    )
+
+
+def _enforcement(spec: Spec) -> str | None:
+    return str(spec.shares.enforcement) if spec.shares is not None and spec.shares.enforcement is not None else None
+
+
+class SpecListener(msgspec.Struct, frozen=True):
+    """The consumer of a GpuNode's spec."""
+
+    observed: Callable[[], NodeRequest]
+    """Returns the desired state that was observed last, also before a restart."""
+    observe: TakeRequest
+
+
+def observe_no_spec(listener: SpecListener) -> None:
+    """Report that there is no spec, unless a spec was observed before: after its GpuNode is gone, it still applies."""
+    if listener.observed().spec is None:
+        listener.observe(request_of_spec(None))
+
+
+def observe_gpu_node(listener: SpecListener, key: ObjectKey) -> Callable[[Delta[GpuNode]], None]:
+    """Return a function that passes changes of a GpuNode's spec to the listener.
+
+    A GpuNode that never had a spec keeps the desired state as it is: the agent has created it, perhaps again after it
+    was deleted. A spec that was removed ends the desired state.
+    """
+
+    def observe(delta: Delta[GpuNode]) -> None:
+        found = delta.objects.get(key)
+        if found is None or (found.spec is None and found.metadata.generation <= 1):
+            observe_no_spec(listener)
+        else:
+            listener.observe(request_of_spec(found.spec))
+
+    return observe
+
+
+def status_of(view: NodeView, observed: GpuNode, at: datetime, memory: Sequence[PodMemory] = ()) -> Status:
+    """Return the status for an agent's view; a condition whose status is unchanged keeps its transition time."""
+    gpus = (*view.gpus, *(function for function in view.functions if function.offered_as is not None))
+    before = (observed.status or Status()).conditions
+    known = {(condition.type, condition.status): condition.last_transition_time for condition in before}
+    now = f"{at:%Y-%m-%dT%H:%M:%SZ}"
+    return Status(
+        observed_generation=observed.metadata.generation,
+        agent=view.agent.version if view.agent is not None else None,
+        totals=_totals(view),
+        gpus=tuple(_gpu(gpu) for gpu in gpus),
+        resources=tuple(_offered(resource) for resource in view.resources),
+        invalid=tuple(_invalid(desired) for desired in view.invalid),
+        shares=_shares(view.shared, memory),
+        conditions=tuple(
+            Condition(
+                type=kind,
+                status=status,
+                reason=reason,
+                message=message[:MOST_MESSAGE],
+                last_transition_time=known.get((kind, status), now),
+                observed_generation=observed.metadata.generation,
+            )
+            for kind, status, reason, message in _conditions(view)
+        ),
+    )
+
+
+def _conditions(view: NodeView) -> Iterator[tuple[str, str, str, str]]:
+    if not view.host_observed:
+        yield READY, "Unknown", NOT_OBSERVED, "the agent has not observed the host yet"
+        return
+    problems = tuple(_problems(view))
+    if problems:
+        yield READY, "False", str(problems[0].code), reasons_text(problems)
+    else:
+        yield READY, "True", RECONCILED, ""
+    for condition in view.conditions:
+        if condition.needed:
+            reason = condition.reason
+            yield (
+                TYPES[condition.check],
+                str(condition.holds),
+                str(reason.code) if reason else "Holds",
+                reason.text if reason else "",
+            )
+
+
+def _problems(view: NodeView) -> Iterator[Reason]:
+    """Yield why a node is not Ready: its own problems, unregistered resources, offered devices that are unhealthy,
+    shared GPUs that are withheld."""
+    yield from view.problems
+    for resource in view.resources:
+        if (resource.devices or resource.withheld) and resource.not_registered_because is not None:
+            yield resource.not_registered_because
+        for device in resource.devices:
+            if not device.healthy:
+                yield from device.reasons
+    for gpu in view.shared.gpus:
+        if gpu.withheld is not None and not gpu.withheld.code.passes:
+            yield gpu.withheld
+
+
+def _totals(view: NodeView) -> Totals:
+    devices = sum(device.allocated_to is not None for resource in view.resources for device in resource.devices)
+    return Totals(
+        gpus=len(view.gpus),
+        vgpus=sum(len(gpu.vgpus) for gpu in view.gpus),
+        allocated=devices + sum(bool(gpu.users) for gpu in view.gpus if gpu.mode is Mode.SHARED),
+        modes=",".join(sorted({str(gpu.mode) for gpu in view.gpus})),
+    )
+
+
+def _gpu(gpu: GpuView) -> Gpu:
+    return Gpu(
+        address=gpu.address,
+        name=gpu.name,
+        mode=str(gpu.mode),
+        desired_mode=gpu.desired,
+        vgpu_config=gpu.vgpu_config,
+        driver=gpu.driver,
+        numa_node=gpu.numa_node,
+        offered_as=gpu.offered_as,
+        healthy=gpu.healthy,
+        users=gpu.users,
+        virtual_machines=gpu.vms,
+        vgpus=tuple(_vgpu(vgpu) for vgpu in gpu.vgpus),
+        units=gpu.units,
+        vfs=gpu.vfs,
+        planning=_planning(gpu, gpu.planning) if gpu.planning is not None else None,
+        reasons=_whys(gpu.reasons),
+    )
+
+
+def _shares(shared: SharedGpus, memory: Sequence[PodMemory]) -> SharesStatus | None:
+    if not shared.gpus or shared.enforcement is None:
+        return None
+    pods = tuple(
+        ReportedMemory(namespace=pod.namespace, pod=pod.pod, limit_mib=pod.limit_mib, used_mib=pod.used_mib)
+        for pod in memory
+    )
+    return SharesStatus(enforcement=shared.enforcement, origin=shared.enforced_by, memory=pods)
+
+
+def _planning(gpu: GpuView, seen: PlanningView) -> Planning:
+    return Planning(
+        pci_id=gpu.pci_id,
+        subsystem_id=seen.subsystem,
+        class_code=seen.class_code,
+        total_vfs=seen.total_vfs,
+        framework=seen.framework,
+        parents=seen.parents,
+        types=tuple(CreatableType(name=name, creatable=left) for name, left in seen.types.items()),
+    )
+
+
+def _vgpu(vgpu: VgpuView) -> Vgpu:
+    return Vgpu(
+        id=vgpu.id,
+        type=vgpu.type,
+        offered_as=vgpu.offered_as,
+        users=vgpu.users,
+        virtual_machines=vgpu.vms,
+        reasons=_whys(vgpu.reasons),
+    )
+
+
+def _offered(resource: ResourceView) -> Offered:
+    return Offered(
+        name=resource.name,
+        healthy=sum(device.healthy for device in resource.devices),
+        allocated=sum(device.allocated_to is not None for device in resource.devices),
+        registered=resource.registered,
+        kind=resource.kind,
+        pci_vendor_selectors=resource.pci_vendor_selectors,
+        mdev_name_selectors=resource.mdev_name_selectors,
+    )
+
+
+def _invalid(desired: InvalidDesired) -> Invalid:
+    return Invalid(
+        origin=str(desired.origin),
+        where=desired.where,
+        code=str(desired.reason.code),
+        found=desired.found,
+        expected=desired.expected,
+        near=desired.near,
+        message=desired.reason.text,
+    )
+
+
+def _whys(reasons: Iterable[Reason]) -> tuple[ReasonStatus, ...]:
+    return tuple(ReasonStatus(code=str(reason.code), message=reason.text) for reason in reasons)

@@ -1,0 +1,198 @@
+"""The pods of the agent's node that request units: their GPUs are read from an annotation, and written back to it.
+
+The extender writes the annotation with its binding. The agent writes that of a pod that no extender has placed, or that
+got other GPUs. It patches the pod's status, by which Kubernetes lets annotations be written but neither containers nor
+the node (podStatusStrategy in registry/core/pod), and names the UID, so that a new pod of the same name is left alone.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from gpuvirt.agent.cluster.keeping import KeeperDependencies, ReportOutcome
+from gpuvirt.agent.shares.nodeshares import NodeShares
+from gpuvirt.clock import Signal
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.client import PatchType
+from gpuvirt.cluster.collection import Collection
+from gpuvirt.cluster.failures import ConflictError, NotFoundError
+from gpuvirt.cluster.kinds.core import ENDED, STATIC_POD, AnyObject
+from gpuvirt.cluster.resources import Resource, pods
+from gpuvirt.cluster.shares.objects import (
+    PodAnnotations,
+    PodMetadata,
+    PodStatus,
+    SharingPod,
+    demand_of_pod,
+    needs_limits,
+)
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.facts.ids import PodUid, ResourceName
+from gpuvirt.model.shares.annotations import (
+    SHARES_ANNOTATION,
+    InvalidAnnotationError,
+    enforcement_of,
+    pod_shares,
+    pod_shares_text,
+)
+from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.node.choice import PodOnNode
+from gpuvirt.model.shares.placement import Policy
+
+log = logging.getLogger(__name__)
+
+
+class _Annotations(PodAnnotations, frozen=True, gc=False):
+    static_pod: str = msgspec.field(default="", name=STATIC_POD)
+
+
+class _Metadata(PodMetadata, frozen=True, gc=False, rename="camel"):
+    annotations: _Annotations = _Annotations()
+
+
+class _Status(PodStatus, frozen=True, gc=False):
+    phase: str = ""
+
+
+class RequestingPod(SharingPod, frozen=True):
+    """A pod with the requests of its containers, and whether they have ended."""
+
+    metadata: _Metadata
+    status: _Status = _Status()
+
+    @property
+    def kubelet_uid(self) -> PodUid:
+        """The UID that the kubelet has for the pod."""
+        return PodUid(self.metadata.annotations.static_pod or self.metadata.uid)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the pod has run, so that the scheduler counts it no more."""
+        return self.status.phase in ENDED
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the pod has ended or is being deleted."""
+        return self.has_ended or bool(self.metadata.deletion_timestamp)
+
+
+class _Written(NamedTuple):
+    """An annotation that was written, and the one that was observed before."""
+
+    before: str | None
+    text: str
+
+
+class _PatchMetadata(msgspec.Struct, frozen=True):
+    uid: str
+    annotations: dict[str, str]
+
+
+class _Patch(msgspec.Struct, frozen=True):
+    metadata: _PatchMetadata
+
+
+class Due(NamedTuple):
+    """A pod whose annotation is not what its containers have."""
+
+    pod: PodOnNode
+    text: str
+
+
+def node_pods(node: str) -> Collection[RequestingPod]:
+    """Return the collection of all pods of a node."""
+    return Collection(Resource("pods"), RequestingPod, on_node=node)
+
+
+def pod_on_node(pod: RequestingPod, resource: ResourceName, whole: Units) -> PodOnNode | None:
+    """Return a pod that requests units, None for another pod, and for one whose request no GPU can serve."""
+    try:
+        demand = demand_of_pod(pod, resource, whole)
+    except GpuvirtError as error:
+        log.warning("pod %s gets no share: %s", pod.where, error)
+        return None
+    if not demand.containers:
+        return None
+    text = pod.metadata.annotations.shares or None
+    try:
+        desired = pod_shares(text, demand, whole) if text is not None else None
+    except InvalidAnnotationError as error:
+        log.warning("the annotation of pod %s does not count: %s", pod.where, error)
+        desired = None
+    try:
+        requires = needs_limits(pod, demand, whole)
+    except InvalidAnnotationError as error:
+        log.warning("pod %s starts only on a node that enforces shares: %s", pod.where, error)
+        requires = True
+    policy = pod.metadata.annotations.policy
+    return PodOnNode(
+        pod.uid,
+        pod.metadata.namespace,
+        pod.metadata.name,
+        demand,
+        desired,
+        Policy(policy) if policy in set(Policy) else None,
+        ended=pod.status.phase in ENDED,
+        annotation=text,
+        requires_limits=requires,
+    )
+
+
+class PodShareKeeper:
+    """Follows the pods of one node, and keeps the annotations of those that have shares."""
+
+    def __init__(self, dependencies: KeeperDependencies, shares: NodeShares) -> None:
+        self._dependencies = dependencies
+        self._shares = shares
+        self._written: dict[PodUid, _Written] = {}
+        self._observed: dict[PodUid, tuple[RequestingPod, PodOnNode | None]] = {}
+        """The pods as observed, with the values that were read from them."""
+
+    def observe(self, delta: Delta[RequestingPod]) -> None:
+        """Record the pods of the node; a pod that has not changed is not read again."""
+        before, self._observed = self._observed, {}
+        for pod in delta.objects.values():
+            uid = pod.uid
+            known = before.get(uid)
+            if known is None or known[0] != pod:
+                known = pod, pod_on_node(pod, self._shares.resource, self._shares.whole)
+            self._observed[uid] = known
+        self._written = {uid: written for uid, written in self._written.items() if uid in self._observed}
+        self._shares.pods.observe({uid: found for uid, (_, found) in self._observed.items() if found is not None})
+
+    async def run(self, report: ReportOutcome) -> None:
+        """Write the annotations whenever they differ; `report` gets each error, and None after a success."""
+        due = Signal()
+        with self._shares.pods.cell.notifying(due), self._shares.store.records.notifying(due):
+            await self._dependencies.keep(self._lacking, self._write, report, due)
+
+    def _lacking(self) -> Due | None:
+        return next(self._all_lacking((self._shares.pods.known or {}).values()), None)
+
+    def _all_lacking(self, found: Iterable[PodOnNode]) -> Iterator[Due]:
+        records = self._shares.store.records.get().pods
+        for pod in found:
+            record = records.get(pod.uid)
+            if record is None or pod.ended:
+                continue
+            has = record.placement
+            is_placed = pod.desired is not None and pod.desired.containers == has.containers
+            if is_placed and enforcement_of(pod.annotation) == record.enforcement:
+                continue
+            text = pod_shares_text(has, record.enforcement)
+            if self._written.get(pod.uid) != _Written(pod.annotation, text):
+                yield Due(pod, text)
+
+    async def _write(self, due: Due) -> None:
+        pod, text = due
+        patch = _Patch(_PatchMetadata(pod.uid, {SHARES_ANNOTATION: text}))
+        client = self._dependencies.client
+        try:
+            await client.patch(pods(pod.namespace), pod.name, patch, PatchType.MERGE, AnyObject, part="status")
+        except (NotFoundError, ConflictError) as error:
+            log.info("pod %s/%s is gone, or another of its name: %s", pod.namespace, pod.name, error)
+        else:
+            log.info("wrote the GPUs of pod %s/%s: %s", pod.namespace, pod.name, text)
+        self._written[pod.uid] = _Written(pod.annotation, text)

@@ -1,0 +1,222 @@
+"""The gRPC server of a device plugin: the five calls of the device plugin API, on its own socket."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import grpc
+import grpc.aio
+
+from gpuvirt.agent.kubelet import grpcservers, sockets
+from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.model.reasons import Reason
+from gpuvirt.paths import check_socket_path
+
+log = logging.getLogger(__name__)
+
+SERVICE = "v1beta1.DevicePlugin"
+STOP_GRACE_S = 0.2
+
+MOST_MESSAGE_BYTES = 16 << 20
+"""A list of ten thousand devices has about 0.6 MB; the default limit of gRPC is 4 MiB."""
+
+
+class PluginCall(Protocol):
+    """The context of a gRPC call."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        """End the call with an error."""
+        ...
+
+
+class SocketTakenError(GpuvirtError):
+    """Another process listens on the socket of a resource's plugin."""
+
+
+class PluginServer(ABC):
+    """Serves one resource; a subclass has the devices and the answers."""
+
+    def __init__(self, resource: ResourceName, path: Path, clock: Clock) -> None:
+        self.resource = resource
+        self.path = path
+        self.streams = 0
+        """The number of open ListAndWatch streams."""
+        self.streamless_since_s = clock.monotonic_s()
+        self._clock = clock
+        self._server: grpc.aio.Server | None = None
+        self._identity: sockets.FileIdentity | None = None
+        self._watchers: set[Signal] = set()
+        self._ends: Signal | None = None
+        self._ending = False
+        self._silent = False
+
+    @property
+    @abstractmethod
+    def options(self) -> pb.DevicePluginOptions:
+        """The optional calls that the plugin supports."""
+        ...
+
+    @abstractmethod
+    def listed(self) -> pb.ListAndWatchResponse:
+        """Return all devices."""
+        ...
+
+    @abstractmethod
+    async def prefer(self, request: pb.PreferredAllocationRequest, call: PluginCall) -> pb.PreferredAllocationResponse:
+        """Answer which devices the plugin prefers."""
+        ...
+
+    @abstractmethod
+    async def allocate(self, request: pb.AllocateRequest, call: PluginCall) -> pb.AllocateResponse:
+        """Allocate devices to containers."""
+        ...
+
+    @abstractmethod
+    async def pre_start(self, request: pb.PreStartContainerRequest, call: PluginCall) -> pb.PreStartContainerResponse:
+        """Prepare the devices of a container that is about to start."""
+        ...
+
+    @property
+    def serves(self) -> bool:
+        """Whether the socket of this plugin still exists; the kubelet deletes it when the kubelet starts."""
+        return self._server is not None and sockets.identity(self.path) == self._identity is not None
+
+    def announce_ends(self, ends: Signal) -> None:
+        """Set a signal whenever a stream ends: the kubelet has ended, or has dropped the plugin."""
+        self._ends = ends
+
+    def stop_sending(self) -> None:
+        """Send no more lists to the kubelet, but leave the stream open.
+
+        Another plugin registers the same resource. The kubelet would take a list from this plugin for the list of the
+        other plugin, and the end of this stream for the end of the other plugin.
+        """
+        self._silent = True
+
+    def resume_sending(self) -> None:
+        """Send lists again, after the kubelet has registered the resource again."""
+        if self._silent:
+            self._silent = False
+            self.resend()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the plugin sends no lists."""
+        return self._silent
+
+    async def start(self) -> None:
+        """Listen on the socket; raise OSError or SocketTakenError when that is not possible.
+
+        gRPC binds to a path even if another process listens there, and at its end it deletes any file at that path. So
+        gRPC gets a temporary path, and the socket is renamed when no other process listens at its final path.
+        """
+        await self.stop()
+        if not sockets.clear(self.path):
+            raise SocketTakenError(f"{self.path}: another program listens there, or the file is not a socket")
+        # gRPC takes over a path silently, and unlinks it when it ends: ours would end another plugin's (decision 8).
+        beside = check_socket_path(self.path.with_name(f".{sockets.digest(self.resource)}"))
+        beside.unlink(missing_ok=True)
+        server = grpc.aio.server(options=[("grpc.max_send_message_length", MOST_MESSAGE_BYTES)])
+        server.add_generic_rpc_handlers([self._handler()])
+        try:
+            try:
+                server.add_insecure_port(f"unix:{beside}")
+            except RuntimeError as error:
+                raise OSError(f"{beside}: {error}") from error
+            await grpcservers.start(server)
+            beside.rename(self.path)  # a kubelet that starts now may have deleted it
+        except BaseException:
+            await grpcservers.stop(server, None)
+            beside.unlink(missing_ok=True)
+            raise
+        self._ending = False
+        self._server, self._identity = server, sockets.identity(self.path)
+        self.await_stream()
+
+    def await_stream(self) -> None:
+        """Begin to wait for the kubelet's stream; the time of this waiting counts from now."""
+        self.streamless_since_s = self._clock.monotonic_s()
+
+    async def stop(self) -> None:
+        """End all streams, close the socket, and delete its file unless another process has replaced it."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if sockets.identity(self.path) == self._identity:
+            self.path.unlink(missing_ok=True)
+        self._ending = True
+        self.resend()
+        await grpcservers.stop(server, STOP_GRACE_S)
+
+    def resend(self) -> None:
+        """Send the list again on all streams, except while sending is stopped; `stop` ends these streams too."""
+        if self._silent and not self._ending:
+            return
+        for watcher in self._watchers:
+            watcher.set()
+
+    async def refuse_start(self, call: PluginCall, reason: Reason) -> NoReturn:
+        """Refuse a container's start, which the kubelet tries again, and let it write its record before.
+
+        `writeCheckpoint` of its device manager copies the allocations under a lock, and writes the copy without one: a
+        list that comes during an allocation may write the record without it, last. It writes a new one for each list.
+        """
+        self.resend()
+        await self.refuse(call, grpc.StatusCode.FAILED_PRECONDITION, reason.text, reason=reason.code)
+
+    def _handler(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "GetDevicePluginOptions": grpc.unary_unary_rpc_method_handler(
+                    self._options, pb.Empty.FromString, pb.DevicePluginOptions.SerializeToString
+                ),
+                "ListAndWatch": grpc.unary_stream_rpc_method_handler(
+                    self._list_and_watch, pb.Empty.FromString, pb.ListAndWatchResponse.SerializeToString
+                ),
+                "GetPreferredAllocation": grpc.unary_unary_rpc_method_handler(
+                    self.prefer,
+                    pb.PreferredAllocationRequest.FromString,
+                    pb.PreferredAllocationResponse.SerializeToString,
+                ),
+                "Allocate": grpc.unary_unary_rpc_method_handler(
+                    self.allocate, pb.AllocateRequest.FromString, pb.AllocateResponse.SerializeToString
+                ),
+                "PreStartContainer": grpc.unary_unary_rpc_method_handler(
+                    self.pre_start,
+                    pb.PreStartContainerRequest.FromString,
+                    pb.PreStartContainerResponse.SerializeToString,
+                ),
+            },
+        )
+
+    async def _options(self, _request: pb.Empty, _call: PluginCall) -> pb.DevicePluginOptions:
+        return self.options
+
+    async def _list_and_watch(self, _request: pb.Empty, _call: PluginCall) -> AsyncIterator[pb.ListAndWatchResponse]:
+        changed = Signal()
+        self._watchers.add(changed)
+        self.streams += 1
+        log.info("the kubelet watches the resource", extra={"resource": self.resource})
+        try:
+            while not self._ending:
+                yield self.listed()
+                await changed.wait()
+        finally:
+            self._watchers.discard(changed)
+            self.streams -= 1
+            self.await_stream()
+            if self._ends is not None:
+                self._ends.set()
+
+    async def refuse(
+        self, call: PluginCall, status: grpc.StatusCode, message: str, *, reason: str | None = None
+    ) -> NoReturn:
+        """Log a refusal, and end the call with it."""
+        log.warning("request refused: %s", message, extra={"resource": self.resource, "reason": reason})
+        await call.abort(status, f"{self.resource}: {message}")

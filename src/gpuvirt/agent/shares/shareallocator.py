@@ -1,0 +1,286 @@
+"""Gives shares of GPUs to containers: the answers to Allocate and PreStartContainer.
+
+Allocate knows neither pod nor container, so its answer is one CDI device with a random name that has no spec yet. The
+kubelet records the answer with the pod and the container, and calls PreStartContainer before each start of the
+container. Then the kubelet's record tells whose device it is, the pod's annotation tells the GPU, and the spec is
+written. A container whose device has no spec does not start, and the kubelet tries again.
+
+Source: kubelet/cm/devicemanager/manager.go of Kubernetes 1.36: allocateContainerResources, writeCheckpoint and
+GetDeviceRunContainerOptions, which calls PreStartContainer with a container's device ids and a deadline of 30 s.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuvirt.agent.shares.gpuchoice import GpuChoice
+from gpuvirt.agent.shares.gpuclaims import GpuClaims
+from gpuvirt.agent.shares.nodeshares import NodeShares
+from gpuvirt.agent.shares.podends import Accounts, SharePodEnds
+from gpuvirt.agent.shares.recordstore import RecordsNotWrittenError
+from gpuvirt.agent.shares.refusals import RefusedCall, RefusedPod, ShareRefusedError
+from gpuvirt.agent.shares.unitallocation import UnitAllocation
+from gpuvirt.clock import Clock, Deadline, Signal
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.facts.ids import DeviceId, PodUid
+from gpuvirt.loops.serialworker import SerialWorker
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.reasons import nodeproblems, sharing
+from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.node import sharespec
+from gpuvirt.model.shares.node.limits import NO_PATHS, LimitPaths
+from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, container_edits
+from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareRecords
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+ROOM_S = 1.5
+"""How long Allocate waits for room before it refuses: the API server reports an ended pod a moment after the kubelet
+has freed its units, and a refused pod fails for good. The kubelet admits no other pod meanwhile."""
+POD_S = 10.0
+"""How long PreStartContainer waits for the API server to report a pod, of the kubelet's 30 s."""
+FILES_S = 5.0
+TIDY_S = 30.0
+KEPT_S = 2.0
+"""Between readings while a pod that the API server lacks keeps its share."""
+RECHECK_S = 0.1
+"""From the first reading that lacks a pod to the second, which ends its share."""
+
+
+class Dependencies(msgspec.Struct, frozen=True):
+    """The dependencies of the allocator."""
+
+    shares: NodeShares
+    clock: Clock
+    worker: SerialWorker
+    """The worker that reads and writes CDI specs."""
+    accounts: Accounts
+    claims: GpuClaims
+    nonce: Callable[[], str] = msgspec.field(default=lambda: uuid.uuid4().hex)
+    room_s: float = ROOM_S
+    pod_s: float = POD_S
+    recheck_s: float = RECHECK_S
+    kept_s: float = KEPT_S
+
+
+class ShareAllocator:
+    """Answers the kubelet, and keeps the records and CDI specs of shares."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._on = dependencies
+        self._shares = dependencies.shares
+        self._turn = asyncio.Lock()
+        """Decisions and their records are made one after another."""
+        self._ends = SharePodEnds(dependencies.accounts, dependencies.worker)
+        self._choice = GpuChoice(dependencies.shares, dependencies.claims)
+
+    @property
+    def records(self) -> ShareRecords:
+        """The shares of all containers."""
+        return self._shares.store.records.get()
+
+    async def allocate(self, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
+        """Return an answer for each container; raise ShareRefusedError where no GPU has as many units."""
+        for ids in containers:
+            await self._until_room(Units(len(ids)))
+        return tuple(Attachment(sharespec.NO_GPUS, (), (sharespec.device_name(self._on.nonce()),)) for _ in containers)
+
+    async def pre_start(self, ids: Sequence[DeviceId]) -> None:
+        """Write the CDI spec of the container that is about to start; raise ShareRefusedError.
+
+        An init container and an app container of a pod may have the same ids, and the kubelet does not say which of
+        them starts. So the specs of all containers with these ids are written, and one that is refused has none.
+        """
+        found = self._recorded(frozenset(ids))
+        await self._until_known(found)
+        refused: list[ShareRefusedError] = []
+        for allocation in found:
+            try:
+                await self._prepare(allocation)
+            except ShareRefusedError as error:
+                refused.append(error)
+                self._shares.refusals.add(RefusedCall.PRE_START, error.reason, self._pod_of(allocation.pod))
+                log.warning("share refused: %s", error, extra={"reason": str(error.reason.code)})
+        if len(refused) == len(found):
+            raise refused[0]
+
+    async def run(self) -> None:
+        """Remove the records and CDI specs of pods that have ended, for ever."""
+        changed = Signal()
+        with self._shares.pods.cell.notifying(changed):
+            while True:
+                try:
+                    await self.tidy()
+                except (OSError, GpuvirtError) as error:
+                    # unknown: the shares are kept
+                    log.warning("the shares of pods that have ended are kept: %s", error)
+                await changed.wait_for(self._on.clock, self._pause_s)
+
+    @property
+    def _pause_s(self) -> float:
+        if not self._ends.is_settled:
+            return self._on.recheck_s
+        return self._on.kept_s if self._shares.state.get().kept else TIDY_S
+
+    async def judge(self, every_s: float) -> None:
+        """Conclude which GPUs containers can get, for ever: NVIDIA's CDI specs may change at any time."""
+        shares, clock, changed = self._shares, self._on.clock, Signal()
+        with shares.state.notifying(changed):
+            while True:
+                judged, until_s = shares.state.get(), clock.monotonic_s() + every_s
+                if shares.in_use or judged.node.capacity:
+                    await self._judge()
+                while shares.state.get().is_judged_as(judged) and (left_s := until_s - clock.monotonic_s()) > 0:
+                    await changed.wait_for(clock, left_s)
+
+    async def _judge(self) -> None:
+        shares = self._shares
+        try:
+            specs, enabled = await self._in_worker(lambda: (shares.files.nvidia_specs(), shares.cdi_enabled()))
+        except (OSError, GpuvirtError) as error:
+            # unknown: the offered units stay as they are
+            log.warning("NVIDIA's CDI specs can't be read, so the offered units stay as they are: %s", error)
+        else:
+            shares.judge(specs, cdi_enabled=enabled)
+
+    async def tidy(self) -> None:
+        """Remove the files of pods that have ended; raise NotWrittenError or OSError."""
+        async with self._turn:
+            await self._end_shares()
+            devices = self.records.devices
+            await self._in_worker(lambda: self._shares.files.keep_only(devices))
+
+    async def _end_shares(self) -> None:
+        """Read the accounts of pods once, and end the shares of pods that two readings lack."""
+        ended = await self._ends.read(self.records, self._shares.pods.known)
+        self._shares.set(replace(self._shares.state.get(), kept=self._ends.kept))
+        if ended:
+            await self._shares.store.save(self.records.without(ended))
+
+    async def _until_room(self, units: Units) -> None:
+        on, store, changed = self._on, self._shares.store, Signal()
+        with closing(Deadline(on.clock, on.room_s)) as deadline, store.records.notifying(changed):
+            while (reason := self._choice.why_refused(units)) is not None:
+                if (left_s := deadline.left_s) <= 0:
+                    self._shares.refusals.add(RefusedCall.ALLOCATE, reason)
+                    raise ShareRefusedError(reason)
+                with suppress(OSError, GpuvirtError):  # unknown: the shares are kept
+                    await self.tidy()
+                await changed.wait_for(on.clock, min(left_s, on.recheck_s))
+
+    def _recorded(self, ids: frozenset[DeviceId]) -> list[UnitAllocation]:
+        """Return the containers that have exactly these units in the kubelet's record; there is at least one."""
+        recorded = self._on.accounts.recorded()
+        if isinstance(recorded, Unknown):
+            raise self._not_recorded(len(ids), recorded.reason.text if recorded.reason is not None else "not read")
+        found = [allocation for allocation in recorded if allocation.ids == ids and allocation.device is not None]
+        if not found:
+            raise self._not_recorded(len(ids), "no container with these units")
+        return found
+
+    def _not_recorded(self, units: int, why: str) -> ShareRefusedError:
+        reason = sharing.not_recorded(self._shares.resource, units, why)
+        self._shares.refusals.add(RefusedCall.PRE_START, reason)
+        return ShareRefusedError(reason)
+
+    def _pod_of(self, uid: PodUid) -> RefusedPod | None:
+        """Return the namespace and name of a pod; None if neither the API server nor a record has named it."""
+        found = (self._shares.pods.known or {}).get(uid) or self.records.pods.get(uid)
+        return RefusedPod(uid, found.namespace, found.name) if found is not None else None
+
+    async def _until_known(self, found: Sequence[UnitAllocation]) -> None:
+        """Wait until the API server has reported the pod of one of these containers, if none has started before.
+
+        The kubelet knows a new pod a moment earlier or later than this agent.
+        """
+        known = self._shares.pods.known or {}
+        if not any(allocation.pod in self.records.pods or allocation.pod in known for allocation in found):
+            await asyncio.gather(
+                *(self._shares.pods.wait_for(allocation.pod, self._on.clock, self._on.pod_s) for allocation in found)
+            )
+
+    async def _prepare(self, allocation: UnitAllocation) -> None:
+        pod = await self._record(allocation)
+        device = allocation.device or ""
+        nonce = sharespec.nonce_of(device)
+        if nonce is None:
+            raise ShareRefusedError(sharing.not_recorded(device, len(allocation.ids), "an answer of another plugin"))
+        async with self._turn:
+            if allocation.pod not in self.records.pods:
+                raise ShareRefusedError(sharing.pod_unknown(f"pod {pod.namespace}/{pod.name}", "it has ended"))
+            await self._save(self.records.with_device(allocation.pod, allocation.container, device))
+            await self._write(nonce, allocation, pod)
+
+    async def _record(self, allocation: UnitAllocation) -> PodRecord:
+        """Return the record of the container's pod, which is made when its first container starts."""
+        record, unit = self.records.pods.get(allocation.pod), min(allocation.ids)
+        known = (self._shares.pods.known or {}).get(allocation.pod)
+        if (record is None or allocation.container not in record.containers) and (known is None or known.ended):
+            detail = "it has ended" if known is not None else f"pod {allocation.pod} is not known"
+            raise ShareRefusedError(sharing.pod_unknown(f"container {allocation.container}", detail))
+        async with self._turn:
+            record = self.records.pods.get(allocation.pod)
+            if record is not None:
+                self._choice.claim_again(record, allocation.container, unit)
+            elif known is not None:
+                record = await self._choice.choose(known, unit)
+            else:
+                raise ShareRefusedError(sharing.pod_unknown(f"container {allocation.container}", "it has ended"))
+        if allocation.container not in record.containers:
+            detail = "its requests have no such container with units"
+            raise ShareRefusedError(sharing.pod_unknown(f"container {allocation.container}", detail))
+        requested = record.containers[allocation.container].units
+        if requested != len(allocation.ids):
+            subject = f"container {record.namespace}/{record.name}/{allocation.container}"
+            raise ShareRefusedError(sharing.units_differ(subject, len(allocation.ids), requested))
+        return record
+
+    async def _save(self, records: ShareRecords) -> None:
+        try:
+            await self._shares.store.save(records)
+        except RecordsNotWrittenError as error:
+            raise ShareRefusedError(error.reason) from error
+
+    async def _write(self, nonce: str, allocation: UnitAllocation, pod: PodRecord) -> None:
+        minors, files = self._shares.state.get().node.minors, self._shares.files
+        share = pod.containers[allocation.container]
+        gpus = [NvidiaGpu(gpu, minors.get(gpu)) for gpu in sorted(share.gpus)]
+
+        def write() -> None:
+            edits = container_edits(files.nvidia_specs(), gpus)
+            paths = self._limit_paths(share)
+            files.write(nonce, sharespec.spec(nonce, allocation.pod, allocation.container, pod, edits, paths))
+
+        try:
+            await self._in_worker(write)
+        except ShareRefusedError:
+            raise
+        except NoCdiDeviceError as error:
+            reason = sharing.no_cdi_device(", ".join(gpu.id for gpu in gpus), FOLDERS, str(error))
+            raise ShareRefusedError(reason) from error
+        except (OSError, GpuvirtError) as error:
+            path = files.folder / sharespec.file_name(nonce)
+            raise ShareRefusedError(nodeproblems.cdi_not_written(path, str(error), is_share=True)) from error
+
+    def _limit_paths(self, share: ContainerRecord) -> LimitPaths:
+        """Return the mounts of a container with a limit; raise ShareRefusedError if the limit would have no effect."""
+        if share.limit is None:
+            return NO_PATHS
+        by, paths = share.limit.by, NO_PATHS
+        if by.has_library:
+            paths = self._shares.limit_files.ensure()
+        if by.has_daemon:
+            paths = replace(paths, pipes=self._shares.mps.ensure(next(iter(share.gpus))))
+        return paths
+
+    async def _in_worker(self, job: Callable[[], T]) -> T:
+        return await self._on.worker.run(job, name="CDI specs of shares", timeout_s=FILES_S)
