@@ -78,8 +78,8 @@ ALLOWED: Mapping[str, str] = {
     "agent/known/snapshot.py": "the time of the view, for people",
     "agent/known/state.py": "the time of the view, for people",
     "agent/published/statefile.py": "the time of the view, for people",
-    "support/packing.py": "the time of the archive, for people",
-    "support/sections.py": "the time of the archive, for people",
+    "cli/support/packing.py": "the time of the archive, for people",
+    "cli/support/sections.py": "the time of the archive, for people",
 }
 TIMES = frozenset({"datetime", "timedelta", "time", "time_ns", "st_mtime", "st_mtime_ns", "st_ctime", "timestamp"})
 IDENTITY = frozenset(

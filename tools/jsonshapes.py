@@ -16,10 +16,10 @@ from gpuvirt.cluster.kinds import gpunode
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row as ComponentRow
 from gpuvirt.cluster.plans.nodeplan import NodePlan
-from gpuvirt.model.doctor import findings
-from gpuvirt.model.doctor.explanation import DeviceExplanation
-from gpuvirt.model.doctor.vms.nodeexplanation import NodeExplanation
-from gpuvirt.model.doctor.vms.vmexplanation import Explanation
+from gpuvirt.diagnosis import findings
+from gpuvirt.diagnosis.explanation import DeviceExplanation
+from gpuvirt.diagnosis.vms.nodeexplanation import NodeExplanation
+from gpuvirt.diagnosis.vms.vmexplanation import Explanation
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.schedules import reports, workerchecks
 from gpuvirt.model.shares.overview import SharesOverview

@@ -28,8 +28,8 @@ from gpuvirt.cluster.operator.schedules import nodemarks
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.setup import KubeletConfig
-from gpuvirt.model.doctor import kubevirt
-from gpuvirt.model.doctor.kubevirt import KubeVirt
+from gpuvirt.model.kubevirt import kubevirt
+from gpuvirt.model.kubevirt.kubevirt import KubeVirt
 from gpuvirt.plain import Plain
 from tests.thoroughness import examples
 

@@ -9,8 +9,8 @@ import pytest
 from gpuvirt.cluster.kinds import core, vmstate
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.kinds.kubevirt import Device, Devices
-from gpuvirt.cluster.vms import states as vmstates
-from gpuvirt.model.doctor.vms.vmevidence import DeviceRequests, DeviceSeen, OfferSeen, Taint, Toleration
+from gpuvirt.diagnosis.cluster import states as vmstates
+from gpuvirt.diagnosis.vms.vmevidence import DeviceRequests, DeviceSeen, OfferSeen, Taint, Toleration
 
 A10 = "nvidia.com/GA102GL_A10"
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import pytest
 
-from gpuvirt.model.doctor.diagnosis import CHECKS
-from gpuvirt.model.doctor.explanation import StageName
-from gpuvirt.model.doctor.findings import Area
+from gpuvirt.diagnosis.diagnosis import CHECKS
+from gpuvirt.diagnosis.explanation import StageName
+from gpuvirt.diagnosis.findings import Area
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host

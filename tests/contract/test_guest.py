@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.doctor import EvidenceSources, diagnose
+from gpuvirt.cli.evidence import EvidenceSources, diagnose
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, PciFunction

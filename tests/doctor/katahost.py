@@ -1,7 +1,7 @@
 """A host with Kata Containers and its configuration files, and doctor's findings about it."""
 
+from gpuvirt.diagnosis.findings import Finding
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.doctor.findings import Finding
 from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.kernel import SimKernel
 from tests.doctor.sickhost import examine, host

@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt import documents
-from gpuvirt.apps.doctor import EvidenceSources, diagnose, gather
+from gpuvirt.cli.evidence import EvidenceSources, diagnose, gather
+from gpuvirt.diagnosis.evidence import Evidence
+from gpuvirt.diagnosis.findings import Finding, Report
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.findings import Finding, Report
-from gpuvirt.model.doctor.kubevirt import KubeVirt
+from gpuvirt.model.kubevirt.kubevirt import KubeVirt
 from gpuvirt.model.reasons.codes import Code
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.diagnosis.diagnosis import CHECKS
+from gpuvirt.diagnosis.findings import Finding, Report, of_reason
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import CdiUse, Settings
-from gpuvirt.model.doctor.diagnosis import CHECKS
-from gpuvirt.model.doctor.findings import Finding, Report, of_reason
 from gpuvirt.model.reasons import FindingCode, Link, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt_sim.devices.platform import PlatformSpec

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuvirt.model.doctor.bootloader import BootLoader, boot_loader, drop_arguments, set_arguments
+from gpuvirt.diagnosis.bootloader import BootLoader, boot_loader, drop_arguments, set_arguments
 from gpuvirt_sim.devices.platform import Boot, PlatformSpec
 from tests.doctor.sickhost import evidence, host
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuvirt.model.doctor.findings import number_of_gpus
+from gpuvirt.diagnosis.findings import number_of_gpus
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 GPUs"), (1, "1 GPU"), (8, "8 GPUs")])

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpuvirt.diagnosis.checks.kata import kata_nodes
+from gpuvirt.diagnosis.findings import Finding, Report
 from gpuvirt.facts.cdispecs import parse_spec
 from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.hardware.host.kata import read_kata
 from gpuvirt.hardware.host.runtimes import read_runtimes, without_secrets
 from gpuvirt.model.desired.settings import Settings, VfioNodes
-from gpuvirt.model.doctor.checks.kata import kata_nodes
-from gpuvirt.model.doctor.findings import Finding, Report
 from gpuvirt.model.offers.view import AgentView
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level

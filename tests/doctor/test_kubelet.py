@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from gpuvirt.agent.change.gate.gate import gate_at
 from gpuvirt.agent.change.gate.gates import plugin_gates
 from gpuvirt.agent.change.gate.membership import Membership
-from gpuvirt.apps.doctor import gather
+from gpuvirt.cli.evidence import gather
+from gpuvirt.diagnosis import diagnosis
+from gpuvirt.diagnosis.evidence import Evidence
+from gpuvirt.diagnosis.explaining import explain_device
+from gpuvirt.diagnosis.explanation import StageName
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.allocation.ledger import Ledger
-from gpuvirt.model.doctor import diagnosis
-from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.explaining import explain_device
-from gpuvirt.model.doctor.explanation import StageName
 from gpuvirt.model.offers.view import AgentView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.vms.states import cluster_node
+from gpuvirt.diagnosis import diagnosis
+from gpuvirt.diagnosis.cluster.states import cluster_node
+from gpuvirt.diagnosis.clusternodes import IOMMUFD_RESOURCE, ClusterNode
+from gpuvirt.diagnosis.findings import Finding, Report
 from gpuvirt.errors import ConfigError
-from gpuvirt.model.doctor import diagnosis
-from gpuvirt.model.doctor.clusternodes import IOMMUFD_RESOURCE, ClusterNode
-from gpuvirt.model.doctor.findings import Finding, Report
-from gpuvirt.model.doctor.gracegpus import GRACE_GATES
-from gpuvirt.model.doctor.kubevirt import parse
+from gpuvirt.model.kubevirt.gracegpus import GRACE_GATES
+from gpuvirt.model.kubevirt.kubevirt import parse
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.model.reasons.codes import Level
 from tests.doctor.sickhost import NOWHERE, codes, evidence, findings, found, host

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.cli.output import diagnosisrender as shown
+from gpuvirt.diagnosis.checks.drivers import parse_ids
+from gpuvirt.diagnosis.checks.firmware import cpu_flags, parse_bars
+from gpuvirt.diagnosis.checks.iommu import can_remap
+from gpuvirt.diagnosis.checks.kubelet import parse_cpulist
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.platform import MOST_SHOWN, legible
 from gpuvirt.facts.runtimes import parse_toml
-from gpuvirt.model.doctor import kubevirt
-from gpuvirt.model.doctor.checks.drivers import parse_ids
-from gpuvirt.model.doctor.checks.firmware import cpu_flags, parse_bars
-from gpuvirt.model.doctor.checks.iommu import can_remap
-from gpuvirt.model.doctor.checks.kubelet import parse_cpulist
 from gpuvirt.model.inventory.nearness import nearest, nearest_names
+from gpuvirt.model.kubevirt import kubevirt
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath

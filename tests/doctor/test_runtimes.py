@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuvirt.diagnosis.findings import Finding
 from gpuvirt.facts.runtimes import Runtime, parse_toml
 from gpuvirt.hardware.host.runtimes import MOST_FILES, read_runtimes, without_secrets
 from gpuvirt.model.desired.settings import CdiUse, Settings
-from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath

@@ -2,9 +2,9 @@
 
 import pytest
 
+from gpuvirt.diagnosis.target import joined_target, node_target, object_target
+from gpuvirt.diagnosis.vms.vmevidence import ObjectKind
 from gpuvirt.errors import ConfigError
-from gpuvirt.model.doctor.target import joined_target, node_target, object_target
-from gpuvirt.model.doctor.vms.vmevidence import ObjectKind
 
 KINDS = {"vm": ObjectKind.VM, "VirtualMachine": ObjectKind.VM, "vmi": ObjectKind.VMI, "pods": ObjectKind.POD}
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.apps.doctor import address_of, gather
+from gpuvirt.cli.evidence import address_of, gather
+from gpuvirt.diagnosis.explaining import explain_device
+from gpuvirt.diagnosis.explanation import DeviceExplanation, StageName, StageOutcome
+from gpuvirt.diagnosis.target import is_target
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.loops.serialworker import ThreadWorker
-from gpuvirt.model.doctor.explaining import explain_device
-from gpuvirt.model.doctor.explanation import DeviceExplanation, StageName, StageOutcome
-from gpuvirt.model.doctor.kubevirt import parse
-from gpuvirt.model.doctor.target import is_target
+from gpuvirt.model.kubevirt.kubevirt import parse
 from gpuvirt.model.offers.view import NodeView, ResourceView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, withheldshares
 from gpuvirt_sim.devices.nvidia import gpu_uuid

@@ -7,12 +7,12 @@ import pytest
 from rich.console import Console
 
 from gpuvirt.cli.output.diagnosisrender import print_finding
+from gpuvirt.diagnosis.explanation import StageOutcome
+from gpuvirt.diagnosis.findings import problem
+from gpuvirt.diagnosis.vms.vmevidence import ConditionSeen, NodeSeen, ObjectKind, ObjectRef, PodSeen, VmEvidence
+from gpuvirt.diagnosis.vms.vmexplanation import Explanation, VmStageName, explain
+from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.doctor.explanation import StageOutcome
-from gpuvirt.model.doctor.findings import problem
-from gpuvirt.model.doctor.vms.vmevidence import ConditionSeen, NodeSeen, ObjectKind, ObjectRef, PodSeen, VmEvidence
-from gpuvirt.model.doctor.vms.vmexplanation import Explanation, VmStageName, explain
-from gpuvirt.model.doctor.vms.vmshares import SharesSeen
 from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of

@@ -6,13 +6,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.cli.diagnosis.why import show_vm
-from gpuvirt.errors import InvalidIdError
-from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.doctor.explanation import StageOutcome
-from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
-from gpuvirt.model.doctor.target import object_target
-from gpuvirt.model.doctor.vms.podfindings import refusal_in
-from gpuvirt.model.doctor.vms.vmevidence import (
+from gpuvirt.diagnosis.explanation import StageOutcome
+from gpuvirt.diagnosis.target import object_target
+from gpuvirt.diagnosis.vms.podfindings import refusal_in
+from gpuvirt.diagnosis.vms.vmevidence import (
     ConditionSeen,
     DeviceRequests,
     DeviceSeen,
@@ -29,7 +26,10 @@ from gpuvirt.model.doctor.vms.vmevidence import (
     VmiSeen,
     VmSeen,
 )
-from gpuvirt.model.doctor.vms.vmexplanation import Explanation, VmStageName, explain
+from gpuvirt.diagnosis.vms.vmexplanation import Explanation, VmStageName, explain
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Code
 from gpuvirt.model.schedules.away import AwayWorker

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gpuvirt.cluster.extender.filtering import filtered
 from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, PreemptionArguments, Victims
-from gpuvirt.cluster.shares.reading import shares_for_pod
 from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.diagnosis.sharesreading import shares_for_pod
 from gpuvirt.facts.ids import PodUid
 from tests.extender.podapi import PodApi
 from tests.extender.pods import (

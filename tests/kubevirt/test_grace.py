@@ -4,7 +4,7 @@ import pytest
 
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors
-from gpuvirt.model.doctor.gracegpus import GRACE_GATES
+from gpuvirt.model.kubevirt.gracegpus import GRACE_GATES
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.plain import Plain
 from tests.kubevirt.kubevirts import A10, OFFERED, Cluster, Fields, at, codes, entry, hyper_converged, kubevirt

@@ -16,7 +16,7 @@ from gpuvirt.agent import metrics
 from gpuvirt.agent.cluster.gpunode import request_of_spec, status_of
 from gpuvirt.agent.cluster.gpunodekeeper import events_between
 from gpuvirt.agent.cluster.noderequests import OF_VGPUS, OF_WORKLOAD, request_of_config_map, state_labels
-from gpuvirt.apps.doctor import gather
+from gpuvirt.cli.evidence import gather
 from gpuvirt.cli.output import diagnosisrender, render
 from gpuvirt.cluster.kinds.core import ConfigMap
 from gpuvirt.cluster.kinds.gpunode import READY, GpuMode, GpuNode, Origins, Spec, Status
@@ -30,14 +30,14 @@ from gpuvirt.cluster.operator.policy.invalidstates import of_node
 from gpuvirt.cluster.operator.policy.status import INVALID
 from gpuvirt.cluster.operator.policy.status import status_of as policy_status_of
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.diagnosis.diagnosis import report as diagnose
+from gpuvirt.diagnosis.explaining import explain_device
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.invalid import Origin
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import Workload
-from gpuvirt.model.doctor.diagnosis import report as diagnose
-from gpuvirt.model.doctor.explaining import explain_device
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons.codes import Level

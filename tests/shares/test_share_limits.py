@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gpuvirt.agent import metrics
 from gpuvirt.agent.shares.recordstore import FILE
+from gpuvirt.cli.support import shares as archived
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciId, PodUid, parse_pci_id
 from gpuvirt.model.desired.settings import Enforcement, HamiCore, Settings, ShareSettings, check
@@ -22,7 +23,6 @@ from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt.model.shares.node.hamicore import HEADER, why_unusable
 from gpuvirt.model.shares.node.limits import limit_of, with_limits
 from gpuvirt.model.shares.node.records import ShareLimit, record_of
-from gpuvirt.support import shares as archived
 from gpuvirt_sim.kubelet.starting import StartError
 from tests.shares.limitednode import LIMITED, LIMITING, WITH_MEMORY, enforce, library_on
 from tests.shares.sharednode import APP, ELF, GPUS, INIT, LIBRARY, MINORS, shared_node

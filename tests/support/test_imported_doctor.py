@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from gpuvirt.agent.store import originaldrivers
+from gpuvirt.diagnosis.findings import Finding
 from gpuvirt.facts.setup import Setup, parts
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.access.kernel import Kernel
@@ -17,7 +18,6 @@ from gpuvirt.hardware.archives.hostcopy import copy_host
 from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.hardware.host.platform import read_setup
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.paths import HostPath

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from gpuvirt import __version__
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.kubelet.checkpoint import Data, PodDevices
-from gpuvirt.agent.kubelet.files import fit_config
 from gpuvirt.agent.shares import recordstore
 from gpuvirt.agent.store import ledgerstore
 from gpuvirt.archive import ArchiveManifest
+from gpuvirt.cli.support.files import fit_config
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, ResourceName
 from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledger

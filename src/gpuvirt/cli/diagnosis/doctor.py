@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.apps.doctor import diagnose
 from gpuvirt.cli.diagnosis.evidencehost import HostFolders, KubeVirtAt, surroundings
+from gpuvirt.cli.evidence import diagnose
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import diagnosisrender
 from gpuvirt.cli.output.render import print_document

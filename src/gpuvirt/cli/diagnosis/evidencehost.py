@@ -8,15 +8,15 @@ import msgspec
 from gpuvirt.agent.change.typenames import asking
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.published import statefile
-from gpuvirt.apps.doctor import EvidenceSources
+from gpuvirt.cli.evidence import EvidenceSources
 from gpuvirt.cli.parameters import options
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.vms.evidence import ask_cluster
+from gpuvirt.diagnosis.cluster.evidence import ask_cluster
+from gpuvirt.diagnosis.clusternodes import ClusterNode
 from gpuvirt.documents import MOST_BYTES
 from gpuvirt.errors import ConfigError
 from gpuvirt.hardware.access.kernel import RealKernel
-from gpuvirt.model.doctor.clusternodes import ClusterNode
-from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
+from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 STANDARD_INPUT = "-"

@@ -8,14 +8,14 @@ import typer
 
 from gpuvirt.agent.store.files import replace_file
 from gpuvirt.cli.parameters import options
+from gpuvirt.cli.support import sections as archive
+from gpuvirt.cli.support.packing import ArchiveRequest
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
-from gpuvirt.support import sections as archive
-from gpuvirt.support.packing import ArchiveRequest
 
 HOSTNAME = HostPath("/proc/sys/kernel/hostname")
 STANDARD_OUTPUT = Path("-")

@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpuvirt.apps.doctor import address_of, gather
 from gpuvirt.cli.diagnosis.evidencehost import HostFolders, KubeVirtAt, surroundings
+from gpuvirt.cli.evidence import address_of, gather
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output.diagnosisrender import explanation, print_blocker, print_stages
 from gpuvirt.cli.output.render import print_document
@@ -17,18 +17,18 @@ from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, completion, options
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.shares.sharing import Sharing
-from gpuvirt.cluster.vms.evidence import ask
-from gpuvirt.cluster.vms.nodeevidence import ask_node
+from gpuvirt.diagnosis.cluster.evidence import ask
+from gpuvirt.diagnosis.cluster.nodeevidence import ask_node
+from gpuvirt.diagnosis.explaining import explain_device
+from gpuvirt.diagnosis.target import is_target, joined_target, node_target, object_target
+from gpuvirt.diagnosis.vms import vmexplanation
+from gpuvirt.diagnosis.vms.nodeexplanation import NodeExplanation, explain_node
+from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef
+from gpuvirt.diagnosis.vms.vmexplanation import Explanation
+from gpuvirt.diagnosis.vms.vmfindings import counts_text
+from gpuvirt.diagnosis.vms.vmnodes import NodeFit
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName, ObjectName
-from gpuvirt.model.doctor.explaining import explain_device
-from gpuvirt.model.doctor.target import is_target, joined_target, node_target, object_target
-from gpuvirt.model.doctor.vms import vmexplanation
-from gpuvirt.model.doctor.vms.nodeexplanation import NodeExplanation, explain_node
-from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, ObjectRef
-from gpuvirt.model.doctor.vms.vmexplanation import Explanation
-from gpuvirt.model.doctor.vms.vmfindings import counts_text
-from gpuvirt.model.doctor.vms.vmnodes import NodeFit
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.text import Text
 
 from gpuvirt.cli.output.tables import console, paragraph, printable, say
-from gpuvirt.model.doctor.explanation import NOT_REACHED, DeviceExplanation, DeviceStage, StageOutcome
-from gpuvirt.model.doctor.findings import Area, CheckResult, Finding, Report, worst
-from gpuvirt.model.doctor.vms.vmexplanation import VmStage
+from gpuvirt.diagnosis.explanation import NOT_REACHED, DeviceExplanation, DeviceStage, StageOutcome
+from gpuvirt.diagnosis.findings import Area, CheckResult, Finding, Report, worst
+from gpuvirt.diagnosis.vms.vmexplanation import VmStage
 from gpuvirt.model.reasons.codes import Level
 
 STYLES = {Level.OK: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.ERROR: "bold red"}

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from gpuvirt.cli.parameters import apiserver, completion, options
-from gpuvirt.cluster.fleet import read_gpu_nodes
 from gpuvirt.cluster.kinds.gpunode import GpuNode
+from gpuvirt.diagnosis.fleet import read_gpu_nodes
 from gpuvirt.errors import ConfigError
 
 NodeOption = Annotated[

@@ -12,7 +12,7 @@ import msgspec
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.core import ENDED, OwnedMetadata
 from gpuvirt.cluster.resources import KubernetesObject, Metadata, Resource
-from gpuvirt.model.doctor.kubevirt import MediatedDevices, Spec, Status
+from gpuvirt.model.kubevirt.kubevirt import MediatedDevices, Spec, Status
 
 KUBEVIRTS = Resource("kubevirts", "kubevirt.io")
 HYPER_CONVERGEDS = Resource("hyperconvergeds", "hco.kubevirt.io", "v1beta1")

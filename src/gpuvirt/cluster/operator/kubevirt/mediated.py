@@ -13,8 +13,8 @@ from gpuvirt.cluster.jsonpatch import at
 from gpuvirt.cluster.operator.kubevirt.changes import OurSwitch
 from gpuvirt.cluster.operator.kubevirt.subject import GATES, MEDIATED, PermittingObject
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate
-from gpuvirt.model.doctor.checks.kubevirt import MDEV_GATE
-from gpuvirt.model.doctor.kubevirtversion import Version
+from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE
+from gpuvirt.model.kubevirt.version import Version
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 

@@ -17,8 +17,8 @@ from gpuvirt.cluster.operator.kubevirt.subject import (
     of_kubevirt,
 )
 from gpuvirt.model.desired.observed import Observed
-from gpuvirt.model.doctor.kubevirt import Configuration, DeveloperConfiguration
-from gpuvirt.model.doctor.kubevirtversion import Version, version_of
+from gpuvirt.model.kubevirt.kubevirt import Configuration, DeveloperConfiguration
+from gpuvirt.model.kubevirt.version import Version, version_of
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 

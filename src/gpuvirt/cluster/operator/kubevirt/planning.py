@@ -32,7 +32,7 @@ from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, PermittedEntry, 
 from gpuvirt.cluster.operator.kubevirt.versions import gates_needed
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.model.devices.selectors import normal
-from gpuvirt.model.doctor.gracegpus import is_grace, missing_gates
+from gpuvirt.model.kubevirt.gracegpus import is_grace, missing_gates
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 from gpuvirt.plain import Plain
 

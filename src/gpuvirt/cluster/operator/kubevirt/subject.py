@@ -20,12 +20,7 @@ from gpuvirt.cluster.kinds.kubevirt import (
 )
 from gpuvirt.cluster.operator.kubevirt.changes import DeviceList, OurEntry
 from gpuvirt.cluster.resources import Resource
-from gpuvirt.model.doctor.kubevirt import (
-    Configuration,
-    DeveloperConfiguration,
-    MediatedDevices,
-    PermittedHostDevices,
-)
+from gpuvirt.model.kubevirt.kubevirt import Configuration, DeveloperConfiguration, MediatedDevices, PermittedHostDevices
 
 MANAGED_BY, HCO = "app.kubernetes.io/managed-by", "hco-operator"
 """The label of the objects that HCO writes. Not all versions of HCO set an owner reference."""

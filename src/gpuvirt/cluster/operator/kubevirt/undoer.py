@@ -38,7 +38,7 @@ from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, PermittedEntry, 
 from gpuvirt.cluster.operator.kubevirt.versions import GPU, HOST_DEVICES
 from gpuvirt.cluster.resources import KubernetesObject, Resource
 from gpuvirt.model.desired.observed import Observed
-from gpuvirt.model.doctor.checks.kubevirt import MDEV_GATE
+from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 T = TypeVar("T", bound=KubernetesObject)

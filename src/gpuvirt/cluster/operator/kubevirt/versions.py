@@ -6,7 +6,7 @@ Source: KubeVirt's releases.
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
 from gpuvirt.cluster.operator.kubevirt.subject import PermittingObject
-from gpuvirt.model.doctor.kubevirtversion import Version
+from gpuvirt.model.kubevirt.version import Version
 
 GPU, HOST_DEVICES = "GPU", "HostDevices"
 

@@ -1,0 +1,267 @@
+"""Packs a support archive: the files that a person without access to a host needs to diagnose its GPUs.
+
+Each section collects one part, and notes the files that it could not read or left out. Only the archive is written.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import msgspec
+
+from gpuvirt import __version__, archive, plain
+from gpuvirt.agent.change.typenames import asking
+from gpuvirt.agent.known import snapshot
+from gpuvirt.agent.kubelet import checkpoint
+from gpuvirt.agent.published import statefile
+from gpuvirt.agent.store import ledgerstore, originaldrivers
+from gpuvirt.archive import ArchiveManifest, Entry, LeftOut, NotRead
+from gpuvirt.cli.evidence import EvidenceSources, diagnose
+from gpuvirt.cli.support import files, shares
+from gpuvirt.cli.support.packing import ArchiveRequest, Collected, Packing, is_absent, meaning
+from gpuvirt.cli.support.pseudonyms import Pseudonyms
+from gpuvirt.documents import from_json
+from gpuvirt.errors import ConfigError, DamagedError
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.archives.hostcopy import LEFT_OUT, copy_host
+from gpuvirt.hardware.archives.redaction import Discreet
+from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.model.offers.view import NodeView
+
+LOG_BYTES = 4 << 20
+"""How much of each log is packed, from its end."""
+MOST_LOGS = 16
+MOST_LINES = 20
+UNNAMED = "host"
+KUBELET = f"{archive.HOST}/var/lib/kubelet"
+"""The kubelet's folder in the archive, whatever its path on the host."""
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """A packed archive."""
+
+    name: str
+    """The name of its file, without `.tar.gz`."""
+    content: bytes
+    manifest: ArchiveManifest
+
+
+class Section(msgspec.Struct, frozen=True):
+    """A part of the archive."""
+
+    name: str
+    about: str
+    collect: Callable[[Packing], Collected]
+
+
+def pack(asked: ArchiveRequest) -> Packed:
+    """Return the archive of a host."""
+    packing = _begin(asked)
+    members: dict[str, Entry] = {}
+    sections: list[archive.ArchivedSection] = []
+    for section in SECTIONS:
+        found = section.collect(packing)
+        contents = [entry for entry in found.values() if isinstance(entry, bytes)]
+        sections.append(archive.ArchivedSection(section.name, section.about, len(contents), sum(map(len, contents))))
+        members |= found
+    if packing.names is not None:
+        packing.left_out.append(
+            LeftOut("names", "of the node, namespaces, pods, their UIDs and containers: replaced by pseudonyms")
+        )
+    node = packing.names.node if packing.names is not None else next(iter(asked.nodes), UNNAMED)
+    manifest = ArchiveManifest(
+        format=archive.FORMAT,
+        gpuvirt=__version__,
+        at=packing.at,
+        node=node,
+        names_hidden=asked.hide_names,
+        privileged=os.geteuid() == 0,
+        collected=tuple(sections),
+        unread=tuple(NotRead(packing.nameless(file.path), file.errno, file.why) for file in packing.unread),
+        left_out=tuple(LeftOut(packing.nameless(part.what), packing.nameless(part.why)) for part in packing.left_out),
+    )
+    name = f"gpuvirt-support-{_fit_for_files(node)}-{packing.at:%Y%m%dT%H%M%SZ}"
+    return Packed(name, archive.pack(name, manifest, members), manifest)
+
+
+def _begin(asked: ArchiveRequest) -> Packing:
+    """Observe the host as `gpuvirt devices` does, and learn the names to hide."""
+    ledger = snapshot.read_ledger(*asked.ledgers)
+    facts = with_users(asked.kernel, scan(asked.kernel))
+    types = asking(asked.roots)(facts, ledger.names)
+    view = snapshot.view_of(facts, asked.settings, asked.ids, asked.clock, ledger, types)
+    names = Pseudonyms(asked.nodes) if asked.hide_names else None
+    packing = Packing(asked, asked.clock.now().replace(microsecond=0), names, ledger, types, view)
+    if names is not None:
+        consumers = [entry.consumer for entry in ledger.entries]
+        consumers += [tenant.consumer for tenant in ledger.former.values()]
+        names.learn(consumer for consumer in consumers if consumer is not None)
+        shares.learn(packing, names)
+        # The section that packs a file notes that it could not be read.
+        with suppress(OSError, DamagedError):
+            names.learn(checkpoint.consumers(checkpoint.parse(asked.kubelet.checkpoint.read_bytes())).values())
+        with suppress(OSError, DamagedError):
+            names.learn_view(from_json((asked.roots.run / statefile.FILE).read_bytes(), NodeView))
+    return packing
+
+
+# --- the sections
+
+
+def _host(packing: Packing) -> Collected:
+    copy = copy_host(packing.asked.kernel)
+    packing.unread.extend(map(_not_read, copy.unread))
+    packing.left_out.extend(LeftOut(what, why) for what, why in LEFT_OUT.items())
+    return {f"{archive.HOST}{path}": entry for path, entry in copy.members.items()}
+
+
+def _kubelet(packing: Packing) -> Collected:
+    paths, found = packing.asked.kubelet, dict[str, Entry]()
+    if (content := packing.content(paths.root / "config.yaml")) is not None:
+        found |= packing.understood(paths.root / "config.yaml", f"{KUBELET}/config.yaml", content, files.fit_config)
+        packing.left_out.append(LeftOut(str(paths.root / "config.yaml"), "keys that do not concern devices"))
+    if (content := packing.content(paths.checkpoint)) is not None:
+        ours = {*packing.ledger.resources, *(resource.name for resource in packing.view.resources)}
+
+        def fit(content: bytes) -> bytes:
+            return files.fit_checkpoint(checkpoint.parse(content), ours, packing.names)
+
+        place = f"{KUBELET}/device-plugins/{paths.checkpoint.name}"
+        found |= packing.understood(paths.checkpoint, place, content, fit)
+        packing.left_out.append(LeftOut(str(paths.checkpoint), "answers of other plugins than gpuvirt"))
+    if sockets := "".join(f"{name}\n" for name in _sockets(packing)):
+        found["kubelet/sockets.txt"] = sockets.encode()
+    return found
+
+
+def _sockets(packing: Packing) -> Iterable[str]:
+    for folder in ("device-plugins", "pod-resources", "plugins_registry"):
+        try:
+            entries = sorted((packing.asked.kubelet.root / folder).iterdir())
+            yield from (f"{folder}/{entry.name}" for entry in entries if entry.is_socket())
+        except OSError as error:
+            packing.refused(packing.asked.kubelet.root / folder, error)
+
+
+def _agent(packing: Packing) -> Collected:
+    asked, found = packing.asked, dict[str, Entry]()
+    state_file = asked.roots.run / statefile.FILE
+    if (content := packing.content(state_file)) is not None:
+        place = f"{archive.HOST}/run/{statefile.FILE}"
+        found |= packing.understood(state_file, place, content, lambda json: packing.picture(from_json(json, NodeView)))
+    ledger = next((path for path in asked.ledgers if not is_absent(path)), asked.ledgers[0])
+    if (content := packing.content(ledger)) is not None:
+        place = f"{archive.HOST}/var/lib/gpuvirt/ledger.json"
+        found |= packing.understood(ledger, place, content, lambda json: _fit_ledger(packing, json))
+    drivers = asked.roots.local(originaldrivers.FILE)
+    if not is_absent(drivers) and (content := packing.content(drivers)) is not None:
+        found[f"{archive.HOST}{originaldrivers.FILE}"] = content
+    if asked.config is not None and (content := packing.content(asked.config)) is not None:
+        place = "config/node.yaml"
+        found |= packing.understood(asked.config, place, content, lambda yaml: packing.text(_without_comments(yaml)))
+        packing.left_out.append(LeftOut(str(asked.config), "comments"))
+    return found
+
+
+def _without_comments(content: bytes) -> bytes:
+    """Return the values of a YAML file; comments may contain any names, and are left out."""
+    try:
+        return plain.write(plain.read(content.decode(), where="node.yaml").content).encode()
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise DamagedError(f"can't be parsed: {error}") from error
+
+
+def _fit_ledger(packing: Packing, content: bytes) -> bytes:
+    ledger, _ = ledgerstore.decode(content)
+    return content if packing.names is None else ledgerstore.encode(packing.names.ledger(ledger))
+
+
+def _devices(packing: Packing) -> Collected:
+    return {"devices.json": packing.picture(packing.view)}
+
+
+def _doctor(packing: Packing) -> Collected:
+    asked = packing.asked
+    around = EvidenceSources(
+        kubelet=asked.kubelet,
+        settings=asked.settings,
+        ids=asked.ids,
+        clock=asked.clock,
+        ledger=packing.ledger,
+        learn=lambda facts, _: packing.types.observing(facts),
+        state_file=asked.roots.run / statefile.FILE,
+        procs=(asked.roots.proc,),
+    )
+    report = msgspec.json.format(msgspec.json.encode(diagnose(Discreet(asked.kernel), around)), indent=1)
+    return {"doctor.json": packing.text(report)}
+
+
+def _logs(packing: Packing) -> Collected:
+    if not packing.asked.logs:
+        how = "no --log given: kubectl logs -n gpuvirt POD > agent.log, then gpuvirt support --log agent.log"
+        packing.left_out.append(LeftOut("logs", how))
+    found: dict[str, Entry] = {}
+    for number, path in enumerate(packing.asked.logs, start=1):
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - LOG_BYTES))
+                content = file.read(LOG_BYTES)
+        except OSError as error:
+            packing.refused(path, error)
+            continue
+        if size > LOG_BYTES:
+            packing.left_out.append(LeftOut(str(path), f"all but its last {LOG_BYTES >> 20} MiB"))
+        # Names of log files often are names of pods.
+        name = f"{number}-{_fit_for_files(path.name)}" if packing.names is None else f"{number}.log"
+        found[f"logs/{name}"] = packing.text(content, is_log=True)
+    return found
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section("host", "the host's devices: files of /sys, /proc and /dev by their paths", _host),
+    Section("kubelet", "its device settings, the allocations of pods, the sockets of plugins", _kubelet),
+    Section("agent", "its state, ledger, settings, and the original drivers of functions", _agent),
+    Section("shares", "the records of shares of GPUs, and the CDI specs of their containers", shares.collect),
+    Section("devices", "the devices of the host now, as `gpuvirt devices -o json` prints them", _devices),
+    Section("doctor", "the findings on the host, as `gpuvirt doctor -o json` prints them", _doctor),
+    Section("logs", "the logs of --log", _logs),
+)
+"""The sections of an archive; a new section needs a function and a line here."""
+
+
+# --- shared by the sections
+
+
+def _not_read(unread: Unread) -> NotRead:
+    return NotRead(unread.path, unread.errno, unread.detail if unread.errno is None else meaning(unread.errno))
+
+
+def _fit_for_files(name: str) -> str:
+    allowed = (char if char.isascii() and (char.isalnum() or char in "-._") else "_" for char in name)
+    return "".join(allowed)[:100] or "host"
+
+
+def report(packed: Packed, written: str) -> Iterable[str]:
+    """Yield the lines that `gpuvirt support` prints: the contents of an archive, and missing parts with the reason."""
+    manifest = packed.manifest
+    yield f"{written}: {max(1, len(packed.content) >> 10):,} KiB, of node {manifest.node}"
+    for section in manifest.collected:
+        what = f"{section.files:>5} files, {section.bytes:>9,} bytes" if section.files else "nothing"
+        yield f"  {section.name:<8} {what:<23}  {section.about}"
+    absent = [file for file in manifest.unread if file.errno == errno.ENOENT]
+    failed = [file for file in manifest.unread if file.errno != errno.ENOENT]
+    if failed:
+        yield f"{len(failed)} files could not be read:"
+        yield from (f"  {file.path}: {file.why}" for file in failed[:MOST_LINES])
+    if len(failed) > MOST_LINES:
+        yield f"  and {len(failed) - MOST_LINES} more; {archive.MANIFEST} lists all"
+    if absent:
+        yield f"files that do not exist: {', '.join(file.path for file in absent[:MOST_LINES])}"
+    if not manifest.privileged:
+        yield "as root, gpuvirt support can read more files"
+    yield from (f"no logs: {part.why}" for part in manifest.left_out if part.what == "logs")
+    if not manifest.names_hidden:
+        yield "the archive has the names of the node, pods and namespaces; --hide-names replaces them"
+    yield f"Check the content before you send it (tar xf); {archive.MANIFEST} lists what was left out, and why."

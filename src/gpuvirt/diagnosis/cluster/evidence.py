@@ -1,0 +1,267 @@
+"""Reads the objects from the API server that `gpuvirt why vm/NAME` decides from, and KubeVirt's configuration."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.access.kubecontext import from_kubeconfig
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
+from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
+from gpuvirt.cluster.kinds import core, vmstate
+from gpuvirt.cluster.kinds.core import ENDED
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
+from gpuvirt.cluster.shares.awayworkers import away, read_schedules, stopped_by
+from gpuvirt.cluster.shares.objects import demand_of_pod, needs_limits
+from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.diagnosis.cluster import states as vmstates
+from gpuvirt.diagnosis.cluster.phaseconfigs import Labels, read_phases
+from gpuvirt.diagnosis.clusternodes import ClusterNode
+from gpuvirt.diagnosis.sharesreading import read_index, shares_for_pod, shares_of_pods
+from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef, PodSeen, VmEvidence
+from gpuvirt.diagnosis.vms.vmshares import SharesSeen
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
+from gpuvirt.model.schedules.spec import CORDONED_BY
+from gpuvirt.model.shares.annotations import InvalidAnnotationError
+from gpuvirt.model.shares.demand import UnplaceableError
+from gpuvirt.model.shares.quantities import InvalidQuantityError
+
+T = TypeVar("T", bound=KubernetesObject)
+
+RESOURCES = {
+    ObjectKind.VM: Resource("virtualmachines", "kubevirt.io"),
+    ObjectKind.VMI: Resource("virtualmachineinstances", "kubevirt.io"),
+    ObjectKind.POD: Resource("pods"),
+}
+SCHEDULABLE = "kubevirt.io/schedulable"
+"""The label by which KubeVirt schedules VMs on a node."""
+LAUNCHERS = f"{vmstates.LAUNCHER_LABEL}={vmstates.LAUNCHER}"
+
+
+def ask(credentials: Credentials, target: ObjectRef, sharing: Sharing | None = None) -> VmEvidence:
+    """Return the evidence about a VM, VMI or pod, with the errors of objects that may not be read; raise ApiError.
+
+    `sharing`: how the cluster shares GPUs; by default as the extender does.
+    """
+    return asyncio.run(_Asker(Client(credentials), target, sharing or Sharing()).ask())
+
+
+def ask_cluster(kubeconfig: Path, context: str = "") -> tuple[tuple[KubeVirt, ...], tuple[ClusterNode, ...] | None]:
+    """Return the KubeVirts of a cluster, none if KubeVirt is not installed, and the nodes on which it runs VMs.
+
+    The nodes are None if they may not be listed. Raise ConfigError, ApiError.
+    """
+    client = Client(from_kubeconfig(kubeconfig, context))
+    return asyncio.run(_read_cluster(client, f"{KUBEVIRTS.path} of the cluster in {kubeconfig}"))
+
+
+async def _read_cluster(client: Client, where: str) -> tuple[tuple[KubeVirt, ...], tuple[ClusterNode, ...] | None]:
+    kubevirts = await _read_kubevirts(client, where)
+    try:
+        nodes = (await client.list(Collection(NODES, core.Node, labelled=f"{SCHEDULABLE}=true"))).items
+    except ForbiddenError:
+        return kubevirts, None
+    return kubevirts, tuple(vmstates.cluster_node(node) for node in nodes)
+
+
+async def _read_kubevirts(client: Client, where: str) -> tuple[KubeVirt, ...]:
+    try:
+        return parse(await client.read(KUBEVIRTS), where=where)
+    except NotFoundError:
+        return ()
+
+
+class _Owners(msgspec.Struct):
+    """The objects of one VM."""
+
+    vm: vmstate.Vm | None = None
+    vmi: vmstate.Vmi | None = None
+    pod: core.WholePod | None = None
+    pod_unread: bool = False
+    instancetype: Devices | None = None
+
+
+class _Asker:
+    """Reads the evidence about one VM, VMI or pod."""
+
+    def __init__(self, client: Client, target: ObjectRef, sharing: Sharing) -> None:
+        self._client = client
+        self._target = target
+        self._sharing = sharing
+        self._unread: list[str] = []
+
+    async def ask(self) -> VmEvidence:
+        owners = await self._owners()
+        evidence = VmEvidence(
+            target=self._target,
+            vm=vmstates.vm_seen(owners.vm, owners.instancetype) if owners.vm is not None else None,
+            vmi=vmstates.vmi_seen(owners.vmi) if owners.vmi is not None else None,
+            pod=vmstates.pod_seen(owners.pod) if owners.pod is not None else None,
+            pod_unread=owners.pod_unread,
+        )
+        evidence = await (self._with_cluster(evidence) if evidence.found else self._with_neighbours(evidence))
+        return replace(evidence, unread=tuple(dict.fromkeys(self._unread)))
+
+    async def _owners(self) -> _Owners:
+        name, owners = self._target.name, _Owners()
+        if self._target.kind is ObjectKind.POD:
+            owners.pod = await self._get(ObjectKind.POD, name, core.WholePod)
+            return owners
+        if self._target.kind is ObjectKind.VM:
+            owners.vm = await self._get(ObjectKind.VM, name, vmstate.Vm)
+            if owners.vm is None:
+                return owners
+            owners.instancetype = await self._instancetype(owners.vm)
+        owners.vmi = await self._get(ObjectKind.VMI, name, vmstate.Vmi)
+        pods = await self._list(self._within(ObjectKind.POD), core.WholePod, LAUNCHERS)
+        owners.pod_unread = pods is None
+        owners.pod = vmstates.launcher_of(pods or (), name, owners.vmi)
+        return owners
+
+    async def _instancetype(self, vm: vmstate.Vm) -> Devices | None:
+        """Return the devices of a VM's instance type, None if the VM has none or its instance type does not exist."""
+        ref = vm.spec.instancetype
+        if ref is None or not ref.name:
+            return None
+        of_cluster = ref.kind.casefold().startswith("virtualmachinecluster")
+        resource = (CLUSTER_INSTANCETYPES if of_cluster else INSTANCETYPES).collection.resource
+        resource = resource if of_cluster else replace(resource, namespace=self._target.namespace)
+        try:
+            return (await self._client.get(resource, ref.name, Instancetype)).devices
+        except NotFoundError:
+            return None
+        except ForbiddenError as error:
+            self._unread.append(str(error))
+            return None
+
+    async def _with_cluster(self, evidence: VmEvidence) -> VmEvidence:
+        pod, units = evidence.pod, self._sharing.resource
+        nodes, gpu_nodes, pods = await asyncio.gather(
+            self._list(NODES, core.Node),
+            self._list(GPU_NODES, GpuNode),
+            self._list(RESOURCES[ObjectKind.POD], core.WholePod),
+        )
+        by_name = {NodeName(gpu_node.metadata.name): gpu_node for gpu_node in gpu_nodes or ()}
+        waits = pod is not None and not pod.node
+        is_off = evidence.vm is not None and evidence.vmi is None and pod is None
+        schedules = await self._schedules() if waits or is_off else ()
+        labels = {NodeName(node.metadata.name): node.metadata.labels for node in nodes or ()}
+        return replace(
+            evidence,
+            stopped=stopped_by(schedules, evidence.vm.uid) if evidence.vm is not None and is_off else None,
+            away=away(schedules, cordons(labels)) if waits else {},
+            phases=await read_phases(self._client, schedules, labels, by_name),
+            shares=await self._shares(pod) if pod is not None and units in evidence.requests else None,
+            kubevirts=() if self._target.kind is ObjectKind.POD else await self._kubevirts(),
+            nodes=None
+            if nodes is None
+            else tuple(vmstates.node_seen(node, by_name.get(NodeName(node.metadata.name))) for node in nodes),
+            pods=None
+            if pods is None
+            else tuple(vmstates.pod_seen(pod) for pod in pods if pod.status.phase not in ENDED),
+        )
+
+    async def _shares(self, seen: PodSeen) -> SharesSeen | None:
+        sharing = self._sharing
+        try:
+            index = await read_index(self._client, sharing)
+        except ForbiddenError as error:
+            self._unread.append(str(error))
+            return None
+        pod = index.pod(seen.namespace, seen.name)
+        demand, needs, invalid, unknown = None, False, "", ""
+        try:
+            if pod is not None:
+                demand = demand_of_pod(pod, sharing.resource, sharing.whole)
+                needs = needs_limits(pod, demand, sharing.whole)
+        except (InvalidQuantityError, UnplaceableError) as error:
+            invalid = str(error)
+        except InvalidAnnotationError as error:
+            unknown = str(error)
+        if pod is None:
+            return SharesSeen(sharing.resource, demand, invalid, index.nodes, shares_of_pods(index), sharing.whole)
+        nodes = {name: row.books for name, row in index.rows_for(pod).items()}
+        names = shares_for_pod(index, pod)
+        return SharesSeen(
+            sharing.resource,
+            demand,
+            invalid,
+            nodes,
+            names,
+            sharing.whole,
+            pod.spec.priority,
+            invalid_requirement=unknown,
+            requires_limits=needs,
+            limiting=frozenset(index.limiting),
+        )
+
+    async def _with_neighbours(self, evidence: VmEvidence) -> VmEvidence:
+        """Return the evidence about a target that does not exist, with other objects of its kind."""
+        kind, name, namespace = self._target.kind, self._target.name, self._target.namespace
+        try:
+            beside = (await self._client.list(Collection(self._within(kind), core.AnyObject))).items
+        except NotFoundError:
+            return replace(evidence, kubevirt_installed=False)
+        everywhere = await self._list(RESOURCES[kind], core.AnyObject, name=name)
+        return replace(
+            evidence,
+            neighbours=_names(beside),
+            namespaces=tuple(
+                sorted(item.metadata.namespace for item in everywhere or () if item.metadata.namespace != namespace)
+            ),
+        )
+
+    async def _schedules(self) -> tuple[VgpuSchedule, ...]:
+        """Return the schedules; none if they may not be read, so that the labels of nodes count alone."""
+        try:
+            return await read_schedules(self._client)
+        except ForbiddenError as error:
+            self._unread.append(str(error))
+            return ()
+
+    async def _kubevirts(self) -> tuple[KubeVirt, ...] | None:
+        try:
+            return await _read_kubevirts(self._client, KUBEVIRTS.path)
+        except (ForbiddenError, ConfigError) as error:
+            self._unread.append(str(error))
+            return None
+
+    def _within(self, kind: ObjectKind) -> Resource:
+        return replace(RESOURCES[kind], namespace=self._target.namespace)
+
+    async def _get(self, kind: ObjectKind, name: str, shape: type[T]) -> T | None:
+        try:
+            return await self._client.get(self._within(kind), name, shape)
+        except NotFoundError:
+            return None
+
+    async def _list(
+        self, resource: Resource, shape: type[T], labelled: str = "", name: str | None = None
+    ) -> tuple[T, ...] | None:
+        """Return the objects of a collection: none if the kind is not installed, None if it may not be listed."""
+        try:
+            return (await self._client.list(Collection(resource, shape, name=name, labelled=labelled))).items
+        except NotFoundError:
+            return ()
+        except ForbiddenError as error:
+            self._unread.append(str(error))
+            return None
+
+
+def cordons(labels: Labels) -> Mapping[NodeName, str]:
+    """Return the schedules that have cordoned nodes."""
+    return {name: found[CORDONED_BY] for name, found in labels.items() if CORDONED_BY in found}
+
+
+def _names(found: Iterable[KubernetesObject]) -> tuple[str, ...]:
+    return tuple(sorted(item.metadata.name for item in found))

@@ -1,0 +1,78 @@
+"""The input of all checks: the host, its inventory, the agent's NodeView, the kubelet, KubeVirt's configuration."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from gpuvirt.diagnosis.clusternodes import ClusterNode
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.platform import FunctionSetup
+from gpuvirt.facts.setup import KubeletFacts, Setup
+from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode
+from gpuvirt.model.desired.settings import Settings, VfioNodes
+from gpuvirt.model.inventory.inventory import Gpu, Inventory
+from gpuvirt.model.kubevirt.kubevirt import KubeVirt
+from gpuvirt.model.offers.view import NodeView
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """The input of all checks."""
+
+    setup: Setup
+    inventory: Inventory
+    view: NodeView
+    """The view that `gpuvirt devices` prints."""
+    settings: Settings
+    kubelet: KubeletFacts
+    agent_has_run: bool = False
+    """Whether an agent has offered devices on the host, now or before."""
+    kubevirts: tuple[KubeVirt, ...] | None = None
+    """None without `--kubevirt` and without access to the API server."""
+    cluster_nodes: tuple[ClusterNode, ...] | None = None
+    """None without access to the nodes of the API server."""
+
+    @property
+    def serves_containers_only(self) -> bool:
+        """Whether all GPUs are for containers, by their desired modes; without the agent by the settings."""
+        own = self.settings.own_modes
+        modes = {gpu.desired or own.of(gpu.address) for gpu in self.view.gpus}
+        return bool(modes) and modes <= set(FOR_CONTAINERS)
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether a GPU is in mode `shared`, by its desired mode; without the agent by the settings."""
+        own = self.settings.own_modes
+        return any((gpu.desired or own.of(gpu.address)) == DesiredMode.SHARED for gpu in self.view.gpus)
+
+    @property
+    def vfio_nodes(self) -> VfioNodes:
+        """The device nodes that containers get: by the running agent, else by the settings."""
+        agent = self.view.agent
+        return agent.vfio_nodes if agent is not None else self.settings.vfio_nodes
+
+    @property
+    def cmdline(self) -> tuple[str, ...]:
+        """The kernel's arguments; those after `--` are init's, and are left out."""
+        words = (self.setup.cmdline.text or "").split()
+        return tuple(words[: words.index("--")] if "--" in words else words)
+
+    def argument(self, name: str) -> str | None:
+        """Return the last value of `name=` on the kernel's command line, "" for the bare word."""
+        found = [word.partition("=")[2] for word in self.cmdline if word.partition("=")[0] == name]
+        return found[-1] if found else None
+
+    @property
+    def on_vfio(self) -> tuple[Gpu, ...]:
+        """The GPUs that are bound to a VFIO driver."""
+        return tuple(gpu for gpu in self.inventory.gpus.values() if gpu.function.on_vfio)
+
+    def gpu_setups(self) -> Iterator[tuple[Gpu, FunctionSetup]]:
+        """Yield the GPUs with the attributes that only `gpuvirt doctor` reads."""
+        for address, gpu in self.inventory.gpus.items():
+            if (setup := self.setup.functions.get(address)) is not None:
+                yield gpu, setup
+
+    def function(self, address: PciAddress) -> PciFunction | None:
+        """Return the function at an address."""
+        return self.inventory.facts.functions.get(address)

@@ -1,0 +1,281 @@
+"""Follows one device through its stages: `gpuvirt why`.
+
+A blocker has the code and words of a reason of `gpuvirt devices`, or of a finding of `gpuvirt doctor`.
+"""
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from gpuvirt.diagnosis.checks import drivers, iommu, kubelet, kubevirt
+from gpuvirt.diagnosis.evidence import Evidence
+from gpuvirt.diagnosis.explanation import STEPS, DeviceExplanation, StageName, StageResult, assemble, blocked, progress
+from gpuvirt.diagnosis.findings import Finding, of_reason, problem
+from gpuvirt.diagnosis.target import no_device, no_gpu, no_resource, no_such_uuid, pci_address
+from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.facts.pci import FunctionKind, Unread
+from gpuvirt.model.allocation.pluginanswers import is_nvidias_id
+from gpuvirt.model.inventory.isolation import group_blockers
+from gpuvirt.model.offers.view import DeviceView, GpuView, ResourceView, VgpuView
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, nodeproblems, refusals
+from gpuvirt.model.reasons.codes import Level
+
+KEEPS_DRIVER = frozenset(
+    {
+        ReasonCode.IN_USE,
+        ReasonCode.ALLOCATED_TO_POD,
+        ReasonCode.PROCESSES_NOT_VISIBLE,
+        ReasonCode.USED_BY_HOST,
+        ReasonCode.FOREIGN_ENDPOINT,
+        ReasonCode.DRIVER_LOCK,
+        ReasonCode.STEP_FAILED,
+        ReasonCode.WRITE_BLOCKED,
+        ReasonCode.UNIT_BUSY,
+        ReasonCode.GATE_FAILED,
+        ReasonCode.PLAN_OUTDATED,
+    }
+)
+"""Why the agent does not bind a GPU to its desired driver."""
+
+FOR_VMS = "only for VMs, and pods share this GPU"
+
+
+def explain_device(evidence: Evidence, target: str) -> DeviceExplanation:
+    """Return the explanation of an address, a vGPU's id, or a resource's name."""
+    invalid = tuple(of_reason(value.reason, Level.ERROR) for value in evidence.view.invalid)
+    return replace(_explain(evidence, target), invalid=invalid)
+
+
+def _explain(evidence: Evidence, target: str) -> DeviceExplanation:
+    address = pci_address(target)
+    if address is not None:
+        return _of_function(evidence, target, address)
+    for gpu in evidence.view.gpus:
+        for vgpu in gpu.vgpus:
+            if vgpu.id == target.lower():
+                return _Explainer(evidence, gpu, vgpu).explain(target)
+    if is_nvidias_id(target):
+        return _not_found(target, None, None, no_such_uuid(target))
+    return _of_resource(evidence, target)
+
+
+def _of_function(evidence: Evidence, target: str, address: PciAddress) -> DeviceExplanation:
+    views = (*evidence.view.gpus, *evidence.view.functions)
+    shown = next((function for function in views if function.address == address), None)
+    carried = [(gpu, vgpu) for gpu in evidence.view.gpus for vgpu in gpu.vgpus if str(vgpu.id) == address]
+    if carried:
+        return _Explainer(evidence, *carried[0]).explain(target)
+    if shown is not None and shown.vgpus:
+        ways = [_Explainer(evidence, shown, vgpu).explain(target) for vgpu in shown.vgpus]
+        return max(ways, key=progress)
+    if shown is not None:
+        return _Explainer(evidence, shown, None).explain(target)
+    function = evidence.function(address)
+    blocker = no_device(evidence, address) if function is None else no_gpu(function)
+    return _not_found(target, address, None, blocker)
+
+
+def _of_resource(evidence: Evidence, target: str) -> DeviceExplanation:
+    names = {
+        name: resource for resource in evidence.view.resources for name in (str(resource.name), *resource.also_called)
+    }
+    without_domain = target.rpartition("/")[2]
+    resource = names.get(target) or next(
+        (resource for name, resource in names.items() if name.rpartition("/")[2] == without_domain), None
+    )
+    if resource is None or (resource.name != target and "/" in target and target not in resource.also_called):
+        return _not_found(target, None, None, no_resource(evidence, target))
+    owners = {device: (gpu, vgpu) for device, gpu, vgpu in _owners(evidence)}
+    ways = [
+        _Explainer(evidence, *owners[str(device.id)]).explain(target)
+        for device in resource.devices
+        if str(device.id) in owners
+    ]
+    if not ways:
+        blocker = problem(
+            FindingCode.NO_SUCH_DEVICE,
+            resource.name,
+            "has no device on this node any more",
+            fix=("gpuvirt devices lists the GPUs of this node, and why each is not offered",),
+        )
+        return _not_found(target, None, resource.name, blocker)
+    return max(ways, key=progress)
+
+
+def _not_found(target: str, device: str | None, resource: str | None, blocker: Finding) -> DeviceExplanation:
+    return assemble(target, device, resource, [blocked(StageName.BUS, blocker)])
+
+
+def _owners(evidence: Evidence) -> Iterator[tuple[str, GpuView, VgpuView | None]]:
+    for function in (*evidence.view.gpus, *evidence.view.functions):
+        yield str(function.address), function, None
+        for vgpu in function.vgpus:
+            yield str(vgpu.id), function, vgpu
+
+
+class _Explainer:
+    """Evaluates the stages of one device: a whole function, or a vGPU on it."""
+
+    def __init__(self, evidence: Evidence, gpu: GpuView, vgpu: VgpuView | None) -> None:
+        self._evidence = evidence
+        self._gpu = gpu
+        self._vgpu = vgpu
+        self._id = str(vgpu.id if vgpu is not None else gpu.address)
+        reasons = vgpu.reasons if vgpu is not None else gpu.reasons
+        self._against: dict[StageName, Reason] = {}
+        for reason in reasons:
+            self._against.setdefault(STEPS.get(reason.code, StageName.OFFERED), reason)
+        notes = evidence.view.problems
+        keeps_driver = [note for note in notes if note.subject == gpu.address and note.code in KEEPS_DRIVER]
+        if keeps_driver and StageName.DRIVER in self._against:  # the agent would bind it, but this reason prevents that
+            self._against[StageName.DRIVER] = keeps_driver[0]
+        offered = vgpu.offered_as if vgpu is not None else gpu.offered_as
+        self._resource = next((resource for resource in evidence.view.resources if resource.name == offered), None)
+
+    def explain(self, target: str) -> DeviceExplanation:
+        name = self._resource.name if self._resource is not None else None
+        return assemble(target, self._id, name, self._stages())
+
+    def _stages(self) -> Iterator[StageResult[StageName]]:
+        yield self._bus()
+        if self._vgpu is None and self._gpu.units is not None:
+            yield from self._shared_stages(self._gpu.units)
+            return
+        yield self._iommu_group()
+        yield self._whole_group()
+        yield self._stage(StageName.DRIVER, self._driver())
+        yield self._stage(StageName.NODE, self._node())
+        yield self._stage(StageName.OFFERED, f"offered as {self._resource.name}" if self._resource else "not offered")
+        if self._resource is not None:
+            yield self._registered(self._resource)
+            yield self._counted(self._resource)
+            yield self._free(self._resource)
+            yield self._permitted(self._resource)
+
+    def _shared_stages(self, units: int) -> Iterator[StageResult[StageName]]:
+        """Yield the stages of a GPU in mode `shared`, of which pods get units by its native driver."""
+        reason = next(iter(self._gpu.reasons), None)
+        for step in StageName:
+            if step is not StageName.BUS and step is not StageName.OFFERED:
+                yield StageResult(step, FOR_VMS, skipped=True)
+            elif step is StageName.OFFERED and reason is not None:
+                yield blocked(step, of_reason(reason, Level.ERROR))
+            elif step is StageName.OFFERED:
+                yield StageResult(step, f"{units} units of {self._evidence.view.shared.resource} are offered to pods")
+
+    def _stage(self, step: StageName, message: str) -> StageResult[StageName]:
+        """Return a stage that only a reason of the device itself can block."""
+        reason = self._against.get(step)
+        if reason is None:
+            return StageResult(step, message)
+        return blocked(step, of_reason(reason, Level.ERROR))
+
+    def _bus(self) -> StageResult[StageName]:
+        gpu = f"{self._gpu.name or self._gpu.pci_id} at {self._gpu.address}"
+        return self._stage(StageName.BUS, f"{gpu}, {self._vgpu.type} {self._vgpu.id}" if self._vgpu else gpu)
+
+    def _iommu_group(self) -> StageResult[StageName]:
+        own = self._evidence.inventory.vgpus.get(self._vgpu.id) if self._vgpu is not None else None
+        function = self._evidence.function(self._gpu.address)
+        group = own.live.group if own is not None else function.iommu_group if function is not None else None
+        if isinstance(group, int):
+            return self._stage(StageName.IOMMU_GROUP, f"in IOMMU group {group}")
+        if isinstance(group, Unread):
+            reason = refusals.unread(self._id, group)
+            return StageResult(StageName.IOMMU_GROUP, "its IOMMU group can't be read", of_reason(reason, Level.ERROR))
+        # The IOMMU check reports why the host has no groups at all.
+        found = next((found for found in iommu.iommu(self._evidence) if found.level is Level.ERROR), None)
+        if found is not None:
+            message = f"{self._id} is in no IOMMU group: {found.subject} {found.message}"
+            return StageResult(StageName.IOMMU_GROUP, message, found)
+        no_group = refusals.no_group(self._id)
+        reason = self._against.get(StageName.IOMMU_GROUP, no_group)
+        return blocked(StageName.IOMMU_GROUP, of_reason(reason, Level.ERROR))
+
+    def _whole_group(self) -> StageResult[StageName]:
+        gpu = self._evidence.inventory.gpus.get(self._gpu.address)
+        members = self._evidence.inventory.groups.get(self._gpu.group, ()) if self._gpu.group is not None else ()
+        others = [address for address in members if address != self._gpu.address]
+        if gpu is None or self._vgpu is not None:
+            beside = f"shared with {', '.join(others)}; " if others and self._vgpu is None else ""
+            return self._stage(StageName.WHOLE_GROUP, f"{beside}no host driver prevents opening it")
+        spoiling = group_blockers(self._evidence.inventory.facts.functions, others)
+        if not gpu.function.on_vfio:  # gpuvirt binds the functions of the GPU's slot together with the GPU
+            slot = slot_of(gpu.function.address)
+            spoiling = tuple(function for function in spoiling if slot_of(function.address) != slot)
+        if spoiling:
+            return blocked(StageName.WHOLE_GROUP, drivers.not_viable(gpu, spoiling))
+        if not others:
+            return self._stage(StageName.WHOLE_GROUP, "the GPU is alone in it")
+        functions = self._evidence.inventory.facts.functions
+        moving = [address for address in others if functions[address].kind is not FunctionKind.BRIDGE]
+        if gpu.function.on_vfio or not moving:
+            state = "no host driver prevents opening it"
+        else:
+            subject = "they change" if moving == others else f"{', '.join(moving)} changes"
+            state = f"{subject} drivers with the GPU"
+        return self._stage(StageName.WHOLE_GROUP, f"shared with {', '.join(others)}; {state}")
+
+    def _driver(self) -> str:
+        return f"bound to {self._gpu.driver}" if self._gpu.driver else "bound to no driver"
+
+    def _node(self) -> str:
+        device = self._device()
+        nodes = device.nodes if device is not None else ()
+        return f"a VM opens {', '.join(nodes)}" if nodes else "its device nodes exist"
+
+    def _device(self) -> DeviceView | None:
+        devices = self._resource.devices if self._resource is not None else ()
+        return next((device for device in devices if device.id == self._id), None)
+
+    def _registered(self, resource: ResourceView) -> StageResult[StageName]:
+        listening = next(kubelet.listening(self._evidence))
+        if not self._evidence.kubelet.ever_ran:
+            away = nodeproblems.kubelet_away("the device", self._evidence.kubelet.socket)
+            return blocked(StageName.REGISTERED, of_reason(away, Level.ERROR))
+        if listening.level is not Level.OK:
+            return blocked(StageName.REGISTERED, listening)
+        if self._evidence.view.agent is None and kubelet.is_counted(self._evidence, resource.name):
+            return StageResult(
+                StageName.REGISTERED, f"another device plugin has registered {resource.name} at the kubelet"
+            )
+        if self._evidence.view.agent is None:
+            no_agent = next(kubelet.registration(self._evidence), None)
+            message = "no agent runs on this host, so the resource is not registered at the kubelet"
+            return StageResult(StageName.REGISTERED, message, no_agent)
+        if not resource.registered:
+            because = resource.not_registered_because or nodeproblems.not_registered(resource.name)
+            return blocked(StageName.REGISTERED, of_reason(because, Level.ERROR))
+        return StageResult(StageName.REGISTERED, f"{resource.name} is registered at the kubelet")
+
+    def _counted(self, resource: ResourceView) -> StageResult[StageName]:
+        counted = self._evidence.kubelet.counted
+        if isinstance(counted, Unread) or counted is None:
+            return StageResult(StageName.COUNTED, "the kubelet's healthy devices could not be read", skipped=True)
+        if self._id in counted.get(str(resource.name), frozenset()):
+            return StageResult(StageName.COUNTED, "the kubelet counts it as healthy")
+        blocker = problem(
+            FindingCode.NOT_COUNTED,
+            self._id,
+            f"is not among the healthy devices of {resource.name} that the kubelet counts",
+            (Seen(self._evidence.kubelet.counted_by, f"{len(counted.get(resource.name, ()))} of {resource.name}"),),
+            fix=("run this command again in a few seconds", "if nothing has changed: gpuvirt doctor"),
+        )
+        return blocked(StageName.COUNTED, blocker)
+
+    def _free(self, resource: ResourceView) -> StageResult[StageName]:
+        device = self._device()
+        allocated_to = device.allocated_to if device is not None else None
+        if allocated_to is None:
+            return self._stage(StageName.FREE, "not allocated to any pod")
+        reason = refusals.allocated_to_pod(self._id, (allocated_to,))
+        blocker = of_reason(reason, Level.ERROR, f"or request another device of {resource.name}")
+        return StageResult(StageName.FREE, f"allocated to {allocated_to}", blocker)
+
+    def _permitted(self, resource: ResourceView) -> StageResult[StageName]:
+        if self._evidence.kubevirts is None:
+            return StageResult(StageName.PERMITTED, "not checked: pass --kubevirt FILE", skipped=True)
+        for found in kubevirt.permitted_names(self._evidence):
+            if found.subject == resource.name and found.level is Level.ERROR:
+                return blocked(StageName.PERMITTED, found)
+        return StageResult(StageName.PERMITTED, f"KubeVirt permits {resource.name}")

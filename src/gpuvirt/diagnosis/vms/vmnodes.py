@@ -1,0 +1,290 @@
+"""The nodes that could run a VM or pod that requests devices, and the first obstacle on each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from gpuvirt.diagnosis.findings import Finding, listed
+from gpuvirt.diagnosis.vms import vmshares
+from gpuvirt.diagnosis.vms.nodeamounts import NodeAmounts, pods_by_node
+from gpuvirt.diagnosis.vms.vmevidence import GpuNodeSeen, NodeSeen, OfferSeen, PodSeen, VmEvidence
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.inventory.nearness import nearest
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
+from gpuvirt.model.reasons.codes import Level
+
+OF_AWAY = frozenset(f"node.kubernetes.io/{name}" for name in ("unreachable", "not-ready", "unschedulable"))
+"""The taints that Kubernetes sets on a node that is cordoned, or whose VM is suspended."""
+SCHEDULABLE = "kubevirt.io/schedulable"
+"""The label that virt-handler keeps on nodes that can run VMs."""
+
+
+class NodeFit(msgspec.Struct, frozen=True):
+    """A node's amounts of the requested resources, and its first obstacle."""
+
+    node: str
+    allocatable: Mapping[str, int]
+    free: Mapping[str, int] | None
+    """The amounts that no pod requests; None where the cluster's pods could not be read."""
+    obstacle: Finding | None
+    """None where devices, labels and taints would let the node run it."""
+
+
+def judge_nodes(evidence: VmEvidence) -> tuple[NodeFit, ...]:
+    """Return a verdict for each node that has GPUs or a requested resource, in order of how easily it could run it."""
+    pods = None if evidence.pods is None else pods_by_node(evidence.pods)
+    judges = [
+        _Judge(evidence, node, None if pods is None else pods.get(node.name, ()))
+        for node in evidence.nodes or ()
+        if _concerns(evidence, node)
+    ]
+    return tuple(judge.verdict() for judge in sorted(judges, key=_Judge.order))
+
+
+def _concerns(evidence: VmEvidence, node: NodeSeen) -> bool:
+    return node.gpu_node is not None or any(node.allocatable.get(name, 0) for name in evidence.requests)
+
+
+class _Judge:
+    """The obstacles of one node: those that make it useless first, those that are easy to remove last."""
+
+    def __init__(self, evidence: VmEvidence, node: NodeSeen, here: Sequence[PodSeen] | None) -> None:
+        """`here` has the pods of the node; None where the cluster's pods could not be read."""
+        self._evidence = evidence
+        self._node = node
+        self._agent = node.gpu_node or GpuNodeSeen()
+        self._here = here
+        phases = evidence.phases.get(NodeName(node.name), ())
+        self._amounts = NodeAmounts(evidence.requests, node.allocatable, here, phases)
+        self._away = evidence.away.get(NodeName(node.name))
+        shares = evidence.shares
+        self._to_end = vmshares.pods_to_end(node.name, shares) if shares is not None else ()
+        self._against = list(self._obstacles())
+
+    def order(self) -> tuple[int, int, int, int, str]:
+        """Return how easily the node could run it, less is easier.
+
+        The first obstacle decides, then how many obstacles remain once pods have ended, then the pods that have to end:
+        those of a higher priority, and how many.
+        """
+        ranks = [rank for rank, _ in self._against]
+        first = ranks[0] if ranks else len(ORDER)
+        remain = sum(ORDER[rank] not in {_Judge.no_piece, _Judge.allocated} for rank in ranks)
+        own = self._evidence.shares.priority if self._evidence.shares is not None else 0
+        ends = self._to_end or ()
+        return (
+            -first,
+            remain,
+            sum(pod.priority > own for pod in ends),
+            len(ends) or self._amounts.fewest_ends(),
+            self._node.name,
+        )
+
+    def verdict(self) -> NodeFit:
+        names = self._evidence.requests
+        return NodeFit(
+            self._node.name,
+            {name: self._amounts.allocatable(name) for name in names},
+            None if self._here is None else {name: self._amounts.free(name) for name in names},
+            self._against[0][1] if self._against else None,
+        )
+
+    def _obstacles(self) -> Iterator[tuple[int, Finding]]:
+        for rank, check in enumerate(ORDER):
+            found = check(self)
+            if found is not None:
+                yield rank, found
+
+    def _offer(self, name: str) -> OfferSeen | None:
+        return next((offer for offer in self._agent.offers if offer.name == name), None)
+
+    def not_offered(self) -> Finding | None:
+        for name, counted in self._amounts.missing():
+            offer = self._offer(name)
+            if counted or name in self._agent.withheld or (offer is not None and self._has(name)):
+                continue
+            offered = [other.name for other in self._agent.offers if other.healthy]
+            near = nearest(name, offered)
+            return self._finding(
+                f"does not offer {name}{f'; did you mean {near}?' if near else ''}",
+                FindingCode.NO_SUCH_RESOURCE,
+                Seen(self._place, f"offers {listed(offered) or 'no resource'}"),
+                f"deviceName: {near}" if near else f"gpuvirt devices, on {self._node.name}, shows why not",
+            )
+        return None
+
+    def _has(self, name: str) -> bool:
+        return any(device.offered_as == name for device in self._agent.devices)
+
+    def withheld(self) -> Finding | None:
+        for name, counted in self._amounts.missing():
+            why = self._agent.withheld.get(name)
+            if why is not None and not counted:
+                return self._finding(
+                    f"does not offer {name}, because the controller withholds it",
+                    code_in(why) or FindingCode.NO_SUCH_RESOURCE,
+                    Seen(f"GpuNode {self._node.name} $.spec.withheld", why),
+                    f"kubectl get gpunode {self._node.name} -o yaml",
+                )
+        return None
+
+    def unhealthy(self) -> Finding | None:
+        for name, counted in self._amounts.missing():
+            unhealthy = [device for device in self._agent.devices if device.offered_as == name and device.reasons]
+            if unhealthy and counted + len(unhealthy) >= self._evidence.requests[name]:
+                return self._finding(
+                    f"has {counted} healthy {name}, and {len(unhealthy)} unhealthy: {unhealthy[0].reasons[0]}",
+                    code_in(unhealthy[0].reasons[0]) or FindingCode.NOT_COUNTED,
+                    Seen(self._place, listed([device.id for device in unhealthy])),
+                    f"gpuvirt why {unhealthy[0].id}, on {self._node.name}",
+                )
+        return None
+
+    def not_counted(self) -> Finding | None:
+        for name, counted in self._amounts.missing():
+            offer = self._offer(name)
+            if offer is not None and offer.healthy >= self._evidence.requests[name]:
+                state = "" if offer.registered else ", and is not registered at the kubelet"
+                return self._finding(
+                    f"has {offer.healthy} healthy {name}, but its kubelet counts {counted}{state}",
+                    FindingCode.NOT_COUNTED,
+                    Seen(f"node {self._node.name} $.status.allocatable", f"{name}: {counted}"),
+                    f"gpuvirt doctor, on {self._node.name}",
+                )
+        return None
+
+    def too_few(self) -> Finding | None:
+        for name, counted in self._amounts.missing():
+            count = self._evidence.requests[name]
+            return self._finding(
+                f"has {counted} {name} in all, but {count} {'is' if count == 1 else 'are'} requested",
+                FindingCode.TOO_FEW_DEVICES,
+                Seen(f"node {self._node.name} $.status.allocatable", f"{name}: {counted}"),
+                f"request at most {counted}" if counted else "request another resource",
+            )
+        return None
+
+    def no_limits(self) -> Finding | None:
+        shares = self._evidence.shares
+        return vmshares.no_limits(self._node.name, shares) if shares is not None else None
+
+    def no_piece(self) -> Finding | None:
+        shares = self._evidence.shares
+        return vmshares.no_piece(self._node.name, shares, self._to_end) if shares is not None else None
+
+    def allocated(self) -> Finding | None:
+        if self._here is None:
+            return None
+        for name, count in self._evidence.requests.items():
+            free = self._amounts.free(name)
+            if free < count and self._amounts.phase_of(name) is None:
+                total = self._amounts.allocatable(name)
+                pods = [_user(pod.namespace, pod.vm, pod.name) for pod in self._here if pod.requests.get(name)]
+                return self._finding(
+                    f"has {free} of {total} {name} free, but {count} {'is' if count == 1 else 'are'} requested",
+                    FindingCode.ALL_ALLOCATED,
+                    Seen("requested by", listed(pods)),
+                    "stop a VM or pod that uses one, or request another resource",
+                )
+        return None
+
+    def not_ready(self) -> Finding | None:
+        if self._node.ready or self._away is not None:
+            return None
+        return self._finding(
+            "is not Ready",
+            FindingCode.NODE_NOT_READY,
+            Seen(f"node {self._node.name} $.status.conditions", "Ready is not True"),
+            f"kubectl describe node {self._node.name}",
+        )
+
+    def mismatched(self) -> Finding | None:
+        for key, value in self._evidence.placement.node_selector.items():
+            has = self._node.labels.get(key)
+            if has == value:
+                continue
+            fix = f"kubectl label node {self._node.name} {key}={value}, or change the nodeSelector"
+            if key == SCHEDULABLE:
+                fix = f"check that KubeVirt's virt-handler runs on {self._node.name}: it sets this label"
+            return self._finding(
+                f"does not have the label {key}={value} that the nodeSelector requires",
+                FindingCode.NODE_SELECTOR_MISMATCH,
+                Seen(f"node {self._node.name} $.metadata.labels", f"{key}: {has if has is not None else 'not set'}"),
+                fix,
+            )
+        return None
+
+    def cordoned(self) -> Finding | None:
+        if not self._node.unschedulable or self._away is not None:
+            return None
+        return self._finding(
+            "is cordoned, so the scheduler places no new pod on it",
+            FindingCode.NODE_CORDONED,
+            Seen(f"node {self._node.name} $.spec.unschedulable", "true"),
+            f"kubectl uncordon {self._node.name}",
+        )
+
+    def tainted(self) -> Finding | None:
+        taints = (taint for taint in self._node.taints if self._away is None or taint.key not in OF_AWAY)
+        taint = self._evidence.placement.untolerated(taints)
+        if taint is None:
+            return None
+        value = f", value: {taint.value}" if taint.value else ""
+        operator = "Equal" if taint.value else "Exists"
+        return self._finding(
+            f"has the taint {taint.text}, which the pod does not tolerate",
+            FindingCode.TAINT_NOT_TOLERATED,
+            Seen(f"node {self._node.name} $.spec.taints", taint.text),
+            "# in tolerations of the VM's spec.template.spec or of the pod's spec:",
+            f"- {{key: {taint.key}, operator: {operator}{value}, effect: {taint.effect}}}",
+        )
+
+    def away(self) -> Finding | None:
+        """The obstacle of a worker that passes by itself: its node is not Ready, cordoned and tainted meanwhile."""
+        if self._away is None:
+            return None
+        return self._finding(
+            self._away.message,
+            FindingCode.WORKER_AWAY,
+            Seen(f"VgpuSchedule {self._away.schedule} $.status.workers", self._node.name),
+            self._away.command,
+        )
+
+    def other_phase(self) -> Finding | None:
+        """The obstacle of a node that offers the resource in another phase."""
+        for phase in filter(None, map(self._amounts.phase_of, self._evidence.requests)):
+            seen = Seen(f"VgpuSchedule {phase.config.schedule} $.spec.phases", phase.config.phase)
+            return self._finding(phase.message, FindingCode.OTHER_PHASE, seen, phase.command)
+        return None
+
+    @property
+    def _place(self) -> str:
+        if self._node.gpu_node is not None:
+            return f"GpuNode {self._node.name} $.status"
+        return f"node {self._node.name} $.status.allocatable"
+
+    def _finding(self, message: str, code: FindingCode | ReasonCode, seen: Seen, *fix: str) -> Finding:
+        return Finding(Level.ERROR, self._node.name, message, code, (seen,), fix=fix)
+
+
+ORDER = (
+    _Judge.not_offered,
+    _Judge.withheld,
+    _Judge.not_counted,
+    _Judge.unhealthy,
+    _Judge.too_few,
+    _Judge.no_limits,
+    _Judge.not_ready,
+    _Judge.no_piece,
+    _Judge.allocated,
+    _Judge.mismatched,
+    _Judge.cordoned,
+    _Judge.tainted,
+    _Judge.other_phase,
+    _Judge.away,
+)
+"""The obstacles, from the hardest to remove to the easiest."""
+
+
+def _user(namespace: str, vm: str, pod: str) -> str:
+    return f"vm {namespace}/{vm}" if vm else f"pod {namespace}/{pod}"

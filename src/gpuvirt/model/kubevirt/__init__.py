@@ -1,0 +1,1 @@
+"""KubeVirt's configuration and its versions, as far as they decide which devices VMs get."""
