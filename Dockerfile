@@ -8,7 +8,7 @@ WORKDIR /src
 COPY constraints.txt .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels --constraint constraints.txt libvirt-python
 COPY . .
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . ./schedules
 
 FROM ${PYTHON_IMAGE} AS installed
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends libvirt0 && rm -r /var/lib/apt/lists
@@ -17,7 +17,7 @@ COPY constraints.txt /wheels/
 # With --schedules, the controller reads cron lines, and asks vSphere and libvirt in child processes, which alone load
 # their libraries.
 RUN pip install --no-cache-dir --constraint /wheels/constraints.txt --find-links /wheels \
-  "gpuvirt[libvirt,schedules,vsphere] @ file://$(echo /wheels/gpuvirt-*.whl)" \
+  "gpuvirt-schedules[libvirt,vsphere] @ file://$(echo /wheels/gpuvirt_schedules-*.whl)" \
   && rm -r /wheels
 # The controller issues the webhook's certificate by openssl, which ca-certificates brings.
 RUN openssl version

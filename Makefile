@@ -7,7 +7,7 @@ SECONDS ?= 600
 SEED ?=
 JOBS ?= 1
 VENV := .venv/bin
-PINS := pyproject.toml simulator/pyproject.toml uv.lock constraints.txt
+PINS := pyproject.toml schedules/pyproject.toml simulator/pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-schedule test test-unit test-full-size soak explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster demo-cluster lab-shell lab-down lab-kernel-shell lint format
@@ -120,7 +120,7 @@ pci-ids:  ## Regenerate the PCI ID data from its pinned source
 
 lock:  ## Pin the newest versions of what we depend on; needs uv
 	uv lock --upgrade
-	uv export --quiet --frozen --all-packages --extra dev --extra libvirt --no-emit-workspace --no-hashes --no-annotate --no-header -o constraints.txt
+	uv export --quiet --frozen --all-packages --extra dev --extra libvirt --extra vsphere --no-emit-workspace --no-hashes --no-annotate --no-header -o constraints.txt
 
 clean:  ## Take away what was set up and cached
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

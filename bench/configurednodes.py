@@ -15,8 +15,8 @@ from tests.schedules.configuredpool import gpu_node, node, stored
 from bench.results import Results
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
-from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
+from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
+from gpuvirt_schedules.controller.objects import schedule_of, status_of
 
 NODES, TIMES = 1000, 50
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)

@@ -5,18 +5,18 @@ The wall clock steps: by NTP, by an administrator, after a suspended VM. Decisio
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parent.parent / "src/gpuvirt"
+from shipped import modules
 
 ALLOWED: Mapping[str, str] = {
     "apps/logs.py": "lines of the log",
     "agent/process.py": "when the agent started, for people",
-    "apps/schedulequestions.py": "the time of day decides the phase of a schedule",
+    "gpuvirt_schedules/commands/schedulequestions.py": "the time of day decides the phase of a schedule",
     "archive.py": "times in the archive, for people",
     "cli/changes/podaccount.py": "the time of new entries of the ledger, for people",
-    "cli/output/schedulerender.py": "times of switches, for people",
+    "gpuvirt_schedules/commands/schedulerender.py": "times of switches, for people",
     "clock.py": "has the wall clock",
     "cluster/access/execplugin.py": "the end of a credential; after a step it is asked for again, or refused once",
     "agent/cluster/gpunode.py": "times in the GpuNode's status, for people",
@@ -27,15 +27,15 @@ ALLOWED: Mapping[str, str] = {
     "cluster/events.py": "times of events, for people",
     "cluster/operator/nodes/scheduled.py": "the time of day decides the phase of a schedule",
     "cluster/operator/scheduledsource.py": "the time of day decides the phase of a schedule",
-    "cluster/operator/schedules/configurednodes.py": "times of conditions, for people",
-    "cluster/operator/schedules/scheduledconfigs.py": "the time of day decides the phase of a schedule",
-    "cluster/operator/schedules/keeper.py": "the time of day decides the phase of a schedule",
-    "cluster/operator/schedules/refusals.py": "times of conditions, for people",
-    "cluster/operator/schedules/objects.py": "times in the status; the time of day decides the phase of a schedule",
-    "cluster/operator/schedules/scheduleapi.py": "times of conditions, for people",
-    "cluster/operator/schedules/telemetry.py": "how long steps took, in metrics for people",
-    "cluster/operator/schedules/workerobjects.py": "the clock of a resumed guest is compared with the controller's",
-    "cluster/operator/schedules/rounds.py": "the time of day decides the phase of a schedule",
+    "gpuvirt_schedules/controller/configurednodes.py": "times of conditions, for people",
+    "gpuvirt_schedules/controller/scheduledconfigs.py": "the time of day decides the phase of a schedule",
+    "gpuvirt_schedules/controller/keeper.py": "the time of day decides the phase of a schedule",
+    "gpuvirt_schedules/controller/refusals.py": "times of conditions, for people",
+    "gpuvirt_schedules/controller/objects.py": "times in the status; the time of day decides the phase of a schedule",
+    "gpuvirt_schedules/controller/scheduleapi.py": "times of conditions, for people",
+    "gpuvirt_schedules/controller/telemetry.py": "how long steps took, in metrics for people",
+    "gpuvirt_schedules/controller/workerobjects.py": "the clock of a resumed guest is compared with the controller's",
+    "gpuvirt_schedules/controller/rounds.py": "the time of day decides the phase of a schedule",
     "cluster/shares/awayworkers.py": "when a worker comes back, for people",
     "cluster/webhookcertificate/certificate.py": "the times of certificates, which clients judge by the wall clock",
     "cluster/webhookcertificate/keeper.py": "the times of certificates; a step of the clock issues one early or late",
@@ -50,27 +50,27 @@ ALLOWED: Mapping[str, str] = {
     "agent/kubelet/accountwatch.py": "the time of new entries of the ledger, for people",
     "agent/kubelet/checkpoint.py": "compares the times of two files of the kubelet; a wrong order keeps allocations",
     "model/allocation/ledger.py": "the times of entries, for people",
-    "model/schedules/arriving.py": "the clock of a resumed guest is compared with the controller's",
-    "model/schedules/byhand.py": "the times of an override, which are times of day",
-    "model/schedules/faults.py": "the time of day decides the phase of a schedule",
-    "model/schedules/forecast.py": "the time of day decides the phase of a schedule",
-    "model/schedules/history.py": "times of switches, for people",
-    "model/schedules/moves.py": "deadlines in the status, for other controllers; a step delays or holds",
-    "cluster/operator/schedules/vmstatuses.py": "times in the status of a schedule",
-    "model/schedules/noderows.py": "times in the status, for people",
-    "model/schedules/nodevms.py": "deadlines in the status, which other controllers go on with",
-    "model/schedules/vmstops.py": "deadlines in the status, which other controllers go on with",
-    "model/schedules/observed.py": "the clock of a resumed guest",
-    "model/schedules/reports.py": "times of switches, for people",
-    "model/schedules/spec.py": "the time of day decides the phase of a schedule",
-    "model/schedules/status.py": "deadlines in the status, which other controllers go on with",
-    "model/schedules/times.py": "the time of day decides the phase of a schedule",
-    "model/schedules/transition.py": "deadlines in the status, for other controllers; a step delays or holds",
+    "gpuvirt_schedules/decide/arriving.py": "the clock of a resumed guest is compared with the controller's",
+    "gpuvirt_schedules/decide/byhand.py": "the times of an override, which are times of day",
+    "gpuvirt_schedules/decide/faults.py": "the time of day decides the phase of a schedule",
+    "gpuvirt_schedules/decide/forecast.py": "the time of day decides the phase of a schedule",
+    "gpuvirt_schedules/decide/history.py": "times of switches, for people",
+    "gpuvirt_schedules/decide/moves.py": "deadlines in the status, for other controllers; a step delays or holds",
+    "gpuvirt_schedules/controller/vmstatuses.py": "times in the status of a schedule",
+    "gpuvirt_schedules/decide/noderows.py": "times in the status, for people",
+    "model/workers/nodevms.py": "deadlines in the status, which other controllers go on with",
+    "gpuvirt_schedules/decide/vmstops.py": "deadlines in the status, which other controllers go on with",
+    "model/workers/observed.py": "the clock of a resumed guest",
+    "gpuvirt_schedules/decide/reports.py": "times of switches, for people",
+    "model/workers/spec.py": "the time of day decides the phase of a schedule",
+    "model/workers/status.py": "deadlines in the status, which other controllers go on with",
+    "gpuvirt_schedules/decide/times.py": "the time of day decides the phase of a schedule",
+    "gpuvirt_schedules/decide/transition.py": "deadlines in the status, for other controllers; a step delays or holds",
     "model/node/decisions.py": "the time of the view, for people",
     "model/offers/givenshares.py": "the time of allocations that have none, which nobody shows",
     "model/offers/view.py": "the times of the view, for people",
     "model/offers/viewmaking.py": "the time of the view, for people",
-    "web/schedulemetrics.py": "the time of the next switch, for people",
+    "gpuvirt_schedules/controller/schedulemetrics.py": "the time of the next switch, for people",
     "agent/agent.py": "the time of the view, for people",
     "agent/allocation/allocated.py": "the time of new entries of the ledger, for people",
     "agent/allocation/allocator.py": "the time of new entries of the ledger, for people",
@@ -109,11 +109,10 @@ def _uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 pass
 
 
-def find_faults(sources: Path, allowed: Mapping[str, str]) -> list[str]:
+def find_faults(sources: Iterable[tuple[str, Path]], allowed: Mapping[str, str]) -> list[str]:
     """Return the places that may not read the wall clock, and the modules that may although they do not."""
     faults, users = [], set[str]()
-    for path in sorted(sources.rglob("*.py")):
-        name = path.relative_to(sources).as_posix()
+    for name, path in sources:
         if name in IDENTITY:
             continue
         uses = list(_uses(ast.parse(path.read_text())))
@@ -126,8 +125,11 @@ def find_faults(sources: Path, allowed: Mapping[str, str]) -> list[str]:
 
 def main() -> int:
     """Check the package, or the folder of another."""
-    is_other = len(sys.argv) > 1
-    faults = find_faults(Path(sys.argv[1]) if is_other else SOURCES, {} if is_other else ALLOWED)
+    if sys.argv[1:]:
+        other = Path(sys.argv[1])
+        faults = find_faults(((path.relative_to(other).as_posix(), path) for path in sorted(other.rglob("*.py"))), {})
+    else:
+        faults = find_faults(modules(), ALLOWED)
     for fault in faults:
         print(fault)
     return 1 if faults else 0

@@ -7,28 +7,24 @@ more than 300 lines together.
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parent.parent / "src/gpuvirt"
+from shipped import SOURCES
+
 MOST_LINES = 300
 
 KIND, CHECK, OPERAND = "one of the kinds", "one of the checks", "one of the operands"
 APART: Mapping[str, str] = {
-    "apps/schedules.py": "loaded with --schedules alone",
-    "cli/output/schedulecheckrender.py": "output is apart from commands",
     "cli/output/sharesrender.py": "output is apart from commands",
-    "cluster/kinds/clusterapi.py": KIND,
     "cluster/kinds/endpointslices.py": KIND,
     "cluster/kinds/webhookconfigurations.py": KIND,
     "cluster/operator/deployment/rollout.py": "decides by the agents' pods alone",
     "cluster/operator/operands/dcgm.py": OPERAND,
     "cluster/operator/operands/deviceplugin.py": OPERAND,
-    "cluster/operator/schedules/kubevirt/blockedgpus.py": "decides by GpuNodes alone; its importer reads VMs",
     "cluster/webhookcertificate/rotation.py": "decides; its importer writes",
     "hardware/access/writer.py": "started by its path",
     "hardware/vgpu/sriov_vf.py": "one of the back ends of vGPUs",
-    "hypervisors/libvirt/reading.py": "reads all VMs; its importer changes one",
     "agent/kubelet/grpcservers.py": "the simulated kubelet uses it, too",
     "agent/kubelet/proto/podresources_pb2.py": "generated",
     "diagnosis/checks/devices.py": CHECK,
@@ -41,6 +37,9 @@ APART: Mapping[str, str] = {
     "agent/change/unitgates.py": "gates belong to changes; its importer decides when these begin",
     "agent/loops/latercall.py": "a helper of any loop",
     "agent/outlets.py": "a part of the agent, which only puts parts together",
+    "gpuvirt_schedules/commands/schedulecheckrender.py": "output is apart from commands",
+    "gpuvirt_schedules/controller/kubevirt/blockedgpus.py": "decides by GpuNodes alone; its importer reads VMs",
+    "gpuvirt_schedules/hypervisors/libvirt/reading.py": "reads all VMs; its importer changes one",
 }
 """The modules that stay apart from their only importer."""
 
@@ -62,9 +61,12 @@ def _imports(path: Path, name: str, modules: Mapping[str, Path]) -> Iterator[str
                 pass
 
 
-def find_faults(sources: Path, apart: Mapping[str, str]) -> list[str]:
+def find_faults(sources: Sequence[Path], apart: Mapping[str, str]) -> list[str]:
     """Return the modules that could be one with their only importer, and the reasons for modules that could not."""
-    modules = {_name(path, sources): path for path in sorted(sources.rglob("*.py"))}
+    shown_as = {
+        path: path.relative_to(folder).as_posix() for folder in sources for path in sorted(folder.rglob("*.py"))
+    }
+    modules = {_name(shown): path for path, shown in shown_as.items()}
     importers = defaultdict[str, set[str]](set)
     for name, path in modules.items():
         for imported in _imports(path, name, modules):
@@ -75,24 +77,22 @@ def find_faults(sources: Path, apart: Mapping[str, str]) -> list[str]:
     faults, known = list[str](), set[str]()
     for name, importer in sorted(alone.items()):
         path, together = modules[name], lines[name] + lines[importer]
-        shown = path.relative_to(sources).as_posix()
+        shown = shown_as[path].removeprefix("gpuvirt/")
         known.add(shown)
-        if path.name == "__init__.py" or shown in apart or name.split(".")[1:2] != importer.split(".")[1:2]:
+        if path.name == "__init__.py" or shown in apart or name.split(".")[:2] != importer.split(".")[:2]:
             continue
         if together <= MOST_LINES:
             faults.append(f"{shown}: only {importer} imports it, and both have {together} lines: could they be one?")
     return faults + [f"{name}: does not have one importer alone" for name in sorted(apart.keys() - known)]
 
 
-def _name(path: Path, sources: Path) -> str:
-    parts = path.relative_to(sources.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def _name(shown: str) -> str:
+    return shown.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 
 def main() -> int:
-    """Check the package, or the folder of another."""
-    is_other = len(sys.argv) > 1
-    faults = find_faults(Path(sys.argv[1]) if is_other else SOURCES, {} if is_other else APART)
+    """Check the packages, or the folder of others."""
+    faults = find_faults([Path(sys.argv[1])], {}) if sys.argv[1:] else find_faults(SOURCES, APART)
     for fault in faults:
         print(fault)
     return 1 if faults else 0

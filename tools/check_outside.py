@@ -12,12 +12,12 @@ from mypy.types import Instance, Type, UnionType, flatten_nested_unions, get_pro
 from typedsources import Fault, TypedSource
 
 
-def find_faults(source: TypedSource, package: str) -> Iterator[Fault]:
-    """Yield the writes of attributes of classes that another module of `package` defines."""
+def find_faults(source: TypedSource, packages: tuple[str, ...]) -> Iterator[Fault]:
+    """Yield the writes of attributes of classes that another module of `packages` defines."""
     for node in ast.walk(source.tree):
         for written in _written(node):
             owner = _owner_of(written, source.type_of(written.value))
-            if owner is not None and owner.module_name != source.module and _is_in(owner, package):
+            if owner is not None and owner.module_name != source.module and _is_in(owner, packages):
                 what = f"`{ast.unparse(written)}` is written from outside {owner.module_name}.{owner.name}"
                 yield Fault(source.path, written.lineno, what)
 
@@ -58,5 +58,5 @@ def _owner_of(written: ast.Attribute, found: Type | None) -> TypeInfo | None:
     return next(bases, next(iter(infos), None))
 
 
-def _is_in(owner: TypeInfo, package: str) -> bool:
-    return f"{owner.module_name}.".startswith(f"{package}.")
+def _is_in(owner: TypeInfo, packages: tuple[str, ...]) -> bool:
+    return owner.module_name.partition(".")[0] in packages

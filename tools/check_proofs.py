@@ -10,9 +10,8 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parent.parent / "src/gpuvirt"
+from shipped import ROOT, modules
 
 MAKERS: Mapping[str, frozenset[str]] = {
     "Proof": frozenset({"hardware/access/proof.py", "agent/change/steps/proving.py", "agent/change/steps/leasing.py"}),
@@ -25,7 +24,7 @@ MAKERS: Mapping[str, frozenset[str]] = {
             "cli/changes/podaccount.py",
         }
     ),
-    "VmProof": frozenset({"model/schedules/matching.py"}),
+    "VmProof": frozenset({"gpuvirt_schedules/decide/matching.py"}),
 }
 """The modules that make each kind of proof."""
 
@@ -61,11 +60,6 @@ class Finding:
     place: str
     line: int
     what: str
-
-    @property
-    def text(self) -> str:
-        """The finding as one line."""
-        return f"src/gpuvirt/{self.place.partition(':')[0]}:{self.line}: {self.what}"
 
 
 def findings(path: str, source: str, used: set[str]) -> Iterator[Finding]:
@@ -130,9 +124,9 @@ def main() -> int:
     """Print the findings; return 1 if there are any."""
     used: set[str] = set()
     found: list[str] = []
-    for file in sorted(SOURCES.rglob("*.py")):
-        path = file.relative_to(SOURCES).as_posix()
-        found += [finding.text for finding in findings(path, file.read_text(), used)]
+    for path, file in modules():
+        at = file.relative_to(ROOT).as_posix()
+        found += [f"{at}:{finding.line}: {finding.what}" for finding in findings(path, file.read_text(), used)]
     found += [f"tools/check_proofs.py: {entry} in HARMLESS writes nothing" for entry in HARMLESS.keys() - used]
     for line in found:
         print(line)

@@ -7,24 +7,32 @@ from pathlib import Path
 import check_excepts
 import check_outside
 import check_unknown
-from typedsources import ROOT, typed_sources
+from shipped import SOURCES
+from typedsources import typed_sources
 
 
 def main() -> int:
     """Check the package, or all Python files below another folder."""
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--root", type=Path, default=ROOT / "src", help="the folder of the packages")
-    parser.add_argument("--package", default="gpuvirt", help="the package whose objects nobody writes from outside")
+    parser.add_argument("--root", type=Path, nargs="*", default=SOURCES, help="the folders of the packages")
+    parser.add_argument(
+        "--package",
+        nargs="*",
+        default=("gpuvirt", "gpuvirt_schedules"),
+        help="the packages whose objects nobody writes from outside",
+    )
     parser.add_argument(
         "--deciding", nargs="*", default=check_unknown.DECIDING, help="the paths below it where rule 1 is decided"
     )
     asked = parser.parse_args()
     # What protoc generates has stubs beside it.
-    paths = sorted(path for path in asked.root.rglob("*.py") if not path.with_suffix(".pyi").exists())
+    paths = [
+        path for root in asked.root for path in sorted(root.rglob("*.py")) if not path.with_suffix(".pyi").exists()
+    ]
     sources, errors = typed_sources(paths, asked.root)
     faults = [fault for source in sources for fault in check_unknown.find_faults(source, tuple(asked.deciding))]
     faults += [fault for source in sources for fault in check_excepts.find_faults(source, tuple(asked.deciding))]
-    faults += [fault for source in sources for fault in check_outside.find_faults(source, asked.package)]
+    faults += [fault for source in sources for fault in check_outside.find_faults(source, tuple(asked.package))]
     for line in (*errors, *sorted(faults)):
         print(line)
     return 1 if faults or errors else 0

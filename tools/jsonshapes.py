@@ -21,8 +21,8 @@ from gpuvirt.diagnosis.explanation import DeviceExplanation
 from gpuvirt.diagnosis.vms.nodeexplanation import NodeExplanation
 from gpuvirt.diagnosis.vms.vmexplanation import Explanation
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.model.schedules import reports, workerchecks
 from gpuvirt.model.shares.overview import SharesOverview
+from gpuvirt_schedules.decide import reports, workerchecks
 from gpuvirt_sim.commands import sim
 
 COMMANDS: Mapping[str, object] = {

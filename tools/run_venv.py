@@ -19,9 +19,8 @@ TREE = Path(__file__).resolve().parent.parent
 VENV = TREE / ".venv"
 PYTHON = VENV / "bin/python"
 PATH_FILE = "gpuvirt-sources.pth"
-SIMULATOR = "simulator"
-"""The folder of the distribution gpuvirt-sim."""
-VERSION = "src/gpuvirt_sim/__init__.py"
+OTHERS = ("schedules", "simulator")
+"""The folders of the other distributions, whose entry points `gpuvirt` runs."""
 COMMAND = """#!/bin/sh
 '''exec' "${{0%/*}}/python" "$0" "$@"
 ' '''
@@ -37,17 +36,17 @@ sys.exit({function}())
 def main() -> int:
     """Create .venv where it is missing, and return pip's exit code."""
     project = tomllib.loads((TREE / "pyproject.toml").read_text("utf-8"))["project"]
-    simulator = tomllib.loads((TREE / SIMULATOR / "pyproject.toml").read_text("utf-8"))["project"]
+    others = [tomllib.loads((TREE / folder / "pyproject.toml").read_text("utf-8"))["project"] for folder in OTHERS]
     if sys.argv[1:] == ["pip"]:
         if not PYTHON.exists():
             venv.create(VENV, with_pip=False, symlinks=True)
-        extras = project["optional-dependencies"]
-        others = (dependency for dependency in simulator["dependencies"] if not dependency.startswith("gpuvirt["))
-        code = _install([*project["dependencies"], *extras["schedules"], *others])
+        required = [dependency for each in (project, *others) for dependency in each["dependencies"]]
+        code = _install([dependency for dependency in required if not dependency.startswith("gpuvirt")])
         if code:
             return code
     _link(project["scripts"])
-    _register(simulator["name"], simulator["entry-points"])
+    for folder, other in zip(OTHERS, others, strict=True):
+        _register(TREE / folder / "src", other["name"], other["entry-points"])
     return 0
 
 
@@ -78,7 +77,7 @@ def _wheels() -> Iterator[Path]:
 def _link(scripts: dict[str, str]) -> None:
     """Make .venv's Python find the sources, and write a command for each entry point."""
     (library,) = (VENV / "lib").glob("python3.*")
-    sources = (TREE / "src", TREE / SIMULATOR / "src")
+    sources = (TREE / "src", *(TREE / folder / "src" for folder in OTHERS))
     (library / "site-packages" / PATH_FILE).write_text("".join(f"{folder}\n" for folder in sources), "utf-8")
     for name, target in scripts.items():
         module, _, function = target.partition(":")
@@ -87,11 +86,13 @@ def _link(scripts: dict[str, str]) -> None:
         command.chmod(0o755)
 
 
-def _register(name: str, groups: Mapping[str, Mapping[str, str]]) -> None:
-    """Make .venv's Python find the simulator's entry points, which `gpuvirt` runs as its commands."""
+def _register(sources: Path, name: str, groups: Mapping[str, Mapping[str, str]]) -> None:
+    """Make .venv's Python find the entry points of another distribution."""
     (library,) = (VENV / "lib").glob("python3.*")
-    (version,) = re.findall(r'^__version__ = "(.*)"$', (TREE / SIMULATOR / VERSION).read_text("utf-8"), re.MULTILINE)
-    folder = library / "site-packages" / f"gpuvirt_sim-{version}.dist-info"
+    package = name.replace("-", "_")
+    text = (sources / package / "__init__.py").read_text("utf-8")
+    (version,) = re.findall(r'^__version__ = "(.*)"$', text, re.MULTILINE)
+    folder = library / "site-packages" / f"{package}-{version}.dist-info"
     folder.mkdir(exist_ok=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
     lines = []

@@ -11,9 +11,8 @@ from mypy.build import BuildResult, BuildSource, build
 from mypy.config_parser import parse_config_file
 from mypy.options import Options
 from mypy.types import Type, get_proper_type
+from shipped import ROOT, SOURCES
 from typing_extensions import override
-
-ROOT = Path(__file__).resolve().parent.parent
 
 _REFERENCES = frozenset({"node", "info", "analyzed", "type", "unanalyzed_type", "original_def", "definition"})
 """Attributes of mypy's nodes that lead out of the tree."""
@@ -57,35 +56,36 @@ class TypedSource:
         return waiver in lines[line] or lines[line - 1].lstrip().startswith(waiver)
 
 
-def typed_sources(paths: Collection[Path], root: Path) -> tuple[list[TypedSource], list[str]]:
-    """Return the modules below `root`, and mypy's errors, since it does not know all types then."""
-    result = _typed(paths, root)
-    return [_source(path, result, root) for path in paths], result.errors
+def typed_sources(paths: Collection[Path], roots: Sequence[Path]) -> tuple[list[TypedSource], list[str]]:
+    """Return the modules below `roots`, and mypy's errors, since it does not know all types then."""
+    modules = {path: next(path.relative_to(root) for root in roots if path.is_relative_to(root)) for path in paths}
+    result = _typed(modules, roots)
+    return [_source(path, result, below) for path, below in modules.items()], result.errors
 
 
-def _typed(sources: Collection[Path], root: Path) -> BuildResult:
+def _typed(sources: Mapping[Path, Path], roots: Sequence[Path]) -> BuildResult:
     options, problems = Options(), StringIO()
     parse_config_file(options, lambda: None, str(ROOT / "pyproject.toml"), problems, problems)
     options.incremental = False  # modules from the cache have no trees
     options.cache_dir = "/dev/null"
     options.export_types = options.preserve_asts = True
-    options.mypy_path = [str(root), str(ROOT / "src"), str(ROOT / "tools" / "stubs")]
-    return build([BuildSource(str(path), _module(path, root)) for path in sources], options)
+    options.mypy_path = [*map(str, (*roots, *SOURCES)), str(ROOT / "tools" / "stubs")]
+    return build([BuildSource(str(path), _module(below)) for path, below in sources.items()], options)
 
 
-def _module(path: Path, root: Path) -> str:
-    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+def _module(below: Path) -> str:
+    return ".".join(below.with_suffix("").parts).removesuffix(".__init__")
 
 
-def _source(path: Path, result: BuildResult, root: Path) -> TypedSource:
-    module, text = _module(path, root), path.read_text()
+def _source(path: Path, result: BuildResult, below: Path) -> TypedSource:
+    module, text = _module(below), path.read_text()
     tree = result.graph[module].tree
     types: dict[Span, Type] = {}
     for expression in _expressions(tree.defs if tree is not None else ()):
         if (found := result.types.get(expression)) is not None:
             span = expression.line, expression.column, expression.end_line, expression.end_column
             types[span] = found
-    return TypedSource(path.relative_to(root).as_posix(), module, text, ast.parse(text), types)
+    return TypedSource(below.as_posix(), module, text, ast.parse(text), types)
 
 
 def _expressions(tree: Sequence[nodes.Node]) -> Iterator[nodes.Expression]:

@@ -9,10 +9,10 @@ from crdschema import Rule, Schema, UnfitTypeError, description_of, structural, 
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import vgpuschedule
-from gpuvirt.cluster.operator.schedules.objects import LONGEST_DURATION
-from gpuvirt.model.schedules.faults import LONGEST_NAME
-from gpuvirt.model.schedules.history import LONGEST_USER
-from gpuvirt.model.schedules.times import LONGEST_LINE
+from gpuvirt_schedules.controller.objects import LONGEST_DURATION
+from gpuvirt_schedules.decide.faults import LONGEST_NAME
+from gpuvirt_schedules.decide.history import LONGEST_USER
+from gpuvirt_schedules.decide.times import LONGEST_LINE
 
 HEAD = """\
 # VgpuSchedule: which worker VMs run in which phase (docs/schedules.md).

@@ -24,13 +24,13 @@ from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch, patched
 from gpuvirt.cluster.operator import definitions
 from gpuvirt.cluster.operator.definitions import Definition
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
-from gpuvirt.cluster.operator.schedules import nodemarks
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.setup import KubeletConfig
 from gpuvirt.model.kubevirt import kubevirt
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
 from gpuvirt.plain import Plain
+from gpuvirt_schedules.controller import nodemarks
 from tests.thoroughness import examples
 
 ONLY_WRITTEN = {workloads.__name__, podparts.__name__}

@@ -20,7 +20,7 @@ def tree(tmp_path: Path) -> Path:
     (folder / "tools").mkdir(parents=True)
     shutil.copy(TREE / "tools/run_venv.py", folder / "tools")
     shutil.copy(TREE / "pyproject.toml", folder)
-    for name in ("src", "simulator"):
+    for name in ("src", "schedules", "simulator"):
         (folder / name).symlink_to(TREE / name)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / ".venv")], check=True)
     subprocess.run([folder / ".venv/bin/python", folder / "tools/run_venv.py", "links"], check=True)
@@ -44,7 +44,7 @@ def test_venv_commands_run_the_sources_of_the_tree(tree: Path, name: str) -> Non
 
 def test_the_sources_are_found_without_an_install(tree: Path) -> None:
     (site_packages,) = (tree / ".venv/lib").glob("python3.*/site-packages")
-    expected = f"{tree / 'src'}\n{tree / 'simulator/src'}\n"
+    expected = f"{tree / 'src'}\n{tree / 'schedules/src'}\n{tree / 'simulator/src'}\n"
     assert (site_packages / "gpuvirt-sources.pth").read_text() == expected
     code = "import gpuvirt; print(gpuvirt.__version__)"
     assert subprocess.check_output([tree / ".venv/bin/python", "-c", code], text=True) == f"{__version__}\n"

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from gpuvirt.cli.changes.schedule import plan
-from gpuvirt.cli.output import schedulecheckrender, schedulerender
 from gpuvirt.cli.output.tables import Cell
 from gpuvirt.errors import ConfigError
 from gpuvirt.loops.serialworker import ThreadWorker
-from gpuvirt.model.schedules.forecast import PlannedStep
-from gpuvirt.model.schedules.reports import ScheduleRow, SwitchRow, WorkerRow
-from gpuvirt.model.schedules.spec import Leave
-from gpuvirt.model.schedules.workerchecks import WorkerCheck
+from gpuvirt.model.workers.spec import Leave
+from gpuvirt_schedules.commands import schedulecheckrender, schedulerender
+from gpuvirt_schedules.commands.schedule import plan
+from gpuvirt_schedules.decide.forecast import PlannedStep
+from gpuvirt_schedules.decide.reports import ScheduleRow, SwitchRow, WorkerRow
+from gpuvirt_schedules.decide.workerchecks import WorkerCheck
 from tests.cli.commandline import ran
 from tests.extender.podapi import serving
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day

@@ -2,13 +2,11 @@
 
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 import typer.main
 
-import gpuvirt_sim
 from gpuvirt import __version__
 from gpuvirt.cli.main import COMMANDS, program_for
 from tests.cli.commandline import GPUVIRT, PATH, loaded_by, ran
@@ -25,6 +23,7 @@ def test_only_the_called_command_is_imported(arguments: list[str]) -> None:
         "gpuvirt.cli.interrupts",
         "gpuvirt.cli.main",
         "gpuvirt.cli.version",
+        "gpuvirt.distributions",
         "gpuvirt.errors",
     }
     assert not {"yaml", "msgspec", "rich", "grpc", "asyncio"} & modules
@@ -117,16 +116,23 @@ echo "${COMPREPLY[@]}"
     assert done.stdout.split() == ["unbind"], done.stderr
 
 
-@pytest.mark.parametrize("command", ["demo", "sim"])
+@pytest.mark.parametrize(
+    ("command", "distribution", "folder"),
+    [
+        ("demo", "gpuvirt-sim", "simulator"),
+        ("sim", "gpuvirt-sim", "simulator"),
+        ("schedule", "gpuvirt-schedules", "schedules"),
+    ],
+)
 @pytest.mark.parametrize(("version", "state"), [(None, "is not installed"), ("0.0.9", "is installed in version 0.0.9")])
-def test_the_simulators_commands_without_the_simulator_of_this_version_say_how_to_get_it(
-    tmp_path: Path, command: str, version: str | None, state: str
+def test_a_command_without_its_distribution_of_this_version_says_how_to_get_it(
+    tmp_path: Path, command: str, distribution: str, folder: str, version: str | None, state: str
 ) -> None:
-    folder = tmp_path / "gpuvirt_sim-0.0.9.dist-info"
+    installed = tmp_path / f"{distribution.replace('-', '_')}-0.0.9.dist-info"
     if version is not None:
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: gpuvirt-sim\nVersion: {version}\n")
-        (folder / "entry_points.txt").write_text(f"[gpuvirt.commands]\n{command} = gpuvirt_sim.commands.{command}\n")
+        installed.mkdir()
+        (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (installed / "entry_points.txt").write_text(f"[gpuvirt.commands]\n{command} = gpuvirt_sim.commands.{command}\n")
     # No other distribution has metadata; the modules are found as ever.
     script = (
         "import sys, importlib.metadata as metadata\n"
@@ -138,21 +144,6 @@ def test_the_simulators_commands_without_the_simulator_of_this_version_say_how_t
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == (
-        f"gpuvirt: {command} needs gpuvirt-sim {__version__}, which {state};"
-        f" pip install gpuvirt-sim=={__version__}, or pip install ./simulator in a clone of gpuvirt\n"
-    )
-
-
-def test_gpuvirt_and_its_simulator_have_one_version() -> None:
-    project = tomllib.loads((ROOT / "simulator/pyproject.toml").read_text())["project"]
-    assert gpuvirt_sim.__version__ == __version__
-    assert f"gpuvirt[schedules]=={__version__}" in project["dependencies"]
-
-
-def test_a_command_without_the_library_of_its_extra_says_what_to_install() -> None:
-    script = "import sys\nsys.modules['cronsim'] = None\nfrom gpuvirt.cli.main import run\nrun(['schedule', 'list'])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == (
-        "gpuvirt: schedule needs cronsim, which is not installed; pip install 'gpuvirt[schedules]'\n"
+        f"gpuvirt: {command} needs {distribution} {__version__}, which {state};"
+        f" pip install {distribution}=={__version__}, or pip install ./{folder} in a clone of gpuvirt\n"
     )

@@ -12,11 +12,11 @@ from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ConflictError
-from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms, VmWriter
-from gpuvirt.cluster.operator.schedules.kubevirt.judging import VmObjects
-from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import StateChange, Vm, Vmi, virtual_machines
-from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, Power, VmKey, VmProof, VmsUnknown, WorkerVm
-from gpuvirt.model.schedules.spec import SAVED_STRATEGY
+from gpuvirt.model.workers.hypervisor import Accepted, Action, Call, Power, VmKey, VmProof, VmsUnknown, WorkerVm
+from gpuvirt.model.workers.spec import SAVED_STRATEGY
+from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms, VmWriter
+from gpuvirt_schedules.controller.kubevirt.judging import VmObjects
+from gpuvirt_schedules.controller.kubevirt.virtualmachines import StateChange, Vm, Vmi, virtual_machines
 from tests.cluster.kubevirtkinds import install
 from tests.cluster.labnamespace import LabNamespace
 

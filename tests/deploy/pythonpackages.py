@@ -4,15 +4,15 @@ import csv
 import re
 from collections.abc import Mapping
 from email import message_from_bytes
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
 IN_PACKAGES = re.compile(r"(?P<folder>(?:^|.*/)lib/python3[^/]*/(?:site|dist)-packages)/(?P<path>.+)")
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 DIST_INFO = ".dist-info"
-EXTRAS = ("libvirt", "schedules", "vsphere")
-"""gpuvirt's extras that the Dockerfile installs."""
+EXTRAS = ("libvirt", "vsphere")
+"""The extras of gpuvirt-schedules that the Dockerfile installs."""
 BROUGHT = frozenset({"annotated-doc", "markdown-it-py", "mdurl", "pygments", "shellingham"})
 """The distributions that typer and rich bring."""
 MADE_BY_PYTHON = "__pycache__"
@@ -66,11 +66,15 @@ def packages_of(files: Mapping[str, bytes]) -> Packages:
     )
 
 
-def expected_distributions(pyproject: str) -> frozenset[str]:
-    """Return the image's distributions by pyproject.toml: gpuvirt, its dependencies, and those that they bring."""
-    project = msgspec.toml.decode(pyproject, type=PyProject).project
-    optional = (line for extra in EXTRAS for line in project.optional_dependencies[extra])
-    return BROUGHT | {requirement_name(line) for line in (project.name, *project.dependencies, *optional)}
+def expected_distributions(tree: Path) -> frozenset[str]:
+    """Return the image's distributions by the tree's projects: these, their dependencies, and those that they bring."""
+    core, schedules = (
+        msgspec.toml.decode((tree / folder / "pyproject.toml").read_bytes(), type=PyProject).project
+        for folder in (".", "schedules")
+    )
+    optional = (line for extra in EXTRAS for line in schedules.optional_dependencies[extra])
+    lines = (core.name, *core.dependencies, schedules.name, *schedules.dependencies, *optional)
+    return BROUGHT | {requirement_name(line) for line in lines}
 
 
 def requirement_name(requirement: str) -> str:

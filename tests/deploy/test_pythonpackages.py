@@ -53,11 +53,11 @@ def test_files_of_no_distribution_are_noticed_in_a_package_of_one_too() -> None:
 
 
 def test_the_image_is_expected_to_have_what_gpuvirt_requires_and_nothing_else() -> None:
-    assert expected_distributions((ROOT / "pyproject.toml").read_text()) == required("gpuvirt", EXTRAS)
+    assert expected_distributions(ROOT) == required("gpuvirt-schedules", EXTRAS)
 
 
 def test_the_dockerfile_installs_these_extras() -> None:
-    installed = re.findall(r'"gpuvirt\[(.*?)\] @', (ROOT / "Dockerfile").read_text())
+    installed = re.findall(r'"gpuvirt-schedules\[(.*?)\] @', (ROOT / "Dockerfile").read_text())
     assert installed == [",".join(EXTRAS)]
 
 

@@ -13,12 +13,13 @@ from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.model.reasons.codes import Code, Topic
 
 ROOT = Path(__file__).parent.parent.parent
-SOURCES = ROOT / "src/gpuvirt"
-CATALOGUE = SOURCES / "model/reasons"
+SOURCES = (ROOT / "src", ROOT / "schedules/src")
+CATALOGUE = ROOT / "src/gpuvirt/model/reasons"
 CODES: tuple[Code, ...] = (*ReasonCode, *FindingCode)
 USED = frozenset(
     name
-    for path in SOURCES.rglob("*.py")
+    for folder in SOURCES
+    for path in folder.rglob("*.py")
     if path not in {CATALOGUE / "reasoncodes.py", CATALOGUE / "findingcodes.py"}
     for name in re.findall(r"\b(?:Reason|Finding)Code\.[A-Z_]+", path.read_text())
 )

@@ -34,7 +34,8 @@ def test_the_newest_decision_of_a_page_is_its_last(page: Path) -> None:
 def test_decisions_that_code_and_texts_name_exist() -> None:
     root = DOCS.parent
     known = {number for page in PAGES for number in on_page(page)}
-    paths = [path for folder in ("src", "tools", "lab", "bench", "docs") for path in (root / folder).rglob("*.*")]
+    folders = ("src", "schedules", "tools", "lab", "bench", "docs")
+    paths = [path for folder in folders for path in (root / folder).rglob("*.*")]
     texts = (path.read_text() for path in paths if path.suffix in {".py", ".md"})
     named = {int(number) for text in texts for number in re.findall(r"[Dd]ecision (\d+)", text)}
     assert named <= known, sorted(named - known)

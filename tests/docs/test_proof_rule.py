@@ -7,9 +7,9 @@ from typing import get_type_hints
 import pytest
 from msgspec.structs import fields
 
-from gpuvirt.cluster.operator.schedules.kubevirt.connection import VmWriter
-from gpuvirt.hypervisors.backend import BackEnd
-from gpuvirt.model.schedules.hypervisor import Call, Hypervisor, VmProof
+from gpuvirt.model.workers.hypervisor import Call, Hypervisor, VmProof
+from gpuvirt_schedules.controller.kubevirt.connection import VmWriter
+from gpuvirt_schedules.hypervisors.backend import BackEnd
 
 RULE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "tools/check_proofs.py"))
 
@@ -48,7 +48,7 @@ def test_a_proof_must_be_spent_before_the_write() -> None:
         ("Proof(ProofKind.FORCED, ['x'])", "agent/change/steps/proving.py"),
         ("NoKubelet()", "agent/known/nokubelet.py"),
         ("SettledAt(now_s)", "agent/allocators.py"),
-        ("VmProof(vm.key)", "model/schedules/matching.py"),
+        ("VmProof(vm.key)", "gpuvirt_schedules/decide/matching.py"),
     ],
 )
 def test_proofs_are_made_in_their_modules_alone(made: str, maker: str) -> None:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import yaml
 
+import gpuvirt_schedules
 import gpuvirt_sim
 from gpuvirt import __version__, documents
 from gpuvirt.agent import metrics
@@ -202,5 +203,7 @@ def test_simulator_and_chart_have_this_version() -> None:
     chart = yaml.safe_load((ROOT / "deploy/chart/Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
     assert gpuvirt_sim.__version__ == __version__
-    (needed,) = re.findall(r'"gpuvirt\[schedules\]==([^"]+)"', (ROOT / "simulator/pyproject.toml").read_text())
-    assert needed == __version__
+    assert gpuvirt_schedules.__version__ == __version__
+    for folder, needs in (("schedules", 1), ("simulator", 2)):
+        text = (ROOT / folder / "pyproject.toml").read_text()
+        assert re.findall(r'"gpuvirt[a-z-]*==([^"]+)"', text) == [__version__] * needs

@@ -139,7 +139,7 @@ FINDINGS = {"problem", "Finding"}
 
 def test_findings_take_the_words_of_a_reason_from_the_catalogue() -> None:
     """A code that a device can have is worded once, so that no command contradicts another."""
-    for path in (SOURCES / "model/doctor").rglob("*.py"):
+    for path in (SOURCES / "diagnosis").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FINDINGS:
                 codes = {part.attr for part in map(_code, node.args) if part is not None}

@@ -32,9 +32,9 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Code
-from gpuvirt.model.schedules.away import AwayWorker
-from gpuvirt.model.schedules.coming import NodePhase, PhaseConfig
-from gpuvirt.model.schedules.spec import PhaseName
+from gpuvirt.model.workers.away import AwayWorker
+from gpuvirt.model.workers.coming import NodePhase, PhaseConfig
+from gpuvirt.model.workers.spec import PhaseName
 
 A10, QUARTER = "nvidia.com/GA102GL_A10", "nvidia.com/NVIDIA_A10-4Q"
 GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"

@@ -15,7 +15,7 @@ NOBODY = "http://127.0.0.1:9/simple"
 @pytest.mark.parametrize("target", ["demo", "lint"])
 def test_without_a_package_index_one_line_says_how_to_mend_it(tmp_path: Path, target: str) -> None:
     files = ("Makefile", "pyproject.toml", "uv.lock", "constraints.txt", "tools", "src/gpuvirt/__init__.py")
-    for name in (*files, "simulator/pyproject.toml"):
+    for name in (*files, "schedules/pyproject.toml", "simulator/pyproject.toml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, tmp_path / name)

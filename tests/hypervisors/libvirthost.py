@@ -9,9 +9,9 @@ from uuid import UUID
 
 from lab.libvirt.host import LibvirtHost, TlsFiles, libvirt_host
 
-from gpuvirt.hypervisors.connection import ChildHypervisor
-from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind
-from gpuvirt.model.schedules.hypervisor import VmKey
+from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKind
+from gpuvirt.model.workers.hypervisor import VmKey
+from gpuvirt_schedules.hypervisors.connection import ChildHypervisor
 from tests.hypervisors.simulated import PATIENCE_S, connected
 from tests.web.certificates import Authority
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from lab.vsphere.simulator import USER, Serving, VSphere, vsphere
 
 from gpuvirt.clock import RealClock
-from gpuvirt.hypervisors.connection import ChildHypervisor, start_order
-from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind
-from gpuvirt.model.schedules.hypervisor import VmKey, VmsUnknown, WorkerVm
+from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKind
+from gpuvirt.model.workers.hypervisor import VmKey, VmsUnknown, WorkerVm
+from gpuvirt_schedules.hypervisors.connection import ChildHypervisor, start_order
 from tests.web.certificates import Authority
 
 CLOCK = RealClock()

@@ -11,18 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.hypervisors.connection import ChildHypervisor
-from gpuvirt.model.schedules.connection import HypervisorCredentials
-from gpuvirt.model.schedules.hypervisor import (
-    Accepted,
-    Action,
-    Call,
-    OutcomeUnknown,
-    Power,
-    Refused,
-    VmProof,
-    VmsUnknown,
-)
+from gpuvirt.model.workers.connection import HypervisorCredentials
+from gpuvirt.model.workers.hypervisor import Accepted, Action, Call, OutcomeUnknown, Power, Refused, VmProof, VmsUnknown
+from gpuvirt_schedules.hypervisors.connection import ChildHypervisor
 from tests.hypervisors.proxy import proxy
 from tests.hypervisors.simulated import (
     CLOCK,

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.hypervisors.libvirt.session import FIRST, PREFIX, CredentialFiles
-from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind
+from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKind
+from gpuvirt_schedules.hypervisors.libvirt.session import FIRST, PREFIX, CredentialFiles
 
 COMPLETE = {"server": b"vcenter:8989\n", "ca": b"PEM\n", "user": b"gpuvirt@vsphere.local", "password": b"s3cret \n"}
 BY_CERTIFICATE = {"server": b"host-1\n", "ca": b"CA\n", "certificate": b"CERT\n", "key": b"KEY\n"}

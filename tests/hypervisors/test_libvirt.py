@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.hypervisors.connection import ChildHypervisor
-from gpuvirt.model.schedules.hypervisor import (
+from gpuvirt.model.workers.hypervisor import (
     Accepted,
     Action,
     Call,
@@ -21,6 +20,7 @@ from gpuvirt.model.schedules.hypervisor import (
     VmsUnknown,
     WorkerVm,
 )
+from gpuvirt_schedules.hypervisors.connection import ChildHypervisor
 from tests.hypervisors.libvirthost import MDEV, WORKERS, Server, key, libvirt_connected, server, uuid
 from tests.hypervisors.simulated import CLOCK, PATIENCE_S, until, vms
 from tests.web.certificates import Authority
@@ -113,7 +113,7 @@ async def test_more_saves_than_a_server_takes_of_one_connection(server: Server, 
 
 
 def test_no_connection_is_used_by_two_at_once(server: Server) -> None:
-    from gpuvirt.hypervisors.libvirt.session import LibvirtSession  # noqa: PLC0415  loads libvirt
+    from gpuvirt_schedules.hypervisors.libvirt.session import LibvirtSession  # noqa: PLC0415  loads libvirt
 
     given = server.credentials
     session = LibvirtSession(given.server, given.ca, given.certificate, given.key)

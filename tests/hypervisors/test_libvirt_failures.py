@@ -10,18 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.hypervisors.connection import ChildHypervisor
-from gpuvirt.model.schedules.connection import DEAD_AFTER_S, HypervisorCredentials
-from gpuvirt.model.schedules.hypervisor import (
-    Accepted,
-    Action,
-    Call,
-    OutcomeUnknown,
-    Power,
-    Refused,
-    VmProof,
-    VmsUnknown,
-)
+from gpuvirt.model.workers.connection import DEAD_AFTER_S, HypervisorCredentials
+from gpuvirt.model.workers.hypervisor import Accepted, Action, Call, OutcomeUnknown, Power, Refused, VmProof, VmsUnknown
+from gpuvirt_schedules.hypervisors.connection import ChildHypervisor
 from tests.hypervisors.libvirthost import Server, key, libvirt_connected, server
 from tests.hypervisors.libvirthost import server as another_server
 from tests.hypervisors.proxy import proxy

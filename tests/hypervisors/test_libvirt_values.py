@@ -9,20 +9,20 @@ from typing import cast
 import pytest
 from typing_extensions import override
 
-from gpuvirt.hypervisors.backend import BackEndError
-from gpuvirt.hypervisors.messages import Problem
+from gpuvirt_schedules.hypervisors.backend import BackEndError
+from gpuvirt_schedules.hypervisors.messages import Problem
 
 if find_spec("libvirt") is None:
     pytest.skip("no libvirt-python", allow_module_level=True)
 
 import libvirt
 
-from gpuvirt.hypervisors.libvirt.backend import never_suspended, start
-from gpuvirt.hypervisors.libvirt.devices import VmDevices, devices_of, mdev_type
-from gpuvirt.hypervisors.libvirt.faults import FAULTS, problem_of
-from gpuvirt.hypervisors.libvirt.reading import read
-from gpuvirt.hypervisors.libvirt.running import Running
-from gpuvirt.hypervisors.libvirt.session import LibvirtSession
+from gpuvirt_schedules.hypervisors.libvirt.backend import never_suspended, start
+from gpuvirt_schedules.hypervisors.libvirt.devices import VmDevices, devices_of, mdev_type
+from gpuvirt_schedules.hypervisors.libvirt.faults import FAULTS, problem_of
+from gpuvirt_schedules.hypervisors.libvirt.reading import read
+from gpuvirt_schedules.hypervisors.libvirt.running import Running
+from gpuvirt_schedules.hypervisors.libvirt.session import LibvirtSession
 
 pytestmark = pytest.mark.ring("libvirt")
 UUID = "c2177883-f1bb-47f0-914d-32a22e3a8804"

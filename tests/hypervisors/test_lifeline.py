@@ -10,11 +10,11 @@ from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
 
-from gpuvirt.hypervisors import child
-from gpuvirt.hypervisors.backend import BackEndError
-from gpuvirt.hypervisors.messages import Problem, Start
-from gpuvirt.model.schedules.connection import DEAD_AFTER_S, HypervisorCredentials
-from gpuvirt.model.schedules.hypervisor import VmsUnknown
+from gpuvirt.model.workers.connection import DEAD_AFTER_S, HypervisorCredentials
+from gpuvirt.model.workers.hypervisor import VmsUnknown
+from gpuvirt_schedules.hypervisors import child
+from gpuvirt_schedules.hypervisors.backend import BackEndError
+from gpuvirt_schedules.hypervisors.messages import Problem, Start
 from tests.hypervisors.simulated import CLOCK, PATIENCE_S, connected, is_running
 from tests.mount.mounting import until
 
@@ -22,8 +22,8 @@ NOWHERE = HypervisorCredentials("127.0.0.1:1", "no certificate", "user", "passwo
 PARENT = """
 import asyncio, math, sys
 from gpuvirt.clock import RealClock
-from gpuvirt.hypervisors.connection import open_hypervisor
-from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind
+from gpuvirt_schedules.hypervisors.connection import open_hypervisor
+from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKind
 
 async def main() -> None:
     clock, lease_s = RealClock(), float(sys.argv[1])
@@ -119,7 +119,7 @@ async def test_a_child_without_requests_ends_and_comes_back() -> None:
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gpuvirt.hypervisors.vsphere.backend", None)
+    monkeypatch.setitem(sys.modules, "gpuvirt_schedules.hypervisors.vsphere.backend", None)
     with pytest.raises(BackEndError) as raised:
         child.opened(Start("vsphere", "vcenter", "CA"))
     assert raised.value.problem is Problem.NOT_INSTALLED

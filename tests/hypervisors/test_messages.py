@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.hypervisors.backend import BackEndError
-from gpuvirt.hypervisors.connection import WORDINGS, reason, worded
-from gpuvirt.hypervisors.messages import (
+from gpuvirt.model.workers.hypervisor import Abilities, Ability, VmKey
+from gpuvirt_schedules.hypervisors.backend import BackEndError
+from gpuvirt_schedules.hypervisors.connection import WORDINGS, reason, worded
+from gpuvirt_schedules.hypervisors.messages import (
     ANSWERS,
     ORDERS,
     Answer,
@@ -25,9 +26,8 @@ from gpuvirt.hypervisors.messages import (
     Vms,
     line,
 )
-from gpuvirt.hypervisors.vsphere.faults import FAULTS, problem_of
-from gpuvirt.hypervisors.vsphere.session import place
-from gpuvirt.model.schedules.hypervisor import Abilities, Ability, VmKey
+from gpuvirt_schedules.hypervisors.vsphere.faults import FAULTS, problem_of
+from gpuvirt_schedules.hypervisors.vsphere.session import place
 
 TIMES = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 ORDER = st.from_type(Start) | st.builds(Renew, TIMES) | st.from_type(Read) | st.from_type(Make) | st.from_type(CheckVms)

@@ -12,14 +12,8 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from gpuvirt.hypervisors import connection
-from gpuvirt.hypervisors.childprocess import ChildProcess
-from gpuvirt.hypervisors.connection import ChildHypervisor
-from gpuvirt.hypervisors.messages import Order, Read
-from gpuvirt.hypervisors.sharing import SharedHypervisors
-from gpuvirt.hypervisors.turns import Turns
-from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind
-from gpuvirt.model.schedules.hypervisor import (
+from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKind
+from gpuvirt.model.workers.hypervisor import (
     Accepted,
     Action,
     Answer,
@@ -31,6 +25,12 @@ from gpuvirt.model.schedules.hypervisor import (
     VmsReading,
     VmsUnknown,
 )
+from gpuvirt_schedules.hypervisors import connection
+from gpuvirt_schedules.hypervisors.childprocess import ChildProcess
+from gpuvirt_schedules.hypervisors.connection import ChildHypervisor
+from gpuvirt_schedules.hypervisors.messages import Order, Read
+from gpuvirt_schedules.hypervisors.sharing import SharedHypervisors
+from gpuvirt_schedules.hypervisors.turns import Turns
 from tests.hypervisors.simulated import CLOCK, Center, center, connected, is_running, key
 from tests.web.certificates import Authority
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from gpuvirt.hypervisors.turns import Turns
+from gpuvirt_schedules.hypervisors.turns import Turns
 
 
 class Queue:

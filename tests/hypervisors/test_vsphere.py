@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.hypervisors.connection import ChildHypervisor
-from gpuvirt.model.schedules.hypervisor import (
+from gpuvirt.model.workers.hypervisor import (
     Accepted,
     Action,
     Call,
@@ -19,6 +18,7 @@ from gpuvirt.model.schedules.hypervisor import (
     VmsUnknown,
     WorkerVm,
 )
+from gpuvirt_schedules.hypervisors.connection import ChildHypervisor
 from tests.hypervisors.simulated import Center, center, connected, key, until, vms
 from tests.web.certificates import Authority
 

@@ -9,11 +9,11 @@ from typing_extensions import override
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.operator.schedules.rounds import Rounds
-from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
-from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
-from gpuvirt.hypervisors.connection import ChildHypervisor
-from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, WorkerVm
+from gpuvirt.model.workers.hypervisor import Hypervisor, Power, WorkerVm
+from gpuvirt_schedules.controller.rounds import Rounds
+from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects
+from gpuvirt_schedules.controller.vmcalls import VmCalls
+from gpuvirt_schedules.hypervisors.connection import ChildHypervisor
 from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.simulated import Center, center, connected, vms
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyVmomi import vim, vmodl
 
-from gpuvirt.hypervisors.backend import BackEndError
-from gpuvirt.hypervisors.messages import Problem
-from gpuvirt.hypervisors.vsphere.backend import VSphere, abilities
-from gpuvirt.hypervisors.vsphere.properties import FoundObject
-from gpuvirt.hypervisors.vsphere.reading import worker_vm
-from gpuvirt.hypervisors.vsphere.session import VsphereSession
-from gpuvirt.model.schedules.hypervisor import Action, Call, Power, VmKey, VmProof, WorkerVm
+from gpuvirt.model.workers.hypervisor import Action, Call, Power, VmKey, VmProof, WorkerVm
+from gpuvirt_schedules.hypervisors.backend import BackEndError
+from gpuvirt_schedules.hypervisors.messages import Problem
+from gpuvirt_schedules.hypervisors.vsphere.backend import VSphere, abilities
+from gpuvirt_schedules.hypervisors.vsphere.properties import FoundObject
+from gpuvirt_schedules.hypervisors.vsphere.reading import worker_vm
+from gpuvirt_schedules.hypervisors.vsphere.session import VsphereSession
 
 WHOLE: dict[str, object] = {
     "name": "worker0",

@@ -2,7 +2,7 @@
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.install.workermarks import unmark_workers
+from gpuvirt_schedules.controller.workermarks import unmark_workers
 from tests.apiserver.scriptedapi import scripted
 from tests.schedules.scheduleday import Day
 from tests.schedules.servedschedule import NODES, Object

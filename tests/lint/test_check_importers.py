@@ -14,7 +14,7 @@ def package(folder: Path, files: dict[str, str]) -> str:
         path = folder / "gpuvirt" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return str(folder / "gpuvirt")
+    return str(folder)
 
 
 @pytest.mark.parametrize(

@@ -40,19 +40,22 @@ TARGETS = (
     "agent/reconcile",
     "model/change",
     "model/node",
+    "model/workers",
     "hardware/access",
     "hardware/usage",
     "hardware/vgpu",
     "agent/kubelet",
     "cli/changes",
     "cli/dropin",
+    "cli/support/files.py",
     "model/allocation",
     "model/offers",
     "agent/shares",
     "agent/ondemand",
-    "model/schedules",
-    "cluster/operator/schedules",
-    "hypervisors",
+    "gpuvirt_schedules/commands/schedule.py",
+    "gpuvirt_schedules/decide",
+    "gpuvirt_schedules/controller",
+    "gpuvirt_schedules/hypervisors",
 )
 """The folders and modules whose guards are removed, those with the worst harm first."""
 
@@ -73,6 +76,8 @@ CLOSELY = (
     "agent/change",
     "agent/allocation",
     "cli/changes",
+    "cli/support/files.py",
+    "gpuvirt_schedules/commands/schedule.py",
 )
 """The folders in which filters, answers of handlers, records and limits are removed, too."""
 
@@ -135,20 +140,29 @@ def modules() -> list[str]:
     """Return the names of all modules whose guards are removed."""
     found: list[str] = []
     for target in TARGETS:
-        paths = [ROOT / target] if target.endswith(".py") else sorted((ROOT / target).rglob("*.py"))
-        names = (path.relative_to(ROOT.parent).with_suffix("") for path in paths if path.name != "__init__.py")
-        found += [".".join(name.parts) for name in names]
+        name, source = name_of(target), source_of(name_of(target))
+        if source.name != "__init__.py":
+            found.append(name)
+            continue
+        below = (path.relative_to(source.parent).with_suffix("") for path in sorted(source.parent.rglob("*.py")))
+        found += [".".join((name, *path.parts)) for path in below if path.name != "__init__"]
     return [name for name in found if name not in OWN_PROCESSES]
+
+
+def name_of(target: str) -> str:
+    """Return the name of the package or module that a target is, or the begin of a key."""
+    name = target.removesuffix(".py").replace("/", ".")
+    return name if name.startswith("gpuvirt_schedules.") else f"gpuvirt.{name}"
 
 
 def runs_in_child(module: str) -> bool:
     """Return whether the child of a hypervisor's connection may run a module (`tests.removals.inchild`)."""
-    return module.startswith("gpuvirt.hypervisors.")
+    return module.startswith("gpuvirt_schedules.hypervisors.")
 
 
 def ring_of(module: str) -> str | None:
     """Return the ring of tests whose library a module loads, which need not be installed; None for most modules."""
-    return next((ring for ring in CHILD_RINGS if module.startswith(f"gpuvirt.hypervisors.{ring}.")), None)
+    return next((ring for ring in CHILD_RINGS if module.startswith(f"gpuvirt_schedules.hypervisors.{ring}.")), None)
 
 
 def source_of(module: str) -> Path:
@@ -182,7 +196,7 @@ def sites(tree: ast.Module, *, closely: bool = False) -> list[Site]:
 
 
 def _is_close(module: str) -> bool:
-    return f"{module}.".startswith(tuple(f"gpuvirt.{target.replace('/', '.')}." for target in CLOSELY))
+    return f"{module}.".startswith(tuple(f"{name_of(target)}." for target in CLOSELY))
 
 
 def _limits(tree: ast.Module) -> Iterator[Site]:

@@ -12,12 +12,12 @@ from types import CodeType
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.removals.guards import removals_of, source_of, without
+from tests.removals.guards import name_of, removals_of, source_of, without
 
 
 def load_without_guard(key: str) -> None:
     """Load the module of a guard without it; raise StopIteration for an unknown guard."""
-    module = f"gpuvirt.{key.partition(': ')[0]}"
+    module = name_of(key.partition(": ")[0])
     path = source_of(module)
     tree, _ = without(next(each for each in removals_of(module, path.read_text()) if each.key == key))
     code, shipped = compile(tree, str(path), "exec", dont_inherit=True), SourceFileLoader.get_code
@@ -33,4 +33,4 @@ def load_without_guard(key: str) -> None:
 if __name__ == "__main__":
     load_without_guard(sys.argv.pop(1))
     if sys.argv[1:]:
-        runpy.run_module("gpuvirt.hypervisors.child", run_name="__main__")
+        runpy.run_module("gpuvirt_schedules.hypervisors.child", run_name="__main__")

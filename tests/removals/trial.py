@@ -22,7 +22,7 @@ from typing import NoReturn
 import pytest
 from _pytest.runner import runtestprotocol
 
-from gpuvirt.hypervisors import childprocess
+from gpuvirt_schedules.hypervisors import childprocess
 from tests.removals.guards import Removal, modules, removals, ring_of, runs_in_child, source_of
 from tests.removals.patching import Functions, remove
 

@@ -10,7 +10,7 @@ from gpuvirt.apps.controller import ControllerOptions, ControllerProcess
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.operator.settings import ControllerSettings
-from gpuvirt.hypervisors.childprocess import ChildProcess
+from gpuvirt_schedules.hypervisors.childprocess import ChildProcess
 from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.simulated import Center, center
 from tests.schedules.fastclock import FastClock

@@ -8,9 +8,9 @@ from random import Random
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
-from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
-from gpuvirt.model.schedules.hypervisor import Hypervisor
+from gpuvirt.model.workers.hypervisor import Hypervisor
+from gpuvirt_schedules.controller.keeper import ScheduleKeeper
+from gpuvirt_schedules.controller.secretconnection import FindSchedule
 from tests.apiserver.scriptedapi import scripted
 from tests.kubelet.kubeletnode import until
 from tests.schedules.modelhypervisor import Connection, Fault

@@ -25,7 +25,7 @@ class Controllers:
 
     def __init__(self, port: int, ca: Path, clock: FastClock, output: Path) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__, "gpuvirt.apps.schedules"])
+        self._context.set_forkserver_preload([__name__, "gpuvirt_schedules.controllerpart"])
         self._arguments = (port, ca, (clock.rate, clock.begin, clock.origin_s), output)
         self.killed = 0
         self._running: BaseProcess | None = None

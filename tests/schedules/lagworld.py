@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from gpuvirt.cluster.operator.schedules.rounds import StoredSchedule
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.schedules.status import ScheduleStatus
-from gpuvirt.model.schedules.transition import Advance
+from gpuvirt.model.workers.status import ScheduleStatus
+from gpuvirt_schedules.controller.rounds import StoredSchedule
+from gpuvirt_schedules.decide.transition import Advance
 from tests.schedules.choices import Choices
 from tests.schedules.world import ModelApi, Term, World, WorldClock
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpuvirt.cluster.operator.schedules import rounds
-from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
-from gpuvirt.model.schedules import arriving, leaving, matching, profiles, transition, vmstops, workers
-from gpuvirt.model.schedules.hypervisor import Action, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
-from gpuvirt.model.schedules.moves import Round
-from gpuvirt.model.schedules.observed import WorkerNode
-from gpuvirt.model.schedules.spec import WorkerProfile
-from gpuvirt.model.schedules.status import Worker
+from gpuvirt.model.workers.hypervisor import Action, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
+from gpuvirt.model.workers.observed import WorkerNode
+from gpuvirt.model.workers.spec import WorkerProfile
+from gpuvirt.model.workers.status import Worker
+from gpuvirt_schedules.controller import rounds
+from gpuvirt_schedules.controller.vmcalls import VmCalls
+from gpuvirt_schedules.decide import arriving, leaving, matching, profiles, transition, vmstops, workers
+from gpuvirt_schedules.decide.moves import Round
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ import pytest
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.operator.schedules.rounds import Rounds
-from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
-from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
-from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
+from gpuvirt.model.workers.hypervisor import Hypervisor, Power, VmKey
+from gpuvirt_schedules.controller.rounds import Rounds
+from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects
+from gpuvirt_schedules.controller.vmcalls import VmCalls
 from gpuvirt_sim.clock import SimTimer
 from tests.apiserver.scriptedapi import Call as Request
 from tests.apiserver.scriptedapi import Reply, scripted

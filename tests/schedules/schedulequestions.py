@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gpuvirt.apps.schedulequestions import ScheduleQuestions
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.facts.ids import Namespace
-from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind
-from gpuvirt.model.schedules.hypervisor import Hypervisor
+from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKind
+from gpuvirt.model.workers.hypervisor import Hypervisor
+from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions
 from tests.apiserver.scriptedapi import Call, Reply, scripted
 from tests.schedules.modelhypervisor import Connection, Fault
 from tests.schedules.scheduleday import Day

@@ -15,9 +15,9 @@ import msgspec
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
-from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import Vm
-from gpuvirt.model.schedules.hypervisor import VmKey
+from gpuvirt.model.workers.hypervisor import VmKey
+from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
+from gpuvirt_schedules.controller.kubevirt.virtualmachines import Vm
 from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, scripted
 from tests.web.certificates import Pair
 

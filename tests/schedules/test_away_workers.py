@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.schedules.away import ScheduleSeen, away_workers
-from gpuvirt.model.schedules.spec import Leave, PhaseName
-from gpuvirt.model.schedules.status import Worker, WorkerStep
+from gpuvirt.model.workers.away import ScheduleSeen, away_workers
+from gpuvirt.model.workers.spec import Leave, PhaseName
+from gpuvirt.model.workers.status import Worker, WorkerStep
 from tests.cli.commandline import printed
 from tests.extender.podapi import serving
 from tests.extender.pods import node

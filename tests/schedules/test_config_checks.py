@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.schedulequestions import ScheduleQuestions
-from gpuvirt.cli.output import schedulecheckrender
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuMode, Spec
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.schedules.noderows import NodeCheck
-from gpuvirt.model.schedules.workerchecks import ScheduleCheck
+from gpuvirt_schedules.commands import schedulecheckrender
+from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions
+from gpuvirt_schedules.decide.noderows import NodeCheck
+from gpuvirt_schedules.decide.workerchecks import ScheduleCheck
 from tests.node.nodewithvgpus import FIRST
 from tests.schedules.coverednode import NODE, POLICY, covered, put_report
 from tests.schedules.scheduleday import Day

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.nodes.scheduled import KeptConfig, NodeConfig, config_of
-from gpuvirt.cluster.operator.schedules.configurednodes import unapplied
-from gpuvirt.cluster.operator.schedules.objects import conditions_of, schedule_of, status_of
-from gpuvirt.cluster.operator.schedules.scheduledconfigs import configs_of
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.schedules.faults import faults, shared_nodes
+from gpuvirt_schedules.controller.configurednodes import unapplied
+from gpuvirt_schedules.controller.objects import conditions_of, schedule_of, status_of
+from gpuvirt_schedules.controller.scheduledconfigs import configs_of
+from gpuvirt_schedules.decide.faults import faults, shared_nodes
 from tests.schedules.configcluster import SPEC
 from tests.schedules.configuredpool import stored
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.cli.formats import Layout
-from gpuvirt.cli.output import schedulerender
-from gpuvirt.model.schedules.forecast import PlannedAction
-from gpuvirt.model.schedules.reports import ScheduleState
+from gpuvirt_schedules.commands import schedulerender
+from gpuvirt_schedules.decide.forecast import PlannedAction
+from gpuvirt_schedules.decide.reports import ScheduleState
 from tests.schedules.configcluster import SPEC
 from tests.schedules.scheduleday import SCHEDULE, Day
 from tests.schedules.schedulequestions import asking

@@ -10,11 +10,11 @@ from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
-from gpuvirt.cluster.operator.schedules.objects import schedule_of
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.schedules.status import ConfiguredNode
+from gpuvirt.model.workers.status import ConfiguredNode
+from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
+from gpuvirt_schedules.controller.objects import schedule_of
 from tests.schedules.configcluster import SPEC
 from tests.schedules.configuredpool import gpu_node, node, stored
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from gpuvirt import __version__
 from gpuvirt.apps.controller import ControllerOptions, ControllerProcess
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.operator.settings import ControllerSettings
@@ -18,7 +19,12 @@ from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
 from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, SECRETS, Object
 from tests.web.certificates import Authority, Pair
 
-SCHEDULES_ALONE = ("cronsim", "gpuvirt.apps.schedules", "gpuvirt.cluster.operator.schedules", "gpuvirt.hypervisors")
+SCHEDULES_ALONE = (
+    "cronsim",
+    "gpuvirt_schedules.controllerpart",
+    "gpuvirt_schedules.controller",
+    "gpuvirt_schedules.hypervisors",
+)
 KUBECONFIG = """
 current-context: x
 contexts: [{name: x, context: {cluster: c, user: u}}]
@@ -33,13 +39,14 @@ def test_a_controller_without_schedules_loads_nothing_of_them() -> None:
     assert not {name for name in modules if name.startswith(SCHEDULES_ALONE)}
 
 
-def test_schedules_without_their_extras_are_refused_at_the_start(tmp_path: Path) -> None:
+def test_schedules_without_their_distribution_are_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "kubeconfig").write_text(KUBECONFIG)
     arguments = ["controller", "--kubeconfig", str(tmp_path / "kubeconfig"), "-n", "x", "--listen=", "--schedules"]
-    script = f"import sys\nsys.modules['cronsim'] = None\nfrom gpuvirt.cli.main import run\nrun({arguments!r})"
+    lacks = "import importlib.metadata as metadata\nmetadata.entry_points = lambda **_: ()\n"
+    script = f"{lacks}from gpuvirt.cli.main import run\nrun({arguments!r})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
-    assert "--schedules: schedules need their extras: pip install 'gpuvirt[schedules,vsphere]'" in done.stderr
+    assert f"--schedules: schedules needs gpuvirt-schedules {__version__}, which is not installed" in done.stderr
 
 
 def process(day: Day, port: int, ca: Path, *, runs_schedules: bool) -> ControllerProcess:

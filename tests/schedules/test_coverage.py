@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.schedules.hypervisor import Power
+from gpuvirt.model.workers.hypervisor import Power
 from tests.schedules.scheduleday import Day, playing
 from tests.schedules.schedulequestions import asking, put_secret
 from tests.schedules.servedschedule import CHECKS, CLUSTER_API, CONFIG_MAPS, MACHINE_API, NODES, Object

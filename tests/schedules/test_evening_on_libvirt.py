@@ -13,20 +13,20 @@ import pytest
 from lab.libvirt.host import LibvirtHost
 from typing_extensions import override
 
-from gpuvirt.apps.schedulequestions import ScheduleQuestions
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, SecretPlace, SecretRef, Spec, VgpuSchedule
-from gpuvirt.cluster.operator.schedules.rounds import Rounds
-from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
-from gpuvirt.cluster.operator.schedules.secretconnection import Opener
-from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import Namespace
-from gpuvirt.hypervisors.connection import open_hypervisor
-from gpuvirt.model.schedules.connection import HypervisorCredentials
-from gpuvirt.model.schedules.hypervisor import Hypervisor, Power
+from gpuvirt.model.workers.connection import HypervisorCredentials
+from gpuvirt.model.workers.hypervisor import Hypervisor, Power
+from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions
+from gpuvirt_schedules.controller.rounds import Rounds
+from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects
+from gpuvirt_schedules.controller.secretconnection import Opener
+from gpuvirt_schedules.controller.vmcalls import VmCalls
+from gpuvirt_schedules.hypervisors.connection import open_hypervisor
 from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.libvirthost import Server
 from tests.hypervisors.libvirthost import server as running_server

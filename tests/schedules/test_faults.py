@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.schedules.faults import faults, shared_workers
-from gpuvirt.model.schedules.spec import Phase, PhaseName, PhaseOverride, Schedule
+from gpuvirt.model.workers.spec import Phase, PhaseName, PhaseOverride, Schedule
+from gpuvirt_schedules.decide.faults import faults, shared_workers
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAY, NIGHT = Phase(PhaseName("day"), "0 7 * * 1-5"), Phase(PhaseName("night"), "0 20 * * 1-5")

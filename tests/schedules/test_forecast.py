@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.schedules.forecast import Forecast, PlannedAction, assumed_vms, forecast
-from gpuvirt.model.schedules.hypervisor import VmsUnknown
-from gpuvirt.model.schedules.leaving import blockers, pods_left
-from gpuvirt.model.schedules.observed import NodePod, ScheduleObservation, WorkerNode
-from gpuvirt.model.schedules.spec import Drain, Leave, Phase, PhaseName, Schedule, WorkerProfile
-from gpuvirt.model.schedules.status import ScheduleStatus, WorkerStep
+from gpuvirt.model.workers.hypervisor import VmsUnknown
+from gpuvirt.model.workers.observed import NodePod, ScheduleObservation, WorkerNode
+from gpuvirt.model.workers.spec import Drain, Leave, Phase, PhaseName, Schedule, WorkerProfile
+from gpuvirt.model.workers.status import ScheduleStatus, WorkerStep
+from gpuvirt_schedules.decide.forecast import Forecast, PlannedAction, assumed_vms, forecast
+from gpuvirt_schedules.decide.leaving import blockers, pods_left
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 EVENING = datetime(2026, 1, 5, 20, tzinfo=UTC)

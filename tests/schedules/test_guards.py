@@ -8,17 +8,11 @@ from msgspec.structs import replace
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import NotFoundError
-from gpuvirt.cluster.operator.schedules.commandreading import read_schedule, read_schedules
-from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
-from gpuvirt.cluster.operator.schedules.kubevirt.judging import VmObjects, refusal, shutdown_refusal
-from gpuvirt.cluster.operator.schedules.kubevirt.virtualmachines import Vm
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import Namespace, NodeName
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
-from gpuvirt.model.schedules.byhand import switch_by_hand
-from gpuvirt.model.schedules.faults import faults
-from gpuvirt.model.schedules.hypervisor import (
+from gpuvirt.model.workers.hypervisor import (
     Action,
     Call,
     OutcomeUnknown,
@@ -29,12 +23,18 @@ from gpuvirt.model.schedules.hypervisor import (
     VmsUnknown,
     WorkerVm,
 )
-from gpuvirt.model.schedules.matching import candidates, match, prove, prove_user
-from gpuvirt.model.schedules.nodevms import NodeVm, SeenVm, VmStep
-from gpuvirt.model.schedules.observed import LastCall, WorkerNode
-from gpuvirt.model.schedules.spec import Drain, Phase, PhaseName, PhaseOverride, Schedule
-from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus, Worker, WorkerStep
-from gpuvirt.model.schedules.times import CronLineError, verify_line
+from gpuvirt.model.workers.nodevms import NodeVm, SeenVm, VmStep
+from gpuvirt.model.workers.observed import LastCall, WorkerNode
+from gpuvirt.model.workers.spec import Drain, Phase, PhaseName, PhaseOverride, Schedule
+from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus, Worker, WorkerStep
+from gpuvirt_schedules.controller.commandreading import read_schedule, read_schedules
+from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
+from gpuvirt_schedules.controller.kubevirt.judging import VmObjects, refusal, shutdown_refusal
+from gpuvirt_schedules.controller.kubevirt.virtualmachines import Vm
+from gpuvirt_schedules.decide.byhand import switch_by_hand
+from gpuvirt_schedules.decide.faults import faults
+from gpuvirt_schedules.decide.matching import candidates, match, prove, prove_user
+from gpuvirt_schedules.decide.times import CronLineError, verify_line
 from tests.apiserver.scriptedapi import NOT_FOUND, Reply, scripted
 from tests.apiserver.scriptedapi import Call as Request
 from tests.schedules.servedkubevirt import KEY, NAMESPACE, VMIS, VMS, ServedKubeVirt, connected, convert_vm

@@ -7,22 +7,15 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import vgpuschedule as kind
-from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of, written
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import schedules as reasons
-from gpuvirt.model.schedules.faults import LONGEST_NAME
-from gpuvirt.model.schedules.history import LONGEST_USER, MOST_KEPT, PodsTaken, with_history
-from gpuvirt.model.schedules.spec import PhaseName, PhaseOverride, Schedule
-from gpuvirt.model.schedules.status import (
-    ConfiguredNode,
-    Outcome,
-    PastSwitch,
-    ScheduleStatus,
-    SwitchCause,
-    Transition,
-)
-from gpuvirt.model.schedules.times import timeline_of
-from gpuvirt.model.schedules.transition import Advance
+from gpuvirt.model.workers.spec import PhaseName, PhaseOverride, Schedule
+from gpuvirt.model.workers.status import ConfiguredNode, Outcome, PastSwitch, ScheduleStatus, SwitchCause, Transition
+from gpuvirt_schedules.controller.objects import schedule_of, status_of, written
+from gpuvirt_schedules.decide.faults import LONGEST_NAME
+from gpuvirt_schedules.decide.history import LONGEST_USER, MOST_KEPT, PodsTaken, with_history
+from gpuvirt_schedules.decide.times import timeline_of
+from gpuvirt_schedules.decide.transition import Advance
 from tests.schedules.configuredpool import stored
 from tests.schedules.scheduleday import EVENING, SPEC
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.cluster.election import Terms
-from gpuvirt.model.schedules.connection import DEAD_AFTER_S
+from gpuvirt.model.workers.connection import DEAD_AFTER_S
 from tests.apiserver.scriptedapi import scripted
 from tests.cli.commandline import GPUVIRT, PATH
 from tests.hypervisors.simulated import PASSWORD
@@ -51,7 +51,9 @@ def children(pid: int) -> frozenset[int]:
     """Return the connections to hypervisors of a process that runs."""
     try:
         found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return frozenset(int(child) for child in found if b"gpuvirt.hypervisors.child" in command_of(int(child)))
+        return frozenset(
+            int(child) for child in found if b"gpuvirt_schedules.hypervisors.child" in command_of(int(child))
+        )
     except FileNotFoundError:
         return frozenset()
 

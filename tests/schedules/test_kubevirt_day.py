@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.schedulequestions import ScheduleQuestions
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
-from gpuvirt.cluster.operator.schedules.rounds import Rounds
-from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
-from gpuvirt.cluster.operator.schedules.secretconnection import Opener
-from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.facts.ids import Namespace, NodeName
-from gpuvirt.hypervisors.connection import open_hypervisor
-from gpuvirt.model.schedules.forecast import PlannedAction
-from gpuvirt.model.schedules.hypervisor import Hypervisor
+from gpuvirt.model.workers.hypervisor import Hypervisor
+from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions
+from gpuvirt_schedules.controller.rounds import Rounds
+from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects
+from gpuvirt_schedules.controller.secretconnection import Opener
+from gpuvirt_schedules.controller.vmcalls import VmCalls
+from gpuvirt_schedules.decide.forecast import PlannedAction
+from gpuvirt_schedules.hypervisors.connection import open_hypervisor
 from tests.apiserver.scriptedapi import Call, Reply, scripted
 from tests.schedules.kubevirtday import KUBEVIRT, KubeVirtDay
 from tests.schedules.scheduleday import SCHEDULE, SPEC

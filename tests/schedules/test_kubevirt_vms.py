@@ -9,9 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.cluster.operator.schedules.kubevirt.connection import KubeVirtVms
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.schedules.hypervisor import (
+from gpuvirt.model.workers.hypervisor import (
     Accepted,
     Action,
     Answer,
@@ -24,7 +23,8 @@ from gpuvirt.model.schedules.hypervisor import (
     VmsUnknown,
     WorkerVm,
 )
-from gpuvirt.model.schedules.spec import Leave
+from gpuvirt.model.workers.spec import Leave
+from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
 from tests.apiserver.scriptedapi import Call as Request
 from tests.apiserver.scriptedapi import Reply
 from tests.schedules.servedkubevirt import KEY, SAVED, VMIS, Guest, ServedKubeVirt, connected

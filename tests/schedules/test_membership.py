@@ -10,9 +10,9 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.operator.schedules.membership import ObservedNodes
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.schedules.hypervisor import Power, VmKey
+from gpuvirt.model.workers.hypervisor import Power, VmKey
+from gpuvirt_schedules.controller.membership import ObservedNodes
 from tests.kubelet.kubeletnode import until
 from tests.schedules.keptschedule import Opened, keeping, reached
 from tests.schedules.scheduleday import Day

@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.schedules.nodevms import VmStep
-from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout
-from gpuvirt.model.schedules.status import Outcome, SwitchCause, WorkerStep
-from gpuvirt.model.schedules.times import timeline_of
+from gpuvirt.model.workers.nodevms import VmStep
+from gpuvirt.model.workers.spec import Drain, Leave, OnTimeout
+from gpuvirt.model.workers.status import Outcome, SwitchCause, WorkerStep
+from gpuvirt_schedules.decide.times import timeline_of
 from tests.schedules.choices import Choices
 from tests.schedules.modelhypervisor import Fault
 from tests.schedules.vmworld import VmWorld

@@ -7,15 +7,15 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.schedules.actions import CallVm, MarkNode
-from gpuvirt.model.schedules.faults import faults
-from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Action, Call, Power, VmKey, VmProof, WorkerVm
-from gpuvirt.model.schedules.observed import ScheduleObservation, WorkerNode
-from gpuvirt.model.schedules.profilefaults import missing_profiles
-from gpuvirt.model.schedules.spec import Phase, PhaseName, Schedule, WorkerProfile
-from gpuvirt.model.schedules.status import ScheduleStatus, Worker, WorkerStep
-from gpuvirt.model.schedules.times import timeline_of
-from gpuvirt.model.schedules.transition import Advance, advance
+from gpuvirt.model.workers.hypervisor import Abilities, Ability, Action, Call, Power, VmKey, VmProof, WorkerVm
+from gpuvirt.model.workers.observed import ScheduleObservation, WorkerNode
+from gpuvirt.model.workers.spec import Phase, PhaseName, Schedule, WorkerProfile
+from gpuvirt.model.workers.status import ScheduleStatus, Worker, WorkerStep
+from gpuvirt_schedules.decide.actions import CallVm, MarkNode
+from gpuvirt_schedules.decide.faults import faults
+from gpuvirt_schedules.decide.profilefaults import missing_profiles
+from gpuvirt_schedules.decide.times import timeline_of
+from gpuvirt_schedules.decide.transition import Advance, advance
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 SMALL, LARGE = "grid_v100-4q", "grid_v100-16q"

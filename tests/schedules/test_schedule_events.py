@@ -5,15 +5,15 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
-from gpuvirt.cluster.operator.schedules import objects
-from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import schedules as reasons
-from gpuvirt.model.schedules.spec import PhaseName
-from gpuvirt.model.schedules.status import ScheduleStatus, Transition, Worker, WorkerStep
-from gpuvirt.model.schedules.times import Switch
-from gpuvirt.model.schedules.transition import Advance
+from gpuvirt.model.workers.spec import PhaseName
+from gpuvirt.model.workers.status import ScheduleStatus, Transition, Worker, WorkerStep
+from gpuvirt_schedules.controller import objects
+from gpuvirt_schedules.controller.scheduleevents import event_drafts
+from gpuvirt_schedules.decide.times import Switch
+from gpuvirt_schedules.decide.transition import Advance
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 AT = datetime(2026, 1, 5, 19, tzinfo=UTC)

@@ -7,12 +7,12 @@ import pytest
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.operator.schedules.keeper import ASKED_AGAIN_S
-from gpuvirt.cluster.operator.schedules.otherschedules import OtherSchedules
-from gpuvirt.cluster.operator.schedules.refusals import PATIENCE_S
-from gpuvirt.model.schedules.hypervisor import Power, VmKey
+from gpuvirt.model.workers.hypervisor import Power, VmKey
 from gpuvirt.web.exposition import text_of
-from gpuvirt.web.schedulemetrics import of_schedules
+from gpuvirt_schedules.controller.keeper import ASKED_AGAIN_S
+from gpuvirt_schedules.controller.otherschedules import OtherSchedules
+from gpuvirt_schedules.controller.refusals import PATIENCE_S
+from gpuvirt_schedules.controller.schedulemetrics import of_schedules
 from tests.apiserver.scriptedapi import scripted
 from tests.kubelet.kubeletnode import CLOCK, until
 from tests.schedules.keptschedule import Opened, keeping, reached

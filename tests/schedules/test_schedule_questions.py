@@ -7,14 +7,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cli.output import schedulerender
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
-from gpuvirt.cluster.operator.schedules.commandreading import written_schedule
 from gpuvirt.errors import ConfigError
-from gpuvirt.model.schedules.forecast import ForecastBudget, PlannedAction
-from gpuvirt.model.schedules.hypervisor import Power, VmKey
-from gpuvirt.model.schedules.reports import ScheduleState, SwitchResult
-from gpuvirt.model.schedules.status import SwitchCause
+from gpuvirt.model.workers.hypervisor import Power, VmKey
+from gpuvirt.model.workers.status import SwitchCause
+from gpuvirt_schedules.commands import schedulerender
+from gpuvirt_schedules.controller.commandreading import written_schedule
+from gpuvirt_schedules.decide.forecast import ForecastBudget, PlannedAction
+from gpuvirt_schedules.decide.reports import ScheduleState, SwitchResult
 from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, playing
 from tests.schedules.schedulequestions import PASSWORD, asking, put_secret

@@ -13,12 +13,12 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, PhaseSpec, SecretPlace, SecretRef, Spec, VgpuSchedule
 from gpuvirt.cluster.labelselector import LabelSelector
-from gpuvirt.cluster.operator.schedules.objects import schedule_of
-from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.reasons import with_code
-from gpuvirt.model.schedules.connection import HypervisorCredentials, HypervisorKind, MayCallUntil
-from gpuvirt.model.schedules.hypervisor import Action, Call, Hypervisor, Refused, VmKey, VmProof, VmsUnknown
+from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKind, MayCallUntil
+from gpuvirt.model.workers.hypervisor import Action, Call, Hypervisor, Refused, VmKey, VmProof, VmsUnknown
+from gpuvirt_schedules.controller.objects import schedule_of
+from gpuvirt_schedules.controller.secretconnection import Opener
 from tests.apiserver.scriptedapi import Call as Request
 from tests.apiserver.scriptedapi import Reply, scripted
 from tests.schedules.modelhypervisor import Connection, Fault

@@ -1,7 +1,7 @@
 """A night with another vGPU type for the same workers, over HTTPS: what is written, planned and checked."""
 
-from gpuvirt.model.schedules.forecast import PlannedAction
-from gpuvirt.model.schedules.hypervisor import Action, Call, Power, VmKey, VmProof
+from gpuvirt.model.workers.hypervisor import Action, Call, Power, VmKey, VmProof
+from gpuvirt_schedules.decide.forecast import PlannedAction
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, playing
 from tests.schedules.schedulequestions import asking, put_secret
 from tests.schedules.servedschedule import NODES, Object

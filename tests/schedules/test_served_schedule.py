@@ -7,12 +7,12 @@ from typing_extensions import override
 
 from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.labelselector import LabelSelector, Requirement
-from gpuvirt.cluster.operator.schedules.objects import duration_s
-from gpuvirt.cluster.operator.schedules.rounds import AGAIN_S
-from gpuvirt.cluster.operator.schedules.scheduleapi import selector_text
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.schedules.actions import MarkNode
-from gpuvirt.model.schedules.hypervisor import Answer, Call, Power, VmKey
+from gpuvirt.model.workers.hypervisor import Answer, Call, Power, VmKey
+from gpuvirt_schedules.controller.objects import duration_s
+from gpuvirt_schedules.controller.rounds import AGAIN_S
+from gpuvirt_schedules.controller.scheduleapi import selector_text
+from gpuvirt_schedules.decide.actions import MarkNode
 from tests.apiserver.scriptedapi import Call as Request
 from tests.apiserver.scriptedapi import Reply
 from tests.schedules.modelhypervisor import Connection

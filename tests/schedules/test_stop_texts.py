@@ -8,17 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.cli.formats import Layout
-from gpuvirt.cli.output import schedulecheckrender, schedulerender
 from gpuvirt.cluster.kinds.gpunode import Spec
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, WorkerStatus
-from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.cluster.shares.awayworkers import stopped_by
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import nodevms as reasons
-from gpuvirt.model.schedules.reports import ScheduleState
-from gpuvirt.model.schedules.spec import Leave, VmPolicy
-from gpuvirt.web.schedulemetrics import of_schedules
+from gpuvirt.model.workers.spec import Leave, VmPolicy
+from gpuvirt_schedules.commands import schedulecheckrender, schedulerender
+from gpuvirt_schedules.controller.schedulemetrics import of_schedules
+from gpuvirt_schedules.controller.telemetry import ScheduleTelemetry
+from gpuvirt_schedules.decide.reports import ScheduleState
 from tests.cli.commandline import printed
 from tests.extender.podapi import serving
 from tests.schedules.coverednode import POOL, covered, put_report

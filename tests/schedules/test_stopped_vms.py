@@ -16,12 +16,12 @@ from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.schedules.configurednodes import ConfiguredNodes
-from gpuvirt.cluster.operator.schedules.rounds import Rounds
-from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
-from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
-from gpuvirt.model.schedules.hypervisor import VmsUnknown
+from gpuvirt.model.workers.hypervisor import VmsUnknown
+from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
+from gpuvirt_schedules.controller.rounds import Rounds
+from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects
+from gpuvirt_schedules.controller.vmcalls import VmCalls
 from tests.apiserver.scriptedapi import Call, Reply, scripted
 from tests.node.nodewithvgpus import give_first_vgpu, reported
 from tests.node.simnode import running_node

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from typing_extensions import override
 
-from gpuvirt.model.schedules import times
-from gpuvirt.model.schedules.spec import Phase, PhaseName, PhaseOverride, Schedule
-from gpuvirt.model.schedules.times import (
+from gpuvirt.model.workers.spec import Phase, PhaseName, PhaseOverride, Schedule
+from gpuvirt_schedules.decide import times
+from gpuvirt_schedules.decide.times import (
     CronLineError,
     Switch,
     Timeline,

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
-from gpuvirt.model.schedules.hypervisor import (
+from gpuvirt.model.workers.hypervisor import (
     Abilities,
     Ability,
     Action,
@@ -21,12 +20,13 @@ from gpuvirt.model.schedules.hypervisor import (
     VmsUnknown,
     WorkerVm,
 )
-from gpuvirt.model.schedules.matching import candidates
-from gpuvirt.model.schedules.moves import HELD_AGAIN_S
-from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
-from gpuvirt.model.schedules.spec import Begin, Drain, Leave, OnTimeout, Schedule
-from gpuvirt.model.schedules.status import ScheduleStatus, Worker, WorkerStep
-from gpuvirt.model.schedules.transition import ROUND_S, VM_ROUND_S, Advance
+from gpuvirt.model.workers.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
+from gpuvirt.model.workers.spec import Begin, Drain, Leave, OnTimeout, Schedule
+from gpuvirt.model.workers.status import ScheduleStatus, Worker, WorkerStep
+from gpuvirt_schedules.decide.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
+from gpuvirt_schedules.decide.matching import candidates
+from gpuvirt_schedules.decide.moves import HELD_AGAIN_S
+from gpuvirt_schedules.decide.transition import ROUND_S, VM_ROUND_S, Advance
 from tests.schedules.workerround import (
     CORDONED,
     DAY,

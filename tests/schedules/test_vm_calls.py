@@ -1,8 +1,7 @@
 """Calls to a hypervisor are made with the lease, and a connection whose call may be under way is closed."""
 
-from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
-from gpuvirt.model.schedules.connection import DEAD_AFTER_S
-from gpuvirt.model.schedules.hypervisor import (
+from gpuvirt.model.workers.connection import DEAD_AFTER_S
+from gpuvirt.model.workers.hypervisor import (
     Accepted,
     Action,
     Call,
@@ -12,6 +11,7 @@ from gpuvirt.model.schedules.hypervisor import (
     VmProof,
     VmsUnknown,
 )
+from gpuvirt_schedules.controller.vmcalls import VmCalls
 from gpuvirt_sim.clock import SimClock
 from tests.schedules.modelhypervisor import Connection, Fault, ModelHypervisor, Vm
 

@@ -9,12 +9,12 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons import nodevms as reasons
 from gpuvirt.model.reasons import schedules as schedulereasons
-from gpuvirt.model.schedules.hypervisor import Accepted, Action, Answer, OutcomeUnknown, Refused, VmKey
-from gpuvirt.model.schedules.nodevms import BlockedGpu, NodeVm, SeenVm, SeenVms, VmStep
-from gpuvirt.model.schedules.observed import LastCall
-from gpuvirt.model.schedules.spec import Drain, OnTimeout, Phase, PhaseName, Schedule, VmPolicy
-from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus
-from gpuvirt.model.schedules.vmstops import BUDGET_SETTLES_S, DEADLINE_S, LATE_S, NextVms, next_vms, round_s
+from gpuvirt.model.workers.hypervisor import Accepted, Action, Answer, OutcomeUnknown, Refused, VmKey
+from gpuvirt.model.workers.nodevms import BlockedGpu, NodeVm, SeenVm, SeenVms, VmStep
+from gpuvirt.model.workers.observed import LastCall
+from gpuvirt.model.workers.spec import Drain, OnTimeout, Phase, PhaseName, Schedule, VmPolicy
+from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
+from gpuvirt_schedules.decide.vmstops import BUDGET_SETTLES_S, DEADLINE_S, LATE_S, NextVms, next_vms, round_s
 
 DAY, NIGHT, NODE = PhaseName("day"), PhaseName("night"), NodeName("bare01")
 EVENING = datetime(2026, 1, 5, 20, 0, 5, tzinfo=UTC)

@@ -65,7 +65,7 @@ def children() -> list[int]:
 def is_connection(pid: int) -> bool:
     """Return whether a process is the child of a hypervisor's connection."""
     with suppress(FileNotFoundError, ProcessLookupError):
-        return b"gpuvirt.hypervisors.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"gpuvirt_schedules.hypervisors.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Spec
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.schedules.coming import PhaseConfig, ScheduledNode, node_phases
-from gpuvirt.model.schedules.spec import PhaseName
+from gpuvirt.model.workers.coming import PhaseConfig, ScheduledNode, node_phases
+from gpuvirt.model.workers.spec import PhaseName
 from tests.cli.commandline import printed
 from tests.extender.podapi import serving
 from tests.schedules.coverednode import NODE, covered, put_report

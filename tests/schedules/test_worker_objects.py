@@ -4,8 +4,8 @@ import pytest
 
 from gpuvirt import nulls
 from gpuvirt.cluster.kinds.core import Taint, WholePod
-from gpuvirt.cluster.operator.schedules.nodemarks import marks_patch
-from gpuvirt.cluster.operator.schedules.workerobjects import ANNOUNCED, node_pod
+from gpuvirt_schedules.controller.nodemarks import marks_patch
+from gpuvirt_schedules.controller.workerobjects import ANNOUNCED, node_pod
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from lab.vsphere.simulator import VSphere
 from msgspec.structs import replace
 from typing_extensions import override
 
-from gpuvirt.model.schedules.connection import HypervisorCredentials
+from gpuvirt.model.workers.connection import HypervisorCredentials
 from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.schedules.fastclock import REAL, FastClock
 from tests.schedules.servedschedule import BLOCKED, LEASES, NODES, SCHEDULES, Object, ServedSchedule

@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 from typing_extensions import override
 
-from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, StoredSchedule
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import nodevms as vmreasons
 from gpuvirt.model.reasons import schedules as reasons
-from gpuvirt.model.schedules.hypervisor import Accepted, Action, Answer, OutcomeUnknown, Refused, VmKey
-from gpuvirt.model.schedules.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms, VmStep
-from gpuvirt.model.schedules.spec import OnTimeout, Phase, PhaseName, Schedule, VmPolicy
-from gpuvirt.model.schedules.status import ConfiguredNode
-from gpuvirt.model.schedules.times import timeline_of
+from gpuvirt.model.workers.hypervisor import Accepted, Action, Answer, OutcomeUnknown, Refused, VmKey
+from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms, VmStep
+from gpuvirt.model.workers.spec import OnTimeout, Phase, PhaseName, Schedule, VmPolicy
+from gpuvirt.model.workers.status import ConfiguredNode
+from gpuvirt_schedules.controller.rounds import ClusterReading, StoredSchedule
+from gpuvirt_schedules.decide.times import timeline_of
 from tests.schedules.choices import Choices
 from tests.schedules.modelhypervisor import Fault
 from tests.schedules.world import DAY, NIGHT, ModelApi, Term, World

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.schedules.actions import CallVm
-from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Action, Power, VmKey, VmsReading, WorkerVm
-from gpuvirt.model.schedules.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
-from gpuvirt.model.schedules.spec import Phase, PhaseName, Schedule
-from gpuvirt.model.schedules.status import ScheduleStatus, Worker
-from gpuvirt.model.schedules.times import timeline_of
-from gpuvirt.model.schedules.transition import Advance, advance
+from gpuvirt.model.workers.hypervisor import Abilities, Ability, Action, Power, VmKey, VmsReading, WorkerVm
+from gpuvirt.model.workers.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
+from gpuvirt.model.workers.spec import Phase, PhaseName, Schedule
+from gpuvirt.model.workers.status import ScheduleStatus, Worker
+from gpuvirt_schedules.decide.actions import CallVm
+from gpuvirt_schedules.decide.times import timeline_of
+from gpuvirt_schedules.decide.transition import Advance, advance
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 SCHEDULE = Schedule("gpus", "UTC", (Phase(DAY, "0 7 * * *"), Phase(NIGHT, "0 20 * * *")), generation=1)

@@ -12,20 +12,20 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 
 from gpuvirt.cluster.failures import ApiRefusedError, BrokenError, ConflictError, NotFoundError, NotSentError
-from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Rounds, StoredSchedule
-from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.schedules.actions import MarkNode
-from gpuvirt.model.schedules.connection import DEAD_AFTER_S
-from gpuvirt.model.schedules.hypervisor import Action, Answer, Call, Hypervisor, Power, VmKey
-from gpuvirt.model.schedules.leaving import pods_left
-from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
-from gpuvirt.model.schedules.observed import NodePod
-from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Phase, PhaseName, PhaseOverride, Schedule
-from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus
-from gpuvirt.model.schedules.times import timeline_of
-from gpuvirt.model.schedules.transition import Advance
+from gpuvirt.model.workers.connection import DEAD_AFTER_S
+from gpuvirt.model.workers.hypervisor import Action, Answer, Call, Hypervisor, Power, VmKey
+from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, SeenVms
+from gpuvirt.model.workers.observed import NodePod
+from gpuvirt.model.workers.spec import Drain, Leave, OnTimeout, Phase, PhaseName, PhaseOverride, Schedule
+from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
+from gpuvirt_schedules.controller.rounds import ClusterReading, Rounds, StoredSchedule
+from gpuvirt_schedules.controller.vmcalls import VmCalls
+from gpuvirt_schedules.decide.actions import MarkNode
+from gpuvirt_schedules.decide.leaving import pods_left
+from gpuvirt_schedules.decide.times import timeline_of
+from gpuvirt_schedules.decide.transition import Advance
 from gpuvirt_sim.clock import SimTimer
 from tests.schedules.choices import Choices
 from tests.schedules.modelcluster import BIND_S, ModelCluster, NodeObject, PodObject

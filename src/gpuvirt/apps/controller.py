@@ -5,7 +5,6 @@ import logging
 import math
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,6 +14,7 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import CONTROLLER_LEASE, Candidacy, Election, new_identity
 from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
 from gpuvirt.cluster.operator.scheduledsource import ScheduledSource
+from gpuvirt.cluster.operator.schedulespart import Schedules, SchedulesPart, load_schedules
 from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.webhookcertificate.keeper import CertificateKeeper, CertificateNames
 from gpuvirt.facts.ids import ObjectName, parse_namespace
@@ -23,9 +23,6 @@ from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.page import PageAnswer
 from gpuvirt.web.probes import Probes
-
-if TYPE_CHECKING:
-    from gpuvirt.apps.schedules import Schedules
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +57,7 @@ class ControllerProcess:
         self._dependencies = ControllerDependencies(leading, clock, random)
         self.certificate: CertificateKeeper | None = None
         """Keeps the webhook's certificate while this process leads."""
+        self._part: SchedulesPart | None = load_schedules() if options.runs_schedules else None
         self._schedules: Schedules | None = None
         """The schedules while this process leads and runs them."""
         if options.webhook is not None:
@@ -92,24 +90,18 @@ class ControllerProcess:
         async with asyncio.TaskGroup() as group:
             if self.certificate is not None:
                 group.create_task(keep_going("webhook certificate", self.certificate.keep, options.clock))
-            if options.runs_schedules:
-                group.create_task(keep_going("schedules", self._run_schedules, options.clock))
+            if (part := self._part) is not None:
+                group.create_task(keep_going("schedules", lambda: self._run_schedules(part), options.clock))
             group.create_task(term.run())
 
     def _scheduled(self) -> ScheduledSource | None:
         """Return where the controller reads what VgpuSchedules say of nodes."""
-        if not self._options.runs_schedules:
-            return None
-        from gpuvirt.apps.schedules import scheduled_configs  # noqa: PLC0415  other controllers do without it
+        return self._part.scheduled_configs(self._options.settings.namespace) if self._part is not None else None
 
-        return scheduled_configs(self._options.settings.namespace)
-
-    async def _run_schedules(self) -> None:
+    async def _run_schedules(self, part: SchedulesPart) -> None:
         """Run VgpuSchedules until cancelled, which ends each connection to a hypervisor."""
-        from gpuvirt.apps.schedules import Schedules  # noqa: PLC0415  other controllers do without it
-
         dependencies, namespace = self._dependencies, self._options.settings.namespace
-        self._schedules = Schedules(
+        self._schedules = part.Schedules(
             dependencies.client, namespace, dependencies.clock, may_call_until_s=self._may_write_until_s
         )
         if self.term is not None:

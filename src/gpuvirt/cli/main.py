@@ -12,9 +12,9 @@ from types import ModuleType
 
 import typer
 
-from gpuvirt import __version__
 from gpuvirt.cli.interrupts import taken_interrupts
 from gpuvirt.cli.version import Version
+from gpuvirt.distributions import SCHEDULES, SIMULATOR, load_part
 from gpuvirt.errors import ConfigError, GpuvirtError
 
 FAILED = 1
@@ -29,13 +29,8 @@ class Command:
     """The folder of this package with the command's module, which has its name; empty for another distribution's."""
     help: str
     """`gpuvirt --help` cuts lines of more than 62 characters at 80 columns."""
-    extra: str = ""
-    """The extra of gpuvirt with the command's library; empty if it needs none."""
     distribution: str = ""
     """The distribution that brings the command by an entry point; empty for gpuvirt itself."""
-
-
-SIMULATOR = "gpuvirt-sim"
 
 
 COMMANDS = {
@@ -49,7 +44,7 @@ COMMANDS = {
     "webhook": Command("services", "Run the admission webhook for Kata pods with vGPUs."),
     "status": Command("diagnosis", "Show whether gpuvirt and its components on nodes are ready."),
     "shares": Command("diagnosis", "Show the shared GPUs of the cluster, and their free units."),
-    "schedule": Command("changes", "Show, plan and check VgpuSchedules, and switch phases.", extra="schedules"),
+    "schedule": Command("", "Show, plan and check VgpuSchedules, and switch phases.", distribution=SCHEDULES),
     "uninstall": Command("services", "Remove gpuvirt's objects and labels from the cluster."),
     "discover": Command("services", "Label this node with its NVIDIA GPUs and operating system."),
     "demo": Command("", "Show what gpuvirt does, on a simulated host with GPUs.", distribution=SIMULATOR),
@@ -96,35 +91,10 @@ def program_for(words: Sequence[str]) -> typer.Typer:
 
 
 def _module_of(name: str, command: Command) -> ModuleType:
-    """Return the module of a command; raise GpuvirtError if the library of its extra is not installed."""
+    """Return the module of a command; raise MissingPartError if its distribution is not installed."""
     if command.distribution:
-        return _module_of_distribution(name, command.distribution)
-    try:
-        return import_module(f"gpuvirt.cli.{command.folder}.{name}")
-    except ModuleNotFoundError as error:
-        if not command.extra:
-            raise
-        extra = f"gpuvirt[{command.extra}]"
-        raise GpuvirtError(f"{name} needs {error.name}, which is not installed; pip install '{extra}'") from error
-
-
-def _module_of_distribution(name: str, distribution: str) -> ModuleType:
-    """Return the module of a command that another distribution brings as an entry point of `gpuvirt.commands`.
-
-    Raise GpuvirtError if that distribution is missing, or is of another version.
-    """
-    from importlib.metadata import entry_points  # noqa: PLC0415  the agent does without
-
-    point = next(iter(entry_points(group="gpuvirt.commands", name=name)), None)
-    found = point.dist.version if point is not None and point.dist is not None else None
-    if point is None or found != __version__:
-        state = "is not installed" if found is None else f"is installed in version {found}"
-        raise GpuvirtError(
-            f"{name} needs {distribution} {__version__}, which {state}; pip install {distribution}=={__version__},"
-            " or pip install ./simulator in a clone of gpuvirt"
-        )
-    module: ModuleType = point.load()
-    return module
+        return load_part("gpuvirt.commands", name, command.distribution)
+    return import_module(f"gpuvirt.cli.{command.folder}.{name}")
 
 
 def _not_loaded() -> None:

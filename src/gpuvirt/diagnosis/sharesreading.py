@@ -24,10 +24,10 @@ from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingN
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.cluster.watchevents import Listed
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.schedules.away import AwayWorker
 from gpuvirt.model.shares import overview
 from gpuvirt.model.shares.annotations import enforcement_of
 from gpuvirt.model.shares.overview import PodShare, SharesOverview
+from gpuvirt.model.workers.away import AwayWorker
 
 T = TypeVar("T", bound=KubernetesObject)
 MIN_PAUSE_S = 0.5

@@ -41,12 +41,14 @@ from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.undoer import KubeVirtUndoer
 from gpuvirt.cluster.operator.nodes.labels import removed_labels
 from gpuvirt.cluster.operator.operands.inputs import OperandName
+from gpuvirt.cluster.operator.schedulespart import SchedulesPart, load_schedules
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.cluster.shares.nodekeys import keys_without_shares
 from gpuvirt.cluster.shares.objects import SHARING_PODS, SharingPod
+from gpuvirt.distributions import MissingPartError
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.install.workermarks import unmark_workers
 from gpuvirt.model.offers import discovery
+from gpuvirt.model.workers.spec import CORDONED_BY
 
 T = TypeVar("T", bound=KubernetesObject)
 HOLDER = "uninstall-"
@@ -162,11 +164,15 @@ class Uninstaller:
         self._gpu_nodes: tuple[GpuNode, ...] = ()
 
     async def run(self) -> AsyncIterator[str]:
-        """Remove everything, and yield a line for each change; raises ApiError, NotDeletedError, SharesInUseError."""
+        """Remove everything, and yield a line for each change.
+
+        Raises ApiError, NotDeletedError, SharesInUseError and, where schedules have cordoned nodes, MissingPartError.
+        """
         if sharing := await self._pods_with_shares():
             if not self._goals.force:
                 raise SharesInUseError(sharing)
             yield f"pods keep their shares of GPUs, and their containers do not start again: {text_of(sharing)}"
+        await self._schedules_part()
         await self._election.usurp(HELD_S)
         await self._clock.sleep(2 * RENEW_S)
         yield f"no controller leads for {HELD_S // 60} minutes"
@@ -181,7 +187,7 @@ class Uninstaller:
             self._wait_for_agents(),
             self._delete_operands(*others),
             self._remove_labels(agents_gone=True),
-            unmark_workers(self._client, self._clock),
+            self._unmark_workers(),
             self._revert_kubevirt(),
             self._delete_ours(CLUSTER_POLICIES, "ClusterPolicy", labelled=f"{PART_OF}={OURS}"),
             self._delete_ours(GPU_NODES, "GpuNode"),
@@ -191,6 +197,23 @@ class Uninstaller:
                 yield line
         if self._goals.crds:
             async for line in self._delete_kinds():
+                yield line
+
+    async def _schedules_part(self) -> SchedulesPart | None:
+        """Return what removes the marks of VgpuSchedules, None where it is not installed and no node has one.
+
+        Raises MissingPartError.
+        """
+        try:
+            return load_schedules()
+        except MissingPartError:
+            if any(CORDONED_BY in node.metadata.labels for node in await self._list(NODES, Node)):
+                raise
+            return None
+
+    async def _unmark_workers(self) -> AsyncIterator[str]:
+        if (part := await self._schedules_part()) is not None:
+            async for line in part.unmark_workers(self._client, self._clock):
                 yield line
 
     async def _pods_with_shares(self) -> PodsByNode:

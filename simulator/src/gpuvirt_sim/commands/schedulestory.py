@@ -6,21 +6,21 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from rich.console import Console
 
-from gpuvirt.cli.output import schedulerender
 from gpuvirt.cli.output.sharesrender import print_shares
 from gpuvirt.cli.output.tables import console, say
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.schedules import reports
-from gpuvirt.model.schedules.away import AwayWorker, ScheduleSeen, away_workers
-from gpuvirt.model.schedules.forecast import forecast
-from gpuvirt.model.schedules.hypervisor import Call, Power, VmKey
-from gpuvirt.model.schedules.reports import ScheduleDetail
-from gpuvirt.model.schedules.spec import Phase, PhaseName, Schedule
-from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.overview import PodShare, SharesOverview, overview
 from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.model.workers.away import AwayWorker, ScheduleSeen, away_workers
+from gpuvirt.model.workers.hypervisor import Call, Power, VmKey
+from gpuvirt.model.workers.spec import Phase, PhaseName, Schedule
+from gpuvirt_schedules.commands import schedulerender
+from gpuvirt_schedules.decide import reports
+from gpuvirt_schedules.decide.forecast import forecast
+from gpuvirt_schedules.decide.reports import ScheduleDetail
+from gpuvirt_schedules.decide.times import timeline_of
 from gpuvirt_sim.schedules.cluster import ModelCluster, NodeObject
 from gpuvirt_sim.schedules.day import SimDay
 from gpuvirt_sim.schedules.hypervisor import Connection, ModelHypervisor, Vm

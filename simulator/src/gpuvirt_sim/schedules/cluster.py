@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.schedules.hypervisor import Power, VmKey
-from gpuvirt.model.schedules.observed import NodePod, WorkerNode
-from gpuvirt.model.schedules.spec import PhaseName
+from gpuvirt.model.workers.hypervisor import Power, VmKey
+from gpuvirt.model.workers.observed import NodePod, WorkerNode
+from gpuvirt.model.workers.spec import PhaseName
 from gpuvirt_sim.schedules.hypervisor import Vm
 
 HEARTBEAT_S = 10.0

@@ -8,18 +8,18 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.cluster.failures import ApiRefusedError, ConflictError, NotFoundError
-from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Rounds, StoredSchedule
-from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.schedules.actions import MarkNode
-from gpuvirt.model.schedules.connection import DEAD_AFTER_S
-from gpuvirt.model.schedules.hypervisor import Answer, Hypervisor, Refused
-from gpuvirt.model.schedules.nodevms import ChangeVm, NodeVm, SeenVms
-from gpuvirt.model.schedules.observed import NodePod, ScheduleObservation
-from gpuvirt.model.schedules.spec import Schedule
-from gpuvirt.model.schedules.status import ConfiguredNode, ScheduleStatus
-from gpuvirt.model.schedules.times import timeline_of
-from gpuvirt.model.schedules.transition import Advance, due_at
+from gpuvirt.model.workers.connection import DEAD_AFTER_S
+from gpuvirt.model.workers.hypervisor import Answer, Hypervisor, Refused
+from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, SeenVms
+from gpuvirt.model.workers.observed import NodePod, ScheduleObservation
+from gpuvirt.model.workers.spec import Schedule
+from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
+from gpuvirt_schedules.controller.rounds import ClusterReading, Rounds, StoredSchedule
+from gpuvirt_schedules.controller.vmcalls import VmCalls
+from gpuvirt_schedules.decide.actions import MarkNode
+from gpuvirt_schedules.decide.times import timeline_of
+from gpuvirt_schedules.decide.transition import Advance, due_at
 from gpuvirt_sim.clock import SimTimer
 from gpuvirt_sim.schedules.cluster import ModelCluster, PodObject
 from gpuvirt_sim.schedules.hypervisor import Connection, Fault, ModelHypervisor

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from gpuvirt.model.schedules.hypervisor import (
+from gpuvirt.model.workers.hypervisor import (
     Abilities,
     Ability,
     Accepted,

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -11,7 +10,9 @@ from gpuvirt.apps.controller import ControllerOptions, run_until_stopped
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
+from gpuvirt.cluster.operator.schedulespart import load_schedules
 from gpuvirt.cluster.operator.settings import ControllerSettings, SharedResource
+from gpuvirt.distributions import MissingPartError
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import ObjectName, parse_object_name
 from gpuvirt.model.desired.settings import parse_units_resource
@@ -159,10 +160,11 @@ def _webhook(name: str) -> ObjectName | None:
 
 
 def _can_run_schedules() -> bool:
-    """Return True; raise ConfigError if the extra is missing."""
-    if find_spec("cronsim") is None:
-        extras = "pip install 'gpuvirt[schedules,vsphere]', or 'gpuvirt[schedules,libvirt]'"
-        raise ConfigError(f"schedules need their extras: {extras}", where="--schedules")
+    """Return True; raise ConfigError if their distribution is missing."""
+    try:
+        load_schedules()
+    except MissingPartError as error:
+        raise ConfigError(str(error), where="--schedules") from error
     return True
 
 

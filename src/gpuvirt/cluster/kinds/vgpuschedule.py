@@ -12,10 +12,10 @@ from msgspec import Meta
 from gpuvirt.cluster.kinds.parts import Condition, Part
 from gpuvirt.cluster.labelselector import LabelSelector
 from gpuvirt.cluster.resources import Metadata, Resource
-from gpuvirt.model.schedules.connection import HypervisorKind
-from gpuvirt.model.schedules.nodevms import VmStep
-from gpuvirt.model.schedules.spec import Begin, Leave, OnTimeout, VmPolicy
-from gpuvirt.model.schedules.status import Outcome, SwitchCause, WorkerStep
+from gpuvirt.model.workers.connection import HypervisorKind
+from gpuvirt.model.workers.nodevms import VmStep
+from gpuvirt.model.workers.spec import Begin, Leave, OnTimeout, VmPolicy
+from gpuvirt.model.workers.status import Outcome, SwitchCause, WorkerStep
 
 GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "VgpuSchedule", "vgpuschedules"
 API_VERSION = f"{GROUP}/{VERSION}"

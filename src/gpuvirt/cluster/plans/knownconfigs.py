@@ -17,7 +17,7 @@ from gpuvirt.model.desired.vgpudefaults import builtin_configs
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
-from gpuvirt.model.schedules.spec import Phase
+from gpuvirt.model.workers.spec import Phase
 
 CONFIG_KEY = "config.yaml"
 Texts = Mapping[str, str]

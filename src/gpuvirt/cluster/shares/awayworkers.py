@@ -11,11 +11,11 @@ from gpuvirt.cluster.kinds.vgpuschedule import GROUP, PLURAL, VERSION, VgpuSched
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import schedules as reasons
-from gpuvirt.model.schedules.away import AwayWorker, ScheduleSeen, away_workers, stopped_vm
-from gpuvirt.model.schedules.hypervisor import VmKey
-from gpuvirt.model.schedules.nodevms import NodeVm, VmStep
-from gpuvirt.model.schedules.spec import PhaseName
-from gpuvirt.model.schedules.status import Worker
+from gpuvirt.model.workers.away import AwayWorker, ScheduleSeen, away_workers, stopped_vm
+from gpuvirt.model.workers.hypervisor import VmKey
+from gpuvirt.model.workers.nodevms import NodeVm, VmStep
+from gpuvirt.model.workers.spec import PhaseName
+from gpuvirt.model.workers.status import Worker
 
 ALL_SCHEDULES = Resource(PLURAL, GROUP, VERSION)
 

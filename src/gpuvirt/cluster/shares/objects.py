@@ -15,7 +15,6 @@ from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.core import Container
 from gpuvirt.cluster.resources import NODES, Resource
 from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
-from gpuvirt.model.schedules.spec import CORDONED_BY
 from gpuvirt.model.shares.annotations import (
     FENCE_ANNOTATION,
     LIMITS_ANNOTATION,
@@ -27,6 +26,7 @@ from gpuvirt.model.shares.annotations import (
 )
 from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units, demand_of
 from gpuvirt.model.shares.quantities import units_of
+from gpuvirt.model.workers.spec import CORDONED_BY
 
 ALWAYS = "Always"
 """The restart policy of sidecars among the init containers."""

@@ -31,10 +31,10 @@ from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
-from gpuvirt.model.schedules.spec import CORDONED_BY
 from gpuvirt.model.shares.annotations import InvalidAnnotationError
 from gpuvirt.model.shares.demand import UnplaceableError
 from gpuvirt.model.shares.quantities import InvalidQuantityError
+from gpuvirt.model.workers.spec import CORDONED_BY
 
 T = TypeVar("T", bound=KubernetesObject)
 

@@ -19,7 +19,7 @@ from gpuvirt.diagnosis.vms.vmevidence import PodSeen
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.inventory.nearness import nearest
-from gpuvirt.model.schedules.spec import CORDONED_BY
+from gpuvirt.model.workers.spec import CORDONED_BY
 
 
 def ask_node(credentials: Credentials, name: str, units: str) -> NodeEvidence:

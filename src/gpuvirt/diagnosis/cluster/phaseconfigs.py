@@ -12,8 +12,8 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.schedules.coming import NodePhase, PhaseConfig, ScheduledNode, node_phases
-from gpuvirt.model.schedules.spec import PhaseName
+from gpuvirt.model.workers.coming import NodePhase, PhaseConfig, ScheduledNode, node_phases
+from gpuvirt.model.workers.spec import PhaseName
 
 NEVER = {str(ReasonCode.VGPU_CONFIG_OVERRIDDEN), str(ReasonCode.MODE_WITHOUT_VGPUS)}
 """Why a node gets the vGPU config of no phase."""

@@ -22,8 +22,8 @@ from gpuvirt.diagnosis.vms.vmevidence import (
     VmSeen,
 )
 from gpuvirt.model.reasons import with_code
-from gpuvirt.model.schedules.spec import SAVED_STRATEGY
 from gpuvirt.model.shares.quantities import whole_amounts
+from gpuvirt.model.workers.spec import SAVED_STRATEGY
 
 LAUNCHER_LABEL, LAUNCHER = "kubevirt.io", "virt-launcher"
 VM_LABEL = "vm.kubevirt.io/name"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from gpuvirt.diagnosis.vms.vmevidence import PodSeen
-from gpuvirt.model.schedules.coming import NodePhase
+from gpuvirt.model.workers.coming import NodePhase
 
 
 class NodeAmounts(msgspec.Struct, frozen=True):

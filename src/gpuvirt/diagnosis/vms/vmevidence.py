@@ -11,8 +11,8 @@ import msgspec
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
-from gpuvirt.model.schedules.away import AwayWorker
-from gpuvirt.model.schedules.coming import NodePhase
+from gpuvirt.model.workers.away import AwayWorker
+from gpuvirt.model.workers.coming import NodePhase
 
 OTHER_PROVIDERS = ("devices.kubevirt.io/",)
 """Prefixes of the resources that the pods of all VMs request, with or without GPUs."""

@@ -7,7 +7,7 @@ from gpuvirt.diagnosis.findings import Finding, listed, problem
 from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, VmEvidence, VmSeen, condition
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, Seen
-from gpuvirt.model.schedules.spec import SAVED_STRATEGY
+from gpuvirt.model.workers.spec import SAVED_STRATEGY
 
 KINDS = {
     ObjectKind.VM: "virtualmachines.kubevirt.io",

@@ -139,7 +139,7 @@ def not_one_vgpu(server: str, words: str) -> Reason:
 
 def back_end_missing(server: str, words: str) -> Reason:
     """gpuvirt's image has all libraries."""
-    fix = "pip install 'gpuvirt[vsphere]' or 'gpuvirt[libvirt]'"
+    fix = "pip install 'gpuvirt-schedules[vsphere]' or 'gpuvirt-schedules[libvirt]'"
     return _reason(ReasonCode.BACK_END_MISSING, server, "can't be reached: its library is not installed", words, fix)
 
 

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.settings import Enforcement
-from gpuvirt.model.schedules.away import AwayWorker
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.model.workers.away import AwayWorker
 
 FEWEST_DIGITS = 8
 """Of the UUID of a GPU in tables: `GPU-8a5c31f2`. nvidia-smi takes any unambiguous beginning, too."""

@@ -1,0 +1,1 @@
+"""The commands `gpuvirt schedule`, with their questions and their output."""

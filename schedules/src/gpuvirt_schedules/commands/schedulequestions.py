@@ -1,0 +1,280 @@
+"""The questions of `gpuvirt schedule` to the API server and the hypervisor, and the override that it writes."""
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import Enum, auto
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.kinds.vgpuschedule import VALID, HypervisorSpec, VgpuSchedule
+from gpuvirt.cluster.plans.knownconfigs import read_known_configs
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import Namespace, NodeName
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.workers.connection import OpenHypervisor
+from gpuvirt.model.workers.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
+from gpuvirt.model.workers.observed import ScheduleObservation
+from gpuvirt.model.workers.spec import PhaseName, Schedule
+from gpuvirt.model.workers.status import ScheduleStatus
+from gpuvirt_schedules.commands.phaseplans import node_checks, read_reports
+from gpuvirt_schedules.controller import commandreading as reading
+from gpuvirt_schedules.controller.configcondition import stored_state
+from gpuvirt_schedules.controller.objects import schedule_of, status_of
+from gpuvirt_schedules.controller.rounds import StoredSchedule
+from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects, selector_text
+from gpuvirt_schedules.controller.secretconnection import Opener
+from gpuvirt_schedules.decide import reports
+from gpuvirt_schedules.decide.byhand import has_passed, switch_by_hand
+from gpuvirt_schedules.decide.faults import faults
+from gpuvirt_schedules.decide.forecast import Forecast, assumed_vms, forecast, with_configs
+from gpuvirt_schedules.decide.noderows import NodeCheck, node_rows, vm_rows
+from gpuvirt_schedules.decide.reports import (
+    ScheduleDetail,
+    ScheduleHistory,
+    SchedulePlan,
+    ScheduleRow,
+    ScheduleState,
+    SwitchResult,
+)
+from gpuvirt_schedules.decide.times import moment, timeline_of
+from gpuvirt_schedules.decide.workerchecks import ScheduleCheck, worker_checks
+from gpuvirt_schedules.decide.workers import members
+from gpuvirt_schedules.hypervisors.connection import open_hypervisor
+
+
+class Asks(Enum):
+    """Whether the hypervisor is asked for the possible actions on VMs."""
+
+    NOTHING = auto()
+    IF_POSSIBLE = auto()
+    """Without an answer, the VMs that it shows count all the same."""
+    ALWAYS = auto()
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """One schedule as the API server has it."""
+
+    stored: VgpuSchedule
+    schedule: Schedule
+    status: ScheduleStatus
+    problems: tuple[Reason, ...]
+    row: ScheduleRow
+    config_nodes: Mapping[PhaseName, frozenset[NodeName]] = msgspec.field(default_factory=dict)
+    """The nodes that phases have vGPU configs for, once read."""
+
+
+class ScheduleQuestions(msgspec.Struct, frozen=True):
+    """The questions of commands about the schedules of one namespace. All methods raise ApiError."""
+
+    client: Client
+    namespace: Namespace
+    clock: Clock
+    open_hypervisor: OpenHypervisor = open_hypervisor
+
+    async def rows(self) -> tuple[ScheduleRow, ...]:
+        """Return the schedules of the namespace."""
+        found = await reading.read_schedules(self.client, self.namespace)
+        now = self._now()
+        return tuple(_known(stored, now).row for stored in found)
+
+    async def detail(self, name: str) -> ScheduleDetail:
+        """Return one schedule."""
+        known = await self._known(name)
+        schedule, spec = known.schedule, known.stored.spec
+        zone = None if known.problems else timeline_of(schedule).zone
+        selectors, nodes = (
+            {PhaseName(phase.name): selector_text(found) for phase, found in of_phases if found is not None}
+            for of_phases in (
+                [(phase, phase.workers) for phase in spec.phases],
+                [(phase, phase.nodes) for phase in spec.phases],
+            )
+        )
+        switches = () if zone is None else reports.switch_rows(schedule, self._now())
+        return ScheduleDetail(
+            known.row,
+            schedule.leave,
+            schedule.announce_s,
+            schedule.drain.timeout_s,
+            schedule.drain.on_timeout,
+            _hypervisor_text(spec.hypervisor),
+            reports.phase_rows(schedule, selectors, nodes, switches),
+            tuple(
+                reports.OverrideRow(override.phase, moment(override.begin, zone), moment(override.end, zone))
+                for override in (schedule.overrides if zone is not None else ())
+                if zone is not None
+            ),
+            reports.worker_rows(known.status),
+            node_rows(known.status),
+            _configs_text(known.stored),
+            vm_rows(known.status),
+        )
+
+    async def history(self, name: str) -> ScheduleHistory:
+        """Return the last switches of a schedule."""
+        known = await self._known(name)
+        return ScheduleHistory(known.row, known.status.history)
+
+    async def plan_of(self, written: VgpuSchedule) -> SchedulePlan:
+        """Return the plan of a schedule as a file has it, with the progress of the one in the cluster, if there is one.
+
+        Raises ConfigError for a schedule of another namespace, for which nothing would be done.
+        """
+        name, namespace = written.metadata.name, written.metadata.namespace
+        if namespace not in {"", self.namespace}:
+            raise ConfigError(
+                f"is {namespace}; expected {self.namespace}, or --namespace {namespace}, where the controller runs",
+                where=f"VgpuSchedule {name}",
+                path="$.metadata.namespace",
+            )
+        found = await reading.read_schedules(self.client, self.namespace)
+        stored = next((schedule for schedule in found if schedule.metadata.name == name), VgpuSchedule(Metadata(name)))
+        metadata = replace(stored.metadata, namespace=self.namespace, generation=stored.metadata.generation + 1)
+        return await self._plan(_known(replace(stored, metadata=metadata, spec=written.spec), self._now()))
+
+    async def plan(self, name: str) -> SchedulePlan:
+        """Return the switches of two weeks, and the steps of the next one."""
+        return await self._plan(await self._known(name))
+
+    async def _plan(self, known: _Known) -> SchedulePlan:
+        now = self._now()
+        if known.problems:
+            return SchedulePlan(known.row, (), None, None)
+        switches = reports.switch_rows(known.schedule, now)
+        if not switches:  # what is observed now says nothing of a switch in years
+            return SchedulePlan(known.row, switches, None, None, reports.left_out(known.schedule, now))
+        known, observed = await self._observed(known)
+        if known.problems:
+            return SchedulePlan(known.row, (), None, None)
+        steps, assumed = await self._forecast(known, known.schedule, observed, switches[0].at)
+        return SchedulePlan(known.row, switches, steps, assumed, reports.left_out(known.schedule, now))
+
+    async def check(self, name: str) -> ScheduleCheck:
+        """Return what the hypervisor says of each worker, and agents of each node; changes nothing."""
+        known = await self._known(name)
+        if known.problems:
+            return ScheduleCheck(known.row, known.schedule.leave, None, ())
+        known, observed = await self._observed(known)
+        vms, abilities = await self._ask(known, observed, Asks.ALWAYS)
+        observed = replace(observed, vms=vms)
+        workers = tuple(worker_checks(known.schedule, known.status, observed, abilities))
+        nodes = await self._node_checks(known) if known.config_nodes else ()
+        return ScheduleCheck(known.row, known.schedule.leave, reports.unknown_reason(vms), workers, nodes)
+
+    async def switch(
+        self, name: str, phase: str, until: str, *, writes: bool, before: Callable[[SwitchResult], None]
+    ) -> SwitchResult:
+        """Switch a schedule to a phase by an override, if `writes`; `before` is called with the steps before that.
+
+        Raises ConfigError for a phase or a time that can't be, and ConflictError if the schedule changes meanwhile.
+        """
+        known, now = await self._known(name), self._now()
+        if not known.problems:
+            known, observed = await self._observed(known)
+        else:
+            observed = _NOTHING
+        if known.problems:
+            return SwitchResult(known.row, PhaseName(phase), now, now, written=False, forecast=None, assumed=None)
+        switch = switch_by_hand(known.schedule, phase, until, now)
+        if switch is None:
+            end = known.row.next_switch or now
+            return SwitchResult(known.row, PhaseName(phase), now, end, written=False, forecast=None, assumed=None)
+        steps, assumed = await self._forecast(known, switch.schedule, observed, now)
+        result = SwitchResult(
+            known.row, PhaseName(phase), switch.begin, switch.end, written=False, forecast=steps, assumed=assumed
+        )
+        before(result)
+        if not writes:
+            return result
+        passed = partial(has_passed, known.schedule, now)
+        await reading.add_override(self.client, self.namespace, known.stored, switch.override, passed)
+        return replace(result, written=True)
+
+    async def _node_checks(self, known: _Known) -> tuple[NodeCheck, ...]:
+        """Return the changes that each phase would make on its nodes."""
+        found, configs = await read_reports(self.client), await read_known_configs(self.client, self.namespace)
+        return tuple(node_checks(known.schedule, known.config_nodes, found, configs))
+
+    def _now(self) -> datetime:
+        return self.clock.now().replace(microsecond=0)
+
+    async def _known(self, name: str) -> _Known:
+        return _known(await reading.read_schedule(self.client, self.namespace, name), self._now())
+
+    async def _observed(self, known: _Known) -> tuple[_Known, ScheduleObservation]:
+        """Return what a round reads at the API server, and the schedule with what is wrong with its workers."""
+        api = ScheduleObjects(self.client, self.namespace, known.schedule.name, self.clock)
+        api.use(known.stored)
+        stored = StoredSchedule(known.schedule, known.status, known.stored.metadata.resource_version)
+        found = await api.read(stored)
+        observed = ScheduleObservation(found.nodes, found.pods, found.attachments, _NOT_ASKED, claims=found.claims)
+        known_faults = (fault for fault in found.faults if fault.code is not ReasonCode.COVERAGE_UNKNOWN)
+        problems = (*known.problems, *known_faults)  # the controller has rights that users of commands may lack
+        row = reports.row_of(known.schedule, known.status, problems, self._now())
+        return replace(known, problems=problems, row=row, config_nodes=found.config_nodes), observed
+
+    async def _forecast(
+        self, known: _Known, schedule: Schedule, observed: ScheduleObservation, at: datetime
+    ) -> tuple[Forecast, Reason | None]:
+        budgets = await reading.read_budgets(self.client, observed.nodes)
+        # A check by libvirt marks running VMs.
+        asks = Asks.NOTHING if known.stored.spec.hypervisor.libvirt is not None else Asks.IF_POSSIBLE
+        vms, abilities = await self._ask(known, observed, asks)
+        assumed = reports.unknown_reason(vms)
+        # unknown: the forecast decides nothing; it says that it assumes.
+        shown = assumed_vms(known.status, observed.nodes, schedule.leave) if isinstance(vms, VmsUnknown) else vms
+        found = forecast(schedule, known.status, replace(observed, vms=shown), budgets, at, abilities)
+        return with_configs(found, schedule, known.status, known.config_nodes), assumed
+
+    async def _ask(
+        self, known: _Known, observed: ScheduleObservation, asks: Asks
+    ) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
+        """Return all VMs, and the possible actions on the workers' VMs."""
+        if not known.schedule.has_workers:
+            return {}, {}
+        opener = Opener(self.client, self.namespace, self.clock, self.open_hypervisor, lambda: math.inf)
+        hypervisor = opener.connect(lambda: known.stored)
+        try:
+            vms = await hypervisor.read()
+            if isinstance(vms, VmsUnknown) or asks is Asks.NOTHING:
+                return vms, {}
+            workers = members(known.status.workers, replace(observed, vms=vms), known.schedule.name).workers
+            abilities = await hypervisor.check([worker.vm for worker in workers if worker.vm])
+            if isinstance(abilities, VmsUnknown):
+                return (vms if asks is Asks.IF_POSSIBLE else abilities), {}
+            return vms, abilities
+        finally:
+            await hypervisor.close()
+
+
+def _hypervisor_text(spec: HypervisorSpec) -> str:
+    if spec.kube_virt is not None:
+        return f"KubeVirt {spec.kube_virt.namespace}"
+    return " ".join(spec.secret) if spec.secret is not None else ""
+
+
+def _configs_text(stored: VgpuSchedule) -> str | None:
+    found = stored_state(stored)
+    return found[2] if found is not None and found[0] != "True" else None
+
+
+_NOT_ASKED = VmsUnknown("", "not asked yet")
+_NOTHING = ScheduleObservation({}, {}, {}, _NOT_ASKED)
+
+
+def _known(stored: VgpuSchedule, now: datetime) -> _Known:
+    schedule, texts = schedule_of(stored)
+    status = status_of(stored)
+    problems = (*texts, *faults(schedule, now))
+    row = reports.row_of(schedule, status, problems, now)
+    conditions = (found for found in stored.status.conditions if found.type == VALID)
+    missing = next((found for found in conditions if found.reason == ReasonCode.RIGHT_MISSING), None)
+    if missing is not None and not problems:  # the controller's right, which the user of the command may have
+        row = replace(row, state=ScheduleState.HELD, reasons=(reasons.stored_right(missing.message), *row.reasons))
+    return _Known(stored, schedule, status, problems, row)

@@ -1,0 +1,332 @@
+"""The output of `gpuvirt schedule`: schedules, workers, switches and steps, with times in the schedule's zone."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+from rich.console import Console
+from rich.text import Text
+
+from gpuvirt.cli.formats import Layout
+from gpuvirt.cli.output.render import say_reason
+from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.workers.spec import VmPolicy
+from gpuvirt.model.workers.status import Outcome, PastSwitch
+from gpuvirt_schedules.decide.forecast import Forecast, ForecastBudget, PlannedAction, PlannedStep
+from gpuvirt_schedules.decide.noderows import VmRow
+from gpuvirt_schedules.decide.reports import (
+    ScheduleDetail,
+    ScheduleHistory,
+    SchedulePlan,
+    ScheduleRow,
+    ScheduleState,
+    SwitchResult,
+    SwitchRow,
+    WorkerRow,
+)
+from gpuvirt_schedules.decide.times import ZoneError, zone_of
+
+STYLES = {
+    ScheduleState.READY: "green",
+    ScheduleState.INVALID: "bold red",
+    ScheduleState.HELD: "bold red",
+    ScheduleState.SWITCHING: "cyan",
+    ScheduleState.PAUSED: "yellow",
+    ScheduleState.PENDING: "yellow",
+}
+OUTCOME_STYLES = {Outcome.REACHED: "green", Outcome.UNDER_WAY: "cyan"}
+SCHEDULE_COLUMNS = (
+    Column("NAME"),
+    Column("STATE"),
+    Column("PHASE"),
+    Column("NEXT"),
+    Column("AT"),
+    Column("WORKERS", folds=True, optional=True),
+    Column("NODES", folds=True, optional=True),
+    Column("REASON", folds=True, optional=True),
+)
+PHASE_COLUMNS = (
+    Column("PHASE"),
+    Column("START"),
+    Column("NEXT START"),
+    Column("WORKERS", folds=True, optional=True),
+    Column("VGPU TYPES", folds=True, optional=True),
+    Column("NODES", folds=True, optional=True),
+    Column("VGPU CONFIG", folds=True, optional=True),
+    Column("VMS", optional=True),
+)
+OVERRIDE_COLUMNS = (Column("OVERRIDE"), Column("FROM"), Column("UNTIL"))
+WORKER_COLUMNS = (
+    Column("NODE"),
+    Column("PHASES", folds=True),
+    Column("VM", folds=True),
+    Column("STEP"),
+    Column("SINCE"),
+    Column("FORCED", folds=True, optional=True),
+)
+NODE_COLUMNS = (Column("NODE"), Column("PHASE"), Column("VGPU CONFIG"), Column("APPLIED"))
+VM_COLUMNS = (
+    Column("VM", folds=True),
+    Column("NODE"),
+    Column("PHASE"),
+    Column("STEP"),
+    Column("SINCE"),
+    Column("FORCED", optional=True),
+)
+SWITCH_COLUMNS = (Column("AT"), Column("PHASE"), Column("ANNOUNCED"))
+HISTORY_COLUMNS = (
+    Column("BEGAN"),
+    Column("PHASES"),
+    Column("TOOK"),
+    Column("OUTCOME"),
+    Column("CAUSE"),
+    Column("EVICTED"),
+    Column("DELETED", folds=True, optional=True),
+    Column("BY", folds=True, optional=True),
+)
+STEP_COLUMNS = (
+    Column("NODE"),
+    Column("ACTION"),
+    Column("TARGET"),
+    Column("BUDGETS", folds=True, optional=True),
+)
+UNKNOWN = "unknown"
+
+
+def when(at: datetime | None, zone: str) -> str:
+    """Return a time in a zone: `Mon 2026-01-05 20:00 CET`; in UTC if the zone is unknown."""
+    if at is None:
+        return NOTHING
+    try:
+        return f"{at.astimezone(zone_of(zone)):%a %Y-%m-%d %H:%M %Z}"
+    except ZoneError:
+        return f"{at.astimezone(UTC):%a %Y-%m-%d %H:%M UTC}"
+
+
+def schedules(rows: Iterable[ScheduleRow], layout: Layout) -> None:
+    """Print the table of schedules, each with its reasons below it."""
+    out, table, rows = console(), Table(SCHEDULE_COLUMNS), tuple(rows)
+    for row in rows:
+        table.add(*schedule_cells(row), below=(reason.text for reason in row.reasons))
+    if rows:
+        table.print(out, layout)
+    elif layout.headings:
+        say(out, "The namespace has no VgpuSchedule; choose another namespace with --namespace NAME.")
+
+
+def schedule_cells(row: ScheduleRow) -> tuple[Cell, ...]:
+    """Return the cells of one schedule."""
+    return (
+        row.name,
+        Text(row.state, style=STYLES[row.state]),
+        row.phase or NOTHING,
+        row.next_phase or NOTHING,
+        when(row.next_switch, row.time_zone),
+        str(row.workers) if row.workers or not row.nodes else NOTHING,
+        str(row.nodes) if row.nodes else NOTHING,
+        ", ".join(dict.fromkeys(str(reason.code) for reason in row.reasons)) or NOTHING,
+    )
+
+
+def detail(found: ScheduleDetail) -> None:
+    """Print one schedule: its spec, its workers, and what they wait for."""
+    out, row = console(), found.schedule
+    head(out, row)
+    drain = f"drain {found.drain_timeout_s:g} s, then {found.on_timeout}"
+    text = f"announce {found.announce_s:g} s, {drain}, leave {found.leave}, {found.hypervisor or 'no hypervisor'}"
+    say(out, text, style="dim")
+    phases = Table(PHASE_COLUMNS)
+    for phase in found.phases:
+        types = ", ".join(phase.vgpu_types) or NOTHING
+        start, config = when(phase.next_start, row.time_zone), phase.vgpu_config or NOTHING
+        phases.add(
+            phase.name,
+            phase.start,
+            start,
+            phase.workers or NOTHING,
+            types,
+            phase.nodes or NOTHING,
+            config,
+            _vms(phase.vms),
+        )
+    below(out, phases, is_empty=not found.phases)
+    if found.configs is not None:
+        say(out, found.configs, style="yellow")
+    overrides = Table(OVERRIDE_COLUMNS)
+    for override in found.overrides:
+        begin, end = when(override.begin, row.time_zone), when(override.end, row.time_zone)
+        overrides.add(override.phase, begin, end)
+    below(out, overrides, is_empty=not found.overrides)
+    workers = Table(WORKER_COLUMNS)
+    for worker in found.workers:
+        why = () if worker.reason is None else (worker.reason.text,)
+        workers.add(*worker_cells(worker, row.time_zone), below=why)
+    below(out, workers, is_empty=not found.workers)
+    nodes = Table(NODE_COLUMNS)
+    for node in found.nodes:
+        applied = Text("yes", style="green") if node.applied else Text("no", style="yellow")
+        why = () if node.reason is None else (node.reason.text,)
+        nodes.add(node.node, node.phase, node.vgpu_config, applied, below=why)
+    below(out, nodes, is_empty=not found.nodes)
+    vms = Table(VM_COLUMNS)
+    for vm in found.vms:
+        why = () if vm.reason is None else (vm.reason.text,)
+        vms.add(*vm_cells(vm, row.time_zone), below=why)
+    below(out, vms, is_empty=not found.vms)
+
+
+def vm_cells(vm: VmRow, zone: str) -> tuple[Cell, ...]:
+    """Return the cells of a VM whose vGPU the vGPU config of a phase removes."""
+    step = Text(f"{vm.step} (held)", style="bold red") if vm.held else Text(vm.step)
+    return vm.vm, vm.node, vm.phase, step, when(vm.since, zone), "yes" if vm.forced else NOTHING
+
+
+def worker_cells(worker: WorkerRow, zone: str) -> tuple[Cell, ...]:
+    """Return the cells of one worker."""
+    step = Text(f"{worker.step} (held)", style="bold red") if worker.held else Text(worker.step)
+    return (
+        worker.node,
+        ", ".join(worker.phases) or NOTHING,
+        worker.vm or NOTHING,
+        step,
+        when(worker.since, zone),
+        str(worker.forced) if worker.forced else NOTHING,
+    )
+
+
+def plan(found: SchedulePlan) -> None:
+    """Print the switches of two weeks, and the steps of the next one."""
+    out, row = console(), found.schedule
+    head(out, row)
+    if row.state is ScheduleState.INVALID:
+        return
+    if not found.switches:
+        say(out, "No other phase begins within two weeks.")
+    else:
+        out.print()
+        switches(found.switches, row.time_zone).print(out)
+    for switch in found.left_out:
+        day = when(switch.at, row.time_zone)
+        say(out, f"Phase {switch.phase} does not begin before {day}: the clocks skip the hour of its window then.")
+    if found.forecast is not None:
+        out.print()
+        steps(out, found.forecast, row.time_zone, found.assumed)
+
+
+def history(found: ScheduleHistory) -> None:
+    """Print the last switches."""
+    out, row = console(), found.schedule
+    head(out, row)
+    if not found.switches:
+        say(out, "The controller has recorded no switch.")
+        return
+    out.print()
+    table = Table(HISTORY_COLUMNS)
+    for past in found.switches:
+        table.add(*history_cells(past, row.time_zone))
+    table.print(out)
+
+
+def history_cells(past: PastSwitch, zone: str) -> tuple[Cell, ...]:
+    """Return the cells of one of the last switches."""
+    took = NOTHING if past.ended is None else str(timedelta(seconds=round((past.ended - past.began).total_seconds())))
+    return (
+        when(past.began, zone),
+        f"{past.before or NOTHING} -> {past.phase}",
+        took,
+        Text(past.outcome, style=OUTCOME_STYLES.get(past.outcome, "yellow")),
+        past.cause,
+        str(past.evicted),
+        Text(str(past.deleted), style="yellow") if past.deleted else "",
+        past.by,
+    )
+
+
+def switches(rows: Iterable[SwitchRow], zone: str) -> Table:
+    """Return the table of switches."""
+    table = Table(SWITCH_COLUMNS)
+    for switch in rows:
+        table.add(when(switch.at, zone), switch.phase, when(switch.announced, zone))
+    return table
+
+
+def steps(out: Console, found: Forecast, zone: str, assumed: Reason | None) -> None:
+    """Print the steps of a transition, and the workers that they do not bring to its end."""
+    say(out, f"Steps to phase {found.phase} at {when(found.at, zone)}, from the state observed now:", style="bold")
+    if assumed is not None:
+        say(out, "The hypervisor was not read: the VM of a Ready node is assumed to be on, any other to be off.")
+        say_reason(out, assumed, style="yellow")
+    if found.steps:
+        step_table(found.steps).print(out)
+    else:
+        say(out, "No step is needed." if not found.waiting else "No step can be taken.")
+    for worker in found.waiting:
+        say(out, f"{worker.node} stays in step {worker.step}:", style="yellow")
+        say_reason(out, worker.reason)
+
+
+def step_table(rows: Iterable[PlannedStep]) -> Table:
+    """Return the table of steps in their order."""
+    table = Table(STEP_COLUMNS)
+    for step in rows:
+        table.add(step.node, step.action, _target(step), _budgets(step.budgets))
+    return table
+
+
+def _target(step: PlannedStep) -> str:
+    """Return what a step acts on; which VMs are stopped is decided once the node's agent reports what it waits for."""
+    return f"VMs whose vGPUs {step.target} removes" if step.action is PlannedAction.STOP_VMS else step.target
+
+
+def _budgets(budgets: tuple[ForecastBudget, ...] | None) -> Cell:
+    if budgets is None:
+        return Text(f"{UNKNOWN}: PodDisruptionBudgets may not be listed", style="yellow")
+    text = ", ".join(f"{budget.name} allows {budget.allowed}" for budget in budgets)
+    return Text(text or NOTHING, style="yellow" if any(budget.allowed < 1 for budget in budgets) else "")
+
+
+def switch(found: SwitchResult) -> None:
+    """Print the steps of a switch by hand, before it is written."""
+    out, row = console(), found.schedule
+    head(out, row)
+    if row.state is ScheduleState.INVALID:
+        return
+    if found.forecast is None:
+        until = f" until {when(found.end, row.time_zone)}" if row.next_switch is not None else ""
+        say(out, f"Phase {found.phase} is already in effect{until}; --until TIME extends it.")
+        return
+    say(out, f"Phase {found.phase} will be in effect until {when(found.end, row.time_zone)}.")
+    if row.state is ScheduleState.PAUSED:
+        say(out, "spec.suspend is set: no step is taken before it is removed.", style="yellow")
+    out.print()
+    steps(out, found.forecast, row.time_zone, found.assumed)
+
+
+def switched(found: SwitchResult) -> None:
+    """Print whether a switch was written."""
+    if found.written:
+        say(
+            console(),
+            f"The override is written; gpuvirt schedule show {found.schedule.name} shows the progress of the workers.",
+        )
+
+
+def head(out: Console, row: ScheduleRow) -> None:
+    """Print the state of a schedule, and what is wrong with its spec."""
+    phase = f", phase {row.phase}" if row.phase is not None else ""
+    following = f", phase {row.next_phase} at {when(row.next_switch, row.time_zone)}" if row.next_phase else ""
+    say(out, Text(f"schedule {row.name}: {row.state}{phase}{following}", style=STYLES[row.state]))
+    if row.state is ScheduleState.INVALID:
+        for reason in row.reasons:
+            say_reason(out, reason)
+
+
+def below(out: Console, table: Table, *, is_empty: bool) -> None:
+    """Print a table below what was printed, if it has rows."""
+    if not is_empty:
+        out.print()
+        table.print(out)
+
+
+def _vms(policy: VmPolicy) -> str:
+    return NOTHING if policy is VmPolicy.WAIT else str(policy)

@@ -1,0 +1,154 @@
+"""Whether nodes have the vGPU config of a schedule's phase: by the GpuNodes that the controller watches anyway."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+import msgspec
+
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.kinds.core import ReadNode
+from gpuvirt.cluster.kinds.gpunode import READY, Spec
+from gpuvirt.cluster.kinds.vgpuschedule import PhaseSpec, VgpuSchedule
+from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.nodes.scheduled import origin_of
+from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.workers.spec import PhaseName, Schedule
+from gpuvirt.model.workers.status import ConfiguredNode
+from gpuvirt_schedules.controller.scheduledconfigs import phase_now
+
+MOST_PROBLEM = 500
+"""The most characters of an agent's message that a schedule's status repeats; there may be many nodes."""
+
+
+class _Decided(msgspec.Struct):
+    """The nodes of one phase of a schedule, and the names of those that have changed since."""
+
+    phase: PhaseSpec
+    outdated: set[str]
+    nodes: tuple[ConfiguredNode, ...] = ()
+
+
+class ConfiguredNodes:
+    """The nodes, the GpuNodes and the vGPU configs as they were observed last."""
+
+    def __init__(self) -> None:
+        self._nodes: Mapping[ObjectKey, ReadNode] | None = None
+        self._gpu_nodes: Mapping[ObjectKey, OwnedGpuNode] | None = None
+        self._configs: KnownConfigs | None = None
+        self._decided: dict[str, _Decided] = {}
+        """The nodes that were returned last for each schedule, by its name."""
+
+    def observe_nodes(self, delta: Delta[ReadNode]) -> None:
+        """Record changes of nodes, of which heartbeats are most."""
+        before, self._nodes = self._nodes, delta.objects
+        names = delta.changed | delta.removed
+        if before is None or not names:  # a delta that names no change may be any
+            self._decided.clear()
+            return
+        moved = {key.name for key in names if _labels(before.get(key)) != _labels(delta.objects.get(key))}
+        for decided in self._decided.values():
+            decided.outdated |= moved
+
+    def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
+        """Record changes of GpuNodes."""
+        self._gpu_nodes = delta.objects
+        names = {key.name for key in delta.changed | delta.removed}
+        if not names:
+            self._decided.clear()
+        for decided in self._decided.values():
+            decided.outdated |= names
+
+    def forget(self, name: str) -> None:
+        """Forget what was decided of a schedule that does not exist any more."""
+        self._decided.pop(name, None)
+
+    def observe_configs(self, configs: KnownConfigs) -> bool:
+        """Record the vGPU configs of the cluster; return whether they have changed."""
+        before, self._configs = self._configs, configs
+        return configs != before
+
+    def faults(self, schedule: Schedule) -> tuple[Reason, ...] | None:
+        """Return the phases whose vGPU config is missing or unknown; None until that is observed."""
+        return self._configs.faults(schedule.phases) if self._configs is not None else None
+
+    @property
+    def configs(self) -> KnownConfigs:
+        """The vGPU configs; until they are observed, which there are is unknown."""
+        return self._configs if self._configs is not None else KnownConfigs(unread="not observed yet")
+
+    def of(self, stored: VgpuSchedule, schedule: Schedule, now: datetime) -> tuple[ConfiguredNode, ...] | None:
+        """Return the nodes of the phase of now of a schedule without faults; None until all objects are observed."""
+        if self._nodes is None or self._gpu_nodes is None:
+            return None
+        phase = phase_now(stored, schedule, now)
+        if phase is None or phase.vgpu_config is None:
+            return ()
+        decided = self._decided.get(schedule.name)
+        if decided is None or decided.phase != phase:
+            decided = self._decided[schedule.name] = _Decided(phase, {key.name for key in self._nodes})
+        if decided.outdated:
+            self._decide(decided, schedule.name, phase.vgpu_config)
+        return decided.nodes
+
+    def _decide(self, decided: "_Decided", schedule: str, config: str) -> None:
+        """Decide the nodes of a schedule that have changed."""
+        phase, nodes, gpu_nodes = decided.phase, self._nodes or {}, self._gpu_nodes or {}
+        found, origin = {node.node: node for node in decided.nodes}, origin_of(schedule, phase.name)
+        for name in map(NodeName, decided.outdated):
+            key = ObjectKey("", name)
+            node = nodes.get(key)
+            if node is None or not phase.configures(node.metadata.labels):
+                found.pop(name, None)
+            else:
+                why = unapplied(name, config, origin, gpu_nodes.get(key))
+                found[name] = ConfiguredNode(name, PhaseName(phase.name), config, why)
+        decided.nodes = tuple(found[name] for name in sorted(found))
+        decided.outdated.clear()
+
+
+def _labels(node: ReadNode | None) -> Mapping[str, str] | None:
+    return node.metadata.labels if node is not None else None
+
+
+def unapplied(node: str, config: str, origin: str, gpu_node: OwnedGpuNode | None) -> Reason | None:
+    """Return why a node does not have the vGPU config that a schedule has for it; None if its agent reports it."""
+    if gpu_node is None or gpu_node.spec is None:
+        return reasons.no_gpu_node(node, config)
+    refused = not_followed(node, config, gpu_node.owner_of("vgpuConfig"), gpu_node.spec)
+    return refused if refused is not None else next(_waits(node, config, origin, gpu_node, gpu_node.spec), None)
+
+
+def not_followed(node: str, config: str, owner: str | None, spec: Spec) -> Reason | None:
+    """Return why no schedule gives a node this vGPU config; `owner` is another writer of vgpuConfig in its GpuNode."""
+    if owner is not None:
+        return reasons.vgpu_config_overridden(node, config, f"set in its GpuNode by {owner}")
+    if spec.mode is not DesiredMode.VGPU and all(gpu.mode is not DesiredMode.VGPU for gpu in spec.gpus):
+        return reasons.mode_without_vgpus(node, config, spec.mode)
+    return None
+
+
+def _waits(node: str, config: str, origin: str, gpu_node: OwnedGpuNode, spec: Spec) -> Iterator[Reason]:
+    """Yield what the vGPU config of a node in mode vgpu waits for, the first step first."""
+    status = gpu_node.status
+    found = spec.origins.vgpu_config if spec.origins is not None else ""
+    if spec.vgpu_config != config or found != origin:
+        yield reasons.vgpu_config_pending(node, config, "the controller has not written it to the GpuNode yet")
+    if status is None or status.observed_generation < gpu_node.metadata.generation:
+        yield reasons.vgpu_config_pending(
+            node, config, "the node agent has not read the newest spec of the GpuNode yet"
+        )
+        return
+    ready = next((condition for condition in status.conditions if condition.type == READY), None)
+    if ready is None:
+        yield reasons.vgpu_config_pending(node, config, "the node agent does not report whether the node is ready")
+    elif ready.status != "True":
+        yield reasons.vgpu_config_pending(node, config, (ready.message or ready.reason)[:MOST_PROBLEM], ready.reason)
+    others = sorted({gpu.vgpu_config for gpu in status.gpus if gpu.vgpu_config is not None} - {config})
+    if others:
+        text = f"the node agent still applies {', '.join(others)}"
+        yield reasons.vgpu_config_pending(node, config, text)

@@ -1,0 +1,196 @@
+"""KubeVirt's VMs on nodes with GPUs of their own: what a round of a schedule reads of them, and its two writes.
+
+Which VMs are the users of GPUs, and whether each may be stopped, is decided by their pods and VMIs. Source: KubeVirt's
+pkg/virt-controller/services/template.go: the VMI controls the pod `virt-launcher`; watch/vm/vm.go: the VirtualMachine
+controls the VMI.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.collection import Collection
+from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
+from gpuvirt.cluster.kinds.core import OwnedMetadata, WholePod
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.cluster.labelselector import LabelSelector
+from gpuvirt.cluster.operator.nodes.scheduled import origin_of
+from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
+from gpuvirt.cluster.resources import Resource
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import nodevms as reasons
+from gpuvirt.model.workers.hypervisor import Answer, VmKey
+from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms
+from gpuvirt.model.workers.status import ConfiguredNode
+from gpuvirt_schedules.controller.kubevirt import judging
+from gpuvirt_schedules.controller.kubevirt.blockedgpus import WaitingGpu, waiting_gpus
+from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
+from gpuvirt_schedules.controller.kubevirt.judging import BY_STRATEGY, VmObjects
+from gpuvirt_schedules.controller.kubevirt.virtualmachines import VM, controller_uid
+from gpuvirt_schedules.controller.workerobjects import ALL_PODS
+
+POD, VMI = "pod ", "VirtualMachineInstance"
+
+
+class _BudgetSpec(msgspec.Struct, frozen=True):
+    selector: LabelSelector | None = None
+
+
+class _BudgetStatus(msgspec.Struct, frozen=True, rename="camel"):
+    disruptions_allowed: int = 0
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """A PodDisruptionBudget."""
+
+    metadata: OwnedMetadata
+    spec: _BudgetSpec = _BudgetSpec()
+    status: _BudgetStatus = _BudgetStatus()
+
+    def covers(self, pod: WholePod) -> bool:
+        """Return whether a disruption of a pod counts. A VMI's own budget forbids evictions, and no shutdown."""
+        selector, is_own = self.spec.selector, bool(controller_uid(self.metadata, VMI))
+        if is_own or selector is None or self.metadata.namespace != pod.metadata.namespace:
+            return False
+        return selector.matches(pod.metadata.labels)
+
+
+class RoundReading(msgspec.Struct, frozen=True):
+    """The pods, VMs, budgets and workers' namespaces that one round has read."""
+
+    pods: Mapping[str, WholePod]
+    """The pods of the nodes, by namespace and name."""
+    vms: Mapping[str, Mapping[VmKey, VmObjects] | Reason]
+    """The VMs of each namespace, or why they are unknown."""
+    budgets: tuple[Budget, ...] | None
+    """None if they may not be listed."""
+    workers: frozenset[str] = frozenset()
+    """The namespaces in which schedules have their workers."""
+
+
+def seen_vms(read: RoundReading, gpus: Iterable[WaitingGpu]) -> SeenVms:
+    """Return the VMs of all namespaces, and for each GPU which of them are its users."""
+    blocked, pods = list[BlockedGpu](), dict[VmKey, list[WholePod]]()
+    for gpu in gpus:
+        vms, others = list[VmKey](), list(gpu.obstacles)
+        for user in gpu.users:
+            pod = read.pods.get(user.removeprefix(POD)) if user.startswith(POD) else None
+            found = _vm_of(pod, read) if pod is not None else user
+            if isinstance(found, VmObjects) and pod is not None:
+                key = VmKey(found.vm.metadata.uid)
+                vms.append(key)
+                pods.setdefault(key, []).append(pod)
+            elif isinstance(found, str):
+                others.append(found)
+        blocked.append(BlockedGpu(gpu.node, gpu.address, tuple(dict.fromkeys(vms)), tuple(others)))
+    objects = {key: vm for found in read.vms.values() if not isinstance(found, Reason) for key, vm in found.items()}
+    seen = {key: _seen(vm, pods.get(key, ()), read) for key, vm in objects.items()}
+    unknown = {name: found for name, found in read.vms.items() if isinstance(found, Reason)}
+    return SeenVms(seen, unknown, tuple(blocked))
+
+
+def _vm_of(pod: WholePod, read: RoundReading) -> VmObjects | str:
+    """Return the VM that a pod runs; in words what else it is."""
+    vmi = controller_uid(pod.metadata, VMI)
+    if not vmi:
+        return f"{POD}{pod.where}"
+    found = read.vms.get(pod.metadata.namespace)
+    if isinstance(found, Reason):
+        return f"{POD}{pod.where}, whose VM is not known: {found.text}"
+    for objects in (found or {}).values():
+        metadata = objects.vmi.metadata if objects.vmi is not None else None
+        if metadata is not None and metadata.uid == vmi and controller_uid(metadata, VM) == objects.vm.metadata.uid:
+            return objects
+    return f"{POD}{pod.where}, whose VMI belongs to no VirtualMachine"
+
+
+def _seen(objects: VmObjects, pods: Iterable[WholePod], read: RoundReading) -> SeenVm:
+    vm = objects.vm
+    covering = [budget for budget in read.budgets or () if any(budget.covers(pod) for pod in pods)]
+    off = VmObjects(vm, None)
+    is_kept_running = vm.spec.strategy in BY_STRATEGY and objects.is_on
+    return SeenVm(
+        VmKey(vm.metadata.uid),
+        vm.metadata.namespace,
+        vm.metadata.name,
+        objects.is_on,
+        judging.is_changing(objects),
+        vm.spec.strategy == "Halted",
+        next(_refusals(objects, read), None),
+        # A schedule halts a VM of these strategies, and starts it again by them.
+        None if is_kept_running else judging.start_refusal(_server(vm.metadata.namespace), off),
+        {f"{found.metadata.namespace}/{found.metadata.name}": found.status.disruptions_allowed for found in covering},
+        objects.instance,
+    )
+
+
+def _refusals(objects: VmObjects, read: RoundReading) -> Iterator[Reason]:
+    """Yield why a VM must not be stopped."""
+    metadata = objects.vm.metadata
+    where = f"{metadata.namespace}/{metadata.name}"
+    if metadata.namespace in read.workers:
+        yield reasons.vm_not_stopped(where, "its namespace has the workers of a schedule, whose pods would end with it")
+    if metadata.controller is not None:
+        yield reasons.vm_not_stopped(where, f"a {metadata.controller.kind} controls it")
+    if read.budgets is None:
+        yield reasons.vm_not_stopped(where, "PodDisruptionBudgets may not be listed, so none is known to allow it")
+    refusal = judging.shutdown_refusal(_server(metadata.namespace), objects)
+    if refusal is not None:
+        yield reasons.vm_not_stopped(where, refusal.text)
+
+
+def _server(namespace: str) -> str:
+    return f"KubeVirt in namespace {namespace}"
+
+
+BUDGETS = Collection(Resource("poddisruptionbudgets", "policy"), Budget)
+
+
+class NodeVms:
+    """The VMs on the nodes of one schedule. `read` raises ApiError; errors of `change` are answers."""
+
+    def __init__(self, client: Client, schedule: str) -> None:
+        """Writes of `client` are sent with the lease alone (`Client.leading`)."""
+        self._client = client
+        self._schedule = schedule
+
+    async def read(
+        self,
+        waiting: Iterable[ConfiguredNode],
+        known: Iterable[NodeVm],
+        configs: KnownConfigs,
+        workers: frozenset[str],
+    ) -> SeenVms:
+        """Return the users of GPUs of the nodes that wait, and the VMs that the status has.
+
+        `workers` has the namespaces in which schedules have their workers.
+
+        GpuNodes are read first, so that a pod that has ended since is none of the users.
+        """
+        gpus = [gpu for node in waiting for gpu in await self._gpus(node, configs)]
+        pods = {pod.where: pod for name in sorted({gpu.node for gpu in gpus}) for pod in await self._pods(name)}
+        launchers = {pod.metadata.namespace for pod in pods.values() if controller_uid(pod.metadata, VMI)}
+        namespaces = sorted(launchers | {vm.namespace for vm in known})
+        vms = {name: await KubeVirtVms(self._client, name).objects() for name in namespaces}
+        return seen_vms(RoundReading(pods, vms, await self._budgets() if launchers else (), workers), gpus)
+
+    async def change(self, change: ChangeVm) -> Answer:
+        """Shut down or start a VM, if its state permits that."""
+        return await KubeVirtVms(self._client, change.namespace).call(change.call)
+
+    async def _gpus(self, node: ConfiguredNode, configs: KnownConfigs) -> tuple[WaitingGpu, ...]:
+        try:
+            gpu_node = await self._client.get(GPU_NODES, node.node, GpuNode)
+        except NotFoundError:
+            return ()
+        return waiting_gpus(node, origin_of(self._schedule, node.phase), gpu_node, configs)
+
+    async def _pods(self, node: str) -> tuple[WholePod, ...]:
+        return tuple((await self._client.list(Collection(ALL_PODS, WholePod, on_node=node))).items)
+
+    async def _budgets(self) -> tuple[Budget, ...] | None:
+        try:
+            return tuple((await self._client.list(BUDGETS)).items)
+        except ForbiddenError:
+            return None

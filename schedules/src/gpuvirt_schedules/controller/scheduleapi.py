@@ -1,0 +1,337 @@
+"""One schedule's requests to the API server: what a round reads, and its writes with the versions that it has read."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from gpuvirt.clock import Clock
+from gpuvirt.cluster import events
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.collection import Collection
+from gpuvirt.cluster.events import About, events_of
+from gpuvirt.cluster.failures import NotFoundError
+from gpuvirt.cluster.kinds.core import Node, WholePod
+from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, PhaseSpec, VgpuSchedule, vgpu_schedules
+from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
+from gpuvirt.cluster.labelselector import LabelSelector, Requirement
+from gpuvirt.cluster.operator.announcer import REPORTER
+from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
+from gpuvirt.cluster.resources import NODES, VersionPrecondition, pods
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.workers.hypervisor import Answer, VmKey
+from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, SeenVms
+from gpuvirt.model.workers.observed import NodePod
+from gpuvirt.model.workers.spec import PhaseName
+from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
+from gpuvirt_schedules.controller import objects
+from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
+from gpuvirt_schedules.controller.coveragereading import CoverageReading
+from gpuvirt_schedules.controller.kubevirt.nodevms import NodeVms
+from gpuvirt_schedules.controller.nodemarks import marks_patch
+from gpuvirt_schedules.controller.otherschedules import OtherSchedule, OtherSchedules
+from gpuvirt_schedules.controller.rounds import ClusterReading, StoredSchedule
+from gpuvirt_schedules.controller.scheduleevents import event_drafts
+from gpuvirt_schedules.controller.workerobjects import (
+    ALL_PODS,
+    ATTACHMENTS,
+    CORDONED_BY,
+    LEASES,
+    AttachmentObject,
+    LeaseObject,
+    node_pod,
+    worker_of,
+)
+from gpuvirt_schedules.controller.workertypes import PhaseTypes, type_of
+from gpuvirt_schedules.decide.actions import MarkNode
+from gpuvirt_schedules.decide.faults import shared_nodes, shared_workers
+from gpuvirt_schedules.decide.profilefaults import missing_profiles
+from gpuvirt_schedules.decide.transition import Advance
+
+EVICTION_S = 10.0
+"""How long the API server may take for an eviction, which asks all budgets."""
+
+
+READS_AT_ONCE = 8
+"""How many requests about single nodes are under way at once."""
+T = TypeVar("T")
+
+
+class _StatusPatch(msgspec.Struct, frozen=True):
+    metadata: VersionPrecondition
+    status: StoredStatus
+
+
+class _Preconditions(msgspec.Struct, frozen=True):
+    uid: str
+
+
+class _Options(msgspec.Struct, frozen=True):
+    preconditions: _Preconditions
+
+
+class _EvictedPod(msgspec.Struct, frozen=True):
+    name: str
+    namespace: str
+
+
+class _Eviction(msgspec.Struct, frozen=True, rename="camel"):
+    metadata: _EvictedPod
+    delete_options: _Options
+    api_version: str = "policy/v1"
+    kind: str = "Eviction"
+
+
+class ScheduleObjects:
+    """The API server, as the rounds of one schedule need it. All methods raise ApiError."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        name: str,
+        clock: Clock,
+        configured: ConfiguredNodes | None = None,
+        others: OtherSchedules | None = None,
+    ) -> None:
+        """Writes of `client` are sent with the lease alone (`Client.leading`).
+
+        `configured` is None for a command, which observes no GpuNodes: the nodes of the status stay as they are.
+        `others` is what the schedules of one controller share.
+        """
+        self._others = others if others is not None else OtherSchedules(client, namespace)
+        self._configured = configured
+        self._client = client
+        self._resource = vgpu_schedules(namespace)
+        self._name = name
+        self._clock = clock
+        self._object: VgpuSchedule | None = None
+        self._nodes: dict[NodeName, Node] = {}
+        """The nodes of the last reading."""
+        self._coverage = CoverageReading(client, clock)
+        self._vms = NodeVms(client, name)
+        self._worker_namespaces: frozenset[str] = frozenset()
+        """The namespaces in which schedules have their workers, by the last reading."""
+        self._cordoned_s: dict[NodeName, float] = {}
+        """When each node was first seen unschedulable."""
+
+    @property
+    def stored(self) -> VgpuSchedule | None:
+        """The schedule as it was read or written last; None if it does not exist."""
+        return self._object
+
+    def use(self, stored: VgpuSchedule) -> None:
+        """Take a schedule as it is: that of a command, which has read it, or has it from a file."""
+        self._object = stored
+
+    async def schedule(self) -> StoredSchedule | None:
+        """Return the schedule; None if it does not exist any more."""
+        try:
+            found = await self._client.get(self._resource, self._name, VgpuSchedule)
+        except NotFoundError:
+            self._object = None
+            return None
+        self._object = found
+        schedule, faults = objects.schedule_of(found)
+        return StoredSchedule(schedule, objects.status_of(found), found.metadata.resource_version, faults)
+
+    async def read(self, stored: StoredSchedule) -> ClusterReading:
+        """Return the workers: nodes first, then their Leases, pods and volumes."""
+        found, types = await self._read_nodes(stored.status)
+        self._nodes = found
+        now_s = self._clock.monotonic_s()
+        self._cordoned_s = {
+            name: self._cordoned_s.get(name, now_s) for name, node in found.items() if node.spec.unschedulable
+        }
+        renewals = await _of_each(found, self._renewal)
+        nodes = {
+            name: worker_of(node, types.get(name, {}), renewals[name], now_s - self._cordoned_s.get(name, now_s))
+            for name, node in found.items()
+        }
+        placed = await _of_each(nodes, self._read_pods)
+        attachments = (await self._client.list(Collection(ATTACHMENTS, AttachmentObject))).items if nodes else ()
+        attached = {
+            name: tuple(volume.metadata.name for volume in attachments if volume.spec.node_name == name)
+            for name in nodes
+        }
+        workers = [found[name] for name, node in nodes.items() if node.phases]
+        configs = await self._read_config_nodes()
+        schedules = await self._read_schedules()
+        places = [found.spec.hypervisor.kube_virt for found in schedules]
+        self._worker_namespaces = frozenset(place.namespace for place in places if place is not None)
+        problems = (*self._shared(schedules, configs), *missing_profiles(nodes.values()))
+        problems += await self._coverage.faults(workers)
+        config_nodes = {phase: frozenset(found) for phase, found in configs.items()}
+        return ClusterReading(
+            nodes, placed, attached, problems, self._configured_nodes(stored), self._claims(schedules), config_nodes
+        )
+
+    def _claims(self, schedules: Iterable[OtherSchedule]) -> Mapping[VmKey, str]:
+        """Return the VMs that other schedules have matched, each with its node; one without a Node claims nothing."""
+        return {
+            VmKey(worker.vm): f"node {worker.node} of schedule {schedule.metadata.name}"
+            for schedule in schedules
+            if schedule.metadata.name != self._name
+            for worker in schedule.status.workers
+            if worker.vm and worker.node_uid
+        }
+
+    def _configured_nodes(self, stored: StoredSchedule) -> tuple[ConfiguredNode, ...] | None:
+        """Return the nodes that have a vGPU config by the phase of now; None if that is not observed."""
+        if self._configured is None or self._object is None:
+            return None
+        return self._configured.of(self._object, stored.schedule, self._clock.now())
+
+    async def record(
+        self, stored: StoredSchedule, status: ScheduleStatus, problems: tuple[Reason, ...], advance: Advance
+    ) -> None:
+        """Write the status for the version that was read, if it has changed; raises ConflictError."""
+        before = self._object
+        if before is None:
+            return
+        unknown = self._configured.faults(stored.schedule) if self._configured is not None else None
+        desired = objects.written(before, status, problems, advance, self._clock.now(), unknown)
+        if desired == before.status:
+            return
+        patch = _StatusPatch(VersionPrecondition(stored.version), desired)
+        self._object = await self._client.patch(
+            self._resource, self._name, patch, PatchType.MERGE, VgpuSchedule, part="status"
+        )
+        known = frozenset(condition.reason for condition in before.status.conditions)
+        drafts = event_drafts(stored.status, status, advance.next_switch, (*problems, *(unknown or ())), known)
+        about = About(API_VERSION, KIND, self._name, before.metadata.uid, before.metadata.namespace)
+        found = events_of([(about, draft) for draft in drafts], REPORTER, self._clock.now())
+        await events.write(self._client, found)
+
+    async def mark(self, action: MarkNode) -> None:
+        """Change the marks of a node of the version that was read; raises ConflictError."""
+        taints = self._nodes[action.node].spec.taints
+        patch = marks_patch(
+            action.version, taints, self._name, cordon=action.cordon, taint=action.taint, labels=action.labels
+        )
+        await self._client.patch(NODES, action.node, patch, PatchType.MERGE, Node)
+
+    async def evict(self, pod: NodePod) -> None:
+        """Evict a pod; raises RefusedError if a budget forbids it."""
+        content = _Eviction(_EvictedPod(pod.name, pod.namespace), _Options(_Preconditions(pod.uid)))
+        await self._client.create_part(
+            pods(pod.namespace), pod.name, "eviction", content, within_s=EVICTION_S, may_send=lambda: True
+        )
+
+    async def delete(self, pod: NodePod) -> None:
+        """Delete a pod, with its grace period."""
+        await self._client.delete(pods(pod.namespace), pod.name, pod.uid)
+
+    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> SeenVms:
+        """Return the users of GPUs of the nodes that wait, and the VMs that the status has."""
+        configs = self._configured.configs if self._configured is not None else KnownConfigs(unread="not observed")
+        return await self._vms.read(waiting, known, configs, self._worker_namespaces)
+
+    async def change_vm(self, change: ChangeVm) -> Answer:
+        """Shut down or start a VM, if its state permits that; errors are answers."""
+        return await self._vms.change(change)
+
+    async def _read_nodes(self, status: ScheduleStatus) -> tuple[dict[NodeName, Node], Mapping[NodeName, PhaseTypes]]:
+        """Return the nodes that a phase selects, with their phases, those of the status, and those with a mark."""
+        found, types = dict[NodeName, Node](), dict[NodeName, dict[PhaseName, str | None]]()
+        selected = self._object.spec.phases if self._object is not None else ()
+        for phase in selected:
+            for node in await self._list(selector_text(phase.workers)) if phase.workers is not None else ():
+                name = NodeName(node.metadata.name)
+                found[name] = node
+                types.setdefault(name, {})[PhaseName(phase.name)] = type_of(phase, node.metadata.labels)
+        for node in await self._list(f"{CORDONED_BY}={self._name}"):
+            found.setdefault(NodeName(node.metadata.name), node)
+        for name in {worker.node for worker in status.workers} - found.keys():
+            try:
+                found[name] = await self._client.get(NODES, name, Node)
+            except NotFoundError:
+                continue
+        return found, types
+
+    async def _read_config_nodes(self) -> Mapping[PhaseName, Mapping[NodeName, Node]]:
+        """Return the nodes that phases have vGPU configs for."""
+        phases = self._object.config_phases if self._object is not None else ()
+        return {
+            PhaseName(phase.name): {
+                NodeName(node.metadata.name): node for node in await self._list(selector_text(phase.nodes))
+            }
+            for phase in phases
+            if phase.nodes is not None
+        }
+
+    async def _read_schedules(self) -> tuple[OtherSchedule, ...]:
+        """Return the schedules of the namespace; this one is as it was read, or as a command has it from a file."""
+        others = (found for found in await self._others.read() if found.metadata.name != self._name)
+        own = self._object
+        return (*others, *((OtherSchedule(own.metadata, own.spec),) if own is not None else ()))
+
+    def _shared(
+        self, schedules: Sequence[OtherSchedule], configs: Mapping[PhaseName, Mapping[NodeName, Node]]
+    ) -> tuple[Reason, ...]:
+        """Return the workers and the nodes with vGPU configs that another schedule has, too."""
+        configured = {name: node for nodes in configs.values() for name, node in nodes.items()}
+        workers = shared_workers(_selected(schedules, self._nodes, PhaseSpec.has_worker))
+        if workers and self._others.on_shared is not None:
+            self._others.on_shared(workers)
+        nodes = shared_nodes(_selected(schedules, configured, PhaseSpec.configures), self._name)
+        return (*workers.get(self._name, ()), *nodes)
+
+    async def _list(self, selector: str) -> Iterable[Node]:
+        return (await self._client.list(Collection(NODES, Node, labelled=selector))).items
+
+    async def _renewal(self, name: NodeName) -> str | None:
+        try:
+            return (await self._client.get(LEASES, name, LeaseObject)).spec.renew_time
+        except NotFoundError:
+            return None
+
+    async def _read_pods(self, name: NodeName) -> tuple[NodePod, ...]:
+        listed = await self._client.list(Collection(ALL_PODS, WholePod, on_node=name))
+        return tuple(node_pod(pod) for pod in listed.items)
+
+
+async def _of_each(names: Iterable[NodeName], read: Callable[[NodeName], Awaitable[T]]) -> dict[NodeName, T]:
+    """Return what is read of each node; several are read at once, since each answer takes some milliseconds."""
+    limit = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def limited(name: NodeName) -> T:
+        async with limit:
+            return await read(name)
+
+    order = tuple(names)
+    return dict(zip(order, await asyncio.gather(*map(limited, order)), strict=True))
+
+
+def _selected(
+    schedules: Iterable[OtherSchedule],
+    nodes: Mapping[NodeName, Node],
+    selects: Callable[[PhaseSpec, Mapping[str, str]], bool],
+) -> Mapping[str, frozenset[NodeName]]:
+    """Return those of the nodes that a phase of each schedule selects."""
+    return {
+        schedule.metadata.name: frozenset(
+            name
+            for name, node in nodes.items()
+            if any(selects(phase, node.metadata.labels) for phase in schedule.spec.phases)
+        )
+        for schedule in schedules
+    }
+
+
+def selector_text(selector: LabelSelector) -> str:
+    """Return a selector as a query has it: `vgpu.type=v100-4q-4GB,tier notin (test)`."""
+    equal = [f"{key}={value}" for key, value in sorted(selector.match_labels.items())]
+    return ",".join([*equal, *(_requirement(requirement) for requirement in selector.match_expressions)])
+
+
+def _requirement(requirement: Requirement) -> str:
+    match requirement.operator:
+        case "Exists":
+            return requirement.key
+        case "DoesNotExist":
+            return f"!{requirement.key}"
+        case operator:
+            return f"{requirement.key} {operator.lower()} ({','.join(requirement.values)})"

@@ -1,0 +1,109 @@
+"""The metrics of VgpuSchedules, on the controller's page; a controller without schedules does not load this module."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from gpuvirt.cluster.kinds.vgpuschedule import CONFIGS_KNOWN, READY, VgpuSchedule
+from gpuvirt.model.workers.nodevms import VmStep
+from gpuvirt.model.workers.spec import VmPolicy
+from gpuvirt.web.exposition import counter, gauge, histograms
+from gpuvirt_schedules.controller.telemetry import ScheduleTelemetry
+
+
+def of_schedules(schedules: Iterable[VgpuSchedule], telemetry: ScheduleTelemetry) -> Iterator[str]:
+    """Yield the lines of the metrics; the schedules are those of the controller's namespace."""
+    found = tuple(schedules)
+    yield from _of_switches(found)
+    yield from _of_delays(found)
+    yield from histograms(
+        "gpuvirt_schedule_step_seconds",
+        "How long workers were in the steps of switches.",
+        ("step",),
+        [((str(step),), histogram) for step, histogram in sorted(telemetry.steps_s.items())],
+    )
+    yield from counter(
+        "gpuvirt_schedule_calls_total",
+        "Calls to hypervisors, by result: accepted, or the code of the reason.",
+        ("action", "result"),
+        telemetry.calls.items(),
+    )
+
+
+def _of_switches(found: Sequence[VgpuSchedule]) -> Iterator[str]:
+    yield from gauge(
+        "gpuvirt_schedule_phase",
+        "1 for the phase that a VgpuSchedule has reached last.",
+        ("schedule", "phase"),
+        [((stored.metadata.name, stored.status.phase), 1) for stored in found if stored.status.phase is not None],
+    )
+    yield from gauge(
+        "gpuvirt_schedule_next_switch_timestamp_seconds",
+        "When the next phase of a VgpuSchedule begins, in seconds since 1970.",
+        ("schedule", "phase"),
+        [sample for stored in found for sample in _next_switch(stored)],
+    )
+    yield from gauge(
+        "gpuvirt_schedule_ready",
+        "1 if a VgpuSchedule is in its current phase; otherwise 0, with the code of the reason.",
+        ("schedule", "reason"),
+        [sample for stored in found for sample in _condition(stored, READY)],
+    )
+    yield from gauge(
+        "gpuvirt_schedule_configs_known",
+        "1 if each vGPU config that a VgpuSchedule names exists; otherwise 0, with the code of the reason.",
+        ("schedule", "reason"),
+        [sample for stored in found for sample in _condition(stored, CONFIGS_KNOWN)],
+    )
+
+
+def _of_delays(found: Sequence[VgpuSchedule]) -> Iterator[str]:
+    yield from gauge(
+        "gpuvirt_schedule_held_workers",
+        "Workers of a VgpuSchedule whose step was not done in time.",
+        ("schedule",),
+        [((stored.metadata.name,), sum(worker.held for worker in stored.status.workers)) for stored in found],
+    )
+    yield from gauge(
+        "gpuvirt_schedule_held_vms",
+        "VMs of a VgpuSchedule with vms: Stop that were not stopped or started in time.",
+        ("schedule",),
+        [((stored.metadata.name,), sum(vm.held for vm in stored.status.vms)) for stored in found if _has_vms(stored)],
+    )
+    yield from gauge(
+        "gpuvirt_schedule_waiting_nodes",
+        "Nodes that do not have the vGPU config of the phase of a VgpuSchedule yet.",
+        ("schedule",),
+        [((stored.metadata.name,), sum(not node.applied for node in stored.status.nodes)) for stored in found],
+    )
+    yield from gauge(
+        "gpuvirt_schedule_vms",
+        "VMs whose vGPUs a phase's vGPU config removes, by the step that each is in.",
+        ("schedule", "step"),
+        [
+            ((stored.metadata.name, str(step)), sum(vm.step is step for vm in stored.status.vms))
+            for stored in found
+            if _has_vms(stored)
+            for step in VmStep
+        ],
+    )
+
+
+def _has_vms(stored: VgpuSchedule) -> bool:
+    return any(phase.vms is VmPolicy.STOP for phase in stored.spec.phases) or bool(stored.status.vms)
+
+
+def _next_switch(stored: VgpuSchedule) -> Iterator[tuple[tuple[str, ...], float]]:
+    status = stored.status
+    if status.next_phase is None or status.next_switch is None:
+        return
+    try:
+        at_s = datetime.fromisoformat(status.next_switch).timestamp()
+    except ValueError:  # another program has written the status
+        return
+    yield (stored.metadata.name, status.next_phase), at_s
+
+
+def _condition(stored: VgpuSchedule, name: str) -> Iterator[tuple[tuple[str, ...], float]]:
+    for condition in stored.status.conditions:
+        if condition.type == name:
+            yield (stored.metadata.name, condition.reason), float(condition.status == "True")

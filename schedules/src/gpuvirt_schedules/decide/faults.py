@@ -1,0 +1,147 @@
+"""The faults in the spec of a schedule, found before anything is done for it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from itertools import islice
+from zoneinfo import ZoneInfo
+
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.workers.spec import Phase, Schedule
+from gpuvirt_schedules.decide.profilefaults import profile_faults
+from gpuvirt_schedules.decide.times import (
+    FIELDS,
+    MOST_SWITCHES,
+    CronLineError,
+    ZoneError,
+    moment,
+    nominal,
+    starts_after,
+    verify_line,
+    zone_of,
+)
+
+LONGEST_NAME = 63
+"""The most characters of the value of a label, which names the schedule that has cordoned a node."""
+CHECKED = timedelta(days=400)
+"""How far ahead starts of phases are compared: a year, with its changes of summer time."""
+
+
+def faults(schedule: Schedule, now: datetime) -> tuple[Reason, ...]:
+    """Return all that is wrong with a spec by itself; nothing is done for a schedule with faults."""
+    found = [*_phase_faults(schedule), *_line_faults(schedule), *profile_faults(schedule)]
+    try:
+        zone = zone_of(schedule.time_zone)
+    except ZoneError:
+        return (*found, reasons.time_zone_unknown("spec.timeZone", schedule.time_zone))
+    found += _override_faults(schedule, zone)
+    return tuple(found) or time_faults(
+        schedule.phases, zone, now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    )
+
+
+def shared_workers(schedules: Mapping[str, frozenset[NodeName]]) -> dict[str, tuple[Reason, ...]]:
+    """Return the faults of schedules, by name, whose workers are workers of another schedule, too."""
+    return _shared(schedules, reasons.worker_in_two_schedules)
+
+
+def shared_nodes(schedules: Mapping[str, frozenset[NodeName]], name: str) -> tuple[Reason, ...]:
+    """Return the faults of a schedule for whose nodes other schedules have vGPU configs, too."""
+    return _shared(schedules, reasons.node_in_two_schedules).get(name, ())
+
+
+def _shared(
+    schedules: Mapping[str, frozenset[NodeName]], reason_of: Callable[[str, Sequence[str]], Reason]
+) -> dict[str, tuple[Reason, ...]]:
+    found: dict[str, tuple[Reason, ...]] = {}
+    count = Counter(node for nodes in schedules.values() for node in nodes)
+    for node in sorted(node for node, number in count.items() if number > 1):
+        names = sorted(name for name, nodes in schedules.items() if node in nodes)
+        for name in names:
+            found[name] = (*found.get(name, ()), reason_of(node, names))
+    return found
+
+
+def _phase_faults(schedule: Schedule) -> Iterator[Reason]:
+    if len(schedule.name) > LONGEST_NAME:
+        yield reasons.spec_invalid("metadata.name", _too_long(schedule.name))
+    if not schedule.phases:
+        yield reasons.spec_invalid("spec.phases", "has no phase")
+    for name, number in Counter(phase.name for phase in schedule.phases).items():
+        if number > 1:
+            yield reasons.spec_invalid("spec.phases", f"has {number} phases with the name {name!r}")
+        if len(name) > LONGEST_NAME:
+            yield reasons.spec_invalid("spec.phases", f"has a phase whose name {_too_long(name)}")
+        if not name:
+            yield reasons.spec_invalid("spec.phases", "has a phase without a name")
+    if schedule.announce_s < 0 or schedule.drain.timeout_s < 0:
+        yield reasons.spec_invalid("spec.announce and spec.drain.timeout", "can't be negative")
+
+
+def _too_long(name: str) -> str:
+    return f"has {len(name)} characters; expected at most {LONGEST_NAME}, as in the value of a node's label"
+
+
+def _line_faults(schedule: Schedule) -> Iterator[Reason]:
+    for position, phase in enumerate(schedule.phases):
+        try:
+            verify_line(phase.start)
+        except CronLineError as error:
+            if _has_no_day(phase.start):
+                yield reasons.phase_unreachable(phase.name, phase.start)
+            else:
+                yield reasons.cron_line_invalid(f"spec.phases[{position}].start", phase.start, str(error))
+
+
+def _has_no_day(line: str) -> bool:
+    """Return whether day and month of a line are valid by themselves, and no month of the line has the day."""
+    fields = line.split()
+    if len(fields) != FIELDS:
+        return False
+    try:
+        for position in (2, 3):
+            verify_line(" ".join([*fields[:position], "*", *fields[position + 1 :]]))
+    except CronLineError:
+        return False
+    return True
+
+
+def _override_faults(schedule: Schedule, zone: ZoneInfo) -> Iterator[Reason]:
+    names = {phase.name for phase in schedule.phases}
+    for position, override in enumerate(schedule.overrides):
+        field = f"spec.overrides[{position}]"
+        if override.phase not in names:
+            yield reasons.spec_invalid(f"{field}.phase", f"is {override.phase!r}, and no phase has that name")
+        if moment(override.begin, zone) >= moment(override.end, zone):
+            yield reasons.spec_invalid(f"{field}.until", "is not after `from`")
+
+
+@lru_cache(256)
+def time_faults(phases: tuple[Phase, ...], zone: ZoneInfo, day: datetime) -> tuple[Reason, ...]:
+    """Return phases that never begin, and the first times at which two begin at once, in the year after a day.
+
+    The result is remembered: a year of starts takes 0.1 s.
+    """
+    return tuple(_time_faults(phases, zone, day))
+
+
+def _time_faults(phases: tuple[Phase, ...], zone: ZoneInfo, day: datetime) -> Iterator[Reason]:
+    begins: dict[tuple[datetime, datetime], Phase] = {}
+    for phase in phases:
+        starts = starts_after(phase.start, day, zone)
+        first = next(starts, None)
+        if first is None:
+            yield reasons.phase_unreachable(phase.name, phase.start)
+            continue
+        for start in (first, *islice(starts, MOST_SWITCHES)):
+            if start > day + CHECKED:
+                break
+            # Only equal local times overlap: of an hour that spring leaves out, the last time counts (`Timeline`).
+            other = begins.setdefault((start, nominal(phase.start, start, zone)), phase)
+            if other is not phase:
+                at = f"{start.astimezone(zone):%Y-%m-%d %H:%M} {zone.key}"
+                yield reasons.phases_overlap((other.name, phase.name), at)
+                break

@@ -1,0 +1,196 @@
+"""The back end of a host with libvirt: the possible actions on its VMs, and the calls."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic  # noqa: TID251  how long to wait for a call, in a process of its own
+
+import libvirt
+import libvirt_qemu
+import msgspec
+
+from gpuvirt.model.workers.hypervisor import Abilities, Ability, Action, Call, VmKey, WorkerVm
+from gpuvirt_schedules.hypervisors.backend import BackEndError
+from gpuvirt_schedules.hypervisors.libvirt import reading
+from gpuvirt_schedules.hypervisors.libvirt.devices import VmDevices, devices_of, mdev_types
+from gpuvirt_schedules.hypervisors.libvirt.faults import problem_of, words
+from gpuvirt_schedules.hypervisors.libvirt.reading import is_moving
+from gpuvirt_schedules.hypervisors.libvirt.running import Running, RunningCall, is_open
+from gpuvirt_schedules.hypervisors.libvirt.session import LibvirtSession
+from gpuvirt_schedules.hypervisors.messages import Problem
+
+FAILS_WITHIN_S = 2.0
+"""How long a call is watched that libvirt has begun. What it refuses, and a QEMU that does not start, fail earlier."""
+POLL_S = 0.1
+FIXED_TYPE = "the type of a vGPU is that of its mediated device, which libvirt does not change"
+CALLS: Mapping[Action, Callable[[libvirt.virDomain], object]] = {
+    Action.SUSPEND: libvirt.virDomain.managedSave,
+    Action.SHUT_DOWN: libvirt.virDomain.shutdown,
+    Action.POWER_OFF: libvirt.virDomain.destroy,
+    Action.START: libvirt.virDomain.create,
+}
+"""The function of libvirt for each call; only a VM's shutdown is answered at once."""
+QEMU_DECIDES = 8_006_000
+"""The version of libvirt from which QEMU's blockers decide on a save. Older ones refuse every PCI device and mdev."""
+QUERY = '{"execute": "query-migrate"}'
+POSSIBLE = Ability(True)
+TAINTS = "the check asked QEMU's monitor: libvirt notes `custom-monitor` for this VM until it ends"
+_NOT_RUNNING = Ability(
+    None,
+    Problem.NO_SUSPEND,
+    "only a running QEMU can report this, and it does not run; `leave: ShutDown` needs no proof",
+)
+_NO_AGENT = Ability(
+    None, Problem.TOOLS_MISSING, "no guest agent is connected; the guest may follow ACPI's power button"
+)
+
+
+def make(session: LibvirtSession, running: Running, call: Call) -> None:
+    """Make a call; raises BackEndError. Return when it is done, or runs for some time without failing.
+
+    A call that failed after that is reported in the place of the next same one: the disk of a host that is full shows
+    when much of a VM's memory is written, and nobody would see it otherwise.
+    """
+    ask = CALLS.get(call.action)
+    if ask is None:
+        raise BackEndError(Problem.REFUSED, FIXED_TYPE, is_certain=True)
+    if (failure := running.failure(call)) is not None:
+        raise BackEndError(failure.problem, f"the last one failed: {failure.text}", is_certain=True)
+    connection = session.opened()
+    try:
+        domain = connection.lookupByUUIDString(call.vm)
+    except libvirt.libvirtError as error:
+        raise problem_of(error, is_certain=True, is_alive=is_open(connection)) from error
+    begun = running.begin(call, connection, partial(ask, domain))
+    try:
+        _watch(session, begun, call)
+    except BackEndError as error:
+        raise _in_wrong_power(error, domain, call.action) from error
+
+
+def _watch(session: LibvirtSession, begun: RunningCall, call: Call) -> None:
+    """Wait for a call's end, or until the VM shows that libvirt has begun it.
+
+    Nothing else says that libvirt has received it. What is never received ends with the child, when its time is over.
+    """
+    until_s = monotonic() + FAILS_WITHIN_S
+    while not begun.ends_within(POLL_S):
+        if monotonic() < until_s:
+            continue
+        with suppress(BackEndError):  # the connection of the call itself says what has become of it
+            if session.run(lambda connection: _has_begun(connection, call.vm, call.action)):
+                return
+
+
+def _has_begun(connection: libvirt.virConnect, key: VmKey, action: Action) -> bool:
+    domain = connection.lookupByUUIDString(key)
+    if action is Action.START:
+        return bool(domain.isActive())
+    return not domain.isActive() or is_moving(domain)
+
+
+def _in_wrong_power(error: BackEndError, domain: libvirt.virDomain, action: Action) -> BackEndError:
+    """Return a refusal as what it is where the VM is already on or off: libvirt has one code for all refusals."""
+    if error.problem is Problem.REFUSED:
+        with suppress(libvirt.libvirtError):
+            is_on = bool(domain.isActive())
+            if is_on is (action is Action.START):
+                text = f"{error.text}; the VM is {'on' if is_on else 'off'}"
+                return BackEndError(Problem.WRONG_POWER, text, is_certain=True)
+    return error
+
+
+class _Migration(msgspec.Struct, frozen=True, rename="kebab"):
+    blocked_reasons: tuple[str, ...] = ()
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    returned: _Migration = msgspec.field(name="return")
+
+
+def check(connection: libvirt.virConnect, keys: Sequence[VmKey]) -> list[Abilities]:
+    """Return the possible actions on these VMs, without VMs that do not exist. Raises errors of libvirt."""
+    version, types = connection.getLibVersion(), mdev_types(connection)
+    return [
+        abilities(key, domain, devices_of(domain.XMLDesc(0)), version, types)
+        for key, domain in _existing(connection, keys)
+    ]
+
+
+def _existing(connection: libvirt.virConnect, keys: Sequence[VmKey]) -> Iterator[tuple[VmKey, libvirt.virDomain]]:
+    for key in keys:
+        try:
+            yield key, connection.lookupByUUIDString(key)
+        except libvirt.libvirtError as error:
+            if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
+                raise
+
+
+def abilities(
+    key: VmKey, domain: libvirt.virDomain, devices: VmDevices, version: int, types: Mapping[str, str] | None
+) -> Abilities:
+    """Return the possible actions on one VM; `types` is None while the host's mediated devices are unknown."""
+    refused = never_suspended(devices, version, is_persistent=bool(domain.isPersistent()))
+    is_asked = refused is None and bool(domain.isActive())
+    suspend = refused if refused is not None else _suspend(domain) if is_asked else _NOT_RUNNING
+    return Abilities(
+        key,
+        suspend,
+        POSSIBLE if devices.is_agent_connected else _NO_AGENT,
+        start(devices, types),
+        Ability(False, Problem.REFUSED, FIXED_TYPE),
+        (TAINTS,) if is_asked else (),
+    )
+
+
+def never_suspended(devices: VmDevices, version: int, *, is_persistent: bool) -> Ability | None:
+    """Return why a VM is not saved, whatever its QEMU says; None where QEMU decides."""
+    if not is_persistent:
+        return Ability(False, Problem.NO_SUSPEND, "the domain is transient: libvirt forgets it when it is off")
+    if version < QEMU_DECIDES and (devices.mdevs or devices.pci_devices):
+        text = (
+            f"libvirt {version // 1_000_000}.{version // 1000 % 1000} saves no VM with a device of its host, 8.6 does"
+        )
+        return Ability(False, Problem.NO_SUSPEND, text)
+    return None
+
+
+def _suspend(domain: libvirt.virDomain) -> Ability:
+    """Return what QEMU says of a VM that runs; no call of libvirt's own asks for it."""
+    try:
+        answer = msgspec.json.decode(libvirt_qemu.qemuMonitorCommand(domain, QUERY, 0), type=_Answer)
+    except libvirt.libvirtError as error:
+        return Ability(None, Problem.NO_SUSPEND, f"QEMU could not be asked: {words(error)}")
+    except msgspec.DecodeError as error:
+        return Ability(None, Problem.NO_SUSPEND, f"QEMU's answer can't be read: {error}")
+    blockers = answer.returned.blocked_reasons
+    return Ability(False, Problem.NO_SUSPEND, "QEMU: " + ", ".join(blockers)) if blockers else POSSIBLE
+
+
+def start(devices: VmDevices, types: Mapping[str, str] | None) -> Ability:
+    """Return whether the host shows the VM's mediated devices, which end with the host."""
+    lacking = [mdev for mdev in devices.mdevs if types is None or mdev not in types]
+    if not lacking:
+        return POSSIBLE
+    return Ability(None, Problem.TYPE_MISSING, f"its host shows no mediated device {', '.join(lacking)}")
+
+
+class Libvirt:
+    """The client of one host."""
+
+    def __init__(self, server: str, ca: str, certificate: str, key: str) -> None:
+        """Connect to nothing yet."""
+        self._session = LibvirtSession(server, ca, certificate, key)
+        self._running = Running()
+
+    def read(self) -> Sequence[WorkerVm]:
+        """Return all VMs; raises BackEndError."""
+        return self._session.run(lambda connection: reading.read(connection, self._running))
+
+    def make(self, call: Call) -> None:
+        """Make a call; raises BackEndError."""
+        make(self._session, self._running, call)
+
+    def check(self, vms: Sequence[VmKey]) -> Sequence[Abilities]:
+        """Return the possible actions on these VMs; raises BackEndError."""
+        return self._session.run(lambda connection: check(connection, vms))

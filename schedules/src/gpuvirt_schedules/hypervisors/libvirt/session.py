@@ -1,0 +1,173 @@
+"""The connections of one client to a host. Each has one thread at a time.
+
+With libvirt 9.0 over TLS, the third request beside one that waits on the same connection was never answered (tried).
+And a server takes no more than five requests of a connection at once, while a save or a resume is answered when all
+memory is written or read. So each call has a connection of its own, and readings have those that no other thread uses.
+
+The certificates and the key that libvirt reads are files that are in memory alone, and end with this process.
+"""
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote, urlsplit
+
+import libvirt
+
+from gpuvirt_schedules.hypervisors import resets
+from gpuvirt_schedules.hypervisors.backend import BackEndError
+from gpuvirt_schedules.hypervisors.libvirt.faults import opening_problem, problem_of
+from gpuvirt_schedules.hypervisors.libvirt.running import is_open
+from gpuvirt_schedules.hypervisors.messages import Problem
+
+PORT = 16514
+T = TypeVar("T")
+
+MEMORY = Path("/dev/shm")  # noqa: S108  a folder of links, in one that containers can write to
+
+PREFIX = "gpuvirt-libvirt-"
+FIRST = "cacert.pem"
+
+
+class CredentialFiles:
+    """A CA, a client's certificate and its key."""
+
+    def __init__(self, ca: str, certificate: str, key: str) -> None:
+        """Raises OSError."""
+        texts = {FIRST: ca, "clientcert.pem": certificate, "clientkey.pem": key}
+        self._files = {name: _in_memory(name, text) for name, text in texts.items()}
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """Provide a folder in which libvirt finds them, for the time of opening a connection; raises OSError.
+
+        It has links to this process's files in memory. A child that is killed meanwhile leaves links to nothing, which
+        the next one removes: a host that hangs is asked again and again.
+        """
+        root = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+        _remove_left(root)
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+        try:
+            for name, fd in self._files.items():
+                (folder / name).symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_left(root: Path) -> None:
+    for folder in root.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # of another user
+            link = folder / FIRST
+            if folder.stat().st_uid == os.geteuid() and link.is_symlink() and not link.exists():
+                shutil.rmtree(folder)
+
+
+def _in_memory(name: str, text: str) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.truncate(fd, len(data := text.encode()))
+    os.pwrite(fd, data, 0)
+    return fd
+
+
+class LibvirtSession:
+    """One client's connections; several threads use it at once."""
+
+    def __init__(self, server: str, ca: str, certificate: str, key: str) -> None:
+        """Connect to nothing yet."""
+        self._server = server
+        self._texts = (ca, certificate, key)
+        self._opening = threading.Lock()
+        self._files: CredentialFiles | None = None
+        self._taking = threading.Lock()
+        self._unused: list[libvirt.virConnect] = []
+        self._refusal: BackEndError | None = None
+        """The refusal of the client's certificate, which is not tried again."""
+        libvirt.registerErrorHandler(_silent, None)
+
+    def run(self, ask: Callable[[libvirt.virConnect], T]) -> T:
+        """Run a function that changes nothing, once more with a new connection if the last one has ended.
+
+        Raises BackEndError.
+        """
+        with self._taking:
+            connection = self._unused.pop() if self._unused else None
+        if connection is not None:
+            try:
+                return self._asked(connection, ask)
+            except BackEndError:
+                if is_open(connection):
+                    raise
+            with self._taking:
+                self._unused.clear()  # what ended this one has ended them
+        return self._asked(self.opened(), ask)
+
+    def opened(self) -> libvirt.virConnect:
+        """Return a new connection, whose end is a reset; raises BackEndError."""
+        uri = _uri(self._server)
+        with self._opening:
+            if self._refusal is not None:
+                raise self._refusal
+            try:
+                self._files = self._files or CredentialFiles(*self._texts)
+                with self._files.folder() as folder:
+                    connection = _opened(f"{uri}?pkipath={quote(str(folder))}", str(folder))
+            except OSError as error:
+                raise BackEndError(Problem.FAILED, f"no file for TLS: {error}", is_certain=True) from error
+            except BackEndError as error:
+                self._refusal = error if error.problem is Problem.WRONG_CREDENTIALS else None
+                raise
+        # libvirt's sockets are its own: what has been sent by now was a greeting.
+        resets.reset_connections()
+        return connection
+
+    def _asked(self, connection: libvirt.virConnect, ask: Callable[[libvirt.virConnect], T]) -> T:
+        try:
+            found = ask(connection)
+        except Exception as error:
+            is_alive = is_open(connection)
+            if is_alive:
+                self._keep(connection)
+            raise _certain(error, is_alive=is_alive) from error
+        self._keep(connection)
+        return found
+
+    def _keep(self, connection: libvirt.virConnect) -> None:
+        with self._taking:
+            self._unused.append(connection)
+
+
+def _opened(uri: str, folder: str) -> libvirt.virConnect:
+    try:
+        return libvirt.open(uri)
+    except libvirt.libvirtError as error:
+        raise opening_problem(error, folder) from error
+
+
+def _certain(error: Exception, *, is_alive: bool) -> BackEndError:
+    return error if isinstance(error, BackEndError) else problem_of(error, is_certain=True, is_alive=is_alive)
+
+
+def _silent(_: object, __: object) -> None:
+    """Print nothing; errors are raised, too."""
+
+
+def _uri(server: str) -> str:
+    """Return the URI of `HOST` or `HOST:PORT`; raises BackEndError.
+
+    No other URI is taken: parameters of one could switch TLS off, or run a program.
+    """
+    try:
+        parts = urlsplit(f"//{server}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), None, None
+    if host is None or parts.netloc != server or "@" in server:
+        raise BackEndError(Problem.UNREACHABLE, f"{server!r} is not HOST or HOST:PORT", is_certain=True)
+    shown = f"[{host}]" if ":" in host else quote(host)
+    return f"qemu+tls://{shown}:{PORT if port is None else port}/system"

@@ -1,0 +1,215 @@
+"""The back end of a vCenter: the possible actions on its VMs, from their hosts' vGPU types, and the calls."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic  # noqa: TID251  how long to wait for a task, in a process of its own
+from typing import TypeVar
+
+import msgspec
+from pyVmomi import vim, vmodl
+
+from gpuvirt.model.workers.hypervisor import Abilities, Ability, Action, Call, VmKey, WorkerVm
+from gpuvirt_schedules.hypervisors.backend import BackEndError
+from gpuvirt_schedules.hypervisors.messages import Problem
+from gpuvirt_schedules.hypervisors.vsphere.faults import problem_of
+from gpuvirt_schedules.hypervisors.vsphere.properties import FoundObject, properties, vgpu_types, vgpus
+from gpuvirt_schedules.hypervisors.vsphere.reading import Reader
+from gpuvirt_schedules.hypervisors.vsphere.session import VsphereSession
+
+FAILS_WITHIN_S = 2.0
+"""How long a task is watched. What a vCenter refuses for lack of a GPU fails as a task, within moments."""
+POLL_S = 0.1
+T = TypeVar("T")
+POSSIBLE = Ability(True)
+
+
+def make(content: vim.ServiceInstanceContent, call: Call) -> None:
+    """Make a call; raises BackEndError. Return when its task has ended, or runs for some time without failing."""
+    try:
+        vm = vm_of(content, call.vm)
+        spec = _with_type(content, vm, call.vgpu_type) if call.action is Action.SET_VGPU_TYPE else None
+    except BackEndError:
+        raise
+    except Exception as error:
+        raise problem_of(error, is_certain=True) from error
+    try:
+        task = _begun(vm, call.action, spec)
+    except Exception as error:
+        raise problem_of(error, is_certain=False) from error
+    if task is not None:
+        _watch(content, task)
+
+
+def vm_of(content: vim.ServiceInstanceContent, key: VmKey) -> vim.VirtualMachine:
+    """Return a VM by its instanceUuid; raises BackEndError, and faults of pyVmomi."""
+    found = content.searchIndex.FindByUuid(None, key, True, True) if content.searchIndex is not None else None
+    if not isinstance(found, vim.VirtualMachine):
+        raise BackEndError(Problem.VM_MISSING, f"no VM has the instanceUuid {key}", is_certain=True)
+    return found
+
+
+def _begun(vm: vim.VirtualMachine, action: Action, spec: vim.vm.ConfigSpec | None) -> vim.Task | None:
+    """Begin an action, and return its task; a guest's shutdown has none."""
+    task: vim.Task | None = None
+    match action:
+        case Action.SUSPEND:
+            task = vm.SuspendVM_Task()
+        case Action.SHUT_DOWN:
+            vm.ShutdownGuest()
+        case Action.POWER_OFF:
+            task = vm.PowerOffVM_Task()
+        case Action.START:
+            task = vm.PowerOnVM_Task(None)
+        case Action.SET_VGPU_TYPE:
+            task = vm.ReconfigVM_Task(spec)
+    return task
+
+
+def _with_type(content: vim.ServiceInstanceContent, vm: vim.VirtualMachine, vgpu_type: str) -> vim.vm.ConfigSpec:
+    """Return the change that gives the one vGPU of a VM another type."""
+    (found,) = properties(content, [vm], "config.hardware.device")
+    devices = [device for device, _ in vgpus(found.value("config.hardware.device", list) or [])]
+    if len(devices) != 1:
+        raise BackEndError(Problem.NOT_ONE_VGPU, f"the VM has {len(devices)} vGPUs", is_certain=True)
+    devices[0].backing = vim.vm.device.VirtualPCIPassthrough.VmiopBackingInfo(vgpu=vgpu_type)
+    change = vim.vm.device.VirtualDeviceSpec(operation="edit", device=devices[0])
+    return vim.vm.ConfigSpec(deviceChange=[change])
+
+
+def _watch(content: vim.ServiceInstanceContent, task: vim.Task) -> None:
+    """Raise the error with which a task ends soon. A task that can't be read has begun all the same."""
+    pause, until_s = threading.Event(), monotonic() + FAILS_WITHIN_S
+    while monotonic() < until_s:
+        state, error = _state(content, task)
+        if state == "error":
+            raise problem_of(error if error is not None else vim.fault.VimFault(), is_certain=False)
+        if state == "success":
+            return
+        pause.wait(POLL_S)
+
+
+def _state(content: vim.ServiceInstanceContent, task: vim.Task) -> tuple[str | None, Exception | None]:
+    with suppress(Exception):
+        (found,) = properties(content, [task], "info.state", "info.error")
+        return found.value("info.state", str), found.value("info.error", vmodl.MethodFault)
+    return None, None
+
+
+HOST, DEVICES, TOOLS = "runtime.host", "config.hardware.device", "guest.toolsRunningStatus"
+CAPABILITIES, TYPES = "config.sharedGpuCapabilities", "config.sharedPassthruGpuTypes"
+
+
+class HostGpus(msgspec.Struct, frozen=True):
+    """The vGPU types that a host reports, with their capabilities."""
+
+    types: frozenset[str]
+    capabilities: Mapping[str, vim.host.SharedGpuCapabilities]
+
+
+def check(content: vim.ServiceInstanceContent, keys: Sequence[VmKey]) -> list[Abilities]:
+    """Return the possible actions on these VMs, without VMs that do not exist. Raises BackEndError."""
+    known = dict(_existing(content, keys))
+    found = {str(entry.reference): entry for entry in properties(content, [*known.values()], HOST, DEVICES, TOOLS)}
+    hosts = {str(host): host for entry in found.values() if (host := entry.values.get(HOST)) is not None}
+    gpus = {str(entry.reference): _gpus(entry) for entry in properties(content, [*hosts.values()], CAPABILITIES, TYPES)}
+    return [
+        abilities(key, entry, gpus.get(str(entry.values.get(HOST))))
+        for key, vm in known.items()
+        if (entry := found.get(str(vm))) is not None
+    ]
+
+
+def _existing(content: vim.ServiceInstanceContent, keys: Sequence[VmKey]) -> Iterator[tuple[VmKey, vim.VirtualMachine]]:
+    for key in keys:
+        try:
+            yield key, vm_of(content, key)
+        except BackEndError as error:
+            if error.problem is not Problem.VM_MISSING:
+                raise
+
+
+def _gpus(host: FoundObject) -> HostGpus:
+    capabilities = host.value(CAPABILITIES, list) or []
+    return HostGpus(
+        frozenset(host.value(TYPES, list) or []), {capability.vgpu: capability for capability in capabilities}
+    )
+
+
+def abilities(key: VmKey, vm: FoundObject, host: HostGpus | None) -> Abilities:
+    """Return the possible actions on one VM; `host` is None while it is on no host, or its host is unknown."""
+    types = vgpu_types(vm.value(DEVICES, list) or [])
+    return Abilities(
+        key, _suspend(types, host), _shut_down(vm), _start(types, host), _set_type(types), tuple(_remarks(types, host))
+    )
+
+
+def _suspend(types: Sequence[str], host: HostGpus | None) -> Ability:
+    for name in types:
+        capability = host.capabilities.get(name) if host is not None else None
+        if capability is None:
+            return Ability(None, Problem.TYPE_MISSING, f"its host reports nothing about the vGPU type {name}")
+        if not capability.suspendSupported:
+            return Ability(False, Problem.NO_SUSPEND, f"its host says suspendSupported: false of the type {name}")
+    return POSSIBLE
+
+
+def _shut_down(vm: FoundObject) -> Ability:
+    tools = vm.value(TOOLS, str)
+    if tools == "guestToolsRunning":
+        return POSSIBLE
+    # Tools do not run in a VM that is off or suspended, so nothing is known of those.
+    return Ability(None, Problem.TOOLS_MISSING, f"{TOOLS} is {tools or 'not known'}")
+
+
+def _start(types: Sequence[str], host: HostGpus | None) -> Ability:
+    lacking = [name for name in types if host is None or name not in host.types]
+    if not lacking:
+        return POSSIBLE
+    return Ability(None, Problem.TYPE_MISSING, f"its host does not offer {', '.join(lacking)}; another one may")
+
+
+def _set_type(types: Sequence[str]) -> Ability:
+    return POSSIBLE if len(types) == 1 else Ability(False, Problem.NOT_ONE_VGPU, f"the VM has {len(types)} vGPUs")
+
+
+def _remarks(types: Sequence[str], host: HostGpus | None) -> Iterator[str]:
+    for name in dict.fromkeys(types):
+        if host is not None and (capability := host.capabilities.get(name)) is not None:
+            yield f"migration with {name}: {'yes' if capability.migrateSupported else 'no'}"
+            yield f"snapshots with memory with {name}: {'yes' if capability.memorySnapshotSupported else 'no'}"
+
+
+class VSphere:
+    """The client of one vCenter, or of one ESX host."""
+
+    def __init__(self, server: str, ca: str, user: str, password: str) -> None:
+        """Connect to nothing yet."""
+        self._session = VsphereSession(server, ca, user, password)
+        self._reader = Reader()
+
+    def read(self) -> Sequence[WorkerVm]:
+        """Return all VMs that the user may see; raises BackEndError."""
+        return self._session.run(_asking(self._reader.read))
+
+    def make(self, call: Call) -> None:
+        """Make a call; raises BackEndError."""
+        self._session.run(lambda content: make(content, call))
+
+    def check(self, vms: Sequence[VmKey]) -> Sequence[Abilities]:
+        """Return the possible actions on these VMs; raises BackEndError."""
+        return self._session.run(_asking(lambda content: check(content, vms)))
+
+
+def _asking(ask: Callable[[vim.ServiceInstanceContent], T]) -> Callable[[vim.ServiceInstanceContent], T]:
+    """Return a function that changes nothing, whose errors are BackEndErrors."""
+
+    def asked(content: vim.ServiceInstanceContent) -> T:
+        try:
+            return ask(content)
+        except BackEndError:
+            raise
+        except Exception as error:
+            raise problem_of(error, is_certain=True) from error
+
+    return asked
