@@ -19,13 +19,13 @@ from bench.controllermemory import read
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.kinds.core import Pod, PodSpec, ReadNode
 from gpuvirt.cluster.objects import ObjectMap, key_of
-from gpuvirt.cluster.operator.decisions import decide
-from gpuvirt.cluster.operator.deployment.decisions import Existing
-from gpuvirt.cluster.operator.nodememory import DecidedNodes
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.picture import Picture
-from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller.decisions import decide
+from gpuvirt.controller.deployment.decisions import Existing
+from gpuvirt.controller.nodememory import DecidedNodes
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode
+from gpuvirt.controller.picture import Picture
+from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.model.desired.workload import Workload
 
 AT, LATER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 0, 0, 10, tzinfo=UTC)

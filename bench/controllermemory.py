@@ -20,9 +20,9 @@ import msgspec
 from bench.clusternodes import Json, node, reported_gpu_node
 from gpuvirt import nulls
 from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.resources import KubernetesObject
 from gpuvirt.cluster.watchevents import EventType
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.model.desired.workload import Workload
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -31,11 +31,11 @@ from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.operator.picture import read_of
-from gpuvirt.cluster.operator.store import WAITS, Store
 from gpuvirt.cluster.reflector import Reflector, Waits
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.cluster.watchevents import COMPLETES_ANNOTATION
+from gpuvirt.controller.picture import read_of
+from gpuvirt.controller.store import WAITS, Store
 from gpuvirt.model.desired.workload import Workload
 
 EVERY_S = 10.0

@@ -11,9 +11,9 @@ from gpuvirt.cluster.cache import Cache, step
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.core import Pod, PodSpec
 from gpuvirt.cluster.objects import PARTS, ObjectMap, key_of
-from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.resources import Metadata, pods
 from gpuvirt.cluster.watchevents import EventType, Watched
+from gpuvirt.controller.store import Store
 
 SIZES = 50, 500, 5_000
 EVENTS = 2_000

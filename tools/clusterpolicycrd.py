@@ -11,7 +11,7 @@ from crdschema import Rule, Schema, description_of, structural, without_nulls
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import clusterpolicy
-from gpuvirt.cluster.operator.operands import images, specchecks
+from gpuvirt.controller.operands import images, specchecks
 
 HEAD = """\
 # ClusterPolicy: the desired state of all nodes with GPUs (docs/reference.md), in the schema of NVIDIA's operator.

@@ -7,7 +7,7 @@ import yaml
 from crdschema import Schema
 from typing_extensions import override
 
-from gpuvirt.cluster.operator.definitions import OURS, PART_OF
+from gpuvirt.controller.definitions import OURS, PART_OF
 
 
 @dataclass(frozen=True, slots=True)

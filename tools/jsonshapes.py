@@ -13,9 +13,9 @@ import msgspec
 from gpuvirt.cli.changes import vgpuscheduler
 from gpuvirt.cli.output import fleetrender, vfiorender, vgpurender
 from gpuvirt.cluster.kinds import gpunode
-from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
-from gpuvirt.cluster.operator.report import Row as ComponentRow
 from gpuvirt.cluster.plans.nodeplan import NodePlan
+from gpuvirt.controller.clusterstatus import ClusterStatus
+from gpuvirt.controller.report import Row as ComponentRow
 from gpuvirt.diagnosis import findings
 from gpuvirt.diagnosis.explanation import DeviceExplanation
 from gpuvirt.diagnosis.vms.nodeexplanation import NodeExplanation

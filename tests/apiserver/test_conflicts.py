@@ -10,7 +10,7 @@ import pytest
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.election import Candidacy, Election, Terms
 from gpuvirt.cluster.failures import MOST_TRIES, ApiError, ConflictError, ForbiddenError, retried
-from gpuvirt.install.uninstall import Goals, Uninstaller
+from gpuvirt.controller.install.uninstall import Goals, Uninstaller
 from tests.apiserver.contestedlease import LEASE, LEASES, Hasty, Object, Peer, election, serving
 from tests.apiserver.scriptedapi import CONFLICT, Call, Reply
 from tests.kubelet.kubeletnode import until

@@ -21,10 +21,10 @@ from gpuvirt.cluster.kinds import gpunode, podparts, workloads
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch, patched
-from gpuvirt.cluster.operator import definitions
-from gpuvirt.cluster.operator.definitions import Definition
-from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller import definitions
+from gpuvirt.controller.definitions import Definition
+from gpuvirt.controller.deployment.drift import StoredObject
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.setup import KubeletConfig
 from gpuvirt.model.kubevirt import kubevirt

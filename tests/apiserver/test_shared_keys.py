@@ -12,8 +12,8 @@ from gpuvirt.agent.cluster.nodelabels import shared_claim
 from gpuvirt.cluster.labelpatch import patch_of
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION, keys_without_shares
+from gpuvirt.controller.install.uninstall import left_of
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.install.uninstall import left_of
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Enforcement, Settings, ShareSettings

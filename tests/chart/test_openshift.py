@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.workloads import DaemonSet, encoded
-from gpuvirt.cluster.operator.operands.rendering import render
+from gpuvirt.controller.operands.rendering import render
 from gpuvirt.plain import Plain
 from tests.chart.helmchart import NAMESPACE, Helm, Manifest, Rendered, at, items
 from tests.chart.securitycontexts import OF_THE_HOST, RESTRICTED, refusals

@@ -8,10 +8,10 @@ from gpuvirt.cli.output import fleetrender
 from gpuvirt.cli.output.repeats import Repeats
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, ReasonStatus, Status
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
-from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
-from gpuvirt.cluster.operator.report import Row
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller.clusterstatus import ClusterStatus
+from gpuvirt.controller.policy.invalidstates import InvalidValue
+from gpuvirt.controller.report import Row
 from gpuvirt.model.reasons import with_code
 
 AWAY = "node01 has no agent; fix: start it"

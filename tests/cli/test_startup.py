@@ -39,7 +39,7 @@ def test_cluster_programs_do_not_import_table_rendering(command: str) -> None:
 NOT_OF_EVERY_AGENT = (
     "gpuvirt.cluster",
     "gpuvirt.hardware.programs",
-    "gpuvirt.install",
+    "gpuvirt.controller.install",
     "gpuvirt.diagnosis",
     "gpuvirt.agent.change.unitchange",
     "gpuvirt.agent.reconcile.reconciler",

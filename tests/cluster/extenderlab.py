@@ -16,8 +16,8 @@ from lab.cluster.controlplane import ControlPlane
 
 from gpuvirt.apps.extender import EXTENDER_LEASE
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.operator.scheduler.decisions import Tls, extender
 from gpuvirt.cluster.shares.objects import SharingPod
+from gpuvirt.controller.scheduler.decisions import Tls, extender
 from gpuvirt.facts.ids import ResourceName
 from tests.cluster.cutoff import CutOff
 from tests.cluster.extenderservice import EXTENDER, QUESTION, Service, is_of_leader

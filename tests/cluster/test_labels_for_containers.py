@@ -14,9 +14,9 @@ from lab.cluster.ourimage import NAME
 
 from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.cluster.labels import AGENT_LABELS, NODE_LABEL
-from gpuvirt.cluster.operator.operands.agent import labeller
-from gpuvirt.cluster.operator.operands.inputs import RenderInputs
-from gpuvirt.cluster.operator.settings import ControllerSettings
+from gpuvirt.controller.operands.agent import labeller
+from gpuvirt.controller.operands.inputs import RenderInputs
+from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.facts.ids import ResourceName
 from tests.cluster.apilab import NAMESPACE, NODE, ROOT, ApiLab
 from tests.cluster.clusterlab import LabNode

@@ -11,15 +11,15 @@ from gpuvirt.cluster.kinds.core import Node, Pod, Service
 from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.objects import key_of
-from gpuvirt.cluster.operator.decisions import Decisions, decide
-from gpuvirt.cluster.operator.deployment.decisions import Existing
-from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.nodes.scheduled import ScheduledConfigs
-from gpuvirt.cluster.operator.picture import Picture
-from gpuvirt.cluster.operator.settings import ControllerSettings
-from gpuvirt.cluster.operator.writes import PatchPolicyStatus
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller.decisions import Decisions, decide
+from gpuvirt.controller.deployment.decisions import Existing
+from gpuvirt.controller.kubevirt.decisions import KubeVirtObserved
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode
+from gpuvirt.controller.nodes.scheduled import ScheduledConfigs
+from gpuvirt.controller.picture import Picture
+from gpuvirt.controller.settings import ControllerSettings
+from gpuvirt.controller.writes import PatchPolicyStatus
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import LABEL
 

@@ -20,10 +20,10 @@ from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, INSTANCETYPE_REVISIONS, KUBEVIRTS
 from gpuvirt.cluster.kinds.workloads import made_in
-from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
-from gpuvirt.cluster.operator.otheroperator import its_leases
-from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.resources import NODES, Resource, pods
+from gpuvirt.controller.controller import Controller, ControllerDependencies
+from gpuvirt.controller.otheroperator import its_leases
+from gpuvirt.controller.settings import ControllerSettings
 from tests.apiserver.mergepatch import merged_of
 from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.controller.observedcluster import SETTINGS

@@ -12,13 +12,13 @@ from gpuvirt.cluster.kinds.core import Node, Pod, PodSpec, PodStatus
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Origins, Spec
 from gpuvirt.cluster.labels import NODE_LABEL, PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
-from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, OwnedGpuNode
-from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
-from gpuvirt.cluster.operator.picture import OperandPods, pods_by_node
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller.decisions import Decisions
+from gpuvirt.controller.kubevirt.decisions import KubeVirtObserved
+from gpuvirt.controller.nodes.resolve import AppliedSpec, OwnedGpuNode
+from gpuvirt.controller.otheroperator import LEASE, QUIET_S, OtherOperator
+from gpuvirt.controller.picture import OperandPods, pods_by_node
+from gpuvirt.controller.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, gpu_node, node, policy, ready
 

@@ -12,14 +12,14 @@ from gpuvirt.cluster.kinds.gpunode import Gpu, Status, Vgpu
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.cluster.labels import NODE_LABEL, TEMPLATE_LABEL
 from gpuvirt.cluster.objects import ObjectKey, key_of
-from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.deployment.decisions import Existing
-from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
-from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode
-from gpuvirt.cluster.operator.settings import ControllerSettings
-from gpuvirt.cluster.operator.writer import Write
-from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode
 from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.controller.decisions import Decisions
+from gpuvirt.controller.deployment.decisions import Existing
+from gpuvirt.controller.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
+from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
+from gpuvirt.controller.settings import ControllerSettings
+from gpuvirt.controller.writer import Write
+from gpuvirt.controller.writes import ApplyObject, DeleteObject, PatchNode
 from gpuvirt.plain import Plain
 from tests.controller.observedcluster import SETTINGS, ObservedCluster, node, policy
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.operator.definitions import (
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller.definitions import (
     OURS,
     PART_OF,
     Definition,
@@ -14,9 +15,8 @@ from gpuvirt.cluster.operator.definitions import (
     is_ours,
     is_served,
 )
-from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller.install.installing import read_kinds, read_policy
 from gpuvirt.errors import ConfigError
-from gpuvirt.install.installing import read_kinds, read_policy
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 

@@ -8,15 +8,15 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import State
 from gpuvirt.cluster.objects import key_of
-from gpuvirt.cluster.operator.controller import log_invalid
-from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.deployment.decisions import Existing
-from gpuvirt.cluster.operator.deployment.drift import StoredObject
-from gpuvirt.cluster.operator.policy.status import INVALID, status_of
-from gpuvirt.cluster.operator.writes import PatchNode, PatchPolicyStatus
 from gpuvirt.cluster.resources import Metadata, config_maps
+from gpuvirt.controller import metrics
+from gpuvirt.controller.controller import log_invalid
+from gpuvirt.controller.decisions import Decisions
+from gpuvirt.controller.deployment.decisions import Existing
+from gpuvirt.controller.deployment.drift import StoredObject
+from gpuvirt.controller.policy.status import INVALID, status_of
+from gpuvirt.controller.writes import PatchNode, PatchPolicyStatus
 from gpuvirt.plain import Plain
-from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import text_of
 from tests.controller.observedcluster import AT, SETTINGS, ObservedCluster, node, policy
 
@@ -106,7 +106,7 @@ def node_events(decided: Decisions) -> str:
 
 
 def metric(decided: Decisions) -> Sequence[str]:
-    lines = text_of(*controllermetrics.of_decisions(decided)).splitlines()
+    lines = text_of(*metrics.of_decisions(decided)).splitlines()
     assert "gpu_operator_reconciliation_status 0" in lines
     return [line for line in lines if line.startswith("gpuvirt_desired_state_invalid{")]
 

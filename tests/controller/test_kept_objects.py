@@ -8,9 +8,9 @@ from bench.clusternodes import reported_gpu_node
 from bench.controllermemory import cluster_node, read
 
 from gpuvirt.cluster.kinds.core import Pod, ReadNode
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.picture import read_of, read_of_gpu_node, read_of_pod
 from gpuvirt.cluster.resources import KubernetesObject
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode
+from gpuvirt.controller.picture import read_of, read_of_gpu_node, read_of_pod
 from tests.apiserver.mergepatch import merged_of
 
 Json = Mapping[str, object]

@@ -11,18 +11,12 @@ from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, VIRTUAL_MACHINES, KubeV
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.kinds.workloads import ConfigMap
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.deployment.drift import StoredObject
-from gpuvirt.cluster.operator.kubevirt.decisions import (
-    HISTORY,
-    KubeVirtObserved,
-    PatchKubeVirt,
-    kept_histories,
-    kept_text,
-)
-from gpuvirt.cluster.operator.kubevirt.names import Requesting
-from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
+from gpuvirt.controller.decisions import Decisions
+from gpuvirt.controller.deployment.drift import StoredObject
+from gpuvirt.controller.kubevirt.decisions import HISTORY, KubeVirtObserved, PatchKubeVirt, kept_histories, kept_text
+from gpuvirt.controller.kubevirt.names import Requesting
+from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
+from gpuvirt.controller.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind

@@ -5,11 +5,11 @@ import logging
 import pytest
 from typing_extensions import override
 
-from gpuvirt.cluster.operator.controller import log_invalid
-from gpuvirt.cluster.operator.logline import MOST_LOGGED, logged
-from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
-from gpuvirt.cluster.operator.writer import Write
-from gpuvirt.cluster.operator.writes import PatchPolicyStatus
+from gpuvirt.controller.controller import log_invalid
+from gpuvirt.controller.logline import MOST_LOGGED, logged
+from gpuvirt.controller.policy.invalidstates import InvalidValue
+from gpuvirt.controller.writer import Write
+from gpuvirt.controller.writes import PatchPolicyStatus
 from gpuvirt_sim.clock import SimClock
 from tests.controller.observedcluster import ObservedCluster, node, policy
 from tests.controller.writeserver import Server, label, writing

@@ -17,10 +17,10 @@ from gpuvirt.cluster.labels import (
     SETS,
     VGPU_DRIVER_LABEL,
 )
-from gpuvirt.cluster.operator.nodes.labels import Around, desired_labels, desired_labels_beside, removed_labels
-from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.install.uninstall import left_of
+from gpuvirt.controller.install.uninstall import left_of
+from gpuvirt.controller.nodes.labels import Around, desired_labels, desired_labels_beside, removed_labels
+from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.model.desired.workload import LABEL, Workload
 from gpuvirt.model.inventory.inventory import Mode
 

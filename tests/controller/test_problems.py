@@ -16,17 +16,17 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State, choose
 from gpuvirt.cluster.kinds.core import Condition, Node, NodeStatus, Pod, PodSpec, PodStatus
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.labels import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
-from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
-from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.nodes.problems import Deployer
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.policy.status import verdict_of
-from gpuvirt.cluster.operator.report import Row, rows
-from gpuvirt.cluster.operator.settings import ControllerSettings
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller import metrics
+from gpuvirt.controller.controller import Controller, ControllerDependencies
+from gpuvirt.controller.decisions import Decisions
+from gpuvirt.controller.nodes.problems import Deployer
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode
+from gpuvirt.controller.policy.status import verdict_of
+from gpuvirt.controller.report import Row, rows
+from gpuvirt.controller.settings import ControllerSettings
+from gpuvirt.controller.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.model.desired.workload import LABEL, Workload
-from gpuvirt.web import controllermetrics
 from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, gpu_node, node, policy, ready
 
 DEPLOYS = replace(SETTINGS, image="gpuvirt:1")
@@ -290,7 +290,7 @@ def test_metrics_count_the_nodes_that_count_with_their_codes() -> None:
     )
     term = Controller(dependencies, SETTINGS)
     term.decisions = observed_cluster.decided(SETTINGS)
-    page = controllermetrics.page(term).splitlines()
+    page = metrics.page(term).splitlines()
     assert "gpu_operator_gpu_nodes_total 1" in page
     assert 'gpuvirt_nodes{workload="container",ready="false"} 1' in page
     assert 'gpuvirt_controller_reasons{reason="ImageUnknown"} 1' in page

@@ -19,15 +19,15 @@ from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
 from gpuvirt.cluster.kinds.kubevirt import KubeVirt
 from gpuvirt.cluster.objects import PARTS as PARTS_OF_A_MAP
 from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
-from gpuvirt.cluster.operator.decisions import decide, deciding
-from gpuvirt.cluster.operator.deployment.decisions import Existing
-from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
-from gpuvirt.cluster.operator.nodememory import DecidedNodes
-from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode
-from gpuvirt.cluster.operator.picture import Picture, read_of
-from gpuvirt.cluster.operator.settings import ControllerSettings
-from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata
+from gpuvirt.controller.decisions import decide, deciding
+from gpuvirt.controller.deployment.decisions import Existing
+from gpuvirt.controller.kubevirt.decisions import KubeVirtObserved
+from gpuvirt.controller.nodememory import DecidedNodes
+from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
+from gpuvirt.controller.picture import Picture, read_of
+from gpuvirt.controller.settings import ControllerSettings
+from gpuvirt.controller.store import Store
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt_sim.clock import SimClock
 from tests.controller.observedcluster import AT, NFD, SETTINGS, ObservedCluster, node, policy

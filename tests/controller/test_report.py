@@ -4,8 +4,8 @@ from gpuvirt.cluster.kinds.core import ContainerState, ContainerStatus, Node, Po
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Offered, Status, Totals
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.labels import DEPLOY, SETS
-from gpuvirt.cluster.operator.report import rows
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller.report import rows
 from gpuvirt.model.desired.workload import Workload
 from tests.controller.observedcluster import NFD
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gpuvirt.cluster.kinds.core import Condition, Pod, PodSpec, PodStatus
 from gpuvirt.cluster.labels import TEMPLATE_LABEL
-from gpuvirt.cluster.operator.deployment.rollout import rollout
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller.deployment.rollout import rollout
 
 OLD, NEW = "old", "new"
 

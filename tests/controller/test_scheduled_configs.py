@@ -13,9 +13,9 @@ from gpuvirt.cluster.client import FIELD_MANAGER
 from gpuvirt.cluster.kinds.gpunode import Origins, Spec
 from gpuvirt.cluster.labels import CONFIG_LABEL
 from gpuvirt.cluster.labelselector import LabelSelector
-from gpuvirt.cluster.operator.nodes.placement import NodePlacement
-from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode, VgpuSwitch, spec_of
-from gpuvirt.cluster.operator.nodes.scheduled import (
+from gpuvirt.controller.nodes.placement import NodePlacement
+from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode, VgpuSwitch, spec_of
+from gpuvirt.controller.nodes.scheduled import (
     ConfiguredPhase,
     KeptConfig,
     NodeConfig,
@@ -23,7 +23,7 @@ from gpuvirt.cluster.operator.nodes.scheduled import (
     ScheduledConfigs,
     config_of,
 )
-from gpuvirt.cluster.operator.writes import ApplyGpuNode
+from gpuvirt.controller.writes import ApplyGpuNode
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import Workload
 from tests.controller.observedcluster import ObservedCluster, node

@@ -7,20 +7,13 @@ from msgspec.structs import replace
 from gpuvirt.cluster.kinds.core import Service, ServicePort, ServiceSpec
 from gpuvirt.cluster.kinds.workloads import ConfigMap
 from gpuvirt.cluster.objects import key_of
-from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.deployment.decisions import Existing
-from gpuvirt.cluster.operator.deployment.drift import StoredObject
-from gpuvirt.cluster.operator.scheduler.decisions import (
-    CONFIG_KEY,
-    CONFIG_MAP,
-    EXTENDER,
-    EXTENDERS_KEY,
-    SCHEDULER,
-    url_of,
-)
-from gpuvirt.cluster.operator.settings import SharedResource
-from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject
 from gpuvirt.cluster.resources import Metadata, config_maps
+from gpuvirt.controller.decisions import Decisions
+from gpuvirt.controller.deployment.decisions import Existing
+from gpuvirt.controller.deployment.drift import StoredObject
+from gpuvirt.controller.scheduler.decisions import CONFIG_KEY, CONFIG_MAP, EXTENDER, EXTENDERS_KEY, SCHEDULER, url_of
+from gpuvirt.controller.settings import SharedResource
+from gpuvirt.controller.writes import ApplyObject, DeleteObject
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.plain import Plain, read
 from tests.chart.helmchart import at, items

@@ -7,9 +7,9 @@ from gpuvirt.cluster.failures import ForbiddenError, NotFoundError, UnreachableE
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
-from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.resources import NODES, Metadata
+from gpuvirt.controller.kubevirt.stores import KubeVirtStores
+from gpuvirt.controller.store import Store
 from gpuvirt.model.desired.observed import Observed
 
 KEY = ObjectKey("", "node01")

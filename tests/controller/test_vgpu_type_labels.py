@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.cluster.labels import NODE_LABEL
-from gpuvirt.cluster.operator.operands.inputs import OperandName
-from gpuvirt.cluster.operator.settings import ControllerSettings
-from gpuvirt.cluster.operator.writes import ApplyObject, PatchNode
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION
+from gpuvirt.controller.operands.inputs import OperandName
+from gpuvirt.controller.settings import ControllerSettings
+from gpuvirt.controller.writes import ApplyObject, PatchNode
 from gpuvirt.model.desired.workload import LABEL
 from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, node, policy
 

@@ -9,9 +9,9 @@ from typing_extensions import override
 
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, NodeCounts, Status
 from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
-from gpuvirt.cluster.operator.writer import AT_ONCE
-from gpuvirt.cluster.operator.writes import PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.cluster.resources import NODES
+from gpuvirt.controller.writer import AT_ONCE
+from gpuvirt.controller.writes import PatchNode, PatchPolicyStatus, WriteTarget
 from tests.controller.writeserver import Server, StatusServer, label, writing
 
 

@@ -4,12 +4,12 @@ from gpuvirt.cluster.jsonpatch import Op, Operation
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Origins, Withheld
 from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
 from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
-from gpuvirt.cluster.operator.kubevirt.decisions import PatchKubeVirt
-from gpuvirt.cluster.operator.kubevirt.history import PatchHistory
-from gpuvirt.cluster.operator.kubevirt.planning import KubeVirtPlan
-from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, applied
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, WriteTarget
 from gpuvirt.cluster.resources import NODES
+from gpuvirt.controller.kubevirt.decisions import PatchKubeVirt
+from gpuvirt.controller.kubevirt.history import PatchHistory
+from gpuvirt.controller.kubevirt.planning import KubeVirtPlan
+from gpuvirt.controller.nodes.resolve import AppliedSpec, applied
+from gpuvirt.controller.writes import ApplyGpuNode, DeleteObject, PatchNode, WriteTarget
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from tests.controller.observedcluster import ObservedCluster, node
 

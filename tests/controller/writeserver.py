@@ -8,9 +8,9 @@ from random import Random
 
 from gpuvirt.cluster.failures import ApiRefusedError
 from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
-from gpuvirt.cluster.operator.writer import ObjectWriter, Write
-from gpuvirt.cluster.operator.writes import PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.cluster.resources import NODES
+from gpuvirt.controller.writer import ObjectWriter, Write
+from gpuvirt.controller.writes import PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt_sim.clock import SimClock
 
 

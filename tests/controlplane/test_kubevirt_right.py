@@ -18,14 +18,14 @@ from gpuvirt.cluster.kinds.kubevirt import (
     HyperConverged,
     KubeVirt,
 )
-from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
-from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
-from gpuvirt.cluster.operator.kubevirt.history import PatchHistory
-from gpuvirt.cluster.operator.kubevirt.names import Names, names_of
-from gpuvirt.cluster.operator.kubevirt.picture import KubeVirtPicture
-from gpuvirt.cluster.operator.kubevirt.planning import KubeVirtPlan, Manner, plan
-from gpuvirt.cluster.operator.kubevirt.undoer import undo
 from gpuvirt.cluster.resources import Resource
+from gpuvirt.controller.kubevirt.changes import ANNOTATION
+from gpuvirt.controller.kubevirt.decisions import HISTORY
+from gpuvirt.controller.kubevirt.history import PatchHistory
+from gpuvirt.controller.kubevirt.names import Names, names_of
+from gpuvirt.controller.kubevirt.picture import KubeVirtPicture
+from gpuvirt.controller.kubevirt.planning import KubeVirtPlan, Manner, plan
+from gpuvirt.controller.kubevirt.undoer import undo
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.plain import Plain
 from tests.cli.commandline import gpuvirt

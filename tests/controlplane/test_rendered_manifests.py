@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.workloads import encoded
-from gpuvirt.cluster.operator.operands import bases
-from gpuvirt.cluster.operator.operands.inputs import RenderInputs
-from gpuvirt.cluster.operator.operands.rendering import render
+from gpuvirt.controller.operands import bases
+from gpuvirt.controller.operands.inputs import RenderInputs
+from gpuvirt.controller.operands.rendering import render
 from tests.cli.commandline import ran
 from tests.cluster.apilab import ApiLab
 from tests.operands.operandaccounts import access, objects

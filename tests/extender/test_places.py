@@ -17,9 +17,9 @@ from gpuvirt.cluster.extender.intervals import ExtenderIntervals
 from gpuvirt.cluster.extender.places import Places
 from gpuvirt.cluster.extender.prioritizing import prioritized
 from gpuvirt.cluster.extender.protocol import HostPriority, NodeArguments, PreemptionArguments, Victims
-from gpuvirt.cluster.operator.scheduler.decisions import WEIGHT
 from gpuvirt.cluster.shares.objects import demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.controller.scheduler.decisions import WEIGHT
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.steps import Steps, finished
 from gpuvirt_sim.clock import SimClock

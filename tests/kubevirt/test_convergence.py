@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
-from gpuvirt.cluster.operator.kubevirt.names import Names
-from gpuvirt.cluster.operator.kubevirt.planning import Manner
+from gpuvirt.controller.kubevirt.changes import ANNOTATION
+from gpuvirt.controller.kubevirt.names import Names
+from gpuvirt.controller.kubevirt.planning import Manner
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.plain import Plain
 from tests.kubevirt.kubevirts import T4_8Q, Cluster, Fields, at, hyper_converged, kubevirt

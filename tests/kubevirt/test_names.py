@@ -13,11 +13,11 @@ from gpuvirt.cluster.kinds.kubevirt import (
     VirtualMachineInstance,
     VirtualMachinePool,
 )
-from gpuvirt.cluster.operator.kubevirt.names import Names, Requesting, names_of, on_nodes
-from gpuvirt.cluster.operator.kubevirt.offered import needs_mdevs, offered_of
-from gpuvirt.cluster.operator.kubevirt.undoer import held_names
-from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller.kubevirt.names import Names, Requesting, names_of, on_nodes
+from gpuvirt.controller.kubevirt.offered import needs_mdevs, offered_of
+from gpuvirt.controller.kubevirt.undoer import held_names
+from gpuvirt.controller.kubevirt.versions import has_mdev_field, has_mdev_gate
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors

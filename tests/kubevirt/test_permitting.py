@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
-from gpuvirt.cluster.operator.kubevirt.names import Names
-from gpuvirt.cluster.operator.kubevirt.planning import Manner
+from gpuvirt.controller.kubevirt.changes import ANNOTATION
+from gpuvirt.controller.kubevirt.names import Names
+from gpuvirt.controller.kubevirt.planning import Manner
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.plain import Plain

@@ -3,8 +3,8 @@
 from copy import deepcopy
 from datetime import timedelta
 
-from gpuvirt.cluster.operator.kubevirt import history as histories
-from gpuvirt.cluster.operator.kubevirt.history import PatchHistory
+from gpuvirt.controller.kubevirt import history as histories
+from gpuvirt.controller.kubevirt.history import PatchHistory
 from gpuvirt.model.reasons import ReasonCode
 from tests.kubevirt.kubevirts import BEGINNING, Cluster, codes, kubevirt
 

@@ -22,14 +22,15 @@ from gpuvirt.cluster.kinds.core import ConfigMap
 from gpuvirt.cluster.kinds.gpunode import READY, GpuMode, GpuNode, Origins, Spec, Status
 from gpuvirt.cluster.labels import DEPLOY, SETS
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.operator import report
-from gpuvirt.cluster.operator.controller import log_invalid
-from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata, OwnedGpuNode
-from gpuvirt.cluster.operator.policy.invalidstates import of_node
-from gpuvirt.cluster.operator.policy.status import INVALID
-from gpuvirt.cluster.operator.policy.status import status_of as policy_status_of
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller import metrics as controllermetrics
+from gpuvirt.controller import report
+from gpuvirt.controller.controller import log_invalid
+from gpuvirt.controller.decisions import Decisions
+from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
+from gpuvirt.controller.policy.invalidstates import of_node
+from gpuvirt.controller.policy.status import INVALID
+from gpuvirt.controller.policy.status import status_of as policy_status_of
 from gpuvirt.diagnosis.diagnosis import report as diagnose
 from gpuvirt.diagnosis.explaining import explain_device
 from gpuvirt.facts.ids import PciAddress
@@ -41,7 +42,6 @@ from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import text_of
 from tests.controller.observedcluster import AT, SETTINGS, ObservedCluster, node
 from tests.doctor.sickhost import around

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.workloads import Manifest, encoded
-from gpuvirt.cluster.operator.operands.inputs import RenderInputs
-from gpuvirt.cluster.operator.operands.rendering import render
-from gpuvirt.cluster.operator.settings import SharedResource
+from gpuvirt.controller.operands.inputs import RenderInputs
+from gpuvirt.controller.operands.rendering import render
+from gpuvirt.controller.settings import SharedResource
 from gpuvirt.facts.ids import ResourceName
 from tests.operands.policies import (
     ALL_IMAGES,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
-from gpuvirt.cluster.operator.operands.inputs import RenderInputs
-from gpuvirt.cluster.operator.settings import ControllerSettings
+from gpuvirt.controller.operands.inputs import RenderInputs
+from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.plain import Plain
 
 GIVEN = Path(__file__).parent.parent / "apiserver"

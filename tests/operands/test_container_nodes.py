@@ -6,8 +6,8 @@ from msgspec.structs import replace
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.podparts import Container
 from gpuvirt.cluster.kinds.workloads import DaemonSet, RuntimeClass, Service
-from gpuvirt.cluster.operator.operands.inputs import OperandName, Rendered, RenderInputs
-from gpuvirt.cluster.operator.operands.rendering import render
+from gpuvirt.controller.operands.inputs import OperandName, Rendered, RenderInputs
+from gpuvirt.controller.operands.rendering import render
 from tests.operands.policies import ALL_KINDS, INPUTS, full, policy_of
 
 IMAGES = {

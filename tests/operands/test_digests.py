@@ -1,7 +1,7 @@
 """No byte of an object that the controller applies changes unnoticed: the pods of a changed DaemonSet are replaced."""
 
-from gpuvirt.cluster.operator.operands.inputs import OperandName
-from gpuvirt.cluster.operator.operands.rendering import render
+from gpuvirt.controller.operands.inputs import OperandName
+from gpuvirt.controller.operands.rendering import render
 from tests.operands.digests import RENDERINGS, differences, digests, recorded
 
 IF_CHANGED = """

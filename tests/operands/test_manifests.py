@@ -17,8 +17,8 @@ from gpuvirt.cluster.labels import (
     NODE_LABEL,
     OS_LABEL,
 )
-from gpuvirt.cluster.operator.operands import bases
-from gpuvirt.cluster.operator.operands.rendering import render
+from gpuvirt.controller.operands import bases
+from gpuvirt.controller.operands.rendering import render
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.plain import Plain

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from gpuvirt import documents
 from gpuvirt.cluster.kinds.podparts import Container
 from gpuvirt.cluster.kinds.workloads import ConfigMap, DaemonSet, Manifest, Role, encoded, resource_of
-from gpuvirt.cluster.operator.operands.assembly import template_of
-from gpuvirt.cluster.operator.operands.images import os_tag
-from gpuvirt.cluster.operator.operands.inputs import OperandName, Rendered, RenderInputs
-from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
-from gpuvirt.cluster.operator.settings import SharedResource
+from gpuvirt.controller.operands.assembly import template_of
+from gpuvirt.controller.operands.images import os_tag
+from gpuvirt.controller.operands.inputs import OperandName, Rendered, RenderInputs
+from gpuvirt.controller.operands.rendering import config_maps_of, render
+from gpuvirt.controller.settings import SharedResource
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.settings import (

@@ -3,8 +3,8 @@
 import pytest
 
 from gpuvirt.cluster.kinds.workloads import DaemonSet
-from gpuvirt.cluster.operator.operands.rendering import render
-from gpuvirt.cluster.operator.operands.specchecks import spec_faults
+from gpuvirt.controller.operands.rendering import render
+from gpuvirt.controller.operands.specchecks import spec_faults
 from gpuvirt.plain import Plain
 from tests.operands.policies import ALL_KINDS, full, policy_of
 

@@ -10,8 +10,8 @@ from typer.core import TyperGroup
 
 from gpuvirt.cli.main import program_for
 from gpuvirt.cluster.kinds.workloads import encoded
-from gpuvirt.cluster.operator.operands.rendering import render
-from gpuvirt.cluster.operator.policy.unsupported import AGENT_READS, VALIDATOR_READS, unsupported
+from gpuvirt.controller.operands.rendering import render
+from gpuvirt.controller.policy.unsupported import AGENT_READS, VALIDATOR_READS, unsupported
 from gpuvirt.plain import Plain
 from tests.operands.policies import ALL_KINDS, Schema, policy_of, spec_schema, specs
 from tests.operands.policies import given as given_policy

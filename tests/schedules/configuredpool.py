@@ -6,8 +6,8 @@ import msgspec
 
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 
 
 def stored(spec: Mapping[str, object], **status: object) -> VgpuSchedule:

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from gpuvirt.apps.controller import ControllerOptions, ControllerProcess
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.operator.settings import ControllerSettings
+from gpuvirt.controller.process import ControllerOptions, ControllerProcess
+from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt_schedules.hypervisors.childprocess import ChildProcess
 from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.simulated import Center, center

@@ -9,8 +9,8 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.workers.status import ConfiguredNode
 from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gpuvirt import __version__
-from gpuvirt.apps.controller import ControllerOptions, ControllerProcess
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.operator.settings import ControllerSettings
+from gpuvirt.controller.process import ControllerOptions, ControllerProcess
+from gpuvirt.controller.settings import ControllerSettings
 from tests.apiserver.scriptedapi import scripted
 from tests.cli.commandline import loaded_by
 from tests.kubelet.kubeletnode import until
@@ -35,7 +35,7 @@ users: [{name: u, user: {token: abc}}]
 
 def test_a_controller_without_schedules_loads_nothing_of_them() -> None:
     modules = loaded_by("controller", "--help")
-    assert "gpuvirt.apps.controller" in modules
+    assert "gpuvirt.controller.process" in modules
     assert not {name for name in modules if name.startswith(SCHEDULES_ALONE)}
 
 

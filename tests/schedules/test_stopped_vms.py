@@ -15,8 +15,8 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.model.workers.hypervisor import VmsUnknown
 from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
 from gpuvirt_schedules.controller.rounds import Rounds

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.controller import ControllerProcess
+from gpuvirt.controller.process import ControllerProcess
 from tests.cli.commandline import called
 from tests.hypervisors.simulated import PASSWORD, shown_by_kernel, shows
 from tests.kubelet.kubeletnode import until

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.webhookcertificate.certificate import Certificate, Pair
-from gpuvirt.cluster.webhookcertificate.rotation import (
+from gpuvirt.controller.webhookcertificate.certificate import Certificate, Pair
+from gpuvirt.controller.webhookcertificate.rotation import (
     OVERLAP,
     RENEW_BEFORE,
     SETTLE,

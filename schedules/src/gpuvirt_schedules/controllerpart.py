@@ -7,9 +7,9 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.picture import Picture
-from gpuvirt.cluster.operator.scheduledsource import ScheduledSource
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode
+from gpuvirt.controller.picture import Picture
+from gpuvirt.controller.scheduledsource import ScheduledSource
 from gpuvirt.model.workers.connection import MayCallUntil
 from gpuvirt_schedules.controller.keeper import ScheduleKeeper
 from gpuvirt_schedules.controller.scheduledconfigs import StoredConfigs

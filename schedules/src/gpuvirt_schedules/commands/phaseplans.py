@@ -8,9 +8,9 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.operator.nodes.resolve import ManagedMetadata
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.cluster.plans.nodeplan import GpuPlan, plan_node
+from gpuvirt.controller.nodes.resolve import ManagedMetadata
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source

@@ -10,9 +10,9 @@ from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.gpunode import READY, Spec
 from gpuvirt.cluster.kinds.vgpuschedule import PhaseSpec, VgpuSchedule
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.nodes.scheduled import origin_of
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode
+from gpuvirt.controller.nodes.scheduled import origin_of
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.reasons import Reason

@@ -16,10 +16,10 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, VgpuSchedule
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.picture import Picture
-from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.plans.knownconfigs import configs_known
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode
+from gpuvirt.controller.picture import Picture
+from gpuvirt.controller.store import Store
 from gpuvirt.model.workers.hypervisor import Hypervisor
 from gpuvirt.model.workers.spec import Schedule
 from gpuvirt.model.workers.status import ScheduleStatus

@@ -13,8 +13,8 @@ from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.kinds.vgpuschedule import VALID, VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.objects import ObjectKey, key_of
-from gpuvirt.cluster.operator.logline import logged
 from gpuvirt.cluster.resources import VersionPrecondition
+from gpuvirt.controller.logline import logged
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt_schedules.controller.objects import conditions_of, status_of

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.failures import ApiError, ApiRefusedError, ConflictError, ForbiddenError, NotFoundError
-from gpuvirt.cluster.operator.logline import logged
+from gpuvirt.controller.logline import logged
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons

@@ -16,9 +16,9 @@ from gpuvirt.cluster.kinds.core import Node, WholePod
 from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, PhaseSpec, VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
 from gpuvirt.cluster.labelselector import LabelSelector, Requirement
-from gpuvirt.cluster.operator.announcer import REPORTER
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.cluster.resources import NODES, VersionPrecondition, pods
+from gpuvirt.controller.announcer import REPORTER
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workers.hypervisor import Answer, VmKey

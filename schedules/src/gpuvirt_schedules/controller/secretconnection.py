@@ -12,7 +12,7 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError, NotFoundError
 from gpuvirt.cluster.kinds.secrets import Secret, secrets
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
-from gpuvirt.cluster.operator.logline import logged
+from gpuvirt.controller.logline import logged
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import hypervisorproblems as problems
 from gpuvirt.model.workers.connection import KEYS, HypervisorCredentials, HypervisorKind, MayCallUntil, OpenHypervisor

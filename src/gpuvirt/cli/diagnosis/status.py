@@ -18,7 +18,7 @@ from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import UnreachableError
-from gpuvirt.cluster.operator.clusterstatus import ClusterStatus, ask
+from gpuvirt.controller.clusterstatus import ClusterStatus, ask
 from gpuvirt.facts.ids import Namespace
 
 EVERY_S = 2.0

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.apps.controller import ControllerOptions, run_until_stopped
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
-from gpuvirt.cluster.operator.schedulespart import load_schedules
-from gpuvirt.cluster.operator.settings import ControllerSettings, SharedResource
+from gpuvirt.controller.process import ControllerOptions, run_until_stopped
+from gpuvirt.controller.schedulespart import load_schedules
+from gpuvirt.controller.settings import ControllerSettings, SharedResource
 from gpuvirt.distributions import MissingPartError
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import ObjectName, parse_object_name

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt.cli.parameters import apiserver
-from gpuvirt.install.uninstall import Goals, run
+from gpuvirt.controller.install.uninstall import Goals, run
 
 
 def uninstall(

@@ -19,7 +19,7 @@ from gpuvirt.cluster.failures import (
     NotFoundError,
     UnauthorizedError,
 )
-from gpuvirt.cluster.operator.logline import logged
+from gpuvirt.controller.logline import logged
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import hypervisorproblems as problems
 from gpuvirt.model.workers.hypervisor import (

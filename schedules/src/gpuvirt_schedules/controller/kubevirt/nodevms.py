@@ -15,9 +15,9 @@ from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.core import OwnedMetadata, WholePod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.labelselector import LabelSelector
-from gpuvirt.cluster.operator.nodes.scheduled import origin_of
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.cluster.resources import Resource
+from gpuvirt.controller.nodes.scheduled import origin_of
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import nodevms as reasons
 from gpuvirt.model.workers.hypervisor import Answer, VmKey

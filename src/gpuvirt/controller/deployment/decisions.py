@@ -1,0 +1,198 @@
+"""Decisions for operands: the objects to apply and to delete, the pods to replace, and each DaemonSet's progress."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.cluster.kinds.core import Pod
+from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest, Role, RoleBinding, resource_of
+from gpuvirt.cluster.labels import OPERAND_LABEL, WITH_TOOLKIT
+from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.cluster.resources import Resource, pods
+from gpuvirt.controller.deployment.drift import Mark, StoredObject, is_due, signed
+from gpuvirt.controller.deployment.rollout import rollout
+from gpuvirt.controller.operands.assembly import template_of
+from gpuvirt.controller.operands.inputs import OperandName, Rendered
+from gpuvirt.controller.store import Objects
+from gpuvirt.controller.writes import ApplyObject, DeleteObject, WriteTarget
+from gpuvirt.model.desired.workload import Workload
+
+DAEMON_SETS = "daemonsets"
+FOR_VMS = frozenset({OperandName.AGENT, OperandName.VGPU_MANAGER})
+
+Stored = Mapping[Resource, Objects[StoredObject]]
+"""The stored objects by collection; ConfigMaps include those of other owners."""
+
+
+class Existing(msgspec.Struct, frozen=True):
+    """The operands' objects and pods in the cluster."""
+
+    stored: Stored = msgspec.field(default_factory=dict)
+    pods: Objects[Pod] = msgspec.field(default_factory=dict)
+    marks: Mapping[WriteTarget, Mark] = msgspec.field(default_factory=dict)
+    """The objects that this controller has applied while it leads."""
+
+
+class OperandState(msgspec.Struct, frozen=True):
+    """The progress of one DaemonSet."""
+
+    name: str
+    operand: OperandName
+    desired: int = 0
+    ready: int = 0
+    against: str | None = None
+    """Why the DaemonSet is not ready; None if it is."""
+
+
+class Deployment(msgspec.Struct, frozen=True):
+    """The writes for operands, and their progress."""
+
+    writes: tuple[ApplyObject | DeleteObject, ...] = ()
+    states: tuple[OperandState, ...] = ()
+    faults: tuple[str, ...] = ()
+    """The fields of the policy that cannot be deployed, each with the reason."""
+
+
+def decide(
+    policy: ClusterPolicy,
+    rendered: Rendered,
+    existing: Existing,
+    workloads: frozenset[Workload | None],
+    with_used_vgpus: Sequence[str],
+) -> Deployment:
+    """Compare the rendered objects with those in the cluster, and return the writes and the progress.
+
+    `workloads` are those of nodes with operands; VMs use vGPUs on the nodes `with_used_vgpus`.
+    """
+    states, writes = list[OperandState](), list[ApplyObject | DeleteObject]()
+    due = [
+        manifest
+        for manifest in rendered.manifests
+        if is_due(manifest, _stored(manifest, existing), existing.marks.get(_target(manifest)))
+    ]
+    for manifest in rendered.manifests:
+        name, stored = manifest.metadata.name, _stored(manifest, existing)
+        if manifest in due:
+            if not any(_needs(manifest, other) for other in due):
+                writes.append(ApplyObject(_target(manifest), signed(manifest)))
+        elif isinstance(manifest, DaemonSet) and stored is not None:
+            state, deletions = _daemon_set(policy, manifest, stored, existing)
+            states.append(state)
+            writes += deletions
+            continue
+        if isinstance(manifest, DaemonSet):
+            operand = OperandName(manifest.metadata.labels[OPERAND_LABEL])
+            states.append(OperandState(name, operand, against="being created or updated"))
+    gone, kept = _superfluous(rendered, existing.stored, with_used_vgpus)
+    gone = [deletion for deletion in gone if not _is_needed(deletion, rendered, existing)]
+    faults = tuple(_faults(rendered, workloads))
+    return Deployment((*writes, *gone), (*states, *kept), faults)
+
+
+def _target(manifest: Manifest) -> WriteTarget:
+    return WriteTarget(resource_of(manifest), manifest.metadata.name)
+
+
+def _stored(manifest: Manifest, existing: Existing) -> StoredObject | None:
+    key = ObjectKey(manifest.metadata.namespace, manifest.metadata.name)
+    return existing.stored.get(resource_of(manifest), {}).get(key)
+
+
+def _needs(manifest: Manifest, other: Manifest) -> bool:
+    """Return whether one object is applied only after another, so that pods find their files and permissions."""
+    if manifest.metadata.labels[OPERAND_LABEL] != other.metadata.labels[OPERAND_LABEL]:
+        return False
+    if isinstance(manifest, DaemonSet):
+        return not isinstance(other, DaemonSet)
+    return isinstance(manifest, RoleBinding) and isinstance(other, Role)
+
+
+def _faults(rendered: Rendered, workloads: frozenset[Workload | None]) -> Iterator[str]:
+    """Yield the faults; those of operands for container nodes only if the cluster has such nodes."""
+    for fault in rendered.faults:
+        if workloads & WITH_TOOLKIT or fault.operand in FOR_VMS:
+            yield f"{fault.because.path}: {fault.because.message}"
+
+
+def _daemon_set(
+    policy: ClusterPolicy, daemon_set: DaemonSet, stored: StoredObject, existing: Existing
+) -> tuple[OperandState, list[DeleteObject]]:
+    """Return a DaemonSet's progress and the pods to delete; the controller replaces only the agent's pods itself."""
+    status, name = stored.status, daemon_set.metadata.name
+    operand = OperandName(daemon_set.metadata.labels[OPERAND_LABEL])
+    desired, ready = status.desired_number_scheduled, status.number_available
+    deletions, waits = list[DeleteObject](), None
+    if status.observed_generation < stored.metadata.generation:
+        return OperandState(
+            name, operand, desired, ready, "Kubernetes has not processed its latest change yet"
+        ), deletions
+    if operand is OperandName.AGENT:
+        rolling = policy.spec.daemonsets.rolling_update
+        most = (rolling.max_unavailable if rolling is not None else "") or 1
+        agents = [pod for pod in existing.pods.values() if pod.app == operand]
+        plan = rollout(agents, template_of(daemon_set), desired=desired, most_unavailable=most)
+        for pod in plan.delete:
+            target = WriteTarget(pods(pod.metadata.namespace), pod.metadata.name)
+            why = f"it runs an older version of DaemonSet {name} on {pod.spec.node_name}"
+            deletions.append(DeleteObject(target, pod.metadata.uid, why))
+        waits = (
+            f"{plan.old} of {desired} pods run an older version; the rollout {plan.waits_for or 'continues'}"
+            if plan.old
+            else None
+        )
+    if ready < desired:
+        unready = ", ".join(_unready_pods(operand, daemon_set, existing.pods)) or "no pod has been created yet"
+        return OperandState(
+            name, operand, desired, ready, f"{ready} of {desired} pods are ready; not ready: {unready}"
+        ), deletions
+    return OperandState(name, operand, desired, ready, waits), deletions
+
+
+def _unready_pods(operand: OperandName, daemon_set: DaemonSet, found: Objects[Pod]) -> Iterator[str]:
+    chosen = daemon_set.spec.selector.match_labels
+    for pod in sorted(found.values(), key=lambda pod: pod.spec.node_name):
+        if not pod.status.ready and chosen.items() <= pod.metadata.labels.items() and pod.app == operand:
+            because = pod.status.waiting_reason
+            yield f"{pod.metadata.name} on {pod.spec.node_name}" + (f" ({because})" if because else "")
+
+
+def _is_needed(deletion: DeleteObject, rendered: Rendered, existing: Existing) -> bool:
+    """Return whether a deletion waits: an operand's other objects go after its DaemonSets and pods, which need them."""
+    resource, key = deletion.target.resource, ObjectKey(deletion.target.resource.namespace or "", deletion.target.name)
+    operand = existing.stored[resource][key].metadata.labels[OPERAND_LABEL]
+    if resource.plural == DAEMON_SETS or operand in rendered.operands:
+        return False
+    sets = (
+        stored for at, objects in existing.stored.items() if at.plural == DAEMON_SETS for stored in objects.values()
+    )
+    has_set = any(daemon_set.metadata.labels.get(OPERAND_LABEL) == operand for daemon_set in sets)
+    return has_set or any(pod.app == operand for pod in existing.pods.values())
+
+
+def _superfluous(
+    rendered: Rendered, stored: Stored, used: Sequence[str]
+) -> tuple[list[DeleteObject], list[OperandState]]:
+    """Return the objects that are no longer rendered; a vGPU manager stays until no VM uses its vGPUs."""
+    named = {(resource_of(manifest), manifest.metadata.name) for manifest in rendered.manifests}
+    faulty = {fault.operand.value for fault in rendered.faults}
+    gone, kept = list[DeleteObject](), list[OperandState]()
+    for resource, objects in stored.items():
+        for key, found in objects.items():
+            operand = found.metadata.labels.get(OPERAND_LABEL)
+            if operand is None or operand in faulty or (resource, key.name) in named:
+                continue
+            if operand in rendered.operands and found.status.desired_number_scheduled:
+                continue  # nodes still run this driver: the label of their operating system may be missing for a while
+            if operand == OperandName.VGPU_MANAGER and used:
+                against = f"no longer needed; it stays as long as VMs have vGPUs on {', '.join(used)}"
+                kept.append(OperandState(key.name, OperandName.VGPU_MANAGER, against=against))
+            elif not found.metadata.deletion_timestamp:
+                gone.append(
+                    DeleteObject(
+                        WriteTarget(resource, key.name),
+                        found.metadata.uid,
+                        "the ClusterPolicy and the nodes no longer need it",
+                    )
+                )
+    return gone, kept

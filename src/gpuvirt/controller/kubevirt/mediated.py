@@ -1,0 +1,82 @@
+"""Whether KubeVirt handles mediated devices. If it does, it deletes those that it did not create.
+
+virt-handler does so at each heartbeat, even if a VM uses them. It spares the types that are permitted with
+`externalResourceProvider: true`. If an admin has KubeVirt create mediated devices, that stays, and entries spare those
+of gpuvirt. Otherwise gpuvirt switches the handling off.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gpuvirt.cluster.jsonpatch import at
+from gpuvirt.controller.kubevirt.changes import OurSwitch
+from gpuvirt.controller.kubevirt.subject import GATES, MEDIATED, PermittingObject
+from gpuvirt.controller.kubevirt.versions import has_mdev_field, has_mdev_gate
+from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE
+from gpuvirt.model.kubevirt.version import Version
+from gpuvirt.model.reasons import Reason, kubevirtproblems
+
+
+class Handling(msgspec.Struct, frozen=True):
+    """Whether KubeVirt handles mediated devices, and how gpuvirt switches that off."""
+
+    off: bool
+    """Whether KubeVirt leaves mediated devices alone."""
+    switch: OurSwitch | None = None
+    """The field to set, so that KubeVirt leaves them alone."""
+    gate: str | None = None
+    """The feature gate to enable for that, if KubeVirt has no such field."""
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def will_be_off(self) -> bool:
+        """Whether KubeVirt leaves mediated devices alone after the patch."""
+        return self.off or self.switch is not None or self.gate is not None
+
+
+def handling_of(subject: PermittingObject, version: Version | None) -> Handling:
+    """Return whether KubeVirt handles mediated devices, and how to switch that off."""
+    mediated = subject.mediated
+    gated = subject.hco_leaves_mdevs is True if subject.is_hco else MDEV_GATE in subject.gates
+    if mediated.enabled is False or (mediated.enabled is None and gated):
+        return Handling(off=True)
+    if mediated.makes_own:
+        return Handling(off=False)
+    if not has_mdev_gate(version):
+        return Handling(off=False, reasons=(kubevirtproblems.too_old(subject.where),))
+    if mediated.enabled is None and subject.is_hco:
+        pointer = f"{subject.root}{at(GATES, 'disableMDevConfiguration')}"
+        return Handling(off=False, switch=OurSwitch(pointer, value=True, was=subject.hco_leaves_mdevs))
+    # If the field is set, this KubeVirt knows it. The field takes precedence over the gate.
+    return _by_field(subject) if mediated.enabled is not None or has_mdev_field(version) else _by_gate(subject)
+
+
+def _by_field(subject: PermittingObject) -> Handling:
+    pointer = f"{subject.root}{at(MEDIATED, 'enabled')}"
+    return Handling(off=False, switch=OurSwitch(pointer, value=False, was=subject.mediated.enabled))
+
+
+def _by_gate(subject: PermittingObject) -> Handling:
+    if MDEV_GATE in subject.disabled_gates:
+        return Handling(off=False, reasons=(kubevirtproblems.gate_disabled(subject.where, MDEV_GATE),))
+    return Handling(off=False, gate=MDEV_GATE)
+
+
+def second_owner(subject: PermittingObject, nodes: Mapping[str, Mapping[str, str]]) -> Reason | None:
+    """Return the reason that KubeVirt creates mediated devices on nodes with gpuvirt's; `nodes` are their labels.
+
+    KubeVirt fills GPUs that have no mediated device yet. gpuvirt can't know who created one, and offers it.
+    """
+    types = {name: found for name, labels in nodes.items() if (found := subject.mediated.types_on(labels))}
+    if not types:
+        return None
+    every = sorted({name for found in types.values() for name in found})
+    return kubevirtproblems.mdevs_of_kubevirt(subject.where, every, sorted(types))
+
+
+def holds(subject: PermittingObject, switch: OurSwitch) -> bool:
+    """Return whether a field still has the value that gpuvirt has set."""
+    if switch.pointer == f"{subject.root}{at(MEDIATED, 'enabled')}":
+        return subject.mediated.enabled is switch.value
+    return subject.hco_leaves_mdevs is switch.value

@@ -1,0 +1,92 @@
+"""The resources that the nodes of a cluster offer, with their selectors for KubeVirt, and those that KubeVirt offers.
+
+With an entry without `externalResourceProvider: true`, KubeVirt's own device plugin offers all devices that the
+selector matches, under the entry's name. Under two names the same device could be allocated twice; for one name the
+kubelet uses the plugin that registered last. So gpuvirt compares selectors as well as names.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from gpuvirt.cluster.kinds.gpunode import ReadGpuNode, Spec, Withheld
+from gpuvirt.cluster.kinds.gpunodereport import ReadStatus
+from gpuvirt.controller.kubevirt.changes import DeviceList
+from gpuvirt.controller.kubevirt.subject import PermittedEntry
+from gpuvirt.model.desired.gpumodes import FOR_VGPUS
+from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal
+from gpuvirt.model.reasons import Reason, kubevirtproblems
+
+Offered = Mapping[str, Selectors]
+"""The selectors by resource; no resource is without."""
+
+
+def offered_of(nodes: Iterable[ReadGpuNode]) -> Offered:
+    """Return the resources of all nodes; a resource without devices on any node is left out."""
+    return united(
+        {found.name: Selectors(found.kind or ResourceKind.WHOLE, found.pci_vendor_selectors, found.mdev_name_selectors)}
+        for node in nodes
+        for found in (node.status or ReadStatus()).resources
+    )
+
+
+def united(offers: Iterable[Offered]) -> Offered:
+    """Return the union of several offers, which may include desired resources that no node has yet."""
+    found: dict[str, Selectors] = {}
+    for offered in offers:
+        for name, selectors in offered.items():
+            before = found.get(name, Selectors(selectors.kind))
+            pci, mdev = {*before.pci, *selectors.pci}, {*before.mdev, *selectors.mdev}
+            if pci or mdev:
+                found[name] = Selectors(before.kind, tuple(sorted(pci)), tuple(sorted(mdev)))
+    return dict(sorted(found.items()))
+
+
+def needs_mdevs(nodes: Iterable[ReadGpuNode]) -> bool:
+    """Return whether a node has mediated devices or vGPUs, or its spec asks for vGPUs or offers them on demand."""
+    return any(may_have_mdevs(node) for node in nodes)
+
+
+def may_have_mdevs(node: ReadGpuNode) -> bool:
+    """Return whether one node does so."""
+    spec, status = node.spec or Spec(), node.status or ReadStatus()
+    modes = {spec.mode, *(gpu.mode for gpu in spec.gpus)}
+    has = any(resource.mdev_name_selectors for resource in status.resources)
+    return has or not modes.isdisjoint(FOR_VGPUS) or any(gpu.vgpu_config is not None for gpu in status.gpus)
+
+
+class ByKubeVirt(msgspec.Struct, frozen=True):
+    """A resource of gpuvirt's that KubeVirt's own device plugin offers."""
+
+    reason: Reason
+    name: str
+    """The name under which KubeVirt offers it."""
+
+    @property
+    def withheld(self) -> Withheld:
+        """The entry for the GpuNodes' specs, by which agents do not offer the resource."""
+        parts = (self.reason.message, f"seen: {self.reason.seen}", f"fix: {self.reason.fix}")
+        offered_as = self.name if self.name != self.reason.subject else None
+        code = str(self.reason.code)
+        return Withheld(resource=self.reason.subject, code=code, message="; ".join(parts), offered_as=offered_as)
+
+
+def offered_by_kubevirt(
+    entries: Iterable[PermittedEntry], offered: Offered, where: Callable[[PermittedEntry], str]
+) -> Mapping[str, ByKubeVirt]:
+    """Return the resources of gpuvirt's that KubeVirt offers, by name; `where` returns the place of an entry."""
+    own = [entry for entry in entries if not entry.external and not entry.disabled]
+    found: dict[str, ByKubeVirt] = {}
+    for name, selectors in offered.items():
+        same = (entry for entry in own if entry.resource == name)
+        match = next(same, None) or next((entry for entry in own if selects(entry, selectors)), None)
+        if match is not None:
+            reason = kubevirtproblems.foreign_provider(name, match.resource, where(match))
+            found[name] = ByKubeVirt(reason, match.resource)
+    return found
+
+
+def selects(entry: PermittedEntry, selectors: Selectors) -> bool:
+    """Return whether an entry's selector matches devices of a resource."""
+    of_part = {DeviceList.PCI: selectors.pci, DeviceList.MDEV: selectors.mdev, DeviceList.USB: ()}[entry.part]
+    return normal(entry.selector) in {normal(selector) for selector in of_part}

@@ -1,0 +1,83 @@
+"""The changes that a policy and the controller's settings make to the manifest of one operand (`bases`).
+
+An operand begins with `base`, makes the changes that it alone has, and ends with `assembly.daemon_set`.
+"""
+
+import re
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.cluster.kinds.operandparts import Operand
+from gpuvirt.cluster.kinds.podparts import Container, EnvVar
+from gpuvirt.cluster.kinds.workloads import DaemonSet, LabelSelector
+from gpuvirt.cluster.labels import OS_LABEL
+from gpuvirt.controller.operands import assembly, bases, containernodes, hostpaths, images
+from gpuvirt.controller.operands.inputs import RenderInputs
+
+OWN_IMAGE = "gpuvirt"
+"""The image of containers that run gpuvirt itself."""
+
+
+def base(policy: ClusterPolicy, inputs: RenderInputs, name: str) -> DaemonSet:
+    """Return the manifest `name`.yaml with the policy's paths on the host and access to GPUs, and gpuvirt's image."""
+    found = bases.daemon_set(name)
+    pod = bases.pod_of(found)
+    found = bases.with_pod(
+        found,
+        init_containers=tuple(_with_own_image(container, inputs) for container in pod.init_containers),
+        containers=tuple(_with_own_image(container, inputs) for container in pod.containers),
+        image_pull_secrets=assembly.secrets(inputs.settings.pull_secrets),
+        volumes=tuple(hostpaths.moved(volume, policy.spec.host_paths) for volume in pod.volumes),
+    )
+    return _with_gpus(found, policy) if pod.runtime_class_name else found
+
+
+def configured(found: DaemonSet, inputs: RenderInputs, desired: Operand, image: str | None = None) -> DaemonSet:
+    """Return a manifest with the operand's fields of the policy, and its image unless gpuvirt itself runs."""
+    main = bases.main_of(found)
+    found = bases.with_main(
+        found,
+        args=desired.args or main.args,
+        env=assembly.environment(main.env, desired.env),
+        resources=assembly.resources_of(desired.resources, main.resources),
+    )
+    if image is not None:
+        policy = images.pull_policy(desired.image_pull_policy)
+        found = bases.with_main(found, image=image, image_pull_policy=policy)
+    return bases.with_pod(
+        found,
+        host_network=assembly.on_host_network(desired),
+        image_pull_secrets=assembly.secrets(inputs.settings.pull_secrets, desired),
+    )
+
+
+def for_os(found: DaemonSet, os_tag: str) -> DaemonSet:
+    """Return a manifest for the nodes with an operating system, named after it."""
+    label, name = {OS_LABEL: os_tag}, re.sub("[^a-z0-9.-]", "-", os_tag.lower())
+    found = bases.with_pod(found, node_selector={**bases.pod_of(found).node_selector, **label})
+    return replace(
+        found,
+        metadata=replace(found.metadata, name=f"{found.metadata.name}-{name}".rstrip(".-")),
+        spec=replace(found.spec, selector=LabelSelector(match_labels={**found.spec.selector.match_labels, **label})),
+    )
+
+
+def with_values(env: tuple[EnvVar, ...], values: Mapping[str, str]) -> tuple[EnvVar, ...]:
+    """Return variables with other values for those that `values` names."""
+    return tuple(
+        replace(variable, value=values[variable.name]) if variable.name in values else variable for variable in env
+    )
+
+
+def _with_own_image(container: Container, inputs: RenderInputs) -> Container:
+    if container.image != OWN_IMAGE:
+        return container
+    return replace(container, image=inputs.image, image_pull_policy=inputs.settings.pull_policy)
+
+
+def _with_gpus(found: DaemonSet, policy: ClusterPolicy) -> DaemonSet:
+    """Return a manifest that has either the RuntimeClass by which its pods get GPUs, or the NRI plugin's annotation."""
+    found = bases.with_pod(found, runtime_class_name=containernodes.runtime_class_of(policy))
+    return found if containernodes.has_nri(policy) else bases.with_metadata(found, annotations={})

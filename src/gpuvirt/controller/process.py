@@ -1,0 +1,151 @@
+"""The process of the controller: takes part in the election, leads while it is elected, and serves its pages."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+
+from gpuvirt.clock import Clock, RealClock
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.election import CONTROLLER_LEASE, Candidacy, Election, new_identity
+from gpuvirt.controller import metrics as controllermetrics
+from gpuvirt.controller.controller import Controller, ControllerDependencies
+from gpuvirt.controller.scheduledsource import ScheduledSource
+from gpuvirt.controller.schedulespart import Schedules, SchedulesPart, load_schedules
+from gpuvirt.controller.settings import ControllerSettings
+from gpuvirt.controller.webhookcertificate.keeper import CertificateKeeper, CertificateNames
+from gpuvirt.facts.ids import ObjectName, parse_namespace
+from gpuvirt.tasks import keep_going, until_stopped
+from gpuvirt.web.exposition import CONTENT_TYPE
+from gpuvirt.web.page import PageAnswer
+from gpuvirt.web.probes import Probes
+
+log = logging.getLogger(__name__)
+
+
+class ControllerOptions(msgspec.Struct, frozen=True):
+    """The options of the process."""
+
+    credentials: Credentials
+    settings: ControllerSettings
+    elects: bool = True
+    """Whether several controllers elect a leader; otherwise this one leads at once."""
+    listen: tuple[str, int] | None = None
+    webhook: ObjectName | None = None
+    """The Service and the configuration of the admission webhook whose certificate the controller keeps."""
+    runs_schedules: bool = False
+    """Whether the controller runs VgpuSchedules, while it leads."""
+    clock: Clock = msgspec.field(default_factory=RealClock)
+
+
+class ControllerProcess:
+    """The process of one controller, which leads whenever it is elected."""
+
+    def __init__(self, options: ControllerOptions) -> None:
+        random = Random()  # noqa: S311  it spreads controllers over time, and keeps no secrets
+        self.term: Controller | None = None
+        """The controller while this process leads; None while another process leads."""
+        self._options = options
+        client, clock = Client(options.credentials), options.clock
+        candidacy = Candidacy(options.settings.namespace, CONTROLLER_LEASE, new_identity(random))
+        self._election = Election(client, candidacy, clock, random)
+        leading = client.leading(self._may_write, candidacy.terms.within_s)
+        self._dependencies = ControllerDependencies(leading, clock, random)
+        self.certificate: CertificateKeeper | None = None
+        """Keeps the webhook's certificate while this process leads."""
+        self._part: SchedulesPart | None = load_schedules() if options.runs_schedules else None
+        self._schedules: Schedules | None = None
+        """The schedules while this process leads and runs them."""
+        if options.webhook is not None:
+            names = CertificateNames(parse_namespace(options.settings.namespace), options.webhook)
+            self.certificate = CertificateKeeper(leading, names, clock)
+
+    async def run(self) -> None:
+        """Serve the pages and take part in the election, for ever."""
+        options = self._options
+        async with asyncio.TaskGroup() as group:
+            if options.listen is not None:
+                host, port = options.listen
+                probes = Probes(self.pages())
+                group.create_task(keep_going("probes", lambda: probes.run(host, port), options.clock))
+            group.create_task(self._election.run(self._lead) if options.elects else self._lead())
+
+    def _may_write(self) -> bool:
+        return self._election.may_write or not self._options.elects
+
+    async def _lead(self) -> None:
+        self.term = Controller(self._dependencies, self._options.settings, self._scheduled())
+        try:
+            await self._run_term(self.term)
+        finally:
+            self.term = None
+
+    async def _run_term(self, term: Controller) -> None:
+        """Run the controller and its other tasks."""
+        options = self._options
+        async with asyncio.TaskGroup() as group:
+            if self.certificate is not None:
+                group.create_task(keep_going("webhook certificate", self.certificate.keep, options.clock))
+            if (part := self._part) is not None:
+                group.create_task(keep_going("schedules", lambda: self._run_schedules(part), options.clock))
+            group.create_task(term.run())
+
+    def _scheduled(self) -> ScheduledSource | None:
+        """Return where the controller reads what VgpuSchedules say of nodes."""
+        return self._part.scheduled_configs(self._options.settings.namespace) if self._part is not None else None
+
+    async def _run_schedules(self, part: SchedulesPart) -> None:
+        """Run VgpuSchedules until cancelled, which ends each connection to a hypervisor."""
+        dependencies, namespace = self._dependencies, self._options.settings.namespace
+        self._schedules = part.Schedules(
+            dependencies.client, namespace, dependencies.clock, may_call_until_s=self._may_write_until_s
+        )
+        if self.term is not None:
+            self.term.follow(self._schedules)
+        try:
+            await self._schedules.run(dependencies.random)
+        finally:
+            self._schedules = None
+
+    def _may_write_until_s(self) -> float:
+        return self._election.may_write_until_s if self._options.elects else math.inf
+
+    def pages(self) -> dict[str, Callable[[], PageAnswer]]:
+        """Return the pages that the process serves."""
+
+        def healthz() -> PageAnswer:
+            return PageAnswer(200, "ok\n")
+
+        def readyz() -> PageAnswer:
+            missing = self._missing()
+            return PageAnswer(503, f"{missing}\n") if missing is not None else PageAnswer(200, "ok\n")
+
+        def metrics() -> PageAnswer:
+            more = self._schedules.metrics() if self._schedules is not None else ()
+            return PageAnswer(200, controllermetrics.page(self.term, self.certificate, more), CONTENT_TYPE)
+
+        return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
+
+    def _missing(self) -> str | None:
+        """Return why this process is not ready: it leads and has not decided yet, or knows no leader."""
+        if self.term is None:
+            return None if self._election.leader is not None else "no controller is known to lead"
+        if self.term.decisions is None:
+            why = "; ".join(str(error) for error in self.term.problems())
+            waiting = "waiting for the API server: not all objects are observed yet"
+            return f"{waiting}: {why}" if why else waiting
+        return None
+
+
+async def run_until_stopped(options: ControllerOptions) -> None:
+    """Run the controller until SIGTERM or SIGINT; it releases its lease, so that another one leads at once."""
+    if options.settings.image is None:
+        log.warning(
+            "gpuvirt's own image is not known, so this controller deploys nothing to any node; it only labels nodes"
+            " and writes GpuNodes; set --image or GPUVIRT_IMAGE"
+        )
+    await until_stopped(ControllerProcess(options).run())
