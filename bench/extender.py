@@ -31,11 +31,11 @@ from bench.packing import wasted
 from bench.peeroptions import add_peer_options, beside_peer
 from bench.process import cpu_s, pss_kib
 from bench.simulatedapi import GPUS, Scale, api_server, api_server_of, fill, wait
-from gpuvirt.cluster.extender.filtering import MOST_STEPS, filtered
-from gpuvirt.cluster.extender.prioritizing import prioritized
-from gpuvirt.cluster.extender.protocol import node_arguments
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.filtering import MOST_STEPS, filtered
+from gpuvirt.extender.prioritizing import prioritized
+from gpuvirt.extender.protocol import node_arguments
 from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.shares.sharing import Sharing
 
 PORT, METRICS_PORT = 18899, 18898
 BIG_PODS = 20

@@ -21,7 +21,7 @@ from bench.extenderclients import percentiles, send_at_once
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.resources import NODES, pods
-from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
+from gpuvirt.shares.objects import SharingNode, SharingPod
 
 AT_ONCE = 16
 GPUS = 8

@@ -11,7 +11,7 @@ from bench.simulatedapi import labels as labels_of
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.resources import NODES, pods
-from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
+from gpuvirt.shares.objects import SharingNode, SharingPod
 
 GPUS = 8
 AT_ONCE = 16

@@ -9,15 +9,15 @@ from random import Random
 
 from tests.extender.pods import decoded_pod, pod
 
-from gpuvirt.cluster.extender.prioritizing import prioritized
-from gpuvirt.cluster.extender.protocol import NodeArguments
-from gpuvirt.cluster.shares.clusterbooks import ClusterBooks
-from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.prioritizing import prioritized
+from gpuvirt.extender.protocol import NodeArguments
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.shares.clusterbooks import ClusterBooks
+from gpuvirt.shares.objects import SharingPod, demand_of_pod
+from gpuvirt.shares.sharing import Sharing
 
 NODES, GPUS = 50, 8
 SIZES = (50, 100, 125, 200, 250, 300, 333, 400, 500, 600, 750, 1000)

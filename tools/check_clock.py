@@ -36,7 +36,7 @@ ALLOWED: Mapping[str, str] = {
     "gpuvirt_schedules/controller/telemetry.py": "how long steps took, in metrics for people",
     "gpuvirt_schedules/controller/workerobjects.py": "the clock of a resumed guest is compared with the controller's",
     "gpuvirt_schedules/controller/rounds.py": "the time of day decides the phase of a schedule",
-    "cluster/shares/awayworkers.py": "when a worker comes back, for people",
+    "shares/awayworkers.py": "when a worker comes back, for people",
     "controller/webhookcertificate/certificate.py": "times of certificates, which clients judge by the wall clock",
     "controller/webhookcertificate/keeper.py": "the times of certificates; a step of the clock issues one early or late",
     "controller/webhookcertificate/rotation.py": "the times of certificates; they are valid for months",

@@ -7,10 +7,10 @@ import msgspec
 import yaml
 
 from gpuvirt import nulls
-from gpuvirt.cluster.admission.admitting import Decision, admit
-from gpuvirt.cluster.admission.injectionconfig import InjectionConfig, parse
-from gpuvirt.cluster.admission.pod import Pod
 from gpuvirt.plain import Plain
+from gpuvirt.webhook.admitting import Decision, admit
+from gpuvirt.webhook.injectionconfig import InjectionConfig, parse
+from gpuvirt.webhook.pod import Pod
 from tests.admission.jsonpatches import patched
 
 FOLDER = Path(__file__).parent

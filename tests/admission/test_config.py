@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpuvirt.cluster.admission.injectionconfig import InjectionProfile, MdevRule, parse
 from gpuvirt.errors import ConfigError
+from gpuvirt.webhook.injectionconfig import InjectionProfile, MdevRule, parse
 
 
 def test_the_defaults_of_a_class_follow_from_its_profile() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.admission.injectionconfig import InjectionConfig, parse
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 from gpuvirt.plain import Plain
+from gpuvirt.webhook.injectionconfig import InjectionConfig, parse
 from tests.admission.goldens import CASES, admitted, decided, golden, result
 from tests.admission.pods import MDEV, TYPE, WHOLE, Pod, pods, vgpu_pods
 from tests.chart.helmchart import at, items

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.webhook import WebhookOptions, WebhookProcess
 from gpuvirt.clock import RealClock
 from gpuvirt.web.certificates import CertificateFiles
-from gpuvirt.web.webhookpages import MOST_BODY_BYTES
+from gpuvirt.webhook.pages import MOST_BODY_BYTES
+from gpuvirt.webhook.process import WebhookOptions, WebhookProcess
 from tests.admission.reviews import CONFIG, patch, pod, response, review
 from tests.extender.httpclient import Connection, request
 from tests.web.certificates import Authority

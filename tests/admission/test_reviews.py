@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.admission.admitting import UNCHANGED, Decision
-from gpuvirt.cluster.admission.review import decoded, encoded
 from gpuvirt.cluster.jsonpatch import Op, Operation
 from gpuvirt.errors import DamagedError
 from gpuvirt.model.reasons import admission
+from gpuvirt.webhook.admitting import UNCHANGED, Decision
+from gpuvirt.webhook.review import decoded, encoded
 from tests.admission.reviews import Object, patch, response, review
 
 

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from gpuvirt.agent.cluster.nodelabels import shared_claim
 from gpuvirt.cluster.labelpatch import patch_of
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION, keys_without_shares
 from gpuvirt.controller.install.uninstall import left_of
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.loops.cell import Cell
@@ -24,6 +23,7 @@ from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpu, SharedGpus
 from gpuvirt.paths import HostPath
+from gpuvirt.shares.nodekeys import OWNED_ANNOTATION, keys_without_shares
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.files.tree import constant
 from tests.node.simnode import running_node

@@ -5,8 +5,8 @@ import base64
 import pytest
 import yaml
 
-from gpuvirt.cluster.admission.injectionconfig import InjectionProfile, parse
 from gpuvirt.plain import Plain
+from gpuvirt.webhook.injectionconfig import InjectionProfile, parse
 from tests.chart.helmchart import NAMESPACE, Helm, Rendered, at, items
 
 pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]

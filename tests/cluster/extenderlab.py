@@ -14,11 +14,11 @@ import msgspec
 import yaml
 from lab.cluster.controlplane import ControlPlane
 
-from gpuvirt.apps.extender import EXTENDER_LEASE
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.controller.scheduler.decisions import Tls, extender
+from gpuvirt.extender.process import EXTENDER_LEASE
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.shares.objects import SharingPod
 from tests.cluster.cutoff import CutOff
 from tests.cluster.extenderservice import EXTENDER, QUESTION, Service, is_of_leader
 from tests.cluster.sharenodes import ShareNodes

@@ -11,11 +11,11 @@ import msgspec
 import yaml
 from lab.cluster.controlplane import ControlPlane
 
-from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.controller.scheduler.decisions import SCHEDULER
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, PodShares
 from gpuvirt.model.shares.quantities import units_of
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
+from gpuvirt.shares.objects import SharingPod
 from tests.cluster.labnamespace import BOX, PATIENCE_S
 
 LABEL = "gpuvirt.io/share-test"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.extender import TERMS
+from gpuvirt.extender.process import TERMS
 from tests.cluster.chartlab import NAMESPACE, Install
 from tests.cluster.extenderlab import CLOCK, until
 from tests.cluster.extenderservice import EXTENDER, QUESTION, is_of_leader

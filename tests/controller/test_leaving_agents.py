@@ -8,13 +8,13 @@ from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.kinds.gpunode import Gpu, Status
 from gpuvirt.cluster.labels import NODE_LABEL
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION
 from gpuvirt.controller.nodes.labels import Around, desired_labels
 from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.controller.writes import PatchNode
 from gpuvirt.model.desired.workload import LABEL
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
+from gpuvirt.shares.nodekeys import OWNED_ANNOTATION
 from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster
 from tests.controller.observedcluster import node as gpu_node_of
 

@@ -8,11 +8,11 @@ from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.cluster.labels import NODE_LABEL
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION
 from gpuvirt.controller.operands.inputs import OperandName
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.writes import ApplyObject, PatchNode
 from gpuvirt.model.desired.workload import LABEL
+from gpuvirt.shares.nodekeys import OWNED_ANNOTATION
 from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, node, policy
 
 DEPLOYS = replace(SETTINGS, image="registry.example/gpuvirt:1")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from lab.cluster.playedcluster import PlayedCluster
 
-from gpuvirt.apps.extender import TERMS
+from gpuvirt.extender.process import TERMS
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
 from tests.cluster.extenderlab import CLIENT, ExtenderLab, extender_lab, until
 from tests.cluster.extenderservice import EXTENDER

@@ -14,8 +14,8 @@ from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.resources import pods
-from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
+from gpuvirt.shares.objects import SharingPod
 from tests.chart.helmchart import NAMESPACE, Helm
 from tests.cluster.labnamespace import BOX, LabNamespace
 

@@ -10,15 +10,15 @@ from lab.cluster.playedcluster import PlayedCluster
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender.bindings import Write
-from gpuvirt.cluster.extender.fence import Fence
 from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.resources import pods
-from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SharingPod
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.bindings import Write
+from gpuvirt.extender.fence import Fence
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.placement import Placement
+from gpuvirt.shares.index import Index
+from gpuvirt.shares.objects import SharingPod
+from gpuvirt.shares.sharing import Sharing
 from tests.cluster.cutoff import CutOff, cut_off_network
 from tests.cluster.extenderlab import ExtenderLab, Replica, extender_lab, until
 from tests.controlplane.heldback import HeldBack, held_back

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from lab.cluster import settings
 
-from gpuvirt.cluster.admission.injectionconfig import parse
+from gpuvirt.webhook.injectionconfig import parse
 from tests.admission.goldens import decided
 from tests.chart.helmchart import Helm, at, items
 from tests.cluster.labnamespace import LabNamespace

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender.binding import Binder
-from gpuvirt.cluster.extender.bindings import CannotBindError
-from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
-from gpuvirt.cluster.extender.protocol import BindingArguments
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.binding import Binder
+from gpuvirt.extender.bindings import CannotBindError
+from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
+from gpuvirt.extender.protocol import BindingArguments
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.shares.sharing import Sharing
 from tests.extender.namedobjects import Object
 from tests.extender.podapi import Lease, PodApi, serving
 from tests.extender.pods import IndexUnderTest, decoded_pod, node

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.extender.preempting import MOST_STEPS, preempted
-from gpuvirt.cluster.extender.protocol import MetaVictims, PreemptionArguments
 from gpuvirt.cluster.objects import key_of
-from gpuvirt.cluster.shares.budgets import DisruptionBudget, DisruptionBudgets
-from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SharingNode, SharingPod, demand_of_pod
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.preempting import MOST_STEPS, preempted
+from gpuvirt.extender.protocol import MetaVictims, PreemptionArguments
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.shares.budgets import DisruptionBudget, DisruptionBudgets
+from gpuvirt.shares.index import Index
+from gpuvirt.shares.objects import SharingNode, SharingPod, demand_of_pod
+from gpuvirt.shares.sharing import Sharing
 
 RESOURCE = "nvidia.com/vgpu"
 N = NodeName("n")

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.apps.extender import ExtenderOptions, ExtenderProcess, ServiceOptions
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.election import Terms
-from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
+from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
+from gpuvirt.extender.process import ExtenderOptions, ExtenderProcess, ServiceOptions
 from gpuvirt.facts.ids import parse_namespace
 from tests.extender.httpclient import ask, request
 from tests.extender.namedobjects import Object

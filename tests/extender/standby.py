@@ -5,8 +5,8 @@ from random import Random
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender.extender import Extender
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.extender import Extender
+from gpuvirt.shares.sharing import Sharing
 
 
 class Standby:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.extender.intervals import ExtenderIntervals
+from gpuvirt.extender.intervals import ExtenderIntervals
 from tests.extender.binderbench import Bench, benched
 from tests.extender.pods import node, pod
 

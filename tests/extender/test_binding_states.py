@@ -21,15 +21,15 @@ from typing_extensions import override
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.extender.binding import Binder
-from gpuvirt.cluster.extender.bindings import CannotBindError
-from gpuvirt.cluster.extender.protocol import BindingArguments
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, NotSentError
 from gpuvirt.cluster.resources import Resource
-from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.binding import Binder
+from gpuvirt.extender.bindings import CannotBindError
+from gpuvirt.extender.protocol import BindingArguments
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.annotations import pod_shares
+from gpuvirt.shares.objects import SharingPod, demand_of_pod
+from gpuvirt.shares.sharing import Sharing
 from gpuvirt_sim.clock import SimClock
 from tests.extender.podapi import Lease
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, node, pod

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.extender.filtering import filtered
-from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, node_arguments
-from gpuvirt.cluster.shares.objects import demand_of_pod
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.filtering import filtered
+from gpuvirt.extender.protocol import FilterResult, NodeArguments, node_arguments
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.shares.objects import demand_of_pod
+from gpuvirt.shares.sharing import Sharing
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, node, pod
 from tests.shares.fits import Fit, fit
 

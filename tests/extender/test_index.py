@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import Units
+from gpuvirt.shares.sharing import Sharing
 from tests.extender.pods import IndexUnderTest, N, Object, decoded_pod, index_of, node, pod, reserve
 
 NODE = node("n", a=1000, b=1000)

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.extender.binding import Binder
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.binding import Binder
 from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
+from gpuvirt.shares.sharing import Sharing
 from tests.apiserver.scriptedapi import CONFLICT
 from tests.extender.binderbench import Bench, benched
 from tests.extender.pods import IndexUnderTest, node, pod

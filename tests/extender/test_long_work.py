@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.extender.filtering import MOST_STEPS, filtered
-from gpuvirt.cluster.extender.longwork import PART, LongWork
-from gpuvirt.cluster.extender.preempting import preempted
-from gpuvirt.cluster.extender.prioritizing import prioritized
-from gpuvirt.cluster.extender.protocol import NodeArguments, PreemptionArguments, Victims
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.filtering import MOST_STEPS, filtered
+from gpuvirt.extender.longwork import PART, LongWork
+from gpuvirt.extender.preempting import preempted
+from gpuvirt.extender.prioritizing import prioritized
+from gpuvirt.extender.protocol import NodeArguments, PreemptionArguments, Victims
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.shares.sharing import Sharing
 from tests.extender.podapi import PodApi
 from tests.extender.pods import IndexUnderTest, N, budgets_of, decoded_pod, index_of, node, pod
 from tests.extender.processes import bind, is_ready, post, running, until

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.extender.filtering import filtered
-from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, PreemptionArguments, Victims
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.diagnosis.sharesreading import shares_for_pod
+from gpuvirt.extender.filtering import filtered
+from gpuvirt.extender.protocol import FilterResult, NodeArguments, PreemptionArguments, Victims
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.shares.sharing import Sharing
 from tests.extender.podapi import PodApi
 from tests.extender.pods import (
     IndexUnderTest,

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.apps.extender import ExtenderProcess
-from gpuvirt.cluster.extender.filtering import MOST_STEPS, filtered
-from gpuvirt.cluster.extender.intervals import ExtenderIntervals
-from gpuvirt.cluster.extender.places import Places
-from gpuvirt.cluster.extender.prioritizing import prioritized
-from gpuvirt.cluster.extender.protocol import HostPriority, NodeArguments, PreemptionArguments, Victims
-from gpuvirt.cluster.shares.objects import demand_of_pod
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.controller.scheduler.decisions import WEIGHT
+from gpuvirt.extender.filtering import MOST_STEPS, filtered
+from gpuvirt.extender.intervals import ExtenderIntervals
+from gpuvirt.extender.places import Places
+from gpuvirt.extender.prioritizing import prioritized
+from gpuvirt.extender.process import ExtenderProcess
+from gpuvirt.extender.protocol import HostPriority, NodeArguments, PreemptionArguments, Victims
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.shares.objects import demand_of_pod
+from gpuvirt.shares.sharing import Sharing
 from gpuvirt_sim.clock import SimClock
 from tests.extender.httpclient import ask as http_ask
 from tests.extender.httpclient import request

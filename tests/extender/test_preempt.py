@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.extender.protocol import PreemptionArguments, Victims
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.shares.budgets import DisruptionBudgets
+from gpuvirt.extender.protocol import PreemptionArguments, Victims
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.shares.budgets import DisruptionBudgets
 from tests.extender.pods import (
     IndexUnderTest,
     Object,

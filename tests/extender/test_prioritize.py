@@ -2,12 +2,12 @@
 
 import pytest
 
-from gpuvirt.cluster.extender.prioritizing import prioritized
-from gpuvirt.cluster.extender.protocol import NodeArguments
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.prioritizing import prioritized
+from gpuvirt.extender.protocol import NodeArguments
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.placement import MOST_STEPS, Policy
 from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.shares.sharing import Sharing
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, node, pod
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuvirt.apps.extender import ExtenderProcess
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.election import Terms
-from gpuvirt.cluster.extender.intervals import ExtenderIntervals
-from gpuvirt.cluster.extender.turns import Turns
-from gpuvirt.cluster.shares.index import Index
+from gpuvirt.extender.intervals import ExtenderIntervals
+from gpuvirt.extender.process import ExtenderProcess
+from gpuvirt.extender.turns import Turns
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.shares.index import Index
 from tests.extender.namedobjects import Object
 from tests.extender.podapi import PodApi
 from tests.extender.pods import budget, node, pod

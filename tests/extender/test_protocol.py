@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.extender.protocol import (
+from gpuvirt.extender.protocol import (
     ErrorResult,
     FilterResult,
     HostPriority,

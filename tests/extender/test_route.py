@@ -9,16 +9,16 @@ from typing import TypeVar
 import pytest
 from typing_extensions import override
 
-from gpuvirt.apps.extender import ExtenderProcess, ServiceOptions
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, MaySend
-from gpuvirt.cluster.extender.intervals import ExtenderIntervals
-from gpuvirt.cluster.extender.route import Backend, NoRouteError, RouteKeeper, route_of
 from gpuvirt.cluster.failures import NotSentError
 from gpuvirt.cluster.kinds.core import Service, ServicePort, ServiceSpec
 from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.extender.intervals import ExtenderIntervals
+from gpuvirt.extender.process import ExtenderProcess, ServiceOptions
+from gpuvirt.extender.route import Backend, NoRouteError, RouteKeeper, route_of
 from gpuvirt.facts.ids import ObjectName, parse_namespace
 from gpuvirt.plain import Plain
 from tests.chart.helmchart import at, items

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
+from gpuvirt.extender.pages import ExtenderPages
 from gpuvirt.web import connections, httpserver
-from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import REQUEST_S, HttpServer
 from tests.extender.httpclient import FILTER, Connection, ask, request

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.extender import ExtenderProcess
-from gpuvirt.cluster.extender.protocol import NodeArguments
-from gpuvirt.cluster.extender.refusedpods import MOST, RefusedPods
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.process import ExtenderProcess
+from gpuvirt.extender.protocol import NodeArguments
+from gpuvirt.extender.refusedpods import MOST, RefusedPods
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.shares.sharing import Sharing
 from gpuvirt_sim.clock import SimClock
 from tests.extender.namedobjects import Object
 from tests.extender.podapi import PodApi

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cluster.kinds.gpunode import Spec
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, WorkerStatus
-from gpuvirt.cluster.shares.awayworkers import stopped_by
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import nodevms as reasons
 from gpuvirt.model.workers.spec import Leave, VmPolicy
+from gpuvirt.shares.awayworkers import stopped_by
 from gpuvirt_schedules.commands import schedulecheckrender, schedulerender
 from gpuvirt_schedules.controller.schedulemetrics import of_schedules
 from gpuvirt_schedules.controller.telemetry import ScheduleTelemetry

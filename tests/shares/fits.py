@@ -2,10 +2,10 @@
 
 from enum import StrEnum
 
-from gpuvirt.cluster.shares.clusterbooks import ClusterBooks
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.demand import WHOLE, Demand
 from gpuvirt.model.shares.placement import place
+from gpuvirt.shares.clusterbooks import ClusterBooks
 
 
 class Fit(StrEnum):

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from typing_extensions import override
 
-from gpuvirt.cluster.shares.clusterbooks import ClusterBooks
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.placement import GpuId, Policy, Shares
+from gpuvirt.shares.clusterbooks import ClusterBooks
 from tests.shares.fits import Fit, fit
 
 NODE, OTHER = NodeName("node01"), NodeName("node02")

@@ -15,11 +15,11 @@ from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import ClusterTask, run
 from gpuvirt.cli.services.node import labelling_agent
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt.paths import HostRoots, KubeletPaths
+from gpuvirt.shares.nodekeys import OWNED_ANNOTATION
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel

@@ -18,16 +18,16 @@ from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import KubernetesObject, Metadata
-from gpuvirt.cluster.shares.awayworkers import away, read_schedules
-from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.cluster.watchevents import Listed
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares import overview
 from gpuvirt.model.shares.annotations import enforcement_of
 from gpuvirt.model.shares.overview import PodShare, SharesOverview
 from gpuvirt.model.workers.away import AwayWorker
+from gpuvirt.shares.awayworkers import away, read_schedules
+from gpuvirt.shares.index import Index
+from gpuvirt.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
+from gpuvirt.shares.sharing import Sharing
 
 T = TypeVar("T", bound=KubernetesObject)
 MIN_PAUSE_S = 0.5

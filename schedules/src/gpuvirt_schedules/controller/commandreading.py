@@ -13,11 +13,11 @@ from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, OverrideSpec, Spec, VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.resources import Metadata, Resource, VersionPrecondition
-from gpuvirt.cluster.shares.budgets import DISRUPTION_BUDGETS
-from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import Namespace, NodeName, PodUid
 from gpuvirt.model.workers.spec import PhaseOverride
 from gpuvirt.plain import Step
+from gpuvirt.shares.budgets import DISRUPTION_BUDGETS
+from gpuvirt.shares.objects import SharingPod
 from gpuvirt_schedules.controller.workerobjects import ALL_PODS
 from gpuvirt_schedules.decide.forecast import ForecastBudget
 from gpuvirt_schedules.decide.history import LONGEST_USER

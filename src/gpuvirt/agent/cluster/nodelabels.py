@@ -21,11 +21,11 @@ from gpuvirt.cluster.failures import ForbiddenError, retried
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.labelpatch import DesiredLabels, Fields, LabelPatch, patch_of, patched
 from gpuvirt.cluster.resources import NODES, Metadata
-from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION, owned_labels
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION, shared_gpus_text
 from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpus
+from gpuvirt.shares.nodekeys import OWNED_ANNOTATION, owned_labels
 
 log = logging.getLogger(__name__)
 

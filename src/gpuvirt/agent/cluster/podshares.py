@@ -20,14 +20,6 @@ from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.core import ENDED, STATIC_POD, AnyObject
 from gpuvirt.cluster.resources import Resource, pods
-from gpuvirt.cluster.shares.objects import (
-    PodAnnotations,
-    PodMetadata,
-    PodStatus,
-    SharingPod,
-    demand_of_pod,
-    needs_limits,
-)
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.model.shares.annotations import (
@@ -40,6 +32,7 @@ from gpuvirt.model.shares.annotations import (
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.placement import Policy
+from gpuvirt.shares.objects import PodAnnotations, PodMetadata, PodStatus, SharingPod, demand_of_pod, needs_limits
 
 log = logging.getLogger(__name__)
 

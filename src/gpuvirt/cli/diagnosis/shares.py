@@ -16,11 +16,11 @@ from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.diagnosis.sharesreading import SharesFollower, read_overview
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.overview import SharesOverview
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
+from gpuvirt.shares.sharing import Sharing
 
 
 def shares(  # noqa: PLR0913  one parameter an option

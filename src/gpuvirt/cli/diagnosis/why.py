@@ -16,7 +16,6 @@ from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, completion, options
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.diagnosis.cluster.evidence import ask
 from gpuvirt.diagnosis.cluster.nodeevidence import ask_node
 from gpuvirt.diagnosis.explaining import explain_device
@@ -31,6 +30,7 @@ from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName, ObjectName
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
+from gpuvirt.shares.sharing import Sharing
 
 ClusterFile = Annotated[
     Path | None,

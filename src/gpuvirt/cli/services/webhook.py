@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
-from gpuvirt.apps.webhook import WebhookOptions, run_until_stopped
 from gpuvirt.cli.parameters import options
 from gpuvirt.cli.parameters.options import address_of
 from gpuvirt.errors import ConfigError
 from gpuvirt.web.certificates import CertificateFiles
+from gpuvirt.webhook.process import WebhookOptions, run_until_stopped
 
 TLS = "--tls-cert, --tls-key"
 

@@ -37,8 +37,6 @@ from gpuvirt.cluster.labels import (
     deploy_label,
 )
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
-from gpuvirt.cluster.shares.nodekeys import keys_without_shares
-from gpuvirt.cluster.shares.objects import SHARING_PODS, SharingPod
 from gpuvirt.controller.definitions import DEFINITIONS, OURS, PART_OF, Definition, is_ours
 from gpuvirt.controller.kubevirt.decisions import HISTORY
 from gpuvirt.controller.kubevirt.undoer import KubeVirtUndoer
@@ -49,6 +47,8 @@ from gpuvirt.distributions import MissingPartError
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.model.offers import discovery
 from gpuvirt.model.workers.spec import CORDONED_BY
+from gpuvirt.shares.nodekeys import keys_without_shares
+from gpuvirt.shares.objects import SHARING_PODS, SharingPod
 
 T = TypeVar("T", bound=KubernetesObject)
 HOLDER = "uninstall-"

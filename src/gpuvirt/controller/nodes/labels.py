@@ -35,10 +35,10 @@ from gpuvirt.cluster.labels import (
     deploy_label,
 )
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.cluster.shares.nodekeys import keys_without_shares
 from gpuvirt.controller.nodes.placement import NodePlacement
 from gpuvirt.controller.operands.images import os_tag
 from gpuvirt.model.desired.workload import Workload
+from gpuvirt.shares.nodekeys import keys_without_shares
 
 MIG_PRODUCTS = ("h100", "a100", "a30")
 

@@ -19,9 +19,6 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
-from gpuvirt.cluster.shares.awayworkers import away, read_schedules, stopped_by
-from gpuvirt.cluster.shares.objects import demand_of_pod, needs_limits
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.diagnosis.cluster import states as vmstates
 from gpuvirt.diagnosis.cluster.phaseconfigs import Labels, read_phases
 from gpuvirt.diagnosis.clusternodes import ClusterNode
@@ -35,6 +32,9 @@ from gpuvirt.model.shares.annotations import InvalidAnnotationError
 from gpuvirt.model.shares.demand import UnplaceableError
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 from gpuvirt.model.workers.spec import CORDONED_BY
+from gpuvirt.shares.awayworkers import away, read_schedules, stopped_by
+from gpuvirt.shares.objects import demand_of_pod, needs_limits
+from gpuvirt.shares.sharing import Sharing
 
 T = TypeVar("T", bound=KubernetesObject)
 

@@ -11,7 +11,6 @@ from gpuvirt.cluster.kinds.core import ENDED
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.resources import NODES, Resource
-from gpuvirt.cluster.shares.awayworkers import away, read_schedules
 from gpuvirt.diagnosis.cluster import states
 from gpuvirt.diagnosis.cluster.phaseconfigs import read_phases
 from gpuvirt.diagnosis.vms.nodeexplanation import NodeEvidence
@@ -20,6 +19,7 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.workers.spec import CORDONED_BY
+from gpuvirt.shares.awayworkers import away, read_schedules
 
 
 def ask_node(credentials: Credentials, name: str, units: str) -> NodeEvidence:

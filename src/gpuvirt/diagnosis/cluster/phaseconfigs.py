@@ -7,13 +7,13 @@ from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.kinds.vgpuschedule import VALID, VgpuSchedule
 from gpuvirt.cluster.plans.knownconfigs import KnownConfigs, read_known_configs
 from gpuvirt.cluster.plans.nodeplan import types_of
-from gpuvirt.cluster.shares.awayworkers import local_time
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.workers.coming import NodePhase, PhaseConfig, ScheduledNode, node_phases
 from gpuvirt.model.workers.spec import PhaseName
+from gpuvirt.shares.awayworkers import local_time
 
 NEVER = {str(ReasonCode.VGPU_CONFIG_OVERRIDDEN), str(ReasonCode.MODE_WITHOUT_VGPUS)}
 """Why a node gets the vGPU config of no phase."""

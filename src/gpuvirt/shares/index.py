@@ -19,10 +19,6 @@ import msgspec
 
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.shares.clusterbooks import ClusterBooks
-from gpuvirt.cluster.shares.nominations import Nominations
-from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import LIMITS, InvalidAnnotationError, shared_gpus
@@ -30,6 +26,10 @@ from gpuvirt.model.shares.books import NO_PODS, FreeRow, NodeBooks, row_of
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.nomination import Nomination, with_nominated
 from gpuvirt.model.shares.placement import GpuId, Placement, Shares
+from gpuvirt.shares.clusterbooks import ClusterBooks
+from gpuvirt.shares.nominations import Nominations
+from gpuvirt.shares.objects import SharingNode, SharingPod
+from gpuvirt.shares.sharing import Sharing
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from gpuvirt.cluster.admission.injectedparts import (
+from gpuvirt.cluster.jsonpatch import Op, Operation, at
+from gpuvirt.cluster.kinds.podparts import Container as NewContainer
+from gpuvirt.errors import DamagedError, InvalidIdError
+from gpuvirt.facts.ids import parse_object_name
+from gpuvirt.model.reasons import Reason, admission
+from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
+from gpuvirt.webhook.injectedparts import (
     DEV,
     DRIVER,
     GRIDD,
@@ -24,14 +30,8 @@ from gpuvirt.cluster.admission.injectedparts import (
     plain,
     volume,
 )
-from gpuvirt.cluster.admission.injectionconfig import ClassSettings, InjectionConfig, InjectionProfile, MdevRule
-from gpuvirt.cluster.admission.pod import ContainerList, Placed, Pod, Volume
-from gpuvirt.cluster.jsonpatch import Op, Operation, at
-from gpuvirt.cluster.kinds.podparts import Container as NewContainer
-from gpuvirt.errors import DamagedError, InvalidIdError
-from gpuvirt.facts.ids import parse_object_name
-from gpuvirt.model.reasons import Reason, admission
-from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
+from gpuvirt.webhook.injectionconfig import ClassSettings, InjectionConfig, InjectionProfile, MdevRule
+from gpuvirt.webhook.pod import ContainerList, Placed, Pod, Volume
 
 LICENCE_ANNOTATION = "gpuvirt.io/licence-secret"
 """An annotation of a pod: the Secret of its namespace that has the licence's token."""

@@ -10,11 +10,7 @@ the extender does not know (decisions 183 and 184).
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 
-from gpuvirt.cluster.extender.protocol import MetaPod, MetaVictims, PreemptionArguments, Victims
-from gpuvirt.cluster.shares.budgets import DisruptionBudgets
-from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import demand_of_pod
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.protocol import MetaPod, MetaVictims, PreemptionArguments, Victims
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import Demand, UnplaceableError
@@ -22,6 +18,10 @@ from gpuvirt.model.shares.eviction import EvictionCandidate, cost, search_victim
 from gpuvirt.model.shares.placement import place
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 from gpuvirt.model.shares.steps import Steps
+from gpuvirt.shares.budgets import DisruptionBudgets
+from gpuvirt.shares.index import Index
+from gpuvirt.shares.objects import demand_of_pod
+from gpuvirt.shares.sharing import Sharing
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,6 @@ import msgspec
 
 from gpuvirt import __version__
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.admission.admitting import UNCHANGED, Decision, admit
-from gpuvirt.cluster.admission.review import AdmissionRequest, decoded, encoded
 from gpuvirt.errors import DamagedError
 from gpuvirt.loops.histogram import Histogram
 from gpuvirt.model.reasons import admission
@@ -17,7 +15,9 @@ from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, histograms, tex
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
 from gpuvirt.web.page import PageAnswer as Page
-from gpuvirt.web.webhookconfig import WebhookConfig
+from gpuvirt.webhook.admitting import UNCHANGED, Decision, admit
+from gpuvirt.webhook.config import WebhookConfig
+from gpuvirt.webhook.review import AdmissionRequest, decoded, encoded
 
 log = logging.getLogger(__name__)
 

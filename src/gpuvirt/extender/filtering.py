@@ -9,9 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, filter_result
-from gpuvirt.cluster.shares.objects import demand_of_pod, needs_limits
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.protocol import FilterResult, NodeArguments, filter_result
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.annotations import (
     LIMITS,
@@ -28,6 +26,8 @@ from gpuvirt.model.shares.placement import Pieces
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 from gpuvirt.model.shares.steps import Steps, finished
 from gpuvirt.model.shares.wording import requested_text, too_complex_text
+from gpuvirt.shares.objects import demand_of_pod, needs_limits
+from gpuvirt.shares.sharing import Sharing
 
 NO_UNITS = f"the node shares no GPUs: it has no annotation {SHARED_GPUS_ANNOTATION}"
 

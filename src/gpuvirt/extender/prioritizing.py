@@ -8,9 +8,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Mapping, Sequence
 from math import ceil
 
-from gpuvirt.cluster.extender.protocol import HIGHEST_SCORE, HostPriority, NodeArguments
-from gpuvirt.cluster.shares.objects import demand_of_pod
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.protocol import HIGHEST_SCORE, HostPriority, NodeArguments
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.books import FreeRow
 from gpuvirt.model.shares.demand import Demand, Units, UnplaceableError
@@ -18,6 +16,8 @@ from gpuvirt.model.shares.fitting import room_left
 from gpuvirt.model.shares.placement import Pieces, Policy
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 from gpuvirt.model.shares.steps import Steps
+from gpuvirt.shares.objects import demand_of_pod
+from gpuvirt.shares.sharing import Sharing
 
 _NODE = 2
 """The steps of a node, beside those of a search."""

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.extender.filtering import filtered
-from gpuvirt.cluster.extender.protocol import NodeArguments
-from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SharingPod
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.filtering import filtered
+from gpuvirt.extender.protocol import NodeArguments
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.steps import Steps
+from gpuvirt.shares.index import Index
+from gpuvirt.shares.objects import SharingPod
+from gpuvirt.shares.sharing import Sharing
 
 MOST = 64
 """How many refused pods are known; the oldest are forgotten. The binding of one that is woken is an event for all."""

@@ -12,8 +12,8 @@ from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpServer
 from gpuvirt.web.probes import Probes
-from gpuvirt.web.webhookconfig import WebhookConfig
-from gpuvirt.web.webhookpages import MOST_BODY_BYTES, WebhookPages
+from gpuvirt.webhook.config import WebhookConfig
+from gpuvirt.webhook.pages import MOST_BODY_BYTES, WebhookPages
 
 DRAIN_S = 5.0
 """How long requests are still answered after a signal to end, until all nodes know that the replica is not ready."""

@@ -18,11 +18,13 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, retried
 from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.core import Service
-from gpuvirt.cluster.kinds.endpointslices import (
+from gpuvirt.cluster.kinds.manifests import OwnerReference
+from gpuvirt.cluster.resources import Metadata, services
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.extender.endpointslices import (
     MANAGER_LABEL,
     SERVICE_LABEL,
     Endpoint,
@@ -32,9 +34,7 @@ from gpuvirt.cluster.kinds.endpointslices import (
     StoredSlice,
     endpoint_slices,
 )
-from gpuvirt.cluster.kinds.manifests import OwnerReference
-from gpuvirt.cluster.resources import Metadata, services
-from gpuvirt.errors import GpuvirtError
+from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.facts.ids import Namespace, ObjectName
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from gpuvirt.cluster.collection import Collection
 from gpuvirt.cluster.labelselector import LabelSelector
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Resource
-from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.model.shares.eviction import BudgetName
+from gpuvirt.shares.objects import SharingPod
 
 
 class BudgetMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):

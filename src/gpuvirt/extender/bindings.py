@@ -2,11 +2,11 @@
 
 import msgspec
 
-from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, pod_shares_text
 from gpuvirt.model.shares.placement import Placement
+from gpuvirt.shares.objects import SharingPod
 
 
 class CannotBindError(GpuvirtError):

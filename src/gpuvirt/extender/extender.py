@@ -18,16 +18,19 @@ import msgspec
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender.binding import NOT_LEADING, Binder
-from gpuvirt.cluster.extender.bindings import CannotBindError
-from gpuvirt.cluster.extender.filtering import HELD, MOST_STEPS, filtering, fits_without_held, kept_texts
-from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
-from gpuvirt.cluster.extender.longwork import LongWork
-from gpuvirt.cluster.extender.places import Places
-from gpuvirt.cluster.extender.preempting import MOST_STEPS as MOST_PREEMPTION_STEPS
-from gpuvirt.cluster.extender.preempting import preempted
-from gpuvirt.cluster.extender.prioritizing import prioritized
-from gpuvirt.cluster.extender.protocol import (
+from gpuvirt.cluster.failures import ApiError
+from gpuvirt.cluster.reflector import Reflector
+from gpuvirt.cluster.resources import KubernetesObject
+from gpuvirt.extender.binding import NOT_LEADING, Binder
+from gpuvirt.extender.bindings import CannotBindError
+from gpuvirt.extender.filtering import HELD, MOST_STEPS, filtering, fits_without_held, kept_texts
+from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
+from gpuvirt.extender.longwork import LongWork
+from gpuvirt.extender.places import Places
+from gpuvirt.extender.preempting import MOST_STEPS as MOST_PREEMPTION_STEPS
+from gpuvirt.extender.preempting import preempted
+from gpuvirt.extender.prioritizing import prioritized
+from gpuvirt.extender.protocol import (
     BindingResult,
     ErrorResult,
     MalformedRequestError,
@@ -36,18 +39,15 @@ from gpuvirt.cluster.extender.protocol import (
     node_arguments,
     preemption_arguments,
 )
-from gpuvirt.cluster.extender.refusedpods import RefusedPods
-from gpuvirt.cluster.extender.turns import Turns
-from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.reflector import Reflector
-from gpuvirt.cluster.resources import KubernetesObject
-from gpuvirt.cluster.shares.budgets import DISRUPTION_BUDGETS, DisruptionBudgets
-from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.refusedpods import RefusedPods
+from gpuvirt.extender.turns import Turns
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.loops.histogram import Histogram
 from gpuvirt.model.shares.steps import Steps
+from gpuvirt.shares.budgets import DISRUPTION_BUDGETS, DisruptionBudgets
+from gpuvirt.shares.index import Index
+from gpuvirt.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
+from gpuvirt.shares.sharing import Sharing
 from gpuvirt.tasks import keep_going
 
 T = TypeVar("T", bound=KubernetesObject)

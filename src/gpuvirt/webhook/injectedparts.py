@@ -12,10 +12,6 @@ from posixpath import normpath
 
 import msgspec
 
-from gpuvirt.cluster.admission.injectionconfig import SYSTEM_PATH, AddedContainer, ClassSettings
-from gpuvirt.cluster.admission.pod import Container as ObservedContainer
-from gpuvirt.cluster.admission.pod import EnvVar as ObservedEnvVar
-from gpuvirt.cluster.admission.pod import Placed
 from gpuvirt.cluster.jsonpatch import Op, Operation
 from gpuvirt.cluster.kinds.podparts import (
     Capabilities,
@@ -29,6 +25,10 @@ from gpuvirt.cluster.kinds.podparts import (
     VolumeMount,
 )
 from gpuvirt.plain import Plain
+from gpuvirt.webhook.injectionconfig import SYSTEM_PATH, AddedContainer, ClassSettings
+from gpuvirt.webhook.pod import Container as ObservedContainer
+from gpuvirt.webhook.pod import EnvVar as ObservedEnvVar
+from gpuvirt.webhook.pod import Placed
 
 NVIDIA, GRIDD = "nvidia", "gridd"
 DEV, DRIVER, LICENCE = "dev", "nvidia-driver", "nvidia-licence"

@@ -5,7 +5,6 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod, requested
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.shares.annotations import POLICY_ANNOTATION, pod_shares
@@ -13,6 +12,7 @@ from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.placement import GpuId, Policy, Shares
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
+from gpuvirt.shares.objects import SharingPod, demand_of_pod, requested
 
 log = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender.bindings import CannotBindError, Write
-from gpuvirt.cluster.extender.fence import AT_ONCE, Fence
-from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.failures import NOT_MADE, ApiError, ConflictError, NotSentError
 from gpuvirt.cluster.resources import pods
-from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SharingPod
+from gpuvirt.extender.bindings import CannotBindError, Write
+from gpuvirt.extender.fence import AT_ONCE, Fence
+from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.shares.index import Index
+from gpuvirt.shares.objects import SharingPod
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ import base64
 import msgspec
 
 from gpuvirt import nulls
-from gpuvirt.cluster.admission.admitting import Decision
-from gpuvirt.cluster.admission.pod import Pod
 from gpuvirt.errors import DamagedError
 from gpuvirt.model.reasons import Reason
+from gpuvirt.webhook.admitting import Decision
+from gpuvirt.webhook.pod import Pod
 
 VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"

@@ -11,9 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from gpuvirt import nulls
-from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.shares.objects import SharingPod
 
 T = TypeVar("T")
 

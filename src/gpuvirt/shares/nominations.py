@@ -2,11 +2,11 @@
 
 from collections.abc import Container, Mapping, Sequence
 
-from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.nomination import Nomination
+from gpuvirt.shares.objects import SharingPod, demand_of_pod
+from gpuvirt.shares.sharing import Sharing
 
 
 class Nominations:

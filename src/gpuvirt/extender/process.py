@@ -13,14 +13,14 @@ from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import Candidacy, Election, Terms, new_identity
-from gpuvirt.cluster.extender.extender import Extender
-from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
-from gpuvirt.cluster.extender.route import Backend, RouteKeeper
-from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.extender.extender import Extender
+from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
+from gpuvirt.extender.pages import ExtenderPages
+from gpuvirt.extender.route import Backend, RouteKeeper
 from gpuvirt.facts.ids import Namespace, ObjectName
+from gpuvirt.shares.sharing import Sharing
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
-from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpServer
 from gpuvirt.web.probes import Probes

@@ -9,16 +9,7 @@ import msgspec
 
 from gpuvirt import __version__
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.extender.extender import (
-    FAILED,
-    MALFORMED,
-    NOT_SERVING,
-    VERBS,
-    Extender,
-    Requests,
-    SchedulerAnswer,
-    failed,
-)
+from gpuvirt.extender.extender import FAILED, MALFORMED, NOT_SERVING, VERBS, Extender, Requests, SchedulerAnswer, failed
 from gpuvirt.web.clients import ClientRules, ClientStanding, ServedClient
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, histograms, text_of
 from gpuvirt.web.handshakes import Handshakes

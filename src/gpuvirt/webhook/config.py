@@ -8,9 +8,9 @@ from pathlib import Path
 
 from gpuvirt import documents
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.admission import injectionconfig
-from gpuvirt.cluster.admission.injectionconfig import InjectionConfig
 from gpuvirt.errors import ConfigError
+from gpuvirt.webhook import injectionconfig
+from gpuvirt.webhook.injectionconfig import InjectionConfig
 
 log = logging.getLogger(__name__)
 

@@ -10,22 +10,22 @@ from collections.abc import Callable
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender.bindings import CannotBindError, Write
-from gpuvirt.cluster.extender.fence import Fence
-from gpuvirt.cluster.extender.filtering import NO_LIMITS
-from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
-from gpuvirt.cluster.extender.protocol import BindingArguments
-from gpuvirt.cluster.extender.writes import Writes
 from gpuvirt.cluster.failures import ApiError, NotFoundError
-from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod, needs_limits
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
+from gpuvirt.extender.bindings import CannotBindError, Write
+from gpuvirt.extender.fence import Fence
+from gpuvirt.extender.filtering import NO_LIMITS
+from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
+from gpuvirt.extender.protocol import BindingArguments
+from gpuvirt.extender.writes import Writes
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.demand import Demand
 from gpuvirt.model.shares.placement import MOST_STEPS, Placement
 from gpuvirt.model.shares.steps import Steps
 from gpuvirt.model.shares.wording import requested_text, too_complex_text
+from gpuvirt.shares.index import Index
+from gpuvirt.shares.objects import SharingPod, demand_of_pod, needs_limits
+from gpuvirt.shares.sharing import Sharing
 
 NOT_LEADING = "this replica of the extender does not lead, or not yet; kube-scheduler tries again"
 

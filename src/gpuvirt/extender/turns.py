@@ -8,7 +8,7 @@ for the wait. It is only made while bindings do follow, so that a client that as
 import asyncio
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.extender.intervals import INTERVALS
+from gpuvirt.extender.intervals import INTERVALS
 from gpuvirt.facts.ids import PodUid
 
 

@@ -21,13 +21,13 @@ from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
-from gpuvirt.cluster.extender.protocol import HIGHEST_SCORE, FilterResult, HostPriority, NodeArguments
-from gpuvirt.cluster.shares.index import GrantedPlace, Index
-from gpuvirt.cluster.shares.objects import PodGroupKey, SharingPod, demand_of_pod
-from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
+from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
+from gpuvirt.extender.protocol import HIGHEST_SCORE, FilterResult, HostPriority, NodeArguments
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.shares.index import GrantedPlace, Index
+from gpuvirt.shares.objects import PodGroupKey, SharingPod, demand_of_pod
+from gpuvirt.shares.sharing import Sharing
 
 log = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, NotUnderstoodError
 from gpuvirt.cluster.resources import pods
-from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SharingPod
+from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
+from gpuvirt.shares.index import Index
+from gpuvirt.shares.objects import SharingPod
 
 log = logging.getLogger(__name__)
 
