@@ -24,8 +24,8 @@ from tests.kubelet.kubeletnode import CLOCK, Cluster, agent_on, options_for
 from tests.web.certificates import Authority
 
 from gpuvirt.agent.cluster.clusterside import ClusterSide
-from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import ConfigMapName, NodeName
+from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import LABEL as WORKLOAD_LABEL
 from gpuvirt.model.desired.workload import Workload

@@ -28,8 +28,8 @@ from bench.clustermeasures import MEASURES, Fleet, chosen, measure_start
 from bench.clusternodes import Peculiarity, mixed_gpu_node, peculiarity_of
 from bench.clusterprograms import NAMESPACE, OURS, Program, counted, make_account, running
 from bench.results import Results
-from gpuvirt.cluster.kinds.clusterpolicy import REQUIRED
-from gpuvirt.cluster.kinds.gpunode import API_VERSION
+from gpuvirt.kube.kinds.clusterpolicy import REQUIRED
+from gpuvirt.kube.kinds.gpunode import API_VERSION
 
 ROOT = Path(__file__).parent.parent
 GPUVIRT, CHECKOUT, PEER = COLUMNS = ("gpuvirt", "checkout", "peer")

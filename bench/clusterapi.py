@@ -17,7 +17,7 @@ import msgspec
 from lab.cluster.places import REAL
 from lab.cluster.settings import ADMIN_TOKEN
 
-from gpuvirt.cluster.labels import DEPLOY
+from gpuvirt.kube.labels import DEPLOY
 
 AT_ONCE = 16
 TIMEOUT_S = 60.0

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 
-from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND
-from gpuvirt.cluster.labels import DEPLOY, FEATURES, SETS
+from gpuvirt.kube.kinds.gpunode import API_VERSION, KIND
+from gpuvirt.kube.labels import DEPLOY, FEATURES, SETS
 from gpuvirt.model.desired.workload import LABEL, Workload
 
 ODD_EVERY = 100

@@ -13,8 +13,8 @@ from tests.schedules.configcluster import SPEC
 from tests.schedules.configuredpool import gpu_node, node, stored
 
 from bench.results import Results
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.objects import ObjectKey
 from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
 from gpuvirt_schedules.controller.objects import schedule_of, status_of
 

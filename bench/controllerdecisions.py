@@ -16,16 +16,16 @@ from msgspec.structs import replace
 
 from bench.clusternodes import Json, name_of, node, reported_gpu_node
 from bench.controllermemory import read
-from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
-from gpuvirt.cluster.kinds.core import Pod, PodSpec, ReadNode
-from gpuvirt.cluster.objects import ObjectMap, key_of
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.decisions import decide
 from gpuvirt.controller.deployment.decisions import Existing
 from gpuvirt.controller.nodememory import DecidedNodes
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.picture import Picture
 from gpuvirt.controller.settings import ControllerSettings
+from gpuvirt.kube.kinds.clusterpolicy import StoredPolicy
+from gpuvirt.kube.kinds.core import Pod, PodSpec, ReadNode
+from gpuvirt.kube.objects import ObjectMap, key_of
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.workload import Workload
 
 AT, LATER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 0, 0, 10, tzinfo=UTC)

@@ -19,10 +19,10 @@ import msgspec
 
 from bench.clusternodes import Json, node, reported_gpu_node
 from gpuvirt import nulls
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.resources import KubernetesObject
-from gpuvirt.cluster.watchevents import EventType
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
+from gpuvirt.kube.kinds.core import ReadNode
+from gpuvirt.kube.resources import KubernetesObject
+from gpuvirt.kube.watchevents import EventType
 from gpuvirt.model.desired.workload import Workload
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

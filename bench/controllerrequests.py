@@ -20,11 +20,11 @@ from tests.kubelet.kubeletnode import CLOCK
 from tests.web.certificates import Authority
 
 from bench.clusternodes import name_of
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.election import CONTROLLER_LEASE
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
-from gpuvirt.cluster.resources import NODES
 from gpuvirt.controller.process import ControllerOptions, ControllerProcess
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.election import CONTROLLER_LEASE
+from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES
+from gpuvirt.kube.resources import NODES
 from gpuvirt.model.desired.workload import LABEL, Workload
 
 SETTLED_S = 10.0

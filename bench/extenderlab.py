@@ -18,9 +18,9 @@ from tests.cluster.extenderlab import RESOURCE, SCHEDULER, ExtenderLab, extender
 
 from bench.extender import PORT, Table, binding, extender
 from bench.extenderclients import percentiles, send_at_once
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.resources import NODES, pods
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.resources import NODES, pods
 from gpuvirt.shares.objects import SharingNode, SharingPod
 
 AT_ONCE = 16

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from bench.dialects import UNITS, Dialect, Place, Spelling
 from bench.simulatedapi import labels as labels_of
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.resources import NODES, pods
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.resources import NODES, pods
 from gpuvirt.shares.objects import SharingNode, SharingPod
 
 GPUS = 8

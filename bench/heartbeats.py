@@ -24,18 +24,18 @@ from tests.web.certificates import Authority, Pair
 
 from bench.clusternodes import name_of, node
 from gpuvirt.clock import RealClock, Signal
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.reflector import Reflector, Waits
-from gpuvirt.cluster.resources import NODES
-from gpuvirt.cluster.watchevents import COMPLETES_ANNOTATION
 from gpuvirt.controller.picture import read_of
 from gpuvirt.controller.store import WAITS, Store
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ApiError
+from gpuvirt.kube.kinds.core import ReadNode
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.reflector import Reflector, Waits
+from gpuvirt.kube.resources import NODES
+from gpuvirt.kube.watchevents import COMPLETES_ANNOTATION
 from gpuvirt.model.desired.workload import Workload
 
 EVERY_S = 10.0

@@ -22,10 +22,10 @@ from tests.node.simnode import SimNode, running_node
 
 import gpuvirt
 from gpuvirt.agent.cluster.noderequests import observe_node
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import Metadata
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt_sim import kernel
@@ -36,7 +36,7 @@ from gpuvirt_sim.kernel import SimKernel
 SOURCE = Path(gpuvirt.__file__).parent
 KERNEL = Path(kernel.__file__)
 FORMS = (
-    "gpuvirt.cluster.cache",
+    "gpuvirt.kube.cache",
     "gpuvirt.model.change.desired",
     "gpuvirt.model.change.nodevgpus",
     "gpuvirt.model.change.plan",

@@ -36,9 +36,9 @@ from tests.web.certificates import Authority, Pair
 from bench.clusternodes import name_of, node
 from bench.process import children, cpu_s, private_kib, pss_kib
 from bench.results import Results
-from gpuvirt.cluster.election import CONTROLLER_LEASE, RENEW_S
-from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES
-from gpuvirt.cluster.resources import NODES
+from gpuvirt.kube.election import CONTROLLER_LEASE, RENEW_S
+from gpuvirt.kube.kinds.vgpuschedule import ALL_SCHEDULES
+from gpuvirt.kube.resources import NODES
 from gpuvirt.model.desired.workload import Workload
 
 PARTS = ("switch", "idle", "hang", "many")

@@ -14,8 +14,8 @@ from lab.cluster.cluster import Cluster, cluster
 
 from bench.extender import Table, extender
 from bench.extenderlab import make_nodes, make_pods, start
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client
 
 NODES = 50
 PODS = (60, 500, 2000)

@@ -7,13 +7,13 @@ from statistics import median
 from time import process_time
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.cache import Cache, step
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.kinds.core import Pod, PodSpec
-from gpuvirt.cluster.objects import PARTS, ObjectMap, key_of
-from gpuvirt.cluster.resources import Metadata, pods
-from gpuvirt.cluster.watchevents import EventType, Watched
 from gpuvirt.controller.store import Store
+from gpuvirt.kube.cache import Cache, step
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.kinds.core import Pod, PodSpec
+from gpuvirt.kube.objects import PARTS, ObjectMap, key_of
+from gpuvirt.kube.resources import Metadata, pods
+from gpuvirt.kube.watchevents import EventType, Watched
 
 SIZES = 50, 500, 5_000
 EVENTS = 2_000

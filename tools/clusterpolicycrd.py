@@ -10,13 +10,13 @@ from crd import Crd, whole
 from crdschema import Rule, Schema, description_of, structural, without_nulls
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds import clusterpolicy
 from gpuvirt.controller.operands import images, specchecks
+from gpuvirt.kube.kinds import clusterpolicy
 
 HEAD = """\
 # ClusterPolicy: the desired state of all nodes with GPUs (docs/reference.md), in the schema of NVIDIA's operator.
 # Where that operator's CRD is installed, leave this one out. It accepts the same objects, with additional checks.
-# Generated from src/gpuvirt/cluster/kinds/clusterpolicy.py by `make generate`.
+# Generated from src/gpuvirt/kube/kinds/clusterpolicy.py by `make generate`.
 """
 COLUMNS = (("Status", "string", ".status.state"), ("Age", "date", ".metadata.creationTimestamp"))
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.parts import Part
+from gpuvirt.kube.kinds.parts import Part
 
 
 class Rule(msgspec.Struct, frozen=True):

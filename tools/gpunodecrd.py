@@ -4,11 +4,11 @@ from crd import Crd, whole
 from crdschema import Rule, Schema, description_of, structural
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds import gpunode
+from gpuvirt.kube.kinds import gpunode
 
 HEAD = """\
 # GpuNode: the desired state of a node's GPUs, and what its agent has observed (docs/reference.md). Optional for agents.
-# Generated from src/gpuvirt/cluster/kinds/gpunode.py by `make generate`.
+# Generated from src/gpuvirt/kube/kinds/gpunode.py by `make generate`.
 """
 ODDS = (
     "!((has(self.mode) && self.mode == 'container' || has(self.gpus) && self.gpus.exists(one, one.mode == 'container'))"

@@ -12,16 +12,16 @@ import msgspec
 
 from gpuvirt.cli.changes import vgpuscheduler
 from gpuvirt.cli.output import fleetrender, vfiorender, vgpurender
-from gpuvirt.cluster.kinds import gpunode
-from gpuvirt.cluster.plans.nodeplan import NodePlan
 from gpuvirt.controller.clusterstatus import ClusterStatus
 from gpuvirt.controller.report import Row as ComponentRow
 from gpuvirt.diagnosis import findings
 from gpuvirt.diagnosis.explanation import DeviceExplanation
 from gpuvirt.diagnosis.vms.nodeexplanation import NodeExplanation
 from gpuvirt.diagnosis.vms.vmexplanation import Explanation
+from gpuvirt.kube.kinds import gpunode
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.overview import SharesOverview
+from gpuvirt.plans.nodeplan import NodePlan
 from gpuvirt_schedules.decide import reports, workerchecks
 from gpuvirt_sim.commands import sim
 

@@ -8,7 +8,7 @@ from crd import Crd, whole
 from crdschema import Rule, Schema, UnfitTypeError, description_of, structural, without_nulls
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds import vgpuschedule
+from gpuvirt.kube.kinds import vgpuschedule
 from gpuvirt_schedules.controller.objects import LONGEST_DURATION
 from gpuvirt_schedules.decide.faults import LONGEST_NAME
 from gpuvirt_schedules.decide.history import LONGEST_USER
@@ -16,7 +16,7 @@ from gpuvirt_schedules.decide.times import LONGEST_LINE
 
 HEAD = """\
 # VgpuSchedule: which worker VMs run in which phase (docs/schedules.md).
-# Generated from src/gpuvirt/cluster/kinds/vgpuschedule.py by `make generate`.
+# Generated from src/gpuvirt/kube/kinds/vgpuschedule.py by `make generate`.
 """
 COLUMNS = (
     ("Phase", "string", ".status.phase"),

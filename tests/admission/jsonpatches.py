@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import msgspec
 
-from gpuvirt.cluster.jsonpatch import Op, Operation
+from gpuvirt.kube.jsonpatch import Op, Operation
 from gpuvirt.plain import Plain
 
 

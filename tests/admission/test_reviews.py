@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.jsonpatch import Op, Operation
 from gpuvirt.errors import DamagedError
+from gpuvirt.kube.jsonpatch import Op, Operation
 from gpuvirt.model.reasons import admission
 from gpuvirt.webhook.admitting import UNCHANGED, Decision
 from gpuvirt.webhook.review import decoded, encoded

@@ -4,10 +4,10 @@ import pytest
 
 from gpuvirt.agent.cluster.gpunode import status_of
 from gpuvirt.agent.known import snapshot
-from gpuvirt.cluster.kinds.gpunode import GpuNode
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
+from gpuvirt.kube.kinds.gpunode import GpuNode
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Candidate, Target
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal, selectors_of

@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.reflector import Reflector, Waits
-from gpuvirt.cluster.resources import NODES
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ApiError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.reflector import Reflector, Waits
+from gpuvirt.kube.resources import NODES
 from tests.apiserver.scriptedapi import ScriptedApi
 from tests.web.certificates import Authority
 

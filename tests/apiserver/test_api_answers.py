@@ -7,17 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster import failures
-from gpuvirt.cluster.failures import (
-    ApiRefusedError,
-    ForbiddenError,
-    GoneError,
-    NotUnderstoodError,
-    RbacRequest,
-    failure,
-)
-from gpuvirt.cluster.resources import NODES, Resource, config_maps
-from gpuvirt.cluster.transport import Answer, Lines
+from gpuvirt.kube import failures
+from gpuvirt.kube.failures import ApiRefusedError, ForbiddenError, GoneError, NotUnderstoodError, RbacRequest, failure
+from gpuvirt.kube.resources import NODES, Resource, config_maps
+from gpuvirt.kube.transport import Answer, Lines
 
 
 @given(st.lists(st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"x"))), st.integers(1, 9))

@@ -15,13 +15,13 @@ from gpuvirt.agent.allocation.allocator import AllocationRequest
 from gpuvirt.agent.cluster.clusterside import ClusterSide
 from gpuvirt.agent.process import ClusterTask
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import UnreachableError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import UnreachableError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import NODES
 from gpuvirt.model.desired.observed import NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.builder import build_host

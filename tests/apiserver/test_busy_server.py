@@ -8,13 +8,13 @@ import pytest
 from typing_extensions import override
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import REREAD_AFTER_S, Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ApiError, ApiRefusedError, UnreachableError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import NODES
-from gpuvirt.cluster.transport import MOST_BUSY
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import REREAD_AFTER_S, Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ApiError, ApiRefusedError, UnreachableError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import NODES
+from gpuvirt.kube.transport import MOST_BUSY
 from tests.apiserver.scriptedapi import Call, Reply, scripted
 from tests.web.certificates import Authority, Pair
 

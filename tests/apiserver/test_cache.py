@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.cache import (
+from gpuvirt.kube.cache import (
     MOST_PAUSE_S,
     SHORT_WATCH_S,
     WATCHES_A_LIST,
@@ -17,10 +17,10 @@ from gpuvirt.cluster.cache import (
     pause_s,
     step,
 )
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import Metadata
-from gpuvirt.cluster.watchevents import Events, EventType, Listed, Watched
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import Metadata
+from gpuvirt.kube.watchevents import Events, EventType, Listed, Watched
 
 LONG_S = SHORT_WATCH_S + 1
 NAMES = ("a", "b", "c")

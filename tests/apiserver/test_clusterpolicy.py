@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault, StoredPolicy, UpdateStrategy, read_policy
-from gpuvirt.cluster.kinds.clusterpolicy import plain_spec as plain
-from gpuvirt.cluster.kinds.vmoperands import SandboxMode, WorkloadConfig
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault, StoredPolicy, UpdateStrategy, read_policy
+from gpuvirt.kube.kinds.clusterpolicy import plain_spec as plain
+from gpuvirt.kube.kinds.vmoperands import SandboxMode, WorkloadConfig
 
 
 def stored(spec: object) -> StoredPolicy:

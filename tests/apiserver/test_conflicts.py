@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.election import Candidacy, Election, Terms
-from gpuvirt.cluster.failures import MOST_TRIES, ApiError, ConflictError, ForbiddenError, retried
 from gpuvirt.controller.install.uninstall import Goals, Uninstaller
+from gpuvirt.kube.election import Candidacy, Election, Terms
+from gpuvirt.kube.failures import MOST_TRIES, ApiError, ConflictError, ForbiddenError, retried
 from tests.apiserver.contestedlease import LEASE, LEASES, Hasty, Object, Peer, election, serving
 from tests.apiserver.scriptedapi import CONFLICT, Call, Reply
 from tests.kubelet.kubeletnode import until

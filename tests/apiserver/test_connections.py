@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import UnreachableError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import NODES
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import UnreachableError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import NODES
 from tests.apiserver.scriptedapi import Call, Reply, scripted
 from tests.apiserver.testproxies import TestProxy, proxying
 from tests.web.certificates import Authority, Pair

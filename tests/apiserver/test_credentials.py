@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.access.credentials import Credentials, Password, in_cluster
-from gpuvirt.cluster.access.execplugin import V1, V1BETA1
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.errors import ConfigError
+from gpuvirt.kube.access.credentials import Credentials, Password, in_cluster
+from gpuvirt.kube.access.execplugin import V1, V1BETA1
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
 CLUSTER = "server: https://api.example:6443"
@@ -141,10 +141,10 @@ def test_a_removed_auth_provider_is_refused_with_the_name_of_its_exec_plugin(
 
 def test_an_agent_in_a_pod_loads_neither_plugins_nor_kubeconfigs() -> None:
     names = ("execplugin", "kubeconfig", "kubecontext")
-    code = "import sys, gpuvirt.agent.cluster.clusterside, gpuvirt.cluster.access.credentials; print(*sys.modules)"
+    code = "import sys, gpuvirt.agent.cluster.clusterside, gpuvirt.kube.access.credentials; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
-    assert "gpuvirt.cluster.transport" in loaded
-    assert not {f"gpuvirt.cluster.access.{name}" for name in names} & set(loaded)
+    assert "gpuvirt.kube.transport" in loaded
+    assert not {f"gpuvirt.kube.access.{name}" for name in names} & set(loaded)
 
 
 def test_null_in_a_kubeconfig_reads_as_absent(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ import pytest
 from typing_extensions import override
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.access.execplugin import V1, V1BETA1, ExecPlugin, PluginCommand
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import CredentialsError, UnauthorizedError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import NODES
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.access.execplugin import V1, V1BETA1, ExecPlugin, PluginCommand
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import CredentialsError, UnauthorizedError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import NODES
 from tests.apiserver.scriptedapi import Call, Reply, ScriptedApi, scripted
 from tests.web.certificates import Authority, Pair
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.connection import MUCH_BYTES, is_of_stream
+from gpuvirt.kube.connection import MUCH_BYTES, is_of_stream
 from tests.apiserver.followednodes import COMPLETE, bookmark, event, following, node
 from tests.apiserver.scriptedapi import Call, Reply, scripted
 from tests.kubelet.kubeletnode import until

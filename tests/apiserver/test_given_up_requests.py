@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import NODES, pods
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import NODES, pods
 from tests.web.certificates import Authority
 
 WITHIN_S = 1.5

@@ -8,14 +8,14 @@ from msgspec.structs import replace
 
 from gpuvirt.agent.cluster.gpunode import SpecListener, observe_gpu_node, request_of_spec, status_of
 from gpuvirt.agent.cluster.gpunodekeeper import events_between
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.events import EventDraft, EventLevel
-from gpuvirt.cluster.kinds import gpunode
-from gpuvirt.cluster.kinds.gpunode import GpuMode, GpuNode, Spec, Status
-from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuId
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.events import EventDraft, EventLevel
+from gpuvirt.kube.kinds import gpunode
+from gpuvirt.kube.kinds.gpunode import GpuMode, GpuNode, Spec, Status
+from gpuvirt.kube.kinds.parts import Condition
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster import keptconnections
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import NotSentError, UnreachableError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import NODES, pods
+from gpuvirt.kube import keptconnections
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import NotSentError, UnreachableError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import NODES, pods
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest, HttpServer
 from tests.web.certificates import Authority
 

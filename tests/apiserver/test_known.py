@@ -12,15 +12,15 @@ from typing_extensions import override
 
 from gpuvirt.agent.cluster.gpunodekeeper import GpuNodeKeeper
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ObservedObject
-from gpuvirt.cluster import events
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import ConflictError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.kube import events
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import ConflictError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.kinds.gpunode import GpuNode, Status
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.desired.workload import unknown_workload

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.errors import ConfigError
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
 
 FIRST = """
 clusters:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from gpuvirt.agent.cluster.clusterside import problem_of
 from gpuvirt.agent.cluster.noderequests import MOST_REASON, request_of_config_map, request_of_node, state_labels
 from gpuvirt.agent.cluster.operands import OPERAND_LABELS, observed_of, operand_labels
-from gpuvirt.cluster.failures import ApiRefusedError, ForbiddenError, UnauthorizedError, UnreachableError
-from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
-from gpuvirt.cluster.labelpatch import patch_of, patched
-from gpuvirt.cluster.labels import (
+from gpuvirt.kube.failures import ApiRefusedError, ForbiddenError, UnauthorizedError, UnreachableError
+from gpuvirt.kube.kinds.core import ConfigMap, Node, Pod
+from gpuvirt.kube.labelpatch import patch_of, patched
+from gpuvirt.kube.labels import (
     CONFIG_LABEL,
     ENFORCEMENT_LABEL,
     PAUSED_FOR_VGPUS,
@@ -19,8 +19,8 @@ from gpuvirt.cluster.labels import (
     STATE_LABEL,
     WORKLOAD_LABEL,
 )
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import Metadata
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, OperandsObserved, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 

@@ -11,22 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-import gpuvirt.cluster
+import gpuvirt.kube
 from gpuvirt import documents, nulls
 from gpuvirt.agent.kubelet.checkpoint import Checkpoint
-from gpuvirt.cluster.access.execplugin import ExecCredential
-from gpuvirt.cluster.access.kubeconfig import KubeConfig
-from gpuvirt.cluster.failures import Status
-from gpuvirt.cluster.kinds import gpunode, podparts, workloads
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch, patched
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller import definitions
 from gpuvirt.controller.definitions import Definition
 from gpuvirt.controller.deployment.drift import StoredObject
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.setup import KubeletConfig
+from gpuvirt.kube.access.execplugin import ExecCredential
+from gpuvirt.kube.access.kubeconfig import KubeConfig
+from gpuvirt.kube.failures import Status
+from gpuvirt.kube.kinds import gpunode, podparts, workloads
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.labelpatch import DesiredLabels, LabelPatch, patched
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.kubevirt import kubevirt
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
 from gpuvirt.plain import Plain
@@ -54,9 +54,9 @@ def _name(shape: type[msgspec.Struct]) -> str:
 
 def shapes() -> list[type[msgspec.Struct]]:
     """Every shape that an object is decoded into: shapes with metadata, and documents without."""
-    for module in pkgutil.walk_packages(gpuvirt.cluster.__path__, f"{gpuvirt.cluster.__name__}."):
+    for module in pkgutil.walk_packages(gpuvirt.kube.__path__, f"{gpuvirt.kube.__name__}."):
         importlib.import_module(module.name)
-    prefix = f"{gpuvirt.cluster.__name__}."
+    prefix = f"{gpuvirt.kube.__name__}."
     here = (shape for shape in _structs(msgspec.Struct) if shape.__module__.startswith(prefix))
     read = (shape for shape in here if shape.__module__ not in ONLY_WRITTEN and _name(shape) not in PATCHES)
     objects = {shape for shape in read if "metadata" in shape.__struct_fields__}

@@ -6,10 +6,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.kinds.manifests import OwnerReference
-from gpuvirt.cluster.objects import ObjectKey, ObjectMap
-from gpuvirt.cluster.resources import Metadata
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.kinds.manifests import OwnerReference
+from gpuvirt.kube.objects import ObjectKey, ObjectMap
+from gpuvirt.kube.resources import Metadata
 
 keys = st.builds(ObjectKey, st.sampled_from(["", "a", "b"]), st.integers(0, 300).map(str))
 changes = st.lists(st.tuples(keys, st.integers(0, 5) | st.none()), max_size=200)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gpuvirt.agent.cluster.podrequests import requests_of
-from gpuvirt.cluster.kinds.core import WholePod
+from gpuvirt.kube.kinds.core import WholePod
 from gpuvirt.model.allocation.recordhistory import PodRequests
 
 META = {"name": "a", "namespace": "ns", "uid": "u1"}

@@ -10,13 +10,13 @@ from random import Random
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster import keptconnections
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.election import Candidacy, Election, Terms
-from gpuvirt.cluster.failures import NotSentError, UnreachableError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import NODES
+from gpuvirt.kube import keptconnections
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.election import Candidacy, Election, Terms
+from gpuvirt.kube.failures import NotSentError, UnreachableError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import NODES
 from gpuvirt.loops.serialworker import ThreadWorker
 from tests.apiserver.scriptedapi import Call, Reply, ScriptedApi, scripted
 from tests.web.certificates import Authority, Pair

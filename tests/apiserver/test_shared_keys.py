@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.agent.cluster.nodelabels import shared_claim
-from gpuvirt.cluster.labelpatch import patch_of
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.install.uninstall import left_of
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.kube.labelpatch import patch_of
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Enforcement, Settings, ShareSettings

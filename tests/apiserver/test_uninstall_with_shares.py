@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from gpuvirt.cluster.labels import NODE_LABEL
 from gpuvirt.controller.install.uninstall import Goals, SharesInUseError, Uninstaller
+from gpuvirt.kube.labels import NODE_LABEL
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from tests.apiserver.contestedlease import Hasty, Peer, election, serving
 from tests.apiserver.scriptedapi import Call, Reply

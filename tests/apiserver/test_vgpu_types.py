@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.install.uninstall import left_of
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName, VgpuType
 from gpuvirt.facts.vgpu import Framework
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.inventory.inventory import Mode

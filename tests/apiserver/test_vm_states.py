@@ -6,11 +6,11 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from gpuvirt.cluster.kinds import core, vmstate
-from gpuvirt.cluster.kinds.gpunode import GpuNode
-from gpuvirt.cluster.kinds.kubevirt import Device, Devices
 from gpuvirt.diagnosis.cluster import states as vmstates
 from gpuvirt.diagnosis.vms.vmevidence import DeviceRequests, DeviceSeen, OfferSeen, Taint, Toleration
+from gpuvirt.kube.kinds import core, vmstate
+from gpuvirt.kube.kinds.gpunode import GpuNode
+from gpuvirt.kube.kinds.kubevirt import Device, Devices
 
 A10 = "nvidia.com/GA102GL_A10"
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from bench.clusternodes import Peculiarity, heartbeat, name_of, node, operands_o
 from bench.clusterprograms import AuditLog, Cost
 from bench.results import Results
 
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.labels import FEATURES, GPU_FEATURES, OS_SOURCES
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.labels import FEATURES, GPU_FEATURES, OS_SOURCES
 from gpuvirt.model.desired.workload import LABEL, Workload
 
 AT = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.workloads import DaemonSet, encoded
 from gpuvirt.controller.operands.rendering import render
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.kube.kinds.workloads import DaemonSet, encoded
 from gpuvirt.plain import Plain
 from tests.chart.helmchart import NAMESPACE, Helm, Manifest, Rendered, at, items
 from tests.chart.securitycontexts import OF_THE_HOST, RESTRICTED, refusals

@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from gpuvirt import __version__
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
-from gpuvirt.cluster.kinds.operandparts import ImageParts
-from gpuvirt.cluster.kinds.vmoperands import OnDemandVgpus
 from gpuvirt.controller.operands.images import image_of
 from gpuvirt.controller.policy.unsupported import unsupported
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
+from gpuvirt.kube.kinds.operandparts import ImageParts
+from gpuvirt.kube.kinds.vmoperands import OnDemandVgpus
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.plain import Plain

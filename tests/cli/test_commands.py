@@ -48,7 +48,7 @@ import sys
 from gpuvirt.cli.main import COMMANDS, program_for
 program_for(["node"])
 assert [name for name in COMMANDS if f"gpuvirt.cli.{COMMANDS[name].folder}.{name}" in sys.modules] == ["node"]
-assert not {"rich", "gpuvirt_sim", "gpuvirt.cluster"} & sys.modules.keys()
+assert not {"rich", "gpuvirt_sim", "gpuvirt.kube"} & sys.modules.keys()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -6,12 +6,12 @@ from gpuvirt.cli.diagnosis.status import print_status
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output import fleetrender
 from gpuvirt.cli.output.repeats import Repeats
-from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, ReasonStatus, Status
-from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.clusterstatus import ClusterStatus
 from gpuvirt.controller.policy.invalidstates import InvalidValue
 from gpuvirt.controller.report import Row
+from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, ReasonStatus, Status
+from gpuvirt.kube.kinds.parts import Condition
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.reasons import with_code
 
 AWAY = "node01 has no agent; fix: start it"

@@ -37,7 +37,7 @@ def test_cluster_programs_do_not_import_table_rendering(command: str) -> None:
 
 
 NOT_OF_EVERY_AGENT = (
-    "gpuvirt.cluster",
+    "gpuvirt.kube",
     "gpuvirt.hardware.programs",
     "gpuvirt.controller.install",
     "gpuvirt.diagnosis",

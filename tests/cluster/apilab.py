@@ -16,12 +16,12 @@ from gpuvirt.agent.cluster.clusterside import ClusterSide
 from gpuvirt.agent.known.podinquiry import PodInquiry
 from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.failures import ApiRefusedError, ForbiddenError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, NodeName, PodUid, ResourceName
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.failures import ApiRefusedError, ForbiddenError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import NODES
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, Progress
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from lab.cluster.settings import NODE
 
-from gpuvirt.cluster.kinds.clusterpolicy import REQUIRED
+from gpuvirt.kube.kinds.clusterpolicy import REQUIRED
 from tests.cluster.labnamespace import GPUVIRT, PATIENCE_S, LabNamespace
 from tests.operands.operandaccounts import access
 

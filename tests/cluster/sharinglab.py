@@ -13,8 +13,8 @@ from lab.cluster import settings
 from lab.cluster.schedulerimage import import_kube_scheduler
 
 from gpuvirt.agent.shares import recordstore
-from gpuvirt.cluster.kinds.gpunode import Status as GpuNodeStatus
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.kube.kinds.gpunode import Status as GpuNodeStatus
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, PodShares
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.overview import SharesOverview

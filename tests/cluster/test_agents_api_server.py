@@ -8,15 +8,13 @@ import pytest
 from lab.cluster.cluster import Cluster
 
 from gpuvirt.agent.store import desiredstatestore
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.labels import (
-    CONFIG_LABEL,
-)
-from gpuvirt.cluster.resources import NODES
-from gpuvirt.cluster.watchevents import EventType
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.labels import CONFIG_LABEL
+from gpuvirt.kube.resources import NODES
+from gpuvirt.kube.watchevents import EventType
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.offers.schedulable import Count

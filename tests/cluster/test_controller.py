@@ -3,7 +3,7 @@
 import pytest
 from lab.cluster.settings import NODE
 
-from gpuvirt.cluster.labels import SETS
+from gpuvirt.kube.labels import SETS
 from gpuvirt.model.desired.workload import Workload
 from tests.cluster.clusterlab import LabNode, PodRequest
 from tests.cluster.controllerlab import PRESENT, WORKLOAD, controlled

@@ -12,12 +12,12 @@ from lab.cluster.cluster import KUBELET_ROOT
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME
 
-from gpuvirt.cluster.kinds.workloads import DaemonSet
-from gpuvirt.cluster.labels import AGENT_LABELS, NODE_LABEL
 from gpuvirt.controller.operands.agent import labeller
 from gpuvirt.controller.operands.inputs import RenderInputs
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.kube.kinds.workloads import DaemonSet
+from gpuvirt.kube.labels import AGENT_LABELS, NODE_LABEL
 from tests.cluster.apilab import NAMESPACE, NODE, ROOT, ApiLab
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.labnamespace import BOX

@@ -10,7 +10,7 @@ import yaml
 from lab.cluster.kubevirtkinds import SOURCES
 from lab.cluster.settings import NODE
 
-from gpuvirt.cluster.labels import SETS
+from gpuvirt.kube.labels import SETS
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.plain import Plain
 from tests.cli.commandline import gpuvirt

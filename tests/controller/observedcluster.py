@@ -6,12 +6,6 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
-from gpuvirt.cluster.kinds.core import Node, Pod, Service
-from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
-from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.objects import key_of
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.decisions import Decisions, decide
 from gpuvirt.controller.deployment.decisions import Existing
 from gpuvirt.controller.kubevirt.decisions import KubeVirtObserved
@@ -20,6 +14,12 @@ from gpuvirt.controller.nodes.scheduled import ScheduledConfigs
 from gpuvirt.controller.picture import Picture
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.writes import PatchPolicyStatus
+from gpuvirt.kube.kinds.clusterpolicy import StoredPolicy
+from gpuvirt.kube.kinds.core import Node, Pod, Service
+from gpuvirt.kube.kinds.gpunode import Gpu, Spec, Status
+from gpuvirt.kube.kinds.parts import Condition
+from gpuvirt.kube.objects import key_of
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import LABEL
 

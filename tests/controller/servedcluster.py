@@ -14,16 +14,16 @@ from random import Random
 from urllib.parse import parse_qs
 
 from gpuvirt.clock import Clock, RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES
-from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, INSTANCETYPE_REVISIONS, KUBEVIRTS
-from gpuvirt.cluster.kinds.workloads import made_in
-from gpuvirt.cluster.resources import NODES, Resource, pods
 from gpuvirt.controller.controller import Controller, ControllerDependencies
 from gpuvirt.controller.otheroperator import its_leases
 from gpuvirt.controller.settings import ControllerSettings
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES
+from gpuvirt.kube.kinds.gpunode import GPU_NODES
+from gpuvirt.kube.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, INSTANCETYPE_REVISIONS, KUBEVIRTS
+from gpuvirt.kube.kinds.workloads import made_in
+from gpuvirt.kube.resources import NODES, Resource, pods
 from tests.apiserver.mergepatch import merged_of
 from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.controller.observedcluster import SETTINGS

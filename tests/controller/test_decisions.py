@@ -4,21 +4,21 @@ import pytest
 from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.election import Lease, LeaseSpec
-from gpuvirt.cluster.kinds import core
-from gpuvirt.cluster.kinds.clusterpolicy import State
-from gpuvirt.cluster.kinds.core import Node, Pod, PodSpec, PodStatus
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Origins, Spec
-from gpuvirt.cluster.labels import NODE_LABEL, PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, VGPU_DRIVER_LABEL
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.controller.nodes.resolve import AppliedSpec, OwnedGpuNode
 from gpuvirt.controller.otheroperator import LEASE, QUIET_S, OtherOperator
 from gpuvirt.controller.picture import OperandPods, pods_by_node
 from gpuvirt.controller.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, WriteTarget
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.election import Lease, LeaseSpec
+from gpuvirt.kube.kinds import core
+from gpuvirt.kube.kinds.clusterpolicy import State
+from gpuvirt.kube.kinds.core import Node, Pod, PodSpec, PodStatus
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, Origins, Spec
+from gpuvirt.kube.labels import NODE_LABEL, PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, VGPU_DRIVER_LABEL
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, gpu_node, node, policy, ready
 

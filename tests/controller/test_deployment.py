@@ -7,12 +7,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
-from gpuvirt.cluster.kinds.core import Condition, DaemonSetStatus, Node, NodeInfo, NodeStatus, Pod, PodSpec, PodStatus
-from gpuvirt.cluster.kinds.gpunode import Gpu, Status, Vgpu
-from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
-from gpuvirt.cluster.labels import NODE_LABEL, TEMPLATE_LABEL
-from gpuvirt.cluster.objects import ObjectKey, key_of
-from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.deployment.decisions import Existing
 from gpuvirt.controller.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
@@ -20,6 +14,12 @@ from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.writer import Write
 from gpuvirt.controller.writes import ApplyObject, DeleteObject, PatchNode
+from gpuvirt.kube.kinds.core import Condition, DaemonSetStatus, Node, NodeInfo, NodeStatus, Pod, PodSpec, PodStatus
+from gpuvirt.kube.kinds.gpunode import Gpu, Status, Vgpu
+from gpuvirt.kube.kinds.workloads import DaemonSet, Manifest
+from gpuvirt.kube.labels import NODE_LABEL, TEMPLATE_LABEL
+from gpuvirt.kube.objects import ObjectKey, key_of
+from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.plain import Plain
 from tests.controller.observedcluster import SETTINGS, ObservedCluster, node, policy
 

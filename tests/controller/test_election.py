@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gpuvirt.cluster.election import DURATION_S, Lease, LeaseSpec, claimed
-from gpuvirt.cluster.resources import Metadata
+from gpuvirt.kube.election import DURATION_S, Lease, LeaseSpec, claimed
+from gpuvirt.kube.resources import Metadata
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 AT = "2026-01-02T03:04:05.678901Z"

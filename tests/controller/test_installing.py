@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.definitions import (
     OURS,
     PART_OF,
@@ -17,6 +16,7 @@ from gpuvirt.controller.definitions import (
 )
 from gpuvirt.controller.install.installing import read_kinds, read_policy
 from gpuvirt.errors import ConfigError
+from gpuvirt.kube.resources import Metadata
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 

@@ -6,9 +6,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import State
-from gpuvirt.cluster.objects import key_of
-from gpuvirt.cluster.resources import Metadata, config_maps
 from gpuvirt.controller import metrics
 from gpuvirt.controller.controller import log_invalid
 from gpuvirt.controller.decisions import Decisions
@@ -16,6 +13,9 @@ from gpuvirt.controller.deployment.decisions import Existing
 from gpuvirt.controller.deployment.drift import StoredObject
 from gpuvirt.controller.policy.status import INVALID, status_of
 from gpuvirt.controller.writes import PatchNode, PatchPolicyStatus
+from gpuvirt.kube.kinds.clusterpolicy import State
+from gpuvirt.kube.objects import key_of
+from gpuvirt.kube.resources import Metadata, config_maps
 from gpuvirt.plain import Plain
 from gpuvirt.web.exposition import text_of
 from tests.controller.observedcluster import AT, SETTINGS, ObservedCluster, node, policy

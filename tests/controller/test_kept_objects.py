@@ -7,10 +7,10 @@ import pytest
 from bench.clusternodes import reported_gpu_node
 from bench.controllermemory import cluster_node, read
 
-from gpuvirt.cluster.kinds.core import Pod, ReadNode
-from gpuvirt.cluster.resources import KubernetesObject
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.picture import read_of, read_of_gpu_node, read_of_pod
+from gpuvirt.kube.kinds.core import Pod, ReadNode
+from gpuvirt.kube.resources import KubernetesObject
 from tests.apiserver.mergepatch import merged_of
 
 Json = Mapping[str, object]

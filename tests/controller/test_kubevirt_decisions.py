@@ -5,18 +5,18 @@ import pytest
 from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
-from gpuvirt.cluster.kinds.core import NodeStatus
-from gpuvirt.cluster.kinds.gpunode import Gpu, Offered, Spec, Status, Withheld
-from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, VIRTUAL_MACHINES, KubeVirt, VirtualMachine
-from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.kinds.workloads import ConfigMap
-from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.deployment.drift import StoredObject
 from gpuvirt.controller.kubevirt.decisions import HISTORY, KubeVirtObserved, PatchKubeVirt, kept_histories, kept_text
 from gpuvirt.controller.kubevirt.names import Requesting
 from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.controller.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
+from gpuvirt.kube.kinds.core import NodeStatus
+from gpuvirt.kube.kinds.gpunode import Gpu, Offered, Spec, Status, Withheld
+from gpuvirt.kube.kinds.kubevirt import DEVICE_KINDS, VIRTUAL_MACHINES, KubeVirt, VirtualMachine
+from gpuvirt.kube.kinds.parts import Condition
+from gpuvirt.kube.kinds.workloads import ConfigMap
+from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind

@@ -4,14 +4,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.core import Node, Pod
-from gpuvirt.cluster.kinds.gpunode import Gpu, Status
-from gpuvirt.cluster.labels import NODE_LABEL
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.nodes.labels import Around, desired_labels
 from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.controller.writes import PatchNode
+from gpuvirt.kube.kinds.core import Node, Pod
+from gpuvirt.kube.kinds.gpunode import Gpu, Status
+from gpuvirt.kube.labels import NODE_LABEL
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
 from gpuvirt.shares.nodekeys import OWNED_ANNOTATION

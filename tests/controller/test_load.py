@@ -6,13 +6,13 @@ from collections.abc import Callable
 import msgspec
 from bench.clusternodes import reported_gpu_node
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.apigroups import ApiGroups
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES
-from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
-from gpuvirt.cluster.resources import NODES, pods
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.apigroups import ApiGroups
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
+from gpuvirt.kube.kinds.gpunode import GPU_NODES
+from gpuvirt.kube.kinds.kubevirt import KUBEVIRTS
+from gpuvirt.kube.resources import NODES, pods
 from gpuvirt_sim.clock import SimClock
 from tests.controller.observedcluster import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import OF_KUBEVIRT, OPTIONAL, ServedCluster, leading, serving

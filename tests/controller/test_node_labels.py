@@ -5,10 +5,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
-from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.labelpatch import DesiredLabels, patch_of
-from gpuvirt.cluster.labels import (
+from gpuvirt.controller.install.uninstall import left_of
+from gpuvirt.controller.nodes.labels import Around, desired_labels, desired_labels_beside, removed_labels
+from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
+from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
+from gpuvirt.kube.kinds.parts import Condition
+from gpuvirt.kube.labelpatch import DesiredLabels, patch_of
+from gpuvirt.kube.labels import (
     ALL,
     DEPLOY,
     NODE_LABEL,
@@ -17,10 +20,7 @@ from gpuvirt.cluster.labels import (
     SETS,
     VGPU_DRIVER_LABEL,
 )
-from gpuvirt.cluster.resources import Metadata
-from gpuvirt.controller.install.uninstall import left_of
-from gpuvirt.controller.nodes.labels import Around, desired_labels, desired_labels_beside, removed_labels
-from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL, Workload
 from gpuvirt.model.inventory.inventory import Mode
 

@@ -10,13 +10,6 @@ from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State, choose
-from gpuvirt.cluster.kinds.core import Condition, Node, NodeStatus, Pod, PodSpec, PodStatus
-from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
-from gpuvirt.cluster.labels import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller import metrics
 from gpuvirt.controller.controller import Controller, ControllerDependencies
 from gpuvirt.controller.decisions import Decisions
@@ -26,6 +19,13 @@ from gpuvirt.controller.policy.status import verdict_of
 from gpuvirt.controller.report import Row, rows
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, State, choose
+from gpuvirt.kube.kinds.core import Condition, Node, NodeStatus, Pod, PodSpec, PodStatus
+from gpuvirt.kube.kinds.gpunode import GpuNode, Status
+from gpuvirt.kube.labels import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL, Workload
 from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, gpu_node, node, policy, ready
 

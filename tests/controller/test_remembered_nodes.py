@@ -12,14 +12,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.kinds.core import Condition, Node, NodeInfo, NodeStatus, OwnedMetadata, Pod, PodSpec, ReadNode
-from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
-from gpuvirt.cluster.kinds.kubevirt import KubeVirt
-from gpuvirt.cluster.objects import PARTS as PARTS_OF_A_MAP
-from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
-from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata
 from gpuvirt.controller.decisions import decide, deciding
 from gpuvirt.controller.deployment.decisions import Existing
 from gpuvirt.controller.kubevirt.decisions import KubeVirtObserved
@@ -28,6 +20,14 @@ from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.controller.picture import Picture, read_of
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.store import Store
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.kinds.core import Condition, Node, NodeInfo, NodeStatus, OwnedMetadata, Pod, PodSpec, ReadNode
+from gpuvirt.kube.kinds.gpunode import Gpu, Spec, Status
+from gpuvirt.kube.kinds.kubevirt import KubeVirt
+from gpuvirt.kube.objects import PARTS as PARTS_OF_A_MAP
+from gpuvirt.kube.objects import ObjectKey, ObjectMap, key_of
+from gpuvirt.kube.resources import NODES, KubernetesObject, Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt_sim.clock import SimClock
 from tests.controller.observedcluster import AT, NFD, SETTINGS, ObservedCluster, node, policy

@@ -1,11 +1,11 @@
 """`gpuvirt status`: a row for each component of each node, from the reports of agents and from pods."""
 
-from gpuvirt.cluster.kinds.core import ContainerState, ContainerStatus, Node, Pod, PodSpec, PodStatus, Waiting
-from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Offered, Status, Totals
-from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.labels import DEPLOY, SETS
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.report import rows
+from gpuvirt.kube.kinds.core import ContainerState, ContainerStatus, Node, Pod, PodSpec, PodStatus, Waiting
+from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Offered, Status, Totals
+from gpuvirt.kube.kinds.parts import Condition
+from gpuvirt.kube.labels import DEPLOY, SETS
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.workload import Workload
 from tests.controller.observedcluster import NFD
 

@@ -6,10 +6,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.kinds.core import Condition, Pod, PodSpec, PodStatus
-from gpuvirt.cluster.labels import TEMPLATE_LABEL
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.deployment.rollout import rollout
+from gpuvirt.kube.kinds.core import Condition, Pod, PodSpec, PodStatus
+from gpuvirt.kube.labels import TEMPLATE_LABEL
+from gpuvirt.kube.resources import Metadata
 
 OLD, NEW = "old", "new"
 

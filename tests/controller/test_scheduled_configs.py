@@ -9,10 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.cluster.client import FIELD_MANAGER
-from gpuvirt.cluster.kinds.gpunode import Origins, Spec
-from gpuvirt.cluster.labels import CONFIG_LABEL
-from gpuvirt.cluster.labelselector import LabelSelector
 from gpuvirt.controller.nodes.placement import NodePlacement
 from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode, VgpuSwitch, spec_of
 from gpuvirt.controller.nodes.scheduled import (
@@ -24,6 +20,10 @@ from gpuvirt.controller.nodes.scheduled import (
     config_of,
 )
 from gpuvirt.controller.writes import ApplyGpuNode
+from gpuvirt.kube.client import FIELD_MANAGER
+from gpuvirt.kube.kinds.gpunode import Origins, Spec
+from gpuvirt.kube.labels import CONFIG_LABEL
+from gpuvirt.kube.labelselector import LabelSelector
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import Workload
 from tests.controller.observedcluster import ObservedCluster, node

@@ -4,10 +4,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.core import Service, ServicePort, ServiceSpec
-from gpuvirt.cluster.kinds.workloads import ConfigMap
-from gpuvirt.cluster.objects import key_of
-from gpuvirt.cluster.resources import Metadata, config_maps
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.deployment.decisions import Existing
 from gpuvirt.controller.deployment.drift import StoredObject
@@ -15,6 +11,10 @@ from gpuvirt.controller.scheduler.decisions import CONFIG_KEY, CONFIG_MAP, EXTEN
 from gpuvirt.controller.settings import SharedResource
 from gpuvirt.controller.writes import ApplyObject, DeleteObject
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.kube.kinds.core import Service, ServicePort, ServiceSpec
+from gpuvirt.kube.kinds.workloads import ConfigMap
+from gpuvirt.kube.objects import key_of
+from gpuvirt.kube.resources import Metadata, config_maps
 from gpuvirt.plain import Plain, read
 from tests.chart.helmchart import at, items
 from tests.controller.observedcluster import SETTINGS, ObservedCluster, node, policy

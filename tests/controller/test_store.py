@@ -1,15 +1,15 @@
 """A write's response and watch events: the newer version counts, in any order of arrival."""
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ForbiddenError, NotFoundError, UnreachableError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import NODES, Metadata
 from gpuvirt.controller.kubevirt.stores import KubeVirtStores
 from gpuvirt.controller.store import Store
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ForbiddenError, NotFoundError, UnreachableError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.kinds.gpunode import GPU_NODES
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import NODES, Metadata
 from gpuvirt.model.desired.observed import Observed
 
 KEY = ObjectKey("", "node01")

@@ -4,13 +4,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.kinds.workloads import DaemonSet
-from gpuvirt.cluster.labels import NODE_LABEL
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.operands.inputs import OperandName
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.writes import ApplyObject, PatchNode
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.kinds.workloads import DaemonSet
+from gpuvirt.kube.labels import NODE_LABEL
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL
 from gpuvirt.shares.nodekeys import OWNED_ANNOTATION
 from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster, node, policy

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 from typing_extensions import override
 
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, NodeCounts, Status
-from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
-from gpuvirt.cluster.resources import NODES
 from gpuvirt.controller.writer import AT_ONCE
 from gpuvirt.controller.writes import PatchNode, PatchPolicyStatus, WriteTarget
+from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, NodeCounts, Status
+from gpuvirt.kube.labelpatch import DesiredLabels, LabelPatch
+from gpuvirt.kube.resources import NODES
 from tests.controller.writeserver import Server, StatusServer, label, writing
 
 

@@ -1,15 +1,15 @@
 """Each write of the controller has a log line with the change and the reason."""
 
-from gpuvirt.cluster.jsonpatch import Op, Operation
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Origins, Withheld
-from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
-from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
-from gpuvirt.cluster.resources import NODES
 from gpuvirt.controller.kubevirt.decisions import PatchKubeVirt
 from gpuvirt.controller.kubevirt.history import PatchHistory
 from gpuvirt.controller.kubevirt.planning import KubeVirtPlan
 from gpuvirt.controller.nodes.resolve import AppliedSpec, applied
 from gpuvirt.controller.writes import ApplyGpuNode, DeleteObject, PatchNode, WriteTarget
+from gpuvirt.kube.jsonpatch import Op, Operation
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, Origins, Withheld
+from gpuvirt.kube.kinds.kubevirt import KUBEVIRTS
+from gpuvirt.kube.labelpatch import DesiredLabels, LabelPatch
+from gpuvirt.kube.resources import NODES
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from tests.controller.observedcluster import ObservedCluster, node
 

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 
-from gpuvirt.cluster.failures import ApiRefusedError
-from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
-from gpuvirt.cluster.resources import NODES
 from gpuvirt.controller.writer import ObjectWriter, Write
 from gpuvirt.controller.writes import PatchNode, PatchPolicyStatus, WriteTarget
+from gpuvirt.kube.failures import ApiRefusedError
+from gpuvirt.kube.labelpatch import DesiredLabels, LabelPatch
+from gpuvirt.kube.resources import NODES
 from gpuvirt_sim.clock import SimClock
 
 

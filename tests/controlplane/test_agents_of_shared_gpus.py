@@ -10,11 +10,11 @@ import pytest
 
 from gpuvirt.agent.cluster.gpunodekeeper import REPORTER
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.events import About, Event, EventDraft, EventLevel, Reporter, create, event_of
-from gpuvirt.cluster.failures import ApiRefusedError, ForbiddenError
-from gpuvirt.cluster.kinds.core import Node, Pod
-from gpuvirt.cluster.resources import NODES, pods
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.events import About, Event, EventDraft, EventLevel, Reporter, create, event_of
+from gpuvirt.kube.failures import ApiRefusedError, ForbiddenError
+from gpuvirt.kube.kinds.core import Node, Pod
+from gpuvirt.kube.resources import NODES, pods
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION
 from tests.cluster.apilab import ACCOUNT, NAMESPACE, NODE, ApiLab
 from tests.cluster.labnamespace import BOX, LabNamespace

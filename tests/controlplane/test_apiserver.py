@@ -12,9 +12,9 @@ import yaml
 from lab.cluster import settings
 from lab.cluster.playedcluster import PlayedCluster
 
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import (
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import (
     ApiError,
     ApiRefusedError,
     ConflictError,
@@ -23,15 +23,15 @@ from gpuvirt.cluster.failures import (
     NotFoundError,
     UnreachableError,
 )
-from gpuvirt.cluster.kinds.core import ConfigMap, Node
-from gpuvirt.cluster.labels import (
+from gpuvirt.kube.kinds.core import ConfigMap, Node
+from gpuvirt.kube.labels import (
     CONFIG_LABEL,
     REASON_ANNOTATION,
     STATE_LABEL,
     WORKLOAD_REASON_ANNOTATION,
     WORKLOAD_STATE_LABEL,
 )
-from gpuvirt.cluster.resources import NODES, Resource, config_maps, pods
+from gpuvirt.kube.resources import NODES, Resource, config_maps, pods
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 from tests.cluster.apilab import (

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from lab.cluster.playedcluster import PlayedCluster
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, plain_spec, read_policy
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, plain_spec, read_policy
 from gpuvirt.plain import Plain
 from tests.cluster.apilab import ApiLab
 from tests.cluster.labnamespace import LabNamespace

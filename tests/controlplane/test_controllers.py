@@ -5,7 +5,7 @@ import signal
 import pytest
 from lab.cluster.settings import NODE
 
-from gpuvirt.cluster.labels import DEPLOY, SETS, VGPU_DRIVER
+from gpuvirt.kube.labels import DEPLOY, SETS, VGPU_DRIVER
 from gpuvirt.model.desired.workload import Workload
 from tests.cluster.controllerlab import NAMESPACE, PRESENT, WORKLOAD, controlled
 from tests.cluster.labnamespace import LabNamespace

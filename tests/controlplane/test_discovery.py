@@ -10,11 +10,11 @@ from lab.cluster.playedcluster import PlayedCluster
 
 from gpuvirt.agent.discoverprocess import DiscoverOptions, DiscoverProcess, label_once
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.failures import ApiRefusedError, ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import NodeName, PciAddress
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.failures import ApiRefusedError, ForbiddenError, NotFoundError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import NODES
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host

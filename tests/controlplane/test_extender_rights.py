@@ -10,10 +10,10 @@ import pytest
 from lab.cluster import settings
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.resources import pods
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.failures import ApiError
+from gpuvirt.kube.resources import pods
 from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
 from gpuvirt.shares.objects import SharingPod
 from tests.chart.helmchart import NAMESPACE, Helm

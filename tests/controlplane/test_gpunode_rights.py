@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from lab.cluster.settings import NODE
 
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.failures import ApiError, ApiRefusedError, ForbiddenError
-from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, GpuNode
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.failures import ApiError, ApiRefusedError, ForbiddenError
+from gpuvirt.kube.kinds.gpunode import API_VERSION, GPU_NODES, KIND, GpuNode
 from tests.cluster.apilab import ACCOUNT, NAMESPACE, ApiLab
 from tests.cluster.controllerlab import install_gpunodes
 from tests.cluster.labnamespace import LabNamespace

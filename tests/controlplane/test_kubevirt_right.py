@@ -6,19 +6,6 @@ from datetime import UTC, datetime
 import pytest
 from lab.cluster.kubevirtkinds import SOURCES
 
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ApiRefusedError
-from gpuvirt.cluster.kinds.kubevirt import (
-    HYPER_CONVERGEDS,
-    INSTANCES,
-    KUBEVIRTS,
-    VIRTUAL_MACHINES,
-    HyperConverged,
-    KubeVirt,
-)
-from gpuvirt.cluster.resources import Resource
 from gpuvirt.controller.kubevirt.changes import ANNOTATION
 from gpuvirt.controller.kubevirt.decisions import HISTORY
 from gpuvirt.controller.kubevirt.history import PatchHistory
@@ -26,6 +13,19 @@ from gpuvirt.controller.kubevirt.names import Names, names_of
 from gpuvirt.controller.kubevirt.picture import KubeVirtPicture
 from gpuvirt.controller.kubevirt.planning import KubeVirtPlan, Manner, plan
 from gpuvirt.controller.kubevirt.undoer import undo
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ApiRefusedError
+from gpuvirt.kube.kinds.kubevirt import (
+    HYPER_CONVERGEDS,
+    INSTANCES,
+    KUBEVIRTS,
+    VIRTUAL_MACHINES,
+    HyperConverged,
+    KubeVirt,
+)
+from gpuvirt.kube.resources import Resource
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.plain import Plain
 from tests.cli.commandline import gpuvirt

@@ -8,10 +8,10 @@ import json
 import pytest
 from lab.cluster.kubevirtkinds import SOURCES
 
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ConflictError
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ConflictError
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Call, Power, VmKey, VmProof, VmsUnknown, WorkerVm
 from gpuvirt.model.workers.spec import SAVED_STRATEGY
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms, VmWriter

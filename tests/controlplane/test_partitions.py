@@ -8,13 +8,13 @@ import pytest
 from lab.cluster.playedcluster import PlayedCluster
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import ConflictError
-from gpuvirt.cluster.resources import pods
 from gpuvirt.extender.bindings import Write
 from gpuvirt.extender.fence import Fence
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import ConflictError
+from gpuvirt.kube.resources import pods
 from gpuvirt.model.shares.placement import Placement
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import SharingPod

@@ -8,11 +8,11 @@ from lab.cluster.playedcluster import PlayedCluster
 from lab.cluster.settings import NODE
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.controller.operands import bases
 from gpuvirt.controller.operands.inputs import RenderInputs
 from gpuvirt.controller.operands.rendering import render
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.kube.kinds.workloads import encoded
 from tests.cli.commandline import ran
 from tests.cluster.apilab import ApiLab
 from tests.operands.operandaccounts import access, objects

@@ -16,8 +16,8 @@ import pytest
 
 from gpuvirt.agent.discoverer import INTERVAL_S, Discoverer
 from gpuvirt.agent.discoverprocess import DiscoverOptions, DiscoverProcess
-from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import NodeName, PciAddress
+from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.paths import HostPath

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.diagnosis import diagnosis
 from gpuvirt.diagnosis.cluster.states import cluster_node
 from gpuvirt.diagnosis.clusternodes import IOMMUFD_RESOURCE, ClusterNode
 from gpuvirt.diagnosis.findings import Finding, Report
 from gpuvirt.errors import ConfigError
+from gpuvirt.kube.kinds.core import Node
 from gpuvirt.model.kubevirt.gracegpus import GRACE_GATES
 from gpuvirt.model.kubevirt.kubevirt import parse
 from gpuvirt.model.reasons import FindingCode, ReasonCode

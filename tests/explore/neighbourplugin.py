@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from gpuvirt.cluster.labels import AGENT, deploy_label
 from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.kube.labels import AGENT, deploy_label
 from gpuvirt.model.desired.observed import OperandsObserved
 from tests.explore.agenda import Option
 from tests.explore.agents import Running

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.client import Client
 from gpuvirt.extender.binding import Binder
 from gpuvirt.extender.bindings import CannotBindError
 from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.extender.protocol import BindingArguments
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.kube.client import Client
 from gpuvirt.shares.sharing import Sharing
 from tests.extender.namedobjects import Object
 from tests.extender.podapi import Lease, PodApi, serving

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client
 from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.extender.namedobjects import NamedObjects, Object
 from tests.web.certificates import Authority

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.objects import key_of
 from gpuvirt.extender.preempting import MOST_STEPS, preempted
 from gpuvirt.extender.protocol import MetaVictims, PreemptionArguments
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.objects import key_of
 from gpuvirt.model.shares.steps import Steps, finished
 from gpuvirt.shares.budgets import DisruptionBudget, DisruptionBudgets
 from gpuvirt.shares.index import Index

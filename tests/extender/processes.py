@@ -9,11 +9,11 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.election import Terms
 from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.extender.process import ExtenderOptions, ExtenderProcess, ServiceOptions
 from gpuvirt.facts.ids import parse_namespace
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.election import Terms
 from tests.extender.httpclient import ask, request
 from tests.extender.namedobjects import Object
 from tests.extender.podapi import PodApi, Served, serving

@@ -3,9 +3,9 @@
 from random import Random
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
 from gpuvirt.extender.extender import Extender
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
 from gpuvirt.shares.sharing import Sharing
 
 

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from typing_extensions import override
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, NotSentError
-from gpuvirt.cluster.resources import Resource
 from gpuvirt.extender.binding import Binder
 from gpuvirt.extender.bindings import CannotBindError
 from gpuvirt.extender.protocol import BindingArguments
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError, NotSentError
+from gpuvirt.kube.resources import Resource
 from gpuvirt.model.shares.annotations import pod_shares
 from gpuvirt.shares.objects import SharingPod, demand_of_pod
 from gpuvirt.shares.sharing import Sharing

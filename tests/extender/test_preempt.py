@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.extender.protocol import PreemptionArguments, Victims
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.shares.budgets import DisruptionBudgets
 from tests.extender.pods import (
     IndexUnderTest,

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.election import Terms
 from gpuvirt.extender.intervals import ExtenderIntervals
 from gpuvirt.extender.process import ExtenderProcess
 from gpuvirt.extender.turns import Turns
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.kube.election import Terms
 from gpuvirt.shares.index import Index
 from tests.extender.namedobjects import Object
 from tests.extender.podapi import PodApi

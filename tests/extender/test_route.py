@@ -10,16 +10,16 @@ import pytest
 from typing_extensions import override
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client, MaySend
-from gpuvirt.cluster.failures import NotSentError
-from gpuvirt.cluster.kinds.core import Service, ServicePort, ServiceSpec
-from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.extender.intervals import ExtenderIntervals
 from gpuvirt.extender.process import ExtenderProcess, ServiceOptions
 from gpuvirt.extender.route import Backend, NoRouteError, RouteKeeper, route_of
 from gpuvirt.facts.ids import ObjectName, parse_namespace
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client, MaySend
+from gpuvirt.kube.failures import NotSentError
+from gpuvirt.kube.kinds.core import Service, ServicePort, ServiceSpec
+from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.plain import Plain
 from tests.chart.helmchart import at, items
 from tests.extender.podapi import PodApi, serving

@@ -7,8 +7,8 @@ import pytest
 from typing_extensions import override
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
 from gpuvirt.model.workers.hypervisor import Hypervisor, Power, WorkerVm
 from gpuvirt_schedules.controller.rounds import Rounds
 from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects

@@ -1,7 +1,7 @@
 """The marks of schedules on worker nodes, as an uninstall removes or keeps them."""
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
 from gpuvirt_schedules.controller.workermarks import unmark_workers
 from tests.apiserver.scriptedapi import scripted
 from tests.schedules.scheduleday import Day

@@ -5,15 +5,15 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from gpuvirt.cluster.jsonpatch import Operation
-from gpuvirt.cluster.kinds.core import OwnedMetadata
-from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.controller.kubevirt.history import PatchHistory
 from gpuvirt.controller.kubevirt.names import Names
 from gpuvirt.controller.kubevirt.offered import Offered
 from gpuvirt.controller.kubevirt.picture import KubeVirtPicture
 from gpuvirt.controller.kubevirt.planning import KubeVirtPlan, Manner, plan
 from gpuvirt.controller.kubevirt.undoer import Undoing, undo
+from gpuvirt.kube.jsonpatch import Operation
+from gpuvirt.kube.kinds.core import OwnedMetadata
+from gpuvirt.kube.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.model.reasons import ReasonCode

@@ -4,20 +4,20 @@ import msgspec
 import pytest
 import yaml
 
-from gpuvirt.cluster.kinds.core import WholePod
-from gpuvirt.cluster.kinds.gpunode import Gpu, GpuMode, GpuNode, Offered, Spec, Status, Vgpu
-from gpuvirt.cluster.kinds.kubevirt import (
+from gpuvirt.controller.kubevirt.names import Names, Requesting, names_of, on_nodes
+from gpuvirt.controller.kubevirt.offered import needs_mdevs, offered_of
+from gpuvirt.controller.kubevirt.undoer import held_names
+from gpuvirt.controller.kubevirt.versions import has_mdev_field, has_mdev_gate
+from gpuvirt.kube.kinds.core import WholePod
+from gpuvirt.kube.kinds.gpunode import Gpu, GpuMode, GpuNode, Offered, Spec, Status, Vgpu
+from gpuvirt.kube.kinds.kubevirt import (
     Instancetype,
     InstancetypeRevision,
     VirtualMachine,
     VirtualMachineInstance,
     VirtualMachinePool,
 )
-from gpuvirt.cluster.resources import Metadata
-from gpuvirt.controller.kubevirt.names import Names, Requesting, names_of, on_nodes
-from gpuvirt.controller.kubevirt.offered import needs_mdevs, offered_of
-from gpuvirt.controller.kubevirt.undoer import held_names
-from gpuvirt.controller.kubevirt.versions import has_mdev_field, has_mdev_gate
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors

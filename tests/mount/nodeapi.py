@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpuvirt.cluster.resources import Metadata
+from gpuvirt.kube.resources import Metadata
 from tests.apiserver.mergepatch import merged_of
 from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.web.certificates import Authority, Pair

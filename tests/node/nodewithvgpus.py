@@ -3,10 +3,10 @@
 from collections import Counter
 
 from gpuvirt.agent.cluster.gpunode import status_of
-from gpuvirt.cluster.kinds.gpunode import GpuNode
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
 from gpuvirt.hardware.scan import scan
+from gpuvirt.kube.kinds.gpunode import GpuNode
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings

@@ -12,10 +12,10 @@ from gpuvirt.agent.cluster import gpunode
 from gpuvirt.agent.store import desiredstatestore
 from gpuvirt.agent.store.desiredstatestore import KeptDesired
 from gpuvirt.agent.store.files import replace_file
-from gpuvirt.cluster.kinds.gpunode import GpuNode
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds.gpunode import GpuNode
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.reasons import ReasonCode
 from tests.node.keptstates import CONFIGS, KEPT, REQUEST

@@ -18,11 +18,6 @@ from gpuvirt.agent.cluster.gpunodekeeper import events_between
 from gpuvirt.agent.cluster.noderequests import OF_VGPUS, OF_WORKLOAD, request_of_config_map, state_labels
 from gpuvirt.cli.evidence import gather
 from gpuvirt.cli.output import diagnosisrender, render
-from gpuvirt.cluster.kinds.core import ConfigMap
-from gpuvirt.cluster.kinds.gpunode import READY, GpuMode, GpuNode, Origins, Spec, Status
-from gpuvirt.cluster.labels import DEPLOY, SETS
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller import metrics as controllermetrics
 from gpuvirt.controller import report
 from gpuvirt.controller.controller import log_invalid
@@ -34,6 +29,11 @@ from gpuvirt.controller.policy.status import status_of as policy_status_of
 from gpuvirt.diagnosis.diagnosis import report as diagnose
 from gpuvirt.diagnosis.explaining import explain_device
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.kube.kinds.core import ConfigMap
+from gpuvirt.kube.kinds.gpunode import READY, GpuMode, GpuNode, Origins, Spec, Status
+from gpuvirt.kube.labels import DEPLOY, SETS
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.invalid import Origin
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.plans.nodeplan import BY_CATALOG, MIXED_MODE, NO_CARD, WHOLE, NodePlan, plan_node
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
 from gpuvirt.model.vgputypes.profiles import profile_name
+from gpuvirt.plans.nodeplan import BY_CATALOG, MIXED_MODE, NO_CARD, WHOLE, NodePlan, plan_node
 from tests.node.nodewithvgpus import FIRST, ask, give_first_vgpu, reported
 from tests.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated

@@ -7,9 +7,9 @@ import pytest
 from gpuvirt.agent import metrics
 from gpuvirt.agent.cluster.gpunode import status_of
 from gpuvirt.agent.process import _not_ready
-from gpuvirt.cluster.kinds.gpunode import GpuNode
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.kube.kinds.gpunode import GpuNode
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration, ResourceView

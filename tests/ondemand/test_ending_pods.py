@@ -7,10 +7,10 @@ import pytest
 
 from gpuvirt.agent.cluster.clusterside import EndingPods
 from gpuvirt.agent.cluster.podshares import RequestingPod
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.kinds.core import STATIC_POD
-from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.kinds.core import STATIC_POD
+from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.offers.ondemand.podends import REPLACED_S, PodEnds
 from tests.node.simnode import SimNode, at_once, running_node
 from tests.ondemand.pods import ON_DEMAND, Pods, counts, one_p100, settled, vgpus

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from gpuvirt.cluster.kinds.workloads import encoded
+from gpuvirt.kube.kinds.workloads import encoded
 from tests.operands.digests import RENDERINGS, differences, digests, objects, record, recorded
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.workloads import Manifest, encoded
 from gpuvirt.controller.operands.inputs import RenderInputs
 from gpuvirt.controller.operands.rendering import render
 from gpuvirt.controller.settings import SharedResource
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.kube.kinds.workloads import Manifest, encoded
 from tests.operands.policies import (
     ALL_IMAGES,
     ALL_KINDS,

@@ -7,9 +7,9 @@ import yaml
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
 from gpuvirt.controller.operands.inputs import RenderInputs
 from gpuvirt.controller.settings import ControllerSettings
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
 from gpuvirt.plain import Plain
 
 GIVEN = Path(__file__).parent.parent / "apiserver"

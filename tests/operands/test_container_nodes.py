@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.podparts import Container
-from gpuvirt.cluster.kinds.workloads import DaemonSet, RuntimeClass, Service
 from gpuvirt.controller.operands.inputs import OperandName, Rendered, RenderInputs
 from gpuvirt.controller.operands.rendering import render
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.kube.kinds.podparts import Container
+from gpuvirt.kube.kinds.workloads import DaemonSet, RuntimeClass, Service
 from tests.operands.policies import ALL_KINDS, INPUTS, full, policy_of
 
 IMAGES = {

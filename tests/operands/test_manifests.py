@@ -8,18 +8,12 @@ import pytest
 import yaml
 
 from gpuvirt import documents
-from gpuvirt.cluster.kinds.podparts import Container
-from gpuvirt.cluster.kinds.workloads import DaemonSet, Service, encoded
-from gpuvirt.cluster.labels import (
-    AGENT_LABELS,
-    DEPLOY,
-    ENFORCEMENT_LABEL,
-    NODE_LABEL,
-    OS_LABEL,
-)
 from gpuvirt.controller.operands import bases
 from gpuvirt.controller.operands.rendering import render
 from gpuvirt.errors import ConfigError
+from gpuvirt.kube.kinds.podparts import Container
+from gpuvirt.kube.kinds.workloads import DaemonSet, Service, encoded
+from gpuvirt.kube.labels import AGENT_LABELS, DEPLOY, ENFORCEMENT_LABEL, NODE_LABEL, OS_LABEL
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.plain import Plain
 from tests.operands.operandaccounts import NAMES

@@ -6,8 +6,6 @@ from hypothesis import HealthCheck, given, settings
 from msgspec.structs import replace
 
 from gpuvirt import documents
-from gpuvirt.cluster.kinds.podparts import Container
-from gpuvirt.cluster.kinds.workloads import ConfigMap, DaemonSet, Manifest, Role, encoded, resource_of
 from gpuvirt.controller.operands.assembly import template_of
 from gpuvirt.controller.operands.images import os_tag
 from gpuvirt.controller.operands.inputs import OperandName, Rendered, RenderInputs
@@ -15,6 +13,8 @@ from gpuvirt.controller.operands.rendering import config_maps_of, render
 from gpuvirt.controller.settings import SharedResource
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.kube.kinds.podparts import Container
+from gpuvirt.kube.kinds.workloads import ConfigMap, DaemonSet, Manifest, Role, encoded, resource_of
 from gpuvirt.model.desired.settings import (
     Enforcement,
     HamiCore,

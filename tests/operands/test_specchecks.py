@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.controller.operands.rendering import render
 from gpuvirt.controller.operands.specchecks import spec_faults
+from gpuvirt.kube.kinds.workloads import DaemonSet
 from gpuvirt.plain import Plain
 from tests.operands.policies import ALL_KINDS, full, policy_of
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from typer.core import TyperGroup
 
 from gpuvirt.cli.main import program_for
-from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.controller.operands.rendering import render
 from gpuvirt.controller.policy.unsupported import AGENT_READS, VALIDATOR_READS, unsupported
+from gpuvirt.kube.kinds.workloads import encoded
 from gpuvirt.plain import Plain
 from tests.operands.policies import ALL_KINDS, Schema, policy_of, spec_schema, specs
 from tests.operands.policies import given as given_policy

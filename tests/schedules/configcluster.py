@@ -11,12 +11,12 @@ import msgspec
 from typing_extensions import override
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES
-from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, vgpu_schedules
-from gpuvirt.cluster.resources import NODES, Resource, config_maps
 from gpuvirt.controller.process import ControllerOptions, ControllerProcess
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES
+from gpuvirt.kube.kinds.gpunode import GPU_NODES
+from gpuvirt.kube.kinds.vgpuschedule import ALL_SCHEDULES, vgpu_schedules
+from gpuvirt.kube.resources import NODES, Resource, config_maps
 from tests.apiserver.scriptedapi import Call, Reply
 from tests.controller.observedcluster import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import UNAVAILABLE, Json, ServedCluster, serving

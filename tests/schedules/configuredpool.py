@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
+from gpuvirt.kube.kinds.core import ReadNode
+from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.kube.resources import Metadata
 
 
 def stored(spec: Mapping[str, object], **status: object) -> VgpuSchedule:

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.controller.process import ControllerOptions, ControllerProcess
 from gpuvirt.controller.settings import ControllerSettings
+from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt_schedules.hypervisors.childprocess import ChildProcess
 from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.simulated import Center, center

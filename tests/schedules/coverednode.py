@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Spec
+from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, Spec
 from tests.controller.observedcluster import ALL_ON
 from tests.node.nodewithvgpus import give_first_vgpu, reported
 from tests.node.simnode import running_node

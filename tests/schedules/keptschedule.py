@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
 from gpuvirt.model.workers.hypervisor import Hypervisor
 from gpuvirt_schedules.controller.keeper import ScheduleKeeper
 from gpuvirt_schedules.controller.secretconnection import FindSchedule

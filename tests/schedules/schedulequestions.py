@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
 from gpuvirt.facts.ids import Namespace
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
 from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKind
 from gpuvirt.model.workers.hypervisor import Hypervisor
 from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions

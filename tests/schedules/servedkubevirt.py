@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
 from gpuvirt.model.workers.hypervisor import VmKey
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
 from gpuvirt_schedules.controller.kubevirt.virtualmachines import Vm

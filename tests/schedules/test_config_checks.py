@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuMode, Spec
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuMode, Spec
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt_schedules.commands import schedulecheckrender
 from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions

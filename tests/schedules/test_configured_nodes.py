@@ -5,14 +5,14 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.kinds.core import ReadNode
+from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.workers.status import ConfiguredNode
+from gpuvirt.plans.knownconfigs import KnownConfigs
 from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
 from gpuvirt_schedules.controller.objects import schedule_of
 from tests.schedules.configcluster import SPEC

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gpuvirt import __version__
-from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.controller.process import ControllerOptions, ControllerProcess
 from gpuvirt.controller.settings import ControllerSettings
+from gpuvirt.kube.access.credentials import Credentials
 from tests.apiserver.scriptedapi import scripted
 from tests.cli.commandline import loaded_by
 from tests.kubelet.kubeletnode import until

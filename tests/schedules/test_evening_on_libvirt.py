@@ -14,11 +14,11 @@ from lab.libvirt.host import LibvirtHost
 from typing_extensions import override
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, SecretPlace, SecretRef, Spec, VgpuSchedule
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import Namespace
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.vgpuschedule import HypervisorSpec, SecretPlace, SecretRef, Spec, VgpuSchedule
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.workers.connection import HypervisorCredentials
 from gpuvirt.model.workers.hypervisor import Hypervisor, Power
 from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds import vgpuschedule as kind
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds import vgpuschedule as kind
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.spec import PhaseName, PhaseOverride, Schedule
 from gpuvirt.model.workers.status import ConfiguredNode, Outcome, PastSwitch, ScheduleStatus, SwitchCause, Transition

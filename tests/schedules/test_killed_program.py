@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.election import Terms
+from gpuvirt.kube.election import Terms
 from gpuvirt.model.workers.connection import DEAD_AFTER_S
 from tests.apiserver.scriptedapi import scripted
 from tests.cli.commandline import GPUVIRT, PATH

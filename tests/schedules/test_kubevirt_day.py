@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.facts.ids import Namespace, NodeName
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.model.workers.hypervisor import Hypervisor
 from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions
 from gpuvirt_schedules.controller.rounds import Rounds

@@ -6,11 +6,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import Metadata
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.kinds.core import ReadNode
+from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.workers.hypervisor import Power, VmKey
 from gpuvirt_schedules.controller.membership import ObservedNodes
 from tests.kubelet.kubeletnode import until

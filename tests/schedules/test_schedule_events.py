@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.spec import PhaseName
 from gpuvirt.model.workers.status import ScheduleStatus, Transition, Worker, WorkerStep

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
 from gpuvirt.model.workers.hypervisor import Power, VmKey
 from gpuvirt.web.exposition import text_of
 from gpuvirt_schedules.controller.keeper import ASKED_AGAIN_S

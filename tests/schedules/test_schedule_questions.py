@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.errors import ConfigError
+from gpuvirt.kube.failures import ConflictError, NotFoundError
 from gpuvirt.model.workers.hypervisor import Power, VmKey
 from gpuvirt.model.workers.status import SwitchCause
 from gpuvirt_schedules.commands import schedulerender

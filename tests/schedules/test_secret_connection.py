@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, PhaseSpec, SecretPlace, SecretRef, Spec, VgpuSchedule
-from gpuvirt.cluster.labelselector import LabelSelector
-from gpuvirt.cluster.resources import Metadata
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.vgpuschedule import HypervisorSpec, PhaseSpec, SecretPlace, SecretRef, Spec, VgpuSchedule
+from gpuvirt.kube.labelselector import LabelSelector
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.reasons import with_code
 from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKind, MayCallUntil
 from gpuvirt.model.workers.hypervisor import Action, Call, Hypervisor, Refused, VmKey, VmProof, VmsUnknown

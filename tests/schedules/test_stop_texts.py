@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.cli.formats import Layout
-from gpuvirt.cluster.kinds.gpunode import Spec
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, WorkerStatus
+from gpuvirt.kube.kinds.gpunode import Spec
+from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule, WorkerStatus
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import nodevms as reasons

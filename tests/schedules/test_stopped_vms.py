@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.core import ReadNode
+from gpuvirt.kube.kinds.gpunode import GPU_NODES
+from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.workers.hypervisor import VmsUnknown
+from gpuvirt.plans.knownconfigs import KnownConfigs
 from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
 from gpuvirt_schedules.controller.rounds import Rounds
 from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Spec
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, Spec
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.workers.coming import PhaseConfig, ScheduledNode, node_phases
 from gpuvirt.model.workers.spec import PhaseName

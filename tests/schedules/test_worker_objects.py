@@ -3,7 +3,7 @@
 import pytest
 
 from gpuvirt import nulls
-from gpuvirt.cluster.kinds.core import Taint, WholePod
+from gpuvirt.kube.kinds.core import Taint, WholePod
 from gpuvirt_schedules.controller.nodemarks import marks_patch
 from gpuvirt_schedules.controller.workerobjects import ANNOUNCED, node_pod
 

@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
-from gpuvirt.cluster.failures import ApiRefusedError, BrokenError, ConflictError, NotFoundError, NotSentError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.failures import ApiRefusedError, BrokenError, ConflictError, NotFoundError, NotSentError
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workers.connection import DEAD_AFTER_S
 from gpuvirt.model.workers.hypervisor import Action, Answer, Call, Hypervisor, Power, VmKey

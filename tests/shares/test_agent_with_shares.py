@@ -12,9 +12,9 @@ from gpuvirt.agent.cluster.gpunode import status_of
 from gpuvirt.agent.cluster.nodelabels import shared_claim
 from gpuvirt.agent.process import pages
 from gpuvirt.agent.shares.nodeshares import NodeShares
-from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress, PodUid
+from gpuvirt.kube.kinds.gpunode import GpuNode, Status
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Enforcement, HamiCore, Settings, ShareSettings

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from gpuvirt.agent.cluster.gpunode import request_of_spec, status_of
 from gpuvirt.agent.cluster.nodelabels import shared_claim
-from gpuvirt.cluster.kinds.gpunode import DesiredShares, GpuNode, Origins, SharesStatus, Spec
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.kube.kinds.gpunode import DesiredShares, GpuNode, Origins, SharesStatus, Spec
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.enforcement import (
     LABEL,
     OF_LABEL,

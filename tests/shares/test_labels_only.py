@@ -14,8 +14,8 @@ from gpuvirt.agent.cluster.clusterside import ClusterSide
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import ClusterTask, run
 from gpuvirt.cli.services.node import labelling_agent
-from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt.paths import HostRoots, KubeletPaths

@@ -15,11 +15,11 @@ from gpuvirt.agent.shares.nodepods import NodePods
 from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.agent.shares.recordstore import RecordStore
 from gpuvirt.agent.shares.specfiles import SpecFiles
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import ApiError
+from gpuvirt.kube.reflector import Reflector
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from gpuvirt.model.shares.demand import ContainerKind, ContainerName, Units

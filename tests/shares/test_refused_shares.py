@@ -13,10 +13,10 @@ from gpuvirt.agent.cluster.keeping import KeeperDependencies
 from gpuvirt.agent.cluster.podevents import AGAIN_S, RETRY_S, PodEvents
 from gpuvirt.agent.shares.nodepods import NodePods
 from gpuvirt.agent.shares.refusals import Refusal, RefusedCall, RefusedPod, ShareRefusals
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import ApiError
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import ApiError
 from gpuvirt.model.reasons import Reason, ReasonCode, sharing
 from gpuvirt.model.shares.demand import Demand
 from gpuvirt.model.shares.node.choice import PodOnNode

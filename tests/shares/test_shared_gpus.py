@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from gpuvirt.agent.cluster.nodelabels import shared_claim
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName

@@ -12,13 +12,13 @@ import pytest
 from typing_extensions import override
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client
 from gpuvirt.controller.webhookcertificate import certificate
 from gpuvirt.controller.webhookcertificate.certificate import NotIssuedError, certificates_in, issue, pair_of
 from gpuvirt.controller.webhookcertificate.keeper import CertificateKeeper, CertificateNames
 from gpuvirt.controller.webhookcertificate.rotation import RENEW_BEFORE, VALID_DAYS
 from gpuvirt.facts.ids import parse_namespace, parse_object_name
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client
 from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
 from tests.extender.podapi import serving
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from random import Random
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.picture import Picture
 from gpuvirt.controller.scheduledsource import ScheduledSource
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.core import ReadNode
 from gpuvirt.model.workers.connection import MayCallUntil
 from gpuvirt_schedules.controller.keeper import ScheduleKeeper
 from gpuvirt_schedules.controller.scheduledconfigs import StoredConfigs

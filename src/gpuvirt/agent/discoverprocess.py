@@ -12,17 +12,17 @@ from gpuvirt.agent.cluster.keeping import SPREAD_S, KeeperDependencies, ReportOu
 from gpuvirt.agent.cluster.nodelabels import LabelClaim, NodeLabels
 from gpuvirt.agent.discoverer import INTERVAL_S, Discoverer, unread_line
 from gpuvirt.clock import Clock, RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ApiError, NotFoundError, retried
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.labelpatch import DesiredLabels, patch_of
-from gpuvirt.cluster.reflector import Reflector, Waits
-from gpuvirt.cluster.resources import NODES, Metadata
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ApiError, NotFoundError, retried
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.labelpatch import DesiredLabels, patch_of
+from gpuvirt.kube.reflector import Reflector, Waits
+from gpuvirt.kube.resources import NODES, Metadata
 from gpuvirt.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.model.offers.discovery import Labels
 from gpuvirt.tasks import keep_going

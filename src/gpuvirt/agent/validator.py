@@ -14,14 +14,14 @@ import msgspec
 
 from gpuvirt.agent.store.files import replace_file
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.labels import GPU_RESOURCES, SHARES_RESOURCE
-from gpuvirt.cluster.resources import NODES
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.tools import Run, exists, run_program
 from gpuvirt.hardware.programs.containerdriver import DriverRoots, NotReadyError, check_toolkit, find_driver
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.labels import GPU_RESOURCES, SHARES_RESOURCE
+from gpuvirt.kube.resources import NODES
 from gpuvirt.model.change.driverplanning import why_not_unused
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.reasons import reasons_text

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster import events
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.events import About, EventDraft, EventLevel, Reporter
-from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND, Choice
 from gpuvirt.controller.nodes.placement import NodePlacement
 from gpuvirt.controller.policy.invalidstates import InvalidValue
 from gpuvirt.controller.policy.status import INVALID, ReadyCondition
+from gpuvirt.kube import events
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.events import About, EventDraft, EventLevel, Reporter
+from gpuvirt.kube.kinds.clusterpolicy import API_VERSION, KIND, Choice
 
 REPORTER = Reporter("gpuvirt.io/controller", "gpuvirt-controller")
 

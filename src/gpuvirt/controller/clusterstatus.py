@@ -6,14 +6,6 @@ from typing import TypeVar
 
 import msgspec
 
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, Choice, ClusterPolicy, StoredPolicy, choose
-from gpuvirt.cluster.kinds.core import Node, Pod
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.labels import OPERAND_LABEL, OPERANDS_OFF_ANNOTATION
-from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource, daemon_sets, pods
 from gpuvirt.controller.deployment.drift import StoredObject
 from gpuvirt.controller.nodes.placement import placement_of
 from gpuvirt.controller.nodes.problems import Deployer
@@ -22,6 +14,14 @@ from gpuvirt.controller.policy.invalidstates import InvalidValue, of_node
 from gpuvirt.controller.policy.status import READY
 from gpuvirt.controller.report import Row, rows
 from gpuvirt.facts.ids import Namespace, parse_namespace
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError
+from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, Choice, ClusterPolicy, StoredPolicy, choose
+from gpuvirt.kube.kinds.core import Node, Pod
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.kube.labels import OPERAND_LABEL, OPERANDS_OFF_ANNOTATION
+from gpuvirt.kube.resources import NODES, KubernetesObject, Resource, daemon_sets, pods
 from gpuvirt.model.reasons import ReasonCode
 
 T = TypeVar("T", bound=KubernetesObject)

@@ -11,19 +11,6 @@ from random import Random
 import msgspec
 
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.cluster.apigroups import ApiGroups
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.election import Lease
-from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
-from gpuvirt.cluster.kinds.core import Pod, ReadNode, Service
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES
-from gpuvirt.cluster.kinds.workloads import made_in
-from gpuvirt.cluster.labels import OPERAND_LABEL
-from gpuvirt.cluster.objects import PARTS, ObjectKey
-from gpuvirt.cluster.resources import NODES, config_maps, pods, services
 from gpuvirt.controller.announcer import Announcer
 from gpuvirt.controller.decisions import Decisions, deciding
 from gpuvirt.controller.deployment.decisions import Existing
@@ -44,6 +31,19 @@ from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.store import AnyStore, Store
 from gpuvirt.controller.writer import ObjectWriter, Write
 from gpuvirt.controller.writes import ApplyGpuNode, ApplyObject, DeleteObject, PatchNode, PatchPolicyStatus, WriteTarget
+from gpuvirt.kube.apigroups import ApiGroups
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.election import Lease
+from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError
+from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
+from gpuvirt.kube.kinds.core import Pod, ReadNode, Service
+from gpuvirt.kube.kinds.gpunode import GPU_NODES
+from gpuvirt.kube.kinds.workloads import made_in
+from gpuvirt.kube.labels import OPERAND_LABEL
+from gpuvirt.kube.objects import PARTS, ObjectKey
+from gpuvirt.kube.resources import NODES, config_maps, pods, services
 from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)

@@ -6,18 +6,6 @@ from datetime import datetime
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import (
-    CLUSTER_POLICIES,
-    Choice,
-    ClusterPolicy,
-    SpecFault,
-    Status,
-    StoredPolicy,
-    choose,
-    plain_spec,
-)
-from gpuvirt.cluster.kinds.vmoperands import SandboxMode
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.announcer import Announcement, invalid_announcements, policy_announcements
 from gpuvirt.controller.deployment import decisions as deployment
 from gpuvirt.controller.deployment.decisions import Deployment, OperandState
@@ -38,6 +26,18 @@ from gpuvirt.controller.scheduler import decisions as scheduler
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.writer import Write
 from gpuvirt.controller.writes import PatchPolicyStatus, WriteTarget
+from gpuvirt.kube.kinds.clusterpolicy import (
+    CLUSTER_POLICIES,
+    Choice,
+    ClusterPolicy,
+    SpecFault,
+    Status,
+    StoredPolicy,
+    choose,
+    plain_spec,
+)
+from gpuvirt.kube.kinds.vmoperands import SandboxMode
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.reasons import Reason, clusterproblems
 
 COEXIST_OPTION = "--coexist"

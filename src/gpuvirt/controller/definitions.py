@@ -6,8 +6,8 @@ Source of the shapes: Kubernetes' API reference, CustomResourceDefinition v1 api
 
 import msgspec
 
-from gpuvirt.cluster.kinds.gpunode import GROUP
-from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.kube.kinds.gpunode import GROUP
+from gpuvirt.kube.resources import Metadata, Resource
 
 KIND = "CustomResourceDefinition"
 API_VERSION = "apiextensions.k8s.io/v1"

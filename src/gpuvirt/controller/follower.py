@@ -2,10 +2,10 @@
 
 from typing import Protocol
 
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.picture import Picture
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.kinds.core import ReadNode
 
 
 class Follower(Protocol):

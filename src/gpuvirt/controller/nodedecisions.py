@@ -5,12 +5,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
-from gpuvirt.cluster.labelpatch import patch_of
-from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import NODES
 from gpuvirt.controller.announcer import node_announcements
 from gpuvirt.controller.nodes import resolve
 from gpuvirt.controller.nodes.labels import Around, desired_labels, desired_labels_beside, without_left_keys
@@ -23,6 +17,12 @@ from gpuvirt.controller.operands.inputs import OperandName
 from gpuvirt.controller.picture import NO_PODS, OperandPods, read_of, read_of_gpu_node
 from gpuvirt.controller.policy.invalidstates import of_node
 from gpuvirt.controller.writes import ApplyGpuNode, DeleteObject, PatchNode, WriteTarget
+from gpuvirt.kube.kinds.core import ReadNode
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, READY
+from gpuvirt.kube.labelpatch import patch_of
+from gpuvirt.kube.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import NODES
 from gpuvirt.model.desired.workload import Workload
 
 AGENTS = frozenset[str]({OperandName.AGENT, OperandName.LABELLER})

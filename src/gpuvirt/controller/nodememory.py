@@ -9,14 +9,14 @@ from collections.abc import Generator, Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.core import Pod, ReadNode
-from gpuvirt.cluster.objects import PARTS, ObjectKey, ObjectMap
 from gpuvirt.controller.kubevirt.decisions import NodesObserved, observed_of, observed_together
 from gpuvirt.controller.nodedecisions import ClusterInputs, NodeInputs, decide_node, orphans
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.nodesummary import NodesSummary, together
 from gpuvirt.controller.picture import NO_PODS, OperandPods, Picture, pods_by_node
 from gpuvirt.controller.store import Objects
+from gpuvirt.kube.kinds.core import Pod, ReadNode
+from gpuvirt.kube.objects import PARTS, ObjectKey, ObjectMap
 
 SLICE_NODES = 500
 """How many nodes are decided before others have their turn: some 30 ms of decisions."""

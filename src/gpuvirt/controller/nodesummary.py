@@ -6,8 +6,13 @@ from operator import attrgetter
 
 import msgspec
 
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.labels import (
+from gpuvirt.controller.announcer import Announcement
+from gpuvirt.controller.nodes.placement import NodePlacement
+from gpuvirt.controller.nodes.problems import NodeVerdict
+from gpuvirt.controller.policy.invalidstates import InvalidValue
+from gpuvirt.controller.writes import ApplyGpuNode, DeleteObject, PatchNode
+from gpuvirt.kube.kinds.core import ReadNode
+from gpuvirt.kube.labels import (
     DRIVER,
     OS_LABEL,
     TOOLKIT,
@@ -17,11 +22,6 @@ from gpuvirt.cluster.labels import (
     WITH_VGPU_DRIVER,
     deploy_label,
 )
-from gpuvirt.controller.announcer import Announcement
-from gpuvirt.controller.nodes.placement import NodePlacement
-from gpuvirt.controller.nodes.problems import NodeVerdict
-from gpuvirt.controller.policy.invalidstates import InvalidValue
-from gpuvirt.controller.writes import ApplyGpuNode, DeleteObject, PatchNode
 from gpuvirt.model.desired.workload import Workload
 
 CONTAINERD = "containerd"

@@ -4,11 +4,11 @@ Source: gpu-operator's leader election, whose lease has this name in all its ver
 name, and may be scaled to zero; a lease that is being renewed proves that the operator runs.
 """
 
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.election import DURATION_S, Lease
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import Resource
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.election import DURATION_S, Lease
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import Resource
 
 LEASE = "53822513.nvidia.com"
 QUIET_S = 4.0 * DURATION_S

@@ -4,16 +4,16 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
-from gpuvirt.cluster.kinds.core import Pod, ReadNode, Service
-from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
-from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.controller.deployment.decisions import Existing
 from gpuvirt.controller.deployment.drift import StoredObject
 from gpuvirt.controller.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.nodes.scheduled import ScheduledConfigs
 from gpuvirt.controller.store import Objects
+from gpuvirt.kube.kinds.clusterpolicy import StoredPolicy
+from gpuvirt.kube.kinds.core import Pod, ReadNode, Service
+from gpuvirt.kube.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
+from gpuvirt.kube.objects import ObjectKey
 
 PAUSERS = {
     "nvidia-vgpu-device-manager": PAUSED_FOR_VGPUS,

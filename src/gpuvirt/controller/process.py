@@ -9,9 +9,6 @@ from random import Random
 import msgspec
 
 from gpuvirt.clock import Clock, RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.election import CONTROLLER_LEASE, Candidacy, Election, new_identity
 from gpuvirt.controller import metrics as controllermetrics
 from gpuvirt.controller.controller import Controller, ControllerDependencies
 from gpuvirt.controller.scheduledsource import ScheduledSource
@@ -19,6 +16,9 @@ from gpuvirt.controller.schedulespart import Schedules, SchedulesPart, load_sche
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.webhookcertificate.keeper import CertificateKeeper, CertificateNames
 from gpuvirt.facts.ids import ObjectName, parse_namespace
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.election import CONTROLLER_LEASE, Candidacy, Election, new_identity
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.page import PageAnswer

@@ -8,10 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpuvirt.cluster.kinds.core import Node, Pod
-from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, Status
-from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.labels import (
+from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
+from gpuvirt.controller.nodes.problems import Deployer, NodeProblem, ObservedNode, problems_of
+from gpuvirt.controller.operands.inputs import OperandName
+from gpuvirt.controller.picture import NO_PODS, pods_by_node
+from gpuvirt.controller.policy import policies
+from gpuvirt.kube.kinds.core import Node, Pod
+from gpuvirt.kube.kinds.gpunode import READY, GpuNode, Status
+from gpuvirt.kube.kinds.parts import Condition
+from gpuvirt.kube.labels import (
     AGENT,
     DEPLOY,
     DRIVER,
@@ -24,11 +29,6 @@ from gpuvirt.cluster.labels import (
     WORKLOAD_LABEL,
     deploy_label,
 )
-from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
-from gpuvirt.controller.nodes.problems import Deployer, NodeProblem, ObservedNode, problems_of
-from gpuvirt.controller.operands.inputs import OperandName
-from gpuvirt.controller.picture import NO_PODS, pods_by_node
-from gpuvirt.controller.policy import policies
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason
 

@@ -5,10 +5,10 @@ from random import Random
 from typing import Protocol, cast
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client
 from gpuvirt.controller.follower import Follower
 from gpuvirt.controller.scheduledsource import ScheduledSource
 from gpuvirt.distributions import SCHEDULES, load_part
+from gpuvirt.kube.client import Client
 
 
 class Schedules(Follower, Protocol):

@@ -11,10 +11,10 @@ from random import Random
 import msgspec
 
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.cluster.failures import ApiError
 from gpuvirt.controller.kubevirt.decisions import PatchKubeVirt
 from gpuvirt.controller.logline import logged
 from gpuvirt.controller.writes import ApplyGpuNode, ApplyObject, DeleteObject, PatchNode, PatchPolicyStatus, WriteTarget
+from gpuvirt.kube.failures import ApiError
 from gpuvirt.tasks import backoff_s
 
 log = logging.getLogger(__name__)

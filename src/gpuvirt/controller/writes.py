@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpuvirt.cluster.kinds.clusterpolicy import ERROR, Status
-from gpuvirt.cluster.kinds.gpunode import READY
-from gpuvirt.cluster.kinds.workloads import Manifest
-from gpuvirt.cluster.labelpatch import LabelPatch
-from gpuvirt.cluster.resources import Resource
 from gpuvirt.controller.nodes.resolve import AppliedGpuNode
+from gpuvirt.kube.kinds.clusterpolicy import ERROR, Status
+from gpuvirt.kube.kinds.gpunode import READY
+from gpuvirt.kube.kinds.workloads import Manifest
+from gpuvirt.kube.labelpatch import LabelPatch
+from gpuvirt.kube.resources import Resource
 
 
 class WriteTarget(msgspec.Struct, frozen=True):

@@ -3,13 +3,13 @@
 import asyncio
 from contextlib import suppress
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import NotFoundError
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import NotFoundError
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.model.inventory.nearness import nearest
 
 

@@ -9,17 +9,17 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, PodMemory
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
-from gpuvirt.cluster.objects import key_of
-from gpuvirt.cluster.reflector import Reflector
-from gpuvirt.cluster.resources import KubernetesObject, Metadata
-from gpuvirt.cluster.watchevents import Listed
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, PodMemory
+from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.kube.objects import key_of
+from gpuvirt.kube.reflector import Reflector
+from gpuvirt.kube.resources import KubernetesObject, Metadata
+from gpuvirt.kube.watchevents import Listed
 from gpuvirt.model.shares import overview
 from gpuvirt.model.shares.annotations import enforcement_of
 from gpuvirt.model.shares.overview import PodShare, SharesOverview

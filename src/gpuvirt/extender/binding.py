@@ -9,8 +9,6 @@ loop, so that no other binding comes between them.
 from collections.abc import Callable
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import ApiError, NotFoundError
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.extender.bindings import CannotBindError, Write
 from gpuvirt.extender.fence import Fence
@@ -19,6 +17,8 @@ from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.extender.protocol import BindingArguments
 from gpuvirt.extender.writes import Writes
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import ApiError, NotFoundError
 from gpuvirt.model.shares.demand import Demand
 from gpuvirt.model.shares.placement import MOST_STEPS, Placement
 from gpuvirt.model.shares.steps import Steps

@@ -6,8 +6,8 @@ selector. kube-proxy joins the Service's port with the port of a slice by their 
 
 import msgspec
 
-from gpuvirt.cluster.kinds.manifests import OwnerReference
-from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.kube.kinds.manifests import OwnerReference
+from gpuvirt.kube.resources import Metadata, Resource
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 """The Service that a slice belongs to."""

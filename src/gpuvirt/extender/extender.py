@@ -16,11 +16,6 @@ from typing import TypeVar
 import msgspec
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.reflector import Reflector
-from gpuvirt.cluster.resources import KubernetesObject
 from gpuvirt.extender.binding import NOT_LEADING, Binder
 from gpuvirt.extender.bindings import CannotBindError
 from gpuvirt.extender.filtering import HELD, MOST_STEPS, filtering, fits_without_held, kept_texts
@@ -42,6 +37,11 @@ from gpuvirt.extender.protocol import (
 from gpuvirt.extender.refusedpods import RefusedPods
 from gpuvirt.extender.turns import Turns
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import ApiError
+from gpuvirt.kube.reflector import Reflector
+from gpuvirt.kube.resources import KubernetesObject
 from gpuvirt.loops.histogram import Histogram
 from gpuvirt.model.shares.steps import Steps
 from gpuvirt.shares.budgets import DISRUPTION_BUDGETS, DisruptionBudgets

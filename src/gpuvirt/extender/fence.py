@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, NotUnderstoodError
-from gpuvirt.cluster.resources import pods
 from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError, NotUnderstoodError
+from gpuvirt.kube.resources import pods
 from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import SharingPod

@@ -20,11 +20,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.cache import Delta
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.extender.protocol import HIGHEST_SCORE, FilterResult, HostPriority, NodeArguments
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.kube.cache import Delta
 from gpuvirt.shares.index import GrantedPlace, Index
 from gpuvirt.shares.objects import PodGroupKey, SharingPod, demand_of_pod
 from gpuvirt.shares.sharing import Sharing

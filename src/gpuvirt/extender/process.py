@@ -10,14 +10,14 @@ from random import Random
 import msgspec
 
 from gpuvirt.clock import Clock, RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.election import Candidacy, Election, Terms, new_identity
 from gpuvirt.extender.extender import Extender
 from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.extender.pages import ExtenderPages
 from gpuvirt.extender.route import Backend, RouteKeeper
 from gpuvirt.facts.ids import Namespace, ObjectName
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.election import Candidacy, Election, Terms, new_identity
 from gpuvirt.shares.sharing import Sharing
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web.certificates import CertificateFiles, ServerCertificate

@@ -13,10 +13,10 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.cache import Delta
 from gpuvirt.extender.filtering import filtered
 from gpuvirt.extender.protocol import NodeArguments
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.kube.cache import Delta
 from gpuvirt.model.shares.steps import Steps
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import SharingPod

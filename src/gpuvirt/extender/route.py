@@ -17,12 +17,6 @@ from ipaddress import ip_address
 import msgspec
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, retried
-from gpuvirt.cluster.kinds import workloads
-from gpuvirt.cluster.kinds.core import Service
-from gpuvirt.cluster.kinds.manifests import OwnerReference
-from gpuvirt.cluster.resources import Metadata, services
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.extender.endpointslices import (
     MANAGER_LABEL,
@@ -36,6 +30,12 @@ from gpuvirt.extender.endpointslices import (
 )
 from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.facts.ids import Namespace, ObjectName
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError, retried
+from gpuvirt.kube.kinds import workloads
+from gpuvirt.kube.kinds.core import Service
+from gpuvirt.kube.kinds.manifests import OwnerReference
+from gpuvirt.kube.resources import Metadata, services
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import NOT_MADE, ApiError, ConflictError, NotSentError
-from gpuvirt.cluster.resources import pods
 from gpuvirt.extender.bindings import CannotBindError, Write
 from gpuvirt.extender.fence import AT_ONCE, Fence
 from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import NOT_MADE, ApiError, ConflictError, NotSentError
+from gpuvirt.kube.resources import pods
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import SharingPod
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import NotFoundError
-from gpuvirt.cluster.kinds.vgpuschedule import GROUP, PLURAL, VERSION, VgpuSchedule, VmStatus
-from gpuvirt.cluster.resources import Resource
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import NotFoundError
+from gpuvirt.kube.kinds.vgpuschedule import GROUP, PLURAL, VERSION, VgpuSchedule, VmStatus
+from gpuvirt.kube.resources import Resource
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.away import AwayWorker, ScheduleSeen, away_workers, stopped_vm
 from gpuvirt.model.workers.hypervisor import VmKey

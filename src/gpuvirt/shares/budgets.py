@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.labelselector import LabelSelector
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import Resource
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.labelselector import LabelSelector
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import Resource
 from gpuvirt.model.shares.eviction import BudgetName
 from gpuvirt.shares.objects import SharingPod
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import LIMITS, InvalidAnnotationError, shared_gpus
 from gpuvirt.model.shares.books import NO_PODS, FreeRow, NodeBooks, row_of

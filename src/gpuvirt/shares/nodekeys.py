@@ -6,10 +6,10 @@ an admin has set, or changed since, stays as it is.
 
 from collections.abc import Mapping
 
-from gpuvirt.cluster.labelpatch import DesiredLabels
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
+from gpuvirt.kube.labelpatch import DesiredLabels
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.offers.ondemand.typesannotation import VGPU_TYPES_ANNOTATION
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import force_setattr
 
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.kinds.core import Container
-from gpuvirt.cluster.resources import NODES, Resource
 from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.kinds.core import Container
+from gpuvirt.kube.resources import NODES, Resource
 from gpuvirt.model.shares.annotations import (
     FENCE_ANNOTATION,
     LIMITS_ANNOTATION,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from gpuvirt.cluster.jsonpatch import Op, Operation, at
-from gpuvirt.cluster.kinds.podparts import Container as NewContainer
 from gpuvirt.errors import DamagedError, InvalidIdError
 from gpuvirt.facts.ids import parse_object_name
+from gpuvirt.kube.jsonpatch import Op, Operation, at
+from gpuvirt.kube.kinds.podparts import Container as NewContainer
 from gpuvirt.model.reasons import Reason, admission
 from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
 from gpuvirt.webhook.injectedparts import (

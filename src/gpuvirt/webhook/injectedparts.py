@@ -12,8 +12,8 @@ from posixpath import normpath
 
 import msgspec
 
-from gpuvirt.cluster.jsonpatch import Op, Operation
-from gpuvirt.cluster.kinds.podparts import (
+from gpuvirt.kube.jsonpatch import Op, Operation
+from gpuvirt.kube.kinds.podparts import (
     Capabilities,
     Container,
     EnvVar,

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from gpuvirt.cluster.jsonpatch import at
+from gpuvirt.kube.jsonpatch import at
 
 
 class _Absent(msgspec.Struct, frozen=True):

@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
-from gpuvirt.cluster.plans.nodeplan import GpuPlan, plan_node
 from gpuvirt.controller.nodes.resolve import ManagedMetadata
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ForbiddenError, NotFoundError
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.spec import Phase, PhaseName, Schedule
+from gpuvirt.plans.knownconfigs import KnownConfigs
+from gpuvirt.plans.nodeplan import GpuPlan, plan_node
 from gpuvirt_schedules.controller.configurednodes import not_followed
 from gpuvirt_schedules.decide.noderows import GpuCheck, NodeCheck
 

@@ -14,9 +14,9 @@ from gpuvirt.cli.output import render
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.vgpuconfigs import STDIN
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.errors import ConfigError
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt_schedules.commands import schedulecheckrender, schedulerender
 from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions
 from gpuvirt_schedules.controller.commandreading import written_schedule

@@ -10,12 +10,11 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.vgpuschedule import VALID, HypervisorSpec, VgpuSchedule
-from gpuvirt.cluster.plans.knownconfigs import read_known_configs
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import Namespace, NodeName
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.vgpuschedule import VALID, HypervisorSpec, VgpuSchedule
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.connection import OpenHypervisor
@@ -23,6 +22,7 @@ from gpuvirt.model.workers.hypervisor import Abilities, VmKey, VmsReading, VmsUn
 from gpuvirt.model.workers.observed import ScheduleObservation
 from gpuvirt.model.workers.spec import PhaseName, Schedule
 from gpuvirt.model.workers.status import ScheduleStatus
+from gpuvirt.plans.knownconfigs import read_known_configs
 from gpuvirt_schedules.commands.phaseplans import node_checks, read_reports
 from gpuvirt_schedules.controller import commandreading as reading
 from gpuvirt_schedules.controller.configcondition import stored_state

@@ -4,11 +4,11 @@ import logging
 from collections.abc import Mapping
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ConflictError, NotFoundError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import NODES
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ConflictError, NotFoundError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import NODES
 from gpuvirt_schedules.controller.nodemarks import unmarking
 from gpuvirt_schedules.controller.workerobjects import cordoned_by, is_announced
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from gpuvirt import documents
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, OverrideSpec, Spec, VgpuSchedule, vgpu_schedules
-from gpuvirt.cluster.resources import Metadata, Resource, VersionPrecondition
 from gpuvirt.facts.ids import Namespace, NodeName, PodUid
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError
+from gpuvirt.kube.kinds.vgpuschedule import API_VERSION, KIND, OverrideSpec, Spec, VgpuSchedule, vgpu_schedules
+from gpuvirt.kube.resources import Metadata, Resource, VersionPrecondition
 from gpuvirt.model.workers.spec import PhaseOverride
 from gpuvirt.plain import Step
 from gpuvirt.shares.budgets import DISRUPTION_BUDGETS

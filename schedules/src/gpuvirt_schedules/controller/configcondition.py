@@ -1,6 +1,6 @@
 """The condition ConfigsKnown of a schedule: whether each phase names a vGPU config that exists, before it begins."""
 
-from gpuvirt.cluster.kinds.vgpuschedule import CONFIGS_KNOWN, VgpuSchedule
+from gpuvirt.kube.kinds.vgpuschedule import CONFIGS_KNOWN, VgpuSchedule
 from gpuvirt.model.reasons import Reason, ReasonCode, joined
 
 State = tuple[str, str, str]

@@ -5,20 +5,20 @@ from datetime import datetime
 
 import msgspec
 
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.kinds.gpunode import READY, Spec
-from gpuvirt.cluster.kinds.vgpuschedule import PhaseSpec, VgpuSchedule
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.nodes.scheduled import origin_of
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.kinds.core import ReadNode
+from gpuvirt.kube.kinds.gpunode import READY, Spec
+from gpuvirt.kube.kinds.vgpuschedule import PhaseSpec, VgpuSchedule
+from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.spec import PhaseName, Schedule
 from gpuvirt.model.workers.status import ConfiguredNode
+from gpuvirt.plans.knownconfigs import KnownConfigs
 from gpuvirt_schedules.controller.scheduledconfigs import phase_now
 
 MOST_PROBLEM = 500

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds import clusterapi as kind
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ForbiddenError, NotFoundError
+from gpuvirt.kube.kinds import clusterapi as kind
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import coverage as reasons
 from gpuvirt_schedules.decide.coverage import (

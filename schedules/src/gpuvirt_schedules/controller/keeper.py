@@ -10,19 +10,19 @@ from random import Random
 import msgspec
 
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.cluster.apigroups import ApiGroups
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, VgpuSchedule
-from gpuvirt.cluster.plans.knownconfigs import configs_known
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.picture import Picture
 from gpuvirt.controller.store import Store
+from gpuvirt.kube.apigroups import ApiGroups
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.kinds.core import ReadNode
+from gpuvirt.kube.kinds.vgpuschedule import ALL_SCHEDULES, VgpuSchedule
 from gpuvirt.model.workers.hypervisor import Hypervisor
 from gpuvirt.model.workers.spec import Schedule
 from gpuvirt.model.workers.status import ScheduleStatus
+from gpuvirt.plans.knownconfigs import configs_known
 from gpuvirt.tasks import keep_going
 from gpuvirt_schedules.controller.abandonedmarks import AbandonedMarks
 from gpuvirt_schedules.controller.configcondition import is_outdated

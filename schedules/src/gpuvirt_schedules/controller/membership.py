@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, WorkerStatus
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.kinds.core import ReadNode
+from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule, WorkerStatus
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_schedules.controller.workertypes import PhaseTypes, types_of
 

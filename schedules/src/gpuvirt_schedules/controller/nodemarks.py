@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpuvirt.cluster.kinds.core import Node, Taint
+from gpuvirt.kube.kinds.core import Node, Taint
 from gpuvirt_schedules.controller.workerobjects import ANNOUNCED, CORDONED_BY, cordoned_by, is_announced
 
 

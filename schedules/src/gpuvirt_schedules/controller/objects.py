@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from gpuvirt.cluster.kinds import vgpuschedule as kind
-from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.labelselector import LabelSelector
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds import vgpuschedule as kind
+from gpuvirt.kube.kinds.parts import Condition
+from gpuvirt.kube.labelselector import LabelSelector
 from gpuvirt.model.reasons import Reason, joined
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import VmKey

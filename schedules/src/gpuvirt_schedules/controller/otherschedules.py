@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.kinds.vgpuschedule import Spec, WorkerStatus, vgpu_schedules
-from gpuvirt.cluster.resources import Metadata
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.kinds.vgpuschedule import Spec, WorkerStatus, vgpu_schedules
+from gpuvirt.kube.resources import Metadata
 
 
 class _Status(msgspec.Struct, frozen=True):

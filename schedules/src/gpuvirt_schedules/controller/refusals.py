@@ -8,13 +8,13 @@ import logging
 import msgspec
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.kinds.vgpuschedule import VALID, VgpuSchedule, vgpu_schedules
-from gpuvirt.cluster.objects import ObjectKey, key_of
-from gpuvirt.cluster.resources import VersionPrecondition
 from gpuvirt.controller.logline import logged
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.failures import ApiError
+from gpuvirt.kube.kinds.parts import Condition
+from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule, vgpu_schedules
+from gpuvirt.kube.objects import ObjectKey, key_of
+from gpuvirt.kube.resources import VersionPrecondition
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt_schedules.controller.objects import conditions_of, status_of

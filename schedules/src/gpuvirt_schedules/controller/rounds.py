@@ -11,9 +11,9 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.failures import ApiError, ApiRefusedError, ConflictError, ForbiddenError, NotFoundError
 from gpuvirt.controller.logline import logged
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.kube.failures import ApiError, ApiRefusedError, ConflictError, ForbiddenError, NotFoundError
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Abilities, Accepted, Action, Answer, VmKey, VmsUnknown

@@ -7,25 +7,25 @@ from typing import TypeVar
 import msgspec
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster import events
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.events import About, events_of
-from gpuvirt.cluster.failures import NotFoundError
-from gpuvirt.cluster.kinds.core import Node, WholePod
-from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, PhaseSpec, VgpuSchedule, vgpu_schedules
-from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
-from gpuvirt.cluster.labelselector import LabelSelector, Requirement
-from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
-from gpuvirt.cluster.resources import NODES, VersionPrecondition, pods
 from gpuvirt.controller.announcer import REPORTER
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube import events
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.events import About, events_of
+from gpuvirt.kube.failures import NotFoundError
+from gpuvirt.kube.kinds.core import Node, WholePod
+from gpuvirt.kube.kinds.vgpuschedule import API_VERSION, KIND, PhaseSpec, VgpuSchedule, vgpu_schedules
+from gpuvirt.kube.kinds.vgpuschedule import Status as StoredStatus
+from gpuvirt.kube.labelselector import LabelSelector, Requirement
+from gpuvirt.kube.resources import NODES, VersionPrecondition, pods
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workers.hypervisor import Answer, VmKey
 from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, SeenVms
 from gpuvirt.model.workers.observed import NodePod
 from gpuvirt.model.workers.spec import PhaseName
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
+from gpuvirt.plans.knownconfigs import KnownConfigs
 from gpuvirt_schedules.controller import objects
 from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
 from gpuvirt_schedules.controller.coveragereading import CoverageReading

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.kinds.vgpuschedule import PhaseSpec, VgpuSchedule, vgpu_schedules
 from gpuvirt.controller.nodes.scheduled import ConfiguredPhase, ScheduledConfig, ScheduledConfigs
 from gpuvirt.controller.store import AnyStore, Store
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.kinds.vgpuschedule import PhaseSpec, VgpuSchedule, vgpu_schedules
 from gpuvirt.model.workers.spec import PhaseName, Schedule
 from gpuvirt_schedules.controller.objects import schedule_of, schedule_time
 from gpuvirt_schedules.decide.faults import faults

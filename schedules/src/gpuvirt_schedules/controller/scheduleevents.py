@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpuvirt.cluster.events import EventDraft, EventLevel
+from gpuvirt.kube.events import EventDraft, EventLevel
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workers.nodevms import NodeVm, VmStep
 from gpuvirt.model.workers.status import ScheduleStatus, Worker

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from gpuvirt.cluster.kinds.vgpuschedule import CONFIGS_KNOWN, READY, VgpuSchedule
+from gpuvirt.kube.kinds.vgpuschedule import CONFIGS_KNOWN, READY, VgpuSchedule
 from gpuvirt.model.workers.nodevms import VmStep
 from gpuvirt.model.workers.spec import VmPolicy
 from gpuvirt.web.exposition import counter, gauge, histograms

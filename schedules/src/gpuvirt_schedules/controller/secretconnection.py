@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import ApiError, NotFoundError
-from gpuvirt.cluster.kinds.secrets import Secret, secrets
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.controller.logline import logged
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import ApiError, NotFoundError
+from gpuvirt.kube.kinds.secrets import Secret, secrets
+from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import hypervisorproblems as problems
 from gpuvirt.model.workers.connection import KEYS, HypervisorCredentials, HypervisorKind, MayCallUntil, OpenHypervisor

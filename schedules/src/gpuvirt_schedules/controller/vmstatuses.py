@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from gpuvirt.cluster.kinds.vgpuschedule import VmStatus
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds.vgpuschedule import VmStatus
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import VmKey

@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator, Iterable
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.election import Terms
-from gpuvirt.cluster.failures import ConflictError, NotFoundError
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import NODES
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.election import Terms
+from gpuvirt.kube.failures import ConflictError, NotFoundError
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import NODES
 from gpuvirt.model.workers.connection import DEAD_AFTER_S
 from gpuvirt_schedules.controller.nodemarks import unmarking
 from gpuvirt_schedules.controller.workerobjects import cordoned_by

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gpuvirt.cluster.kinds.core import ENDED, STATIC_POD, Node, WholePod
-from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.kube.kinds.core import ENDED, STATIC_POD, Node, WholePod
+from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.model.workers import spec
 from gpuvirt.model.workers.observed import NodePod, WorkerNode
 from gpuvirt.model.workers.spec import PhaseName

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from gpuvirt.cluster.kinds.vgpuschedule import PhaseSpec
+from gpuvirt.kube.kinds.vgpuschedule import PhaseSpec
 from gpuvirt.model.workers.spec import PhaseName
 
 PhaseTypes = Mapping[PhaseName, str | None]

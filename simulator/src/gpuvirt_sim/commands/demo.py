@@ -16,9 +16,9 @@ from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import run
 from gpuvirt.agent.store import desiredstatestore
-from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.logs import LogFormat, set_up
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.cluster.failures import ApiRefusedError, ConflictError, NotFoundError
+from gpuvirt.kube.failures import ApiRefusedError, ConflictError, NotFoundError
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workers.connection import DEAD_AFTER_S
 from gpuvirt.model.workers.hypervisor import Answer, Hypervisor, Refused

@@ -23,17 +23,17 @@ from gpuvirt.agent.cluster.podshares import PodShareKeeper, RequestingPod, node_
 from gpuvirt.agent.cluster.vgputypes import VgpuTypes
 from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
-from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.reflector import Reflector, Waits
-from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, PodUid
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
+from gpuvirt.kube.kinds.core import ConfigMap, Node, Pod
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.reflector import Reflector, Waits
+from gpuvirt.kube.resources import NODES, KubernetesObject, config_maps
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.tasks import keep_going

@@ -6,8 +6,8 @@ from datetime import datetime
 import msgspec
 
 from gpuvirt.agent.cluster.noderequests import TakeRequest
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.kinds.gpunode import (
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.kinds.gpunode import (
     READY,
     CreatableType,
     Gpu,
@@ -23,9 +23,9 @@ from gpuvirt.cluster.kinds.gpunode import (
     Totals,
     Vgpu,
 )
-from gpuvirt.cluster.kinds.gpunode import PodMemory as ReportedMemory
-from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.kube.kinds.gpunode import PodMemory as ReportedMemory
+from gpuvirt.kube.kinds.parts import Condition
+from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.inventory.inventory import Mode

@@ -7,13 +7,13 @@ import msgspec
 from gpuvirt.agent.cluster.gpunode import status_of
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ObservedObject, ReportOutcome
 from gpuvirt.clock import Signal
-from gpuvirt.cluster import events
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import PatchType
-from gpuvirt.cluster.events import EventDraft, EventLevel
-from gpuvirt.cluster.failures import ConflictError
-from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, READY, GpuNode, Status
-from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.kube import events
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import PatchType
+from gpuvirt.kube.events import EventDraft, EventLevel
+from gpuvirt.kube.failures import ConflictError
+from gpuvirt.kube.kinds.gpunode import API_VERSION, GPU_NODES, KIND, READY, GpuNode, Status
+from gpuvirt.kube.kinds.parts import Condition
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode

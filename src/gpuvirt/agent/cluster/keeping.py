@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import KubernetesObject, is_newer
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import ApiError
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import KubernetesObject, is_newer
 from gpuvirt.tasks import backoff_s
 
 T = TypeVar("T", bound=KubernetesObject)

@@ -11,11 +11,11 @@ import msgspec
 
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ObservedObject, ReportOutcome
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import PatchType
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import PatchType
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.resources import NODES
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.shares.quantities import whole_amounts

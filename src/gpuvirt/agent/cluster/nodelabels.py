@@ -15,12 +15,12 @@ import msgspec
 
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ObservedObject, ReportOutcome
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import PatchType
-from gpuvirt.cluster.failures import ForbiddenError, retried
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.labelpatch import DesiredLabels, Fields, LabelPatch, patch_of, patched
-from gpuvirt.cluster.resources import NODES, Metadata
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import PatchType
+from gpuvirt.kube.failures import ForbiddenError, retried
+from gpuvirt.kube.kinds.core import Node
+from gpuvirt.kube.labelpatch import DesiredLabels, Fields, LabelPatch, patch_of, patched
+from gpuvirt.kube.resources import NODES, Metadata
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION, shared_gpus_text

@@ -6,10 +6,10 @@ import msgspec
 
 from gpuvirt import plain
 from gpuvirt.agent.cluster.nodelabels import LabelClaim
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.kinds.core import ConfigMap, Node
-from gpuvirt.cluster.labelpatch import DesiredLabels
-from gpuvirt.cluster.labels import (
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.kinds.core import ConfigMap, Node
+from gpuvirt.kube.labelpatch import DesiredLabels
+from gpuvirt.kube.labels import (
     CONFIG_LABEL,
     ENFORCEMENT_LABEL,
     REASON_ANNOTATION,
@@ -18,7 +18,7 @@ from gpuvirt.cluster.labels import (
     WORKLOAD_REASON_ANNOTATION,
     WORKLOAD_STATE_LABEL,
 )
-from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, Progress
 

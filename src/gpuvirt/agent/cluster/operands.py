@@ -9,11 +9,11 @@ of the agent too, and if the pods did not go.
 from collections.abc import Iterable, Mapping
 
 from gpuvirt.agent.cluster.nodelabels import LabelClaim
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.kinds.core import Pod
-from gpuvirt.cluster.labelpatch import DesiredLabels
-from gpuvirt.cluster.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, deploy_label
-from gpuvirt.cluster.resources import Metadata, pods
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.kinds.core import Pod
+from gpuvirt.kube.labelpatch import DesiredLabels
+from gpuvirt.kube.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, deploy_label
+from gpuvirt.kube.resources import Metadata, pods
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import OperandsObserved
 

@@ -12,9 +12,9 @@ from gpuvirt.agent.cluster.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.agent.shares.nodepods import NodePods
 from gpuvirt.agent.shares.refusals import Refusal, RefusalKey, ShareRefusals
 from gpuvirt.clock import Signal
-from gpuvirt.cluster import events
-from gpuvirt.cluster.events import About, EventDraft, EventLevel, Reporter
-from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
+from gpuvirt.kube import events
+from gpuvirt.kube.events import About, EventDraft, EventLevel, Reporter
+from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.agent.known.podinquiry import PodInquiry
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.kinds.core import ENDED, STATIC_POD, Container, WholePod
-from gpuvirt.cluster.resources import Resource
 from gpuvirt.facts.ids import PodUid, ResourceName
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ApiError
+from gpuvirt.kube.kinds.core import ENDED, STATIC_POD, Container, WholePod
+from gpuvirt.kube.resources import Resource
 from gpuvirt.model.allocation.recordhistory import PodRequests
 
 PAUSE_S = 15.0

@@ -14,14 +14,14 @@ import msgspec
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ConflictError, NotFoundError
-from gpuvirt.cluster.kinds.core import ENDED, STATIC_POD, AnyObject
-from gpuvirt.cluster.resources import Resource, pods
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PodUid, ResourceName
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.client import PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ConflictError, NotFoundError
+from gpuvirt.kube.kinds.core import ENDED, STATIC_POD, AnyObject
+from gpuvirt.kube.resources import Resource, pods
 from gpuvirt.model.shares.annotations import (
     SHARES_ANNOTATION,
     InvalidAnnotationError,

@@ -10,14 +10,14 @@ from gpuvirt.agent.cluster.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.agent.cluster.nodelabels import LabelClaim
 from gpuvirt.agent.cluster.podshares import RequestingPod
 from gpuvirt.clock import Signal
-from gpuvirt.cluster import events
-from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.events import About, EventDraft, EventLevel, Reporter
-from gpuvirt.cluster.failures import ConflictError, NotFoundError
-from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, GpuNode
-from gpuvirt.cluster.labelpatch import DesiredLabels
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.kube import events
+from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.events import About, EventDraft, EventLevel, Reporter
+from gpuvirt.kube.failures import ConflictError, NotFoundError
+from gpuvirt.kube.kinds.gpunode import API_VERSION, KIND, GpuNode
+from gpuvirt.kube.labelpatch import DesiredLabels
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.ondemand.typesannotation import (
     VGPU_TYPES_ANNOTATION,

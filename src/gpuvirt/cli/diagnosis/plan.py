@@ -11,17 +11,17 @@ from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, completion, options
 from gpuvirt.cli.parameters.vgpuconfigs import ConfigFile, read_configs
-from gpuvirt.cluster.kinds.gpunode import GpuNode, Spec
-from gpuvirt.cluster.plans.nodeplan import WHOLE, GpuPlan, NodePlan, plan_node
 from gpuvirt.diagnosis.fleet import read_gpu_nodes
 from gpuvirt.diagnosis.target import NODE_KINDS, node_target
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds.gpunode import GpuNode, Spec
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.desired.vgpudefaults import DEFAULT
 from gpuvirt.model.desired.workload import MODES, Workload
+from gpuvirt.plans.nodeplan import WHOLE, GpuPlan, NodePlan, plan_node
 
 COLUMNS = (Column("GPU"), Column("MODE", folds=True), Column("NOW", folds=True), Column("THEN"), Column("FREE"))
 ON_A_HOST = "on a host itself: gpuvirt vgpu apply --dry-run, gpuvirt vfio bind --dry-run"

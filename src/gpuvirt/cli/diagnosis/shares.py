@@ -14,9 +14,9 @@ from gpuvirt.cli.output.sharesrender import print_shares
 from gpuvirt.cli.output.tables import CLEAR, console
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import ApiError
 from gpuvirt.diagnosis.sharesreading import SharesFollower, read_overview
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import ApiError
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.overview import SharesOverview
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE

@@ -16,10 +16,10 @@ from gpuvirt.cli.output.repeats import Repeats
 from gpuvirt.cli.output.tables import CLEAR, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import UnreachableError
 from gpuvirt.controller.clusterstatus import ClusterStatus, ask
 from gpuvirt.facts.ids import Namespace
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import UnreachableError
 
 EVERY_S = 2.0
 """How often --watch and --wait ask."""

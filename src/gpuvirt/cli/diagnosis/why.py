@@ -15,7 +15,6 @@ from gpuvirt.cli.output.diagnosisrender import explanation, print_blocker, print
 from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, completion, options
-from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.diagnosis.cluster.evidence import ask
 from gpuvirt.diagnosis.cluster.nodeevidence import ask_node
 from gpuvirt.diagnosis.explaining import explain_device
@@ -28,6 +27,7 @@ from gpuvirt.diagnosis.vms.vmfindings import counts_text
 from gpuvirt.diagnosis.vms.vmnodes import NodeFit
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName, ObjectName
+from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 from gpuvirt.shares.sharing import Sharing

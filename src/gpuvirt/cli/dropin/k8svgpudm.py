@@ -21,11 +21,11 @@ from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import run_until_stopped
 from gpuvirt.agent.published import statefile
 from gpuvirt.agent.store import desiredstatestore
-from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import Namespace, NodeName, parse_namespace, parse_node_name
 from gpuvirt.hardware.access.kernel import RealKernel
+from gpuvirt.logs import LogFormat, set_up
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.paths import HostRoots, KubeletPaths

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.apps import logs
+from gpuvirt import logs
 from gpuvirt.cli.changes import vgpuapply
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.parameters import options

@@ -8,7 +8,7 @@ import msgspec
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.repeats import Repeats
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
-from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Offered, ReasonStatus, Status
+from gpuvirt.kube.kinds.gpunode import READY, Gpu, GpuNode, Offered, ReasonStatus, Status
 from gpuvirt.model.reasons import ReasonCode, with_code
 
 DEVICE_COLUMNS = (

@@ -13,7 +13,7 @@ from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, parse_namespac
 
 if TYPE_CHECKING:
     from gpuvirt.agent.process import ClusterTask
-    from gpuvirt.cluster.access.credentials import Credentials
+    from gpuvirt.kube.access.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -80,12 +80,12 @@ def node_name_of(text: str | None, where: str = "--node-name") -> NodeName | Non
 def credentials_of(kubeconfig: Path | None, context: str = "") -> "Credentials | None":
     """Return the API server's credentials, None without a kubeconfig and outside a pod. Raises ConfigError."""
     if kubeconfig is not None:
-        from gpuvirt.cluster.access.kubecontext import from_kubeconfig
+        from gpuvirt.kube.access.kubecontext import from_kubeconfig
 
         return from_kubeconfig(kubeconfig, context)
     if context:
         raise ConfigError("names a context of a kubeconfig; expected --kubeconfig, too", where="--context")
-    from gpuvirt.cluster.access.credentials import in_cluster
+    from gpuvirt.kube.access.credentials import in_cluster
 
     return in_cluster(os.environ)  # noqa: TID251  the kubelet puts the API server's address there
 

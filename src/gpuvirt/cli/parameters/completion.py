@@ -51,10 +51,10 @@ def _gpu_nodes(ctx: typer.Context) -> tuple[str, ...]:
 
 
 async def _read(kubeconfig: Path | None, context: str) -> tuple[str, ...]:
-    from gpuvirt.cluster.client import Client
-    from gpuvirt.cluster.collection import Collection
-    from gpuvirt.cluster.kinds.core import AnyObject
-    from gpuvirt.cluster.kinds.gpunode import GPU_NODES
+    from gpuvirt.kube.client import Client
+    from gpuvirt.kube.collection import Collection
+    from gpuvirt.kube.kinds.core import AnyObject
+    from gpuvirt.kube.kinds.gpunode import GPU_NODES
 
     client = Client(apiserver.asked_credentials(kubeconfig, context))
     async with asyncio.timeout(MOST_S):

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from gpuvirt.cli.parameters import apiserver, completion, options
-from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.diagnosis.fleet import read_gpu_nodes
 from gpuvirt.errors import ConfigError
+from gpuvirt.kube.kinds.gpunode import GpuNode
 
 NodeOption = Annotated[
     str | None,

@@ -8,10 +8,10 @@ import typer
 from typer.models import OptionInfo
 
 from gpuvirt import documents
-from gpuvirt.apps.logs import LogFormat
 from gpuvirt.cli.formats import ListOutput, Output
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import ResourceName, parse_resource_name
+from gpuvirt.logs import LogFormat
 from gpuvirt.model.desired import settings, vgpuconfig
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.model.desired.settings import Settings

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
 from gpuvirt.controller.process import ControllerOptions, run_until_stopped
@@ -15,6 +14,7 @@ from gpuvirt.controller.settings import ControllerSettings, SharedResource
 from gpuvirt.distributions import MissingPartError
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import ObjectName, parse_object_name
+from gpuvirt.logs import LogFormat, set_up
 from gpuvirt.model.desired.settings import parse_units_resource
 from gpuvirt.model.shares.demand import WHOLE, Units
 

@@ -8,16 +8,16 @@ import typer
 
 from gpuvirt.agent.discoverer import unread_line
 from gpuvirt.agent.discoverprocess import DiscoverOptions, DiscoverProcess, label_once
-from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware import discovery
 from gpuvirt.hardware.access.kernel import Kernel, RealKernel
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.logs import LogFormat, set_up
 from gpuvirt.model.offers.discovery import labels_of
 from gpuvirt.paths import HostRoots
 from gpuvirt.tasks import until_stopped

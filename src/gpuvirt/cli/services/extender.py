@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.extender.intervals import INTERVALS
 from gpuvirt.extender.process import ExtenderOptions, ServiceOptions, run_until_stopped
 from gpuvirt.facts.ids import parse_object_name
+from gpuvirt.logs import LogFormat, set_up
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.placement import Policy
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE

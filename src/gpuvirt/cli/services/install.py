@@ -10,9 +10,9 @@ import typer
 from gpuvirt import __version__, documents
 from gpuvirt.cli.parameters import apiserver
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.client import Client
 from gpuvirt.controller.install import images as image_lists
 from gpuvirt.controller.install import installing, verifying
+from gpuvirt.kube.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -22,7 +22,6 @@ from gpuvirt.agent.process import run_until_stopped
 from gpuvirt.agent.published import cdifiles, statefile
 from gpuvirt.agent.published.markers import Markers
 from gpuvirt.agent.store import desiredstatestore
-from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
 from gpuvirt.errors import ConfigError
@@ -30,6 +29,7 @@ from gpuvirt.facts.ids import NodeName, parse_config_map_name
 from gpuvirt.facts.runtimes import enables_cdi
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.host.runtimes import read_runtimes
+from gpuvirt.logs import LogFormat, set_up
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import CdiUse, Settings
 from gpuvirt.model.inventory.pciids import PciIds

@@ -10,13 +10,13 @@ import typer
 from gpuvirt.agent import validator as validation
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.validator import Check
-from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.changes import vfiohost
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.client import Client
 from gpuvirt.errors import ConfigError
 from gpuvirt.hardware.programs.containerdriver import DriverRoots
+from gpuvirt.kube.client import Client
+from gpuvirt.logs import LogFormat, set_up
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.paths import HostPath, HostRoots
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import options
 from gpuvirt.cli.parameters.options import address_of
 from gpuvirt.errors import ConfigError
+from gpuvirt.logs import LogFormat, set_up
 from gpuvirt.web.certificates import CertificateFiles
 from gpuvirt.webhook.process import WebhookOptions, run_until_stopped
 

@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.core import Pod
-from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest, Role, RoleBinding, resource_of
-from gpuvirt.cluster.labels import OPERAND_LABEL, WITH_TOOLKIT
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import Resource, pods
 from gpuvirt.controller.deployment.drift import Mark, StoredObject, is_due, signed
 from gpuvirt.controller.deployment.rollout import rollout
 from gpuvirt.controller.operands.assembly import template_of
 from gpuvirt.controller.operands.inputs import OperandName, Rendered
 from gpuvirt.controller.store import Objects
 from gpuvirt.controller.writes import ApplyObject, DeleteObject, WriteTarget
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.kube.kinds.core import Pod
+from gpuvirt.kube.kinds.workloads import DaemonSet, Manifest, Role, RoleBinding, resource_of
+from gpuvirt.kube.labels import OPERAND_LABEL, WITH_TOOLKIT
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import Resource, pods
 from gpuvirt.model.desired.workload import Workload
 
 DAEMON_SETS = "daemonsets"

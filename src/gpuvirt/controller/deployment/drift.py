@@ -11,9 +11,9 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt import nulls
-from gpuvirt.cluster.kinds.core import DaemonSetStatus
-from gpuvirt.cluster.kinds.workloads import Manifest, encoded
-from gpuvirt.cluster.resources import Metadata
+from gpuvirt.kube.kinds.core import DaemonSetStatus
+from gpuvirt.kube.kinds.workloads import Manifest, encoded
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.plain import Plain
 
 DIGEST_ANNOTATION = "gpuvirt.io/applied"

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gpuvirt.cluster.kinds.core import Pod
-from gpuvirt.cluster.labels import TEMPLATE_LABEL
+from gpuvirt.kube.kinds.core import Pod
+from gpuvirt.kube.labels import TEMPLATE_LABEL
 
 
 class Rollout(msgspec.Struct, frozen=True):

@@ -11,15 +11,15 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt import documents, plain
-from gpuvirt.cluster.kinds import clusterpolicy
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault, StoredPolicy, read_policy
-from gpuvirt.cluster.kinds.workloads import DaemonSet
-from gpuvirt.cluster.labels import OS_LABEL
 from gpuvirt.controller.operands.inputs import RenderInputs
 from gpuvirt.controller.operands.rendering import config_maps_of, render
 from gpuvirt.controller.operands.specchecks import spec_faults
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.errors import ConfigError
+from gpuvirt.kube.kinds import clusterpolicy
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault, StoredPolicy, read_policy
+from gpuvirt.kube.kinds.workloads import DaemonSet
+from gpuvirt.kube.labels import OS_LABEL
 
 WORKLOADS = {"Deployment", "DaemonSet", "StatefulSet", "Job"}
 POLICY_KEY = "clusterpolicy.yaml"

@@ -7,17 +7,17 @@ from typing import TypeVar
 
 from gpuvirt import documents
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.election import CONTROLLER_LEASE, Lease, leases
-from gpuvirt.cluster.failures import NotFoundError, retried
-from gpuvirt.cluster.kinds import clusterpolicy
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
-from gpuvirt.cluster.kinds.core import AnyObject
-from gpuvirt.cluster.resources import Resource
 from gpuvirt.controller import definitions
 from gpuvirt.controller.definitions import DEFINITIONS, OURS, PART_OF, Definition, Manifest
 from gpuvirt.controller.install.uninstall import HOLDER
 from gpuvirt.errors import ConfigError, GpuvirtError
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.election import CONTROLLER_LEASE, Lease, leases
+from gpuvirt.kube.failures import NotFoundError, retried
+from gpuvirt.kube.kinds import clusterpolicy
+from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES
+from gpuvirt.kube.kinds.core import AnyObject
+from gpuvirt.kube.resources import Resource
 
 T = TypeVar("T")
 

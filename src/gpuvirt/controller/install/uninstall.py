@@ -17,26 +17,6 @@ from typing import TypeVar
 import msgspec
 
 from gpuvirt.clock import Clock, RealClock
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.election import CONTROLLER_LEASE, RENEW_S, Candidacy, Election
-from gpuvirt.cluster.failures import ConflictError, NotFoundError, retried
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
-from gpuvirt.cluster.kinds.core import AnyObject, Node, Pod
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.kinds.workloads import made_in
-from gpuvirt.cluster.labelpatch import DesiredLabels, patch_of
-from gpuvirt.cluster.labels import (
-    AGENT_KEYS,
-    NODE_LABEL,
-    OPERAND_LABEL,
-    OS_LABEL,
-    VGPU_DRIVER,
-    VGPU_DRIVER_LABEL,
-    deploy_label,
-)
-from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.controller.definitions import DEFINITIONS, OURS, PART_OF, Definition, is_ours
 from gpuvirt.controller.kubevirt.decisions import HISTORY
 from gpuvirt.controller.kubevirt.undoer import KubeVirtUndoer
@@ -45,6 +25,26 @@ from gpuvirt.controller.operands.inputs import OperandName
 from gpuvirt.controller.schedulespart import SchedulesPart, load_schedules
 from gpuvirt.distributions import MissingPartError
 from gpuvirt.errors import GpuvirtError
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.election import CONTROLLER_LEASE, RENEW_S, Candidacy, Election
+from gpuvirt.kube.failures import ConflictError, NotFoundError, retried
+from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES
+from gpuvirt.kube.kinds.core import AnyObject, Node, Pod
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.kube.kinds.workloads import made_in
+from gpuvirt.kube.labelpatch import DesiredLabels, patch_of
+from gpuvirt.kube.labels import (
+    AGENT_KEYS,
+    NODE_LABEL,
+    OPERAND_LABEL,
+    OS_LABEL,
+    VGPU_DRIVER,
+    VGPU_DRIVER_LABEL,
+    deploy_label,
+)
+from gpuvirt.kube.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.model.offers import discovery
 from gpuvirt.model.workers.spec import CORDONED_BY
 from gpuvirt.shares.nodekeys import keys_without_shares

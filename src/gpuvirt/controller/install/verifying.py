@@ -3,14 +3,14 @@
 from collections.abc import AsyncIterator
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.election import CONTROLLER_LEASE, Lease, leases
-from gpuvirt.cluster.failures import NotFoundError, UnreachableError
 from gpuvirt.controller import clusterstatus, definitions
 from gpuvirt.controller.definitions import DEFINITIONS, Definition
 from gpuvirt.controller.install.uninstall import HOLDER, KINDS
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import Namespace
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.election import CONTROLLER_LEASE, Lease, leases
+from gpuvirt.kube.failures import NotFoundError, UnreachableError
 
 POLL_S = 1.0
 

@@ -11,13 +11,6 @@ from operator import itemgetter
 
 import msgspec
 
-from gpuvirt.cluster.kinds import workloads
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.kinds.gpunode import ReadGpuNode, Withheld
-from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt
-from gpuvirt.cluster.kinds.manifests import ObjectMeta
-from gpuvirt.cluster.kinds.workloads import ConfigMap, resource_of
-from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.controller.deployment.drift import StoredObject
 from gpuvirt.controller.kubevirt import history
 from gpuvirt.controller.kubevirt.history import PatchHistory
@@ -28,6 +21,13 @@ from gpuvirt.controller.kubevirt.planning import KubeVirtPlan, Manner, plan
 from gpuvirt.controller.kubevirt.subject import MANAGED_BY
 from gpuvirt.controller.store import Objects
 from gpuvirt.controller.writes import ApplyObject, WriteTarget
+from gpuvirt.kube.kinds import workloads
+from gpuvirt.kube.kinds.core import ReadNode
+from gpuvirt.kube.kinds.gpunode import ReadGpuNode, Withheld
+from gpuvirt.kube.kinds.kubevirt import HyperConverged, KubeVirt
+from gpuvirt.kube.kinds.manifests import ObjectMeta
+from gpuvirt.kube.kinds.workloads import ConfigMap, resource_of
+from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.reasons import Reason, ReasonCode, kubevirtproblems
 

@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
+from gpuvirt.kube.resources import Metadata
 
 MOST_REVERTS = 3
 WINDOW = timedelta(days=1)

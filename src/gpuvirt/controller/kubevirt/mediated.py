@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuvirt.cluster.jsonpatch import at
 from gpuvirt.controller.kubevirt.changes import OurSwitch
 from gpuvirt.controller.kubevirt.subject import GATES, MEDIATED, PermittingObject
 from gpuvirt.controller.kubevirt.versions import has_mdev_field, has_mdev_gate
+from gpuvirt.kube.jsonpatch import at
 from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE
 from gpuvirt.model.kubevirt.version import Version
 from gpuvirt.model.reasons import Reason, kubevirtproblems

@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 
 import msgspec
 
-from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, Device, RequestsDevices, VirtualMachineInstance
+from gpuvirt.kube.kinds.kubevirt import DEVICE_KINDS, Device, RequestsDevices, VirtualMachineInstance
 from gpuvirt.model.desired.observed import Observed
 
 Requesting = Mapping[str, Observed[tuple[RequestsDevices, ...]]]

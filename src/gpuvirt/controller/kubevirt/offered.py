@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from gpuvirt.cluster.kinds.gpunode import ReadGpuNode, Spec, Withheld
-from gpuvirt.cluster.kinds.gpunodereport import ReadStatus
 from gpuvirt.controller.kubevirt.changes import DeviceList
 from gpuvirt.controller.kubevirt.subject import PermittedEntry
+from gpuvirt.kube.kinds.gpunode import ReadGpuNode, Spec, Withheld
+from gpuvirt.kube.kinds.gpunodereport import ReadStatus
 from gpuvirt.model.desired.gpumodes import FOR_VGPUS
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal
 from gpuvirt.model.reasons import Reason, kubevirtproblems

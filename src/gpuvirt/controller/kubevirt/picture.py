@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.controller.kubevirt.changes import MANAGE_ANNOTATION
 from gpuvirt.controller.kubevirt.names import Names
 from gpuvirt.controller.kubevirt.offered import ByKubeVirt, Offered, offered_by_kubevirt
@@ -16,6 +15,7 @@ from gpuvirt.controller.kubevirt.subject import (
     of_hyper_converged,
     of_kubevirt,
 )
+from gpuvirt.kube.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.kubevirt.kubevirt import Configuration, DeveloperConfiguration
 from gpuvirt.model.kubevirt.version import Version, version_of

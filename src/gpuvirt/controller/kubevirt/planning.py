@@ -10,9 +10,6 @@ from datetime import datetime
 
 import msgspec
 
-from gpuvirt.cluster.jsonpatch import Draft, Op, Operation, annotate, at, conditional
-from gpuvirt.cluster.kinds.gpunode import Withheld
-from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.controller.kubevirt import history as histories
 from gpuvirt.controller.kubevirt.changes import (
     ANNOTATION,
@@ -31,6 +28,9 @@ from gpuvirt.controller.kubevirt.offered import ByKubeVirt, Offered, selects
 from gpuvirt.controller.kubevirt.picture import KubeVirtPicture, subject_of, withheld
 from gpuvirt.controller.kubevirt.subject import MEDIATED, PermittedEntry, PermittingObject
 from gpuvirt.controller.kubevirt.versions import gates_needed
+from gpuvirt.kube.jsonpatch import Draft, Op, Operation, annotate, at, conditional
+from gpuvirt.kube.kinds.gpunode import Withheld
+from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.model.devices.selectors import normal
 from gpuvirt.model.kubevirt.gracegpus import is_grace, missing_gates
 from gpuvirt.model.reasons import Reason, kubevirtproblems

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
-from gpuvirt.cluster.resources import FullObject, KubernetesObject, Metadata
 from gpuvirt.controller.kubevirt.decisions import Histories, KubeVirtObserved, PatchKubeVirt
 from gpuvirt.controller.store import AnyStore, Store
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
+from gpuvirt.kube.resources import FullObject, KubernetesObject, Metadata
 from gpuvirt.model.desired.observed import Observed
 
 T = TypeVar("T", bound=KubernetesObject)

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from gpuvirt.cluster.jsonpatch import at
-from gpuvirt.cluster.kinds.core import OwnedMetadata
-from gpuvirt.cluster.kinds.kubevirt import (
+from gpuvirt.controller.kubevirt.changes import DeviceList, OurEntry
+from gpuvirt.kube.jsonpatch import at
+from gpuvirt.kube.kinds.core import OwnedMetadata
+from gpuvirt.kube.kinds.kubevirt import (
     HYPER_CONVERGEDS,
     KUBEVIRTS,
     HcoPermitted,
@@ -18,8 +19,7 @@ from gpuvirt.cluster.kinds.kubevirt import (
     HyperConverged,
     KubeVirt,
 )
-from gpuvirt.cluster.resources import Resource
-from gpuvirt.controller.kubevirt.changes import DeviceList, OurEntry
+from gpuvirt.kube.resources import Resource
 from gpuvirt.model.kubevirt.kubevirt import Configuration, DeveloperConfiguration, MediatedDevices, PermittedHostDevices
 
 MANAGED_BY, HCO = "app.kubernetes.io/managed-by", "hco-operator"

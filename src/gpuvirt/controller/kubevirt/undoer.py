@@ -13,14 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ApiRefusedError, ConflictError, NotFoundError, retried
-from gpuvirt.cluster.jsonpatch import Draft, Operation, annotate, at, conditional
-from gpuvirt.cluster.kinds.core import AnyObject, WholePod
-from gpuvirt.cluster.kinds.gpunode import GpuNode
-from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
-from gpuvirt.cluster.resources import KubernetesObject, Resource
 from gpuvirt.controller.kubevirt.changes import (
     ANNOTATION,
     MANAGE_ANNOTATION,
@@ -37,6 +29,14 @@ from gpuvirt.controller.kubevirt.offered import needs_mdevs, offered_of, selects
 from gpuvirt.controller.kubevirt.picture import KubeVirtPicture, subject_of
 from gpuvirt.controller.kubevirt.subject import MEDIATED, PermittedEntry, PermittingObject
 from gpuvirt.controller.kubevirt.versions import GPU, HOST_DEVICES
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ApiRefusedError, ConflictError, NotFoundError, retried
+from gpuvirt.kube.jsonpatch import Draft, Operation, annotate, at, conditional
+from gpuvirt.kube.kinds.core import AnyObject, WholePod
+from gpuvirt.kube.kinds.gpunode import GpuNode
+from gpuvirt.kube.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
+from gpuvirt.kube.resources import KubernetesObject, Resource
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE
 from gpuvirt.model.reasons import Reason, kubevirtproblems

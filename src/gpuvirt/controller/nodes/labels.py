@@ -9,8 +9,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuvirt.cluster.labelpatch import DesiredLabels
-from gpuvirt.cluster.labels import (
+from gpuvirt.controller.nodes.placement import NodePlacement
+from gpuvirt.controller.operands.images import os_tag
+from gpuvirt.kube.labelpatch import DesiredLabels
+from gpuvirt.kube.labels import (
     AGENT,
     AGENT_GOES,
     AGENT_LABELS,
@@ -34,9 +36,7 @@ from gpuvirt.cluster.labels import (
     WITH_VGPU_DRIVER,
     deploy_label,
 )
-from gpuvirt.cluster.resources import Metadata
-from gpuvirt.controller.nodes.placement import NodePlacement
-from gpuvirt.controller.operands.images import os_tag
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.shares.nodekeys import keys_without_shares
 

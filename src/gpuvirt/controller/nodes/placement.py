@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.gpunode import READY, ReadGpuNode
-from gpuvirt.cluster.kinds.gpunodereport import ReadGpu, ReadStatus
-from gpuvirt.cluster.labels import (
+from gpuvirt.kube.kinds.gpunode import READY, ReadGpuNode
+from gpuvirt.kube.kinds.gpunodereport import ReadGpu, ReadStatus
+from gpuvirt.kube.labels import (
     GPU_FEATURES,
     NODE_LABEL,
     OPERANDS_LABEL,

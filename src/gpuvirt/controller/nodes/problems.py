@@ -4,9 +4,12 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.gpunode import ReadGpuNode
-from gpuvirt.cluster.labels import (
+from gpuvirt.controller.nodes.placement import NodePlacement
+from gpuvirt.controller.operands import agent
+from gpuvirt.controller.operands.inputs import OperandName
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.kube.kinds.gpunode import ReadGpuNode
+from gpuvirt.kube.labels import (
     AGENT,
     GPU_RESOURCES,
     OPERANDS_LABEL,
@@ -17,9 +20,6 @@ from gpuvirt.cluster.labels import (
     WITH_VGPU_DRIVER,
     deploy_label,
 )
-from gpuvirt.controller.nodes.placement import NodePlacement
-from gpuvirt.controller.operands import agent
-from gpuvirt.controller.operands.inputs import OperandName
 from gpuvirt.model.desired.workload import LABEL, Workload
 from gpuvirt.model.reasons import Reason, ReasonCode, clusterproblems
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gpuvirt.cluster.client import FIELD_MANAGER
-from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, Origins, ReadGpuNode, Withheld
-from gpuvirt.cluster.labels import CONFIG_LABEL, WITH_VGPU_DRIVER
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.nodes.placement import NodePlacement
 from gpuvirt.controller.nodes.scheduled import KeptConfig, NodeConfig
+from gpuvirt.kube.client import FIELD_MANAGER
+from gpuvirt.kube.kinds.gpunode import API_VERSION, KIND, Origins, ReadGpuNode, Withheld
+from gpuvirt.kube.labels import CONFIG_LABEL, WITH_VGPU_DRIVER
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.vgpudefaults import DEFAULT
 from gpuvirt.model.desired.workload import MODES, Workload

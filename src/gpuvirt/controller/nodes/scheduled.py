@@ -9,7 +9,7 @@ from datetime import datetime
 
 import msgspec
 
-from gpuvirt.cluster.labelselector import LabelSelector
+from gpuvirt.kube.labelselector import LabelSelector
 
 
 class ConfiguredPhase(msgspec.Struct, frozen=True):

@@ -8,11 +8,17 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt import plain
-from gpuvirt.cluster.kinds import workloads
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.manifests import ObjectMeta
-from gpuvirt.cluster.kinds.vmoperands import OnDemandVgpus, SandboxMode, ShareLimits
-from gpuvirt.cluster.kinds.workloads import (
+from gpuvirt.controller.operands import assembly, bases, hostpaths, overlay
+from gpuvirt.controller.operands.inputs import RBAC_GROUP, OperandName, RenderInputs
+from gpuvirt.controller.settings import SharedResource
+from gpuvirt.errors import ConfigError, InvalidIdError
+from gpuvirt.facts.ids import parse_config_map_name
+from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.kube.kinds import workloads
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
+from gpuvirt.kube.kinds.manifests import ObjectMeta
+from gpuvirt.kube.kinds.vmoperands import OnDemandVgpus, SandboxMode, ShareLimits
+from gpuvirt.kube.kinds.workloads import (
     ConfigMap,
     DaemonSet,
     Manifest,
@@ -22,12 +28,6 @@ from gpuvirt.cluster.kinds.workloads import (
     RoleReference,
     Subject,
 )
-from gpuvirt.controller.operands import assembly, bases, hostpaths, overlay
-from gpuvirt.controller.operands.inputs import RBAC_GROUP, OperandName, RenderInputs
-from gpuvirt.controller.settings import SharedResource
-from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import parse_config_map_name
-from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.settings import (
     Enforcement,
     HamiCore,

@@ -10,17 +10,17 @@ from hashlib import sha256
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds import workloads
-from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND, ClusterPolicy, Daemonsets, UpdateStrategy
-from gpuvirt.cluster.kinds.containeroperands import ProbeTiming
-from gpuvirt.cluster.kinds.manifests import LocalReference, ObjectMeta, OwnerReference
-from gpuvirt.cluster.kinds.operandparts import EnvVar as PolicyVariable
-from gpuvirt.cluster.kinds.operandparts import ImageParts, Operand, Resources
-from gpuvirt.cluster.kinds.podparts import EnvVar, PodTemplate, ProbeSpec, ResourceNeeds, TemplateMeta
-from gpuvirt.cluster.kinds.workloads import DaemonSet, RollingUpdate, Service
-from gpuvirt.cluster.labels import OPERAND_LABEL, TEMPLATE_LABEL
 from gpuvirt.controller.operands.inputs import MANAGED_BY, PART_OF, OperandName, RenderInputs
 from gpuvirt.controller.operands.specchecks import is_share
+from gpuvirt.kube.kinds import workloads
+from gpuvirt.kube.kinds.clusterpolicy import API_VERSION, KIND, ClusterPolicy, Daemonsets, UpdateStrategy
+from gpuvirt.kube.kinds.containeroperands import ProbeTiming
+from gpuvirt.kube.kinds.manifests import LocalReference, ObjectMeta, OwnerReference
+from gpuvirt.kube.kinds.operandparts import EnvVar as PolicyVariable
+from gpuvirt.kube.kinds.operandparts import ImageParts, Operand, Resources
+from gpuvirt.kube.kinds.podparts import EnvVar, PodTemplate, ProbeSpec, ResourceNeeds, TemplateMeta
+from gpuvirt.kube.kinds.workloads import DaemonSet, RollingUpdate, Service
+from gpuvirt.kube.labels import OPERAND_LABEL, TEMPLATE_LABEL
 
 ON_DELETE = "OnDelete"
 OURS = {"app", PART_OF[0], MANAGED_BY[0]}

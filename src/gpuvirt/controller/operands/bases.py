@@ -13,8 +13,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuvirt import documents
-from gpuvirt.cluster.kinds.podparts import Container, EnvVar, PodSpec, Volume, VolumeMount
-from gpuvirt.cluster.kinds.workloads import DaemonSet, Service
+from gpuvirt.kube.kinds.podparts import Container, EnvVar, PodSpec, Volume, VolumeMount
+from gpuvirt.kube.kinds.workloads import DaemonSet, Service
 
 FOLDER = Path(__file__).with_name("manifests")
 

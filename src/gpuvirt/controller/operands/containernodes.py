@@ -5,10 +5,10 @@ files in `/run/nvidia/validations`, with containers of gpuvirt's image. They acc
 container toolkit configures, or by the annotation of its NRI plugin.
 """
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.operandparts import Operand
 from gpuvirt.controller.operands import images
 from gpuvirt.controller.operands.inputs import RenderInputs
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
+from gpuvirt.kube.kinds.operandparts import Operand
 
 RUNTIME_CLASS = "nvidia"
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.podparts import ConfigMapSource, Volume
-from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.controller.operands import assembly, bases, containernodes, hostpaths, overlay
 from gpuvirt.controller.operands.inputs import RenderInputs
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
+from gpuvirt.kube.kinds.podparts import ConfigMapSource, Volume
+from gpuvirt.kube.kinds.workloads import DaemonSet, Manifest
 
 OWN_COUNTERS = "dcgm-metrics.csv"
 """The key of the ConfigMap that lists the exported metrics."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.podparts import EnvVar
-from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.controller.operands import assembly, bases, containernodes, overlay
 from gpuvirt.controller.operands.inputs import RenderInputs
 from gpuvirt.controller.operands.toolkit import install_dir_of
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
+from gpuvirt.kube.kinds.podparts import EnvVar
+from gpuvirt.kube.kinds.workloads import Manifest
 
 
 def device_plugin(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.manifests import LocalReference
-from gpuvirt.cluster.kinds.podparts import EnvFromSource, EnvVar
-from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.controller.operands import assembly, bases, containernodes, hostpaths, images, overlay
 from gpuvirt.controller.operands.inputs import RenderInputs
 from gpuvirt.controller.operands.vgpumanager import parameter_files
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
+from gpuvirt.kube.kinds.manifests import LocalReference
+from gpuvirt.kube.kinds.podparts import EnvFromSource, EnvVar
+from gpuvirt.kube.kinds.workloads import DaemonSet, Manifest
 
 PATH = "$.spec.driver"
 IMAGE_VARIABLE, MANAGER_VARIABLE = "DRIVER_IMAGE", "DRIVER_MANAGER_IMAGE"

@@ -2,15 +2,8 @@
 
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import HostPaths
-from gpuvirt.cluster.kinds.podparts import (
-    EnvSource,
-    EnvVar,
-    FieldReference,
-    HostPathSource,
-    Volume,
-    VolumeMount,
-)
+from gpuvirt.kube.kinds.clusterpolicy import HostPaths
+from gpuvirt.kube.kinds.podparts import EnvSource, EnvVar, FieldReference, HostPathSource, Volume, VolumeMount
 
 DRIVER_DIR = "/run/nvidia/driver"
 KUBELET = "/var/lib/kubelet"

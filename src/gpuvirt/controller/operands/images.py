@@ -7,8 +7,8 @@ complete it. The image of a driver is built for one operating system, and its ta
 
 from collections.abc import Mapping
 
-from gpuvirt.cluster.kinds.clusterpolicy import SpecFault
-from gpuvirt.cluster.kinds.operandparts import ImageParts
+from gpuvirt.kube.kinds.clusterpolicy import SpecFault
+from gpuvirt.kube.kinds.operandparts import ImageParts
 
 MAJOR_ALONE = {"ol", "rocky", "rhel"}
 """Operating systems whose images serve all minor versions."""

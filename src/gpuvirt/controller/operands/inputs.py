@@ -5,11 +5,11 @@ from enum import StrEnum
 
 import msgspec
 
-from gpuvirt.cluster.kinds import workloads
-from gpuvirt.cluster.kinds.clusterpolicy import SpecFault
-from gpuvirt.cluster.kinds.workloads import Manifest
-from gpuvirt.cluster.labels import OPERAND_LABEL
 from gpuvirt.controller.settings import ControllerSettings
+from gpuvirt.kube.kinds import workloads
+from gpuvirt.kube.kinds.clusterpolicy import SpecFault
+from gpuvirt.kube.kinds.workloads import Manifest
+from gpuvirt.kube.labels import OPERAND_LABEL
 
 
 class OperandName(StrEnum):

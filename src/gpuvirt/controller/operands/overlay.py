@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.operandparts import Operand
-from gpuvirt.cluster.kinds.podparts import Container, EnvVar
-from gpuvirt.cluster.kinds.workloads import DaemonSet, LabelSelector
-from gpuvirt.cluster.labels import OS_LABEL
 from gpuvirt.controller.operands import assembly, bases, containernodes, hostpaths, images
 from gpuvirt.controller.operands.inputs import RenderInputs
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.kube.kinds.operandparts import Operand
+from gpuvirt.kube.kinds.podparts import Container, EnvVar
+from gpuvirt.kube.kinds.workloads import DaemonSet, LabelSelector
+from gpuvirt.kube.labels import OS_LABEL
 
 OWN_IMAGE = "gpuvirt"
 """The image of containers that run gpuvirt itself."""

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterator
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.controller.operands.agent import agent, labeller, mps_daemon
 from gpuvirt.controller.operands.dcgm import dcgm, dcgm_exporter
 from gpuvirt.controller.operands.deviceplugin import device_plugin, gfd
@@ -12,6 +10,8 @@ from gpuvirt.controller.operands.inputs import Fault, OperandName, Rendered, Ren
 from gpuvirt.controller.operands.toolkit import runtime_classes, toolkit
 from gpuvirt.controller.operands.validator import validator
 from gpuvirt.controller.operands.vgpumanager import vgpu_manager
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
+from gpuvirt.kube.kinds.workloads import Manifest
 
 Render = Callable[[ClusterPolicy, RenderInputs], Iterator[Manifest | SpecFault]]
 

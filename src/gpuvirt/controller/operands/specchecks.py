@@ -7,7 +7,7 @@ NVIDIA's definition only these checks find it. Images are checked when operands 
 import re
 from collections.abc import Iterator
 
-from gpuvirt.cluster.kinds.clusterpolicy import Spec, SpecFault
+from gpuvirt.kube.kinds.clusterpolicy import Spec, SpecFault
 
 UNAVAILABLE = "^([1-9][0-9]*|([1-9][0-9]?|100)%)?$"
 """A pattern in the syntax of both Python and RE2."""

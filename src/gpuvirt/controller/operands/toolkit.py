@@ -10,14 +10,14 @@ from pathlib import PurePosixPath
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds import workloads
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.podparts import EnvVar, Volume, VolumeMount
-from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest, RuntimeClass
 from gpuvirt.controller.operands import assembly, bases, containernodes, hostpaths, overlay
 from gpuvirt.controller.operands.hostpaths import ANY_FOLDER, host
 from gpuvirt.controller.operands.inputs import OperandName, RenderInputs
 from gpuvirt.controller.operands.validator import validating
+from gpuvirt.kube.kinds import workloads
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
+from gpuvirt.kube.kinds.podparts import EnvVar, Volume, VolumeMount
+from gpuvirt.kube.kinds.workloads import DaemonSet, Manifest, RuntimeClass
 
 PATH = "$.spec.toolkit"
 IMAGE_VARIABLE = "CONTAINER_TOOLKIT_IMAGE"

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.controller.operands import assembly, bases, containernodes, hostpaths, overlay
 from gpuvirt.controller.operands.driver import has_driver
 from gpuvirt.controller.operands.inputs import RenderInputs
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
+from gpuvirt.kube.kinds.workloads import DaemonSet, Manifest
 
 
 def validator(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:

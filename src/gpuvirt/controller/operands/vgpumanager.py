@@ -6,14 +6,14 @@ policy is deleted: their pods end the programs that serve running vGPUs when the
 
 from collections.abc import Iterator
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.operandparts import ConfigMapName
-from gpuvirt.cluster.kinds.podparts import ConfigMapSource, KeyToPath, Volume, VolumeMount
-from gpuvirt.cluster.kinds.workloads import Manifest
-from gpuvirt.cluster.labels import VGPU_DRIVER_LABEL
 from gpuvirt.controller.operands import assembly, bases, images, overlay
 from gpuvirt.controller.operands.hostpaths import mount
 from gpuvirt.controller.operands.inputs import RenderInputs
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
+from gpuvirt.kube.kinds.operandparts import ConfigMapName
+from gpuvirt.kube.kinds.podparts import ConfigMapSource, KeyToPath, Volume, VolumeMount
+from gpuvirt.kube.kinds.workloads import Manifest
+from gpuvirt.kube.labels import VGPU_DRIVER_LABEL
 
 PATH = "$.spec.vgpuManager"
 IMAGE_VARIABLE = "VGPU_MANAGER_IMAGE"

@@ -4,19 +4,19 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.gpunode import ReadGpuNode
-from gpuvirt.cluster.kinds.vmoperands import VGPU_CONFIGS
-from gpuvirt.cluster.plans.knownconfigs import CONFIG_KEY
 from gpuvirt.controller.nodes.placement import NodePlacement
 from gpuvirt.controller.operands import agent
 from gpuvirt.controller.picture import Picture
 from gpuvirt.controller.policy import policies
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.kube.kinds.gpunode import ReadGpuNode
+from gpuvirt.kube.kinds.vmoperands import VGPU_CONFIGS
 from gpuvirt.model.desired.invalid import InvalidDesired, Origin, Source, invalid, quoted
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.plans.knownconfigs import CONFIG_KEY
 
 
 class InvalidValue(msgspec.Struct, frozen=True):

@@ -6,13 +6,13 @@ is on.
 
 from msgspec.structs import replace
 
-from gpuvirt.cluster.kinds.clusterpolicy import KIND, ClusterPolicy
-from gpuvirt.cluster.kinds.vmoperands import SandboxWorkloads
 from gpuvirt.controller.kubevirt.decisions import KubeVirtDecisions
 from gpuvirt.controller.nodes.labels import Around
 from gpuvirt.controller.nodes.placement import Defaults
 from gpuvirt.controller.nodes.resolve import VgpuSwitch
 from gpuvirt.controller.operands import agent
+from gpuvirt.kube.kinds.clusterpolicy import KIND, ClusterPolicy
+from gpuvirt.kube.kinds.vmoperands import SandboxWorkloads
 from gpuvirt.model.desired.vgpudefaults import DEFAULT
 from gpuvirt.model.desired.workload import Workload
 

@@ -9,12 +9,12 @@ from datetime import datetime
 
 import msgspec
 
-from gpuvirt.cluster.kinds.clusterpolicy import ERROR, NodeCounts, State, Status
-from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.labels import OPERANDS_LABEL
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.controller.nodes.problems import NodeVerdict
 from gpuvirt.controller.policy.invalidstates import InvalidValue
+from gpuvirt.kube.kinds.clusterpolicy import ERROR, NodeCounts, State, Status
+from gpuvirt.kube.kinds.parts import Condition
+from gpuvirt.kube.labels import OPERANDS_LABEL
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, ReasonCode, reasons_text
 

@@ -12,18 +12,18 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gpuvirt import plain
-from gpuvirt.cluster.kinds import workloads
-from gpuvirt.cluster.kinds.core import Service
-from gpuvirt.cluster.kinds.manifests import ObjectMeta, OwnerReference
-from gpuvirt.cluster.kinds.workloads import ConfigMap
-from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.resources import config_maps
 from gpuvirt.controller.deployment.decisions import Existing
 from gpuvirt.controller.deployment.drift import DIGEST_ANNOTATION, StoredObject, is_due, signed
 from gpuvirt.controller.settings import SharedResource
 from gpuvirt.controller.store import Objects
 from gpuvirt.controller.writes import ApplyObject, DeleteObject, WriteTarget
 from gpuvirt.facts.ids import ResourceName
+from gpuvirt.kube.kinds import workloads
+from gpuvirt.kube.kinds.core import Service
+from gpuvirt.kube.kinds.manifests import ObjectMeta, OwnerReference
+from gpuvirt.kube.kinds.workloads import ConfigMap
+from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import config_maps
 
 SCHEDULER = "gpuvirt-scheduler"
 """The name that pods give as their `schedulerName`, and the Lease by which second schedulers elect a leader."""

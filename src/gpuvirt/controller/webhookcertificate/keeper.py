@@ -10,14 +10,6 @@ from base64 import b64encode
 import msgspec
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
-from gpuvirt.cluster.jsonpatch import Op, Operation, at, conditional
-from gpuvirt.cluster.kinds import workloads
-from gpuvirt.cluster.kinds.core import Service
-from gpuvirt.cluster.kinds.manifests import OwnerReference
-from gpuvirt.cluster.kinds.secrets import Secret, SecretMetadata, secrets
-from gpuvirt.cluster.resources import Metadata, services
 from gpuvirt.controller.webhookcertificate.certificate import (
     Certificate,
     NotIssuedError,
@@ -29,6 +21,14 @@ from gpuvirt.controller.webhookcertificate.certificate import (
 from gpuvirt.controller.webhookcertificate.rotation import VALID_DAYS, Forget, Held, Issue, Promote, Trust, next_step
 from gpuvirt.controller.webhookcertificate.webhookconfigurations import CONFIGURATIONS, WebhookConfiguration
 from gpuvirt.facts.ids import Namespace, ObjectName
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError
+from gpuvirt.kube.jsonpatch import Op, Operation, at, conditional
+from gpuvirt.kube.kinds import workloads
+from gpuvirt.kube.kinds.core import Service
+from gpuvirt.kube.kinds.manifests import OwnerReference
+from gpuvirt.kube.kinds.secrets import Secret, SecretMetadata, secrets
+from gpuvirt.kube.resources import Metadata, services
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.kube.resources import Metadata, Resource
 
 CONFIGURATIONS = Resource("mutatingwebhookconfigurations", "admissionregistration.k8s.io")
 

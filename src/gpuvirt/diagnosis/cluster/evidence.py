@@ -8,17 +8,6 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds import core, vmstate
-from gpuvirt.cluster.kinds.core import ENDED
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
-from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
 from gpuvirt.diagnosis.cluster import states as vmstates
 from gpuvirt.diagnosis.cluster.phaseconfigs import Labels, read_phases
 from gpuvirt.diagnosis.clusternodes import ClusterNode
@@ -27,6 +16,17 @@ from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef, PodSeen, VmE
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.access.kubecontext import from_kubeconfig
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ForbiddenError, NotFoundError
+from gpuvirt.kube.kinds import core, vmstate
+from gpuvirt.kube.kinds.core import ENDED
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.kube.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
+from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.kube.resources import NODES, KubernetesObject, Resource
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
 from gpuvirt.model.shares.annotations import InvalidAnnotationError
 from gpuvirt.model.shares.demand import UnplaceableError

@@ -2,21 +2,21 @@
 
 import asyncio
 
-from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds import core
-from gpuvirt.cluster.kinds.core import ENDED
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
-from gpuvirt.cluster.resources import NODES, Resource
 from gpuvirt.diagnosis.cluster import states
 from gpuvirt.diagnosis.cluster.phaseconfigs import read_phases
 from gpuvirt.diagnosis.vms.nodeexplanation import NodeEvidence
 from gpuvirt.diagnosis.vms.vmevidence import PodSeen
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ForbiddenError, NotFoundError
+from gpuvirt.kube.kinds import core
+from gpuvirt.kube.kinds.core import ENDED
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.kube.resources import NODES, Resource
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.workers.spec import CORDONED_BY
 from gpuvirt.shares.awayworkers import away, read_schedules

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.gpunode import GpuNode
-from gpuvirt.cluster.kinds.vgpuschedule import VALID, VgpuSchedule
-from gpuvirt.cluster.plans.knownconfigs import KnownConfigs, read_known_configs
-from gpuvirt.cluster.plans.nodeplan import types_of
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.gpunode import GpuNode
+from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.workers.coming import NodePhase, PhaseConfig, ScheduledNode, node_phases
 from gpuvirt.model.workers.spec import PhaseName
+from gpuvirt.plans.knownconfigs import KnownConfigs, read_known_configs
+from gpuvirt.plans.nodeplan import types_of
 from gpuvirt.shares.awayworkers import local_time
 
 NEVER = {str(ReasonCode.VGPU_CONFIG_OVERRIDDEN), str(ReasonCode.MODE_WITHOUT_VGPUS)}

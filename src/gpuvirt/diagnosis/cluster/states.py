@@ -2,10 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from gpuvirt.cluster.kinds import core, vmstate
-from gpuvirt.cluster.kinds.core import ENDED
-from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, ReasonStatus, SharesStatus, Vgpu
-from gpuvirt.cluster.kinds.kubevirt import Devices
 from gpuvirt.diagnosis.clusternodes import IOMMUFD_RESOURCE, ClusterNode
 from gpuvirt.diagnosis.vms.vmevidence import (
     ConditionSeen,
@@ -21,6 +17,10 @@ from gpuvirt.diagnosis.vms.vmevidence import (
     VmiSeen,
     VmSeen,
 )
+from gpuvirt.kube.kinds import core, vmstate
+from gpuvirt.kube.kinds.core import ENDED
+from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, ReasonStatus, SharesStatus, Vgpu
+from gpuvirt.kube.kinds.kubevirt import Devices
 from gpuvirt.model.reasons import with_code
 from gpuvirt.model.shares.quantities import whole_amounts
 from gpuvirt.model.workers.spec import SAVED_STRATEGY

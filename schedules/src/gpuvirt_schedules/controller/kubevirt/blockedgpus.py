@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode
-from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
-from gpuvirt.cluster.plans.nodeplan import GpuPlan, plan_node
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds.gpunode import READY, Gpu, GpuNode
 from gpuvirt.model.allocation.launcherpods import user_text
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.workers.status import ConfiguredNode
+from gpuvirt.plans.knownconfigs import KnownConfigs
+from gpuvirt.plans.nodeplan import GpuPlan, plan_node
 
 
 class WaitingGpu(msgspec.Struct, frozen=True):

@@ -9,17 +9,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import (
-    NOT_MADE,
-    ApiError,
-    ConflictError,
-    ForbiddenError,
-    NotFoundError,
-    UnauthorizedError,
-)
 from gpuvirt.controller.logline import logged
+from gpuvirt.kube.client import Client, PatchType
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import NOT_MADE, ApiError, ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import hypervisorproblems as problems
 from gpuvirt.model.workers.hypervisor import (

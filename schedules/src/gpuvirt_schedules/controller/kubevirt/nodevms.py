@@ -9,20 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.collection import Collection
-from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds.core import OwnedMetadata, WholePod
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.labelselector import LabelSelector
-from gpuvirt.cluster.plans.knownconfigs import KnownConfigs
-from gpuvirt.cluster.resources import Resource
 from gpuvirt.controller.nodes.scheduled import origin_of
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.collection import Collection
+from gpuvirt.kube.failures import ForbiddenError, NotFoundError
+from gpuvirt.kube.kinds.core import OwnedMetadata, WholePod
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.kube.labelselector import LabelSelector
+from gpuvirt.kube.resources import Resource
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import nodevms as reasons
 from gpuvirt.model.workers.hypervisor import Answer, VmKey
 from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms
 from gpuvirt.model.workers.status import ConfiguredNode
+from gpuvirt.plans.knownconfigs import KnownConfigs
 from gpuvirt_schedules.controller.kubevirt import judging
 from gpuvirt_schedules.controller.kubevirt.blockedgpus import WaitingGpu, waiting_gpus
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms

@@ -5,8 +5,8 @@ Source: KubeVirt's API `kubevirt.io/v1` (staging/src/kubevirt.io/api/core/v1/typ
 
 import msgspec
 
-from gpuvirt.cluster.kinds.core import Condition, OwnedMetadata
-from gpuvirt.cluster.resources import Resource
+from gpuvirt.kube.kinds.core import Condition, OwnedMetadata
+from gpuvirt.kube.resources import Resource
 from gpuvirt.model.workers.spec import SAVED_STRATEGY
 
 GROUP = "kubevirt.io"

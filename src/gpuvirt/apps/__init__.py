@@ -1,1 +1,0 @@
-"""The processes: each one joins the layers that it needs, and decides nothing itself."""

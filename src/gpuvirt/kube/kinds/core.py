@@ -1,0 +1,314 @@
+"""Kubernetes' own objects as they are read: the fields of nodes, pods, ConfigMaps and DaemonSets that gpuvirt needs.
+
+Source: Kubernetes' API reference, core/v1, apps/v1. Undeclared fields are dropped to save memory. `Node` and `WholePod`
+are the whole types. `ReadNode` and `Pod` are the parts of them that the controller keeps by the thousand;
+`cluster.shares.objects` has the types that the extender and the agent's shares keep (decision 165). These types are
+never written, because their defaults would overwrite existing values. `manifests` has the types that are written.
+"""
+
+import msgspec
+
+from gpuvirt.kube.resources import Metadata
+
+ENDED = frozenset({"Succeeded", "Failed"})
+"""Phases of pods that have ended: their devices are free again."""
+STATIC_POD = "kubernetes.io/config.mirror"
+"""The annotation of a static pod's object at the API server (pkg/kubelet/types): its value is the UID that the kubelet
+has for the pod."""
+
+
+class AnyObject(msgspec.Struct, frozen=True):
+    """An object of any kind, with its metadata alone."""
+
+    metadata: Metadata
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """A condition of a node, a pod or a VM. Unlike metav1.Condition it may lack a reason."""
+
+    type: str
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class Owner(msgspec.Struct, frozen=True, rename="camel"):
+    """An owner of an object."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool = False
+
+
+class OwnedMetadata(Metadata, frozen=True, rename="camel"):
+    """The metadata of an object with its owners."""
+
+    owner_references: tuple[Owner, ...] = ()
+
+    @property
+    def controller(self) -> Owner | None:
+        """The owner that controls the object; None if there is none."""
+        return next((owner for owner in self.owner_references if owner.controller), None)
+
+
+class Taint(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A taint of a node with all its fields, since taints are written as a whole list."""
+
+    key: str = ""
+    effect: str = ""
+    value: str = ""
+    time_added: str = ""
+
+
+class Toleration(msgspec.Struct, frozen=True):
+    """A taint that a pod tolerates."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class ReadNodeInfo(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The kubelet's report on its host, with the fields that the controller decides from."""
+
+    container_runtime_version: str = ""
+    """`containerd://2.1.3`."""
+
+
+class NodeInfo(ReadNodeInfo, frozen=True, rename="camel"):
+    """The kubelet's report on its host."""
+
+    kernel_version: str = ""
+    """`6.8.0-31-generic`."""
+    system_uuid: str = msgspec.field(name="systemUUID", default="")
+    """The UUID of SMBIOS."""
+
+
+class NodeSpec(msgspec.Struct, frozen=True):
+    """Whether pods can be scheduled on a node, and which VM of a provider it is."""
+
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
+    provider_id: str = msgspec.field(name="providerID", default="")
+
+
+class ReadNodeStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The resources that a node has for pods, and its runtime."""
+
+    allocatable: dict[str, str] = {}
+    capacity: dict[str, str] = {}
+    """The kubelet keeps the name of a resource whose device plugin is away."""
+    node_info: ReadNodeInfo = ReadNodeInfo()
+
+
+class NodeAddress(msgspec.Struct, frozen=True):
+    """An address of a node: `InternalIP`, `ExternalIP`, `Hostname` and others."""
+
+    type: str = ""
+    address: str = ""
+
+
+class NodeStatus(ReadNodeStatus, frozen=True, rename="camel"):
+    """The status of a node."""
+
+    addresses: tuple[NodeAddress, ...] = ()
+
+    node_info: NodeInfo = NodeInfo()
+    conditions: tuple[Condition, ...] = ()
+
+
+class ReadNode(msgspec.Struct, frozen=True):
+    """A node with the fields that the controller decides from, since it keeps thousands of nodes in memory."""
+
+    metadata: Metadata
+    status: ReadNodeStatus = ReadNodeStatus()
+
+    @property
+    def resources(self) -> frozenset[str]:
+        """The extended resources that the node offers."""
+        return frozenset(name for name, count in self.status.allocatable.items() if "/" in name and count != "0")
+
+
+class Node(ReadNode, frozen=True):
+    """A node."""
+
+    status: NodeStatus = NodeStatus()
+    spec: NodeSpec = NodeSpec()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the condition Ready is True."""
+        return any(condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions)
+
+
+class Quantities(msgspec.Struct, frozen=True, gc=False):
+    """The resources of a container; the API server sets requests where only limits are given. For an extended resource
+    the limit equals the request."""
+
+    requests: dict[str, str | int] = {}
+    limits: dict[str, str | int] = {}
+
+
+class Container(msgspec.Struct, frozen=True, gc=False):
+    """A container of a pod."""
+
+    name: str = ""
+    resources: Quantities = Quantities()
+
+
+class EmptyDir(msgspec.Struct, frozen=True):
+    """Storage that lives as long as its pod; its fields don't count."""
+
+
+class Volume(msgspec.Struct, frozen=True, rename="camel"):
+    """A volume of a pod."""
+
+    empty_dir: EmptyDir | None = None
+
+
+class SchedulingGate(msgspec.Struct, frozen=True):
+    """A gate that keeps a pod from being scheduled."""
+
+    name: str = ""
+
+
+class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """The node of a pod."""
+
+    node_name: str = ""
+
+
+class WholePodSpec(PodSpec, frozen=True, rename="camel"):
+    """The node of a pod, the nodes that it can be scheduled on, the requests of its containers, and its volumes."""
+
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Toleration, ...] = ()
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    resource_claims: tuple[object, ...] = ()
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """The reason why a container does not run."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(msgspec.Struct, frozen=True):
+    """The state of a container."""
+
+    waiting: Waiting | None = None
+
+
+class ContainerStatus(msgspec.Struct, frozen=True):
+    """The status of a container."""
+
+    state: ContainerState = ContainerState()
+
+
+class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The status of a pod."""
+
+    phase: str = ""
+    message: str = ""
+    conditions: tuple[Condition, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+    reason: str = ""
+
+    @property
+    def waiting_reason(self) -> str:
+        """The kubelet's message about why the pod does not run; empty if there is none."""
+        for container in (*self.init_container_statuses, *self.container_statuses):
+            if container.state.waiting is not None and container.state.waiting.message:
+                return f"{container.state.waiting.reason}: {container.state.waiting.message}"
+        return self.message
+
+    @property
+    def ready(self) -> bool:
+        """Whether the pod is Ready."""
+        return any(condition.type == "Ready" and condition.status == "True" for condition in self.conditions)
+
+
+class WholePodStatus(PodStatus, frozen=True, rename="camel"):
+    """The status of a pod with the claim that the scheduler has made of its extended resources."""
+
+    extended_resource_claim_status: dict[str, object] = {}
+
+
+class Pod(msgspec.Struct, frozen=True):
+    """A pod with its node and status. It has few fields, since the controller keeps thousands of pods in memory."""
+
+    metadata: Metadata
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def app(self) -> str:
+        """The operand that the pod belongs to, from the label `app`."""
+        return self.metadata.labels.get("app", "")
+
+
+class WholePod(Pod, frozen=True):
+    """A pod with all that is read of pods. It takes more than twice the memory of a `Pod`, so none is kept."""
+
+    metadata: OwnedMetadata
+    spec: WholePodSpec = WholePodSpec()
+    status: WholePodStatus = WholePodStatus()
+
+    @property
+    def where(self) -> str:
+        """Its namespace and name: `default/virt-launcher-vm-1-abcde`."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def requests(self) -> frozenset[str]:
+        """The names of all extended resources that the pod requests, not only GPUs; empty once the pod has ended."""
+        if self.status.phase in ENDED:
+            return frozenset()
+        containers = (*self.spec.init_containers, *self.spec.containers)
+        return frozenset(name for container in containers for name in container.resources.limits if "/" in name)
+
+
+class ConfigMap(msgspec.Struct, frozen=True):
+    """A ConfigMap."""
+
+    metadata: Metadata
+    data: dict[str, str] = {}
+
+
+class ServicePort(msgspec.Struct, frozen=True):
+    """A port of a Service."""
+
+    port: int = 0
+    name: str = ""
+    """Names the port in the Service's EndpointSlices; empty only where the Service has a single port."""
+
+
+class ServiceSpec(msgspec.Struct, frozen=True):
+    """The address of a Service within the cluster, and its ports."""
+
+    cluster_ip: str = msgspec.field(name="clusterIP", default="")
+    """`None` for a headless Service, empty until the API server has chosen one."""
+    ports: tuple[ServicePort, ...] = ()
+
+
+class Service(msgspec.Struct, frozen=True):
+    """A Service."""
+
+    metadata: Metadata
+    spec: ServiceSpec = ServiceSpec()
+
+
+class DaemonSetStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The numbers of pods of a DaemonSet."""
+
+    observed_generation: int = 0
+    desired_number_scheduled: int = 0
+    number_available: int = 0
