@@ -81,6 +81,7 @@ lint: .venv/made-for-dev  ## Check style, types, layers, and that generated file
 	$(VENV)/python tools/check_proofs.py
 	$(VENV)/python tools/check_clock.py
 	$(VENV)/python tools/check_importers.py
+	$(VENV)/python tools/check_budget.py
 	$(VENV)/python tools/check_types.py
 	$(VENV)/python tools/make_protos.py --check
 	$(VENV)/python tools/make_crds.py --check

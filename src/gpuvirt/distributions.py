@@ -6,7 +6,7 @@ from gpuvirt import __version__
 from gpuvirt.errors import GpuvirtError
 
 SIMULATOR, SCHEDULES = "gpuvirt-sim", "gpuvirt-schedules"
-_FOLDERS = {SIMULATOR: "simulator", SCHEDULES: "schedules"}
+_FOLDERS = {SIMULATOR: "./schedules ./simulator", SCHEDULES: "./schedules"}
 
 
 class MissingPartError(GpuvirtError):
@@ -23,7 +23,7 @@ def load_part(group: str, name: str, distribution: str) -> ModuleType:
         state = "is not installed" if found is None else f"is installed in version {found}"
         raise MissingPartError(
             f"{name} needs {distribution} {__version__}, which {state}; pip install {distribution}=={__version__},"
-            f" or pip install ./{_FOLDERS[distribution]} in a clone of gpuvirt"
+            f" or pip install {_FOLDERS[distribution]} in a clone of gpuvirt"
         )
     module: ModuleType = point.load()
     return module

@@ -117,16 +117,16 @@ echo "${COMPREPLY[@]}"
 
 
 @pytest.mark.parametrize(
-    ("command", "distribution", "folder"),
+    ("command", "distribution", "folders"),
     [
-        ("demo", "gpuvirt-sim", "simulator"),
-        ("sim", "gpuvirt-sim", "simulator"),
-        ("schedule", "gpuvirt-schedules", "schedules"),
+        ("demo", "gpuvirt-sim", "./schedules ./simulator"),
+        ("sim", "gpuvirt-sim", "./schedules ./simulator"),
+        ("schedule", "gpuvirt-schedules", "./schedules"),
     ],
 )
 @pytest.mark.parametrize(("version", "state"), [(None, "is not installed"), ("0.0.9", "is installed in version 0.0.9")])
 def test_a_command_without_its_distribution_of_this_version_says_how_to_get_it(
-    tmp_path: Path, command: str, distribution: str, folder: str, version: str | None, state: str
+    tmp_path: Path, command: str, distribution: str, folders: str, version: str | None, state: str
 ) -> None:
     installed = tmp_path / f"{distribution.replace('-', '_')}-0.0.9.dist-info"
     if version is not None:
@@ -145,5 +145,5 @@ def test_a_command_without_its_distribution_of_this_version_says_how_to_get_it(
     assert done.returncode == 1
     assert done.stderr == (
         f"gpuvirt: {command} needs {distribution} {__version__}, which {state};"
-        f" pip install {distribution}=={__version__}, or pip install ./{folder} in a clone of gpuvirt\n"
+        f" pip install {distribution}=={__version__}, or pip install {folders} in a clone of gpuvirt\n"
     )
