@@ -10,7 +10,7 @@ VENV := .venv/bin
 PINS := pyproject.toml schedules/pyproject.toml simulator/pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-schedule test test-unit test-full-size soak explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster demo-cluster lab-shell lab-down lab-kernel-shell lint format
+.PHONY: help demo demo-schedule test test-rings test-all test-full-size soak explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster demo-cluster lab-shell lab-down lab-kernel-shell lint format
 .PHONY: bench bench-extender bench-webhook generate digests picture pci-ids lock clean
 
 help:  ## List what there is to do
@@ -22,11 +22,15 @@ demo: .venv/made-for-run  ## Show what gpuvirt does, on a simulated host (HOST=8
 demo-schedule: .venv/made-for-run  ## Play a day of a VgpuSchedule in virtual time: five workers, their pods and units
 	@$(VENV)/gpuvirt demo --schedule
 
-test: .venv/made-for-dev  ## Run all tests that can run here; what can't is said at the end
-	$(VENV)/pytest -n auto --dist loadgroup $(ARGS)
+test: .venv/made-for-dev  ## Run the tests that need Python alone, with a third of the random examples
+	GPUVIRT_QUICK_TESTS=1 $(VENV)/pytest -n auto -m "not ring" $(ARGS)
 
-test-unit: .venv/made-for-dev  ## Run the tests that need Python alone
-	GPUVIRT_QUICK_TESTS=1 $(VENV)/pytest -n auto -m "not ring"
+test-rings: .venv/made-for-dev  ## Run all others that can run here; as root, a kubelet, containers and a guest
+	@$(VENV)/python -m tests.rings
+	$(VENV)/pytest -n auto --dist loadgroup -m ring $(ARGS)
+
+test-all: .venv/made-for-dev  ## Run both at once with all random examples, as CI does
+	$(VENV)/pytest -n auto --dist loadgroup $(ARGS)
 
 test-full-size: .venv/made-for-dev  ## Run the tests of many pods and many switches at their full size, which CI runs with fewer
 	GPUVIRT_FULL_SIZE_TESTS=1 $(VENV)/pytest tests/ondemand/test_on_kubelet.py tests/ondemand/test_killed_agents.py tests/cluster/test_on_demand_on_node.py tests/schedules/test_killed_controllers.py $(ARGS)

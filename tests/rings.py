@@ -40,6 +40,8 @@ class Ring:
     """Returns why the ring can't run here; None where it can."""
     enable: str
     """The command that installs what is missing."""
+    minutes: int
+    """How long its tests take one after another, without its builds."""
     builds: tuple[Callable[[], object], ...] = ()
     """Each builds a program of the lab, or waits for its build; after that, it returns at once."""
 
@@ -129,30 +131,35 @@ RINGS = {
         _cluster_lacks,
         "apt-get install etcd-server runc containernetworking-plugins busybox-static iproute2 nftables curl openssl"
         " buildah debootstrap",
+        50,
         (binaries, kwok),
     ),
     "image": Ring(
         "gpuvirt's images, built from the Dockerfile",
         _image_lacks,
         "apt-get install --no-install-recommends buildah debootstrap",
+        1,
         (base_image,),
     ),
     "helm": Ring(
         "the chart as helm renders and installs it",
         helm_lacks,
         "python -m lab.cluster build, which fetches a Go where there is none",
+        2,
         (helm,),
     ),
     "kata": Ring(
         "Kata's CDI library, which finds a pod's devices",
         _kata_lacks,
         f"python -m lab.kata as root, with a Go of version {'.'.join(map(str, GO))} or later",
+        1,
         (witness,),
     ),
     "vsphere": Ring(
         "a simulated vCenter",
         _vsphere_missing,
         "pip install pyvmomi; python -m lab.vsphere, which fetches a Go where there is none",
+        3,
         (vsphere_program,),
     ),
     "libvirt": Ring(
@@ -160,11 +167,29 @@ RINGS = {
         _libvirt_missing,
         f"apt-get install --no-install-recommends {' '.join(LIBVIRT_PACKAGES)} gcc libvirt-dev pkg-config openssl;"
         " pip install libvirt-python",
+        2,
     ),
-    "mount": Ring("a simulated host as a mounted file system", _mount_lacks, "apt-get install fuse3; modprobe fuse"),
+    "mount": Ring("a simulated host as a mounted file system", _mount_lacks, "apt-get install fuse3; modprobe fuse", 7),
     "kernel": Ring(
         "a real Linux kernel in a guest (lab/kernel)",
         _kernel_lacks,
         f"apt-get install --no-install-recommends libelf-dev {' '.join(sorted(LAB_PROGRAMS.values()))}",
+        15,
     ),
 }
+
+
+def main() -> None:
+    """Say what `make test-rings` is about to start here, how long it takes, and what is skipped."""
+    for ring in RINGS.values():
+        if (missing := ring.missing()) is not None:
+            print(f"skipped: {ring.what}: {missing}; to run it: {ring.enable}")
+        else:
+            print(f"starts:  {ring.what}, {ring.minutes} min")
+    print(
+        "The first run also fetches and builds what the rings need, 20 min (make lab-prepare). All end with the tests."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """How much a test does: all examples of a property, or a third where a user waits; and big runs at their full size.
 
-`make test-unit` runs a third of the examples. `make test-full-size` runs the tests that CI runs with fewer pods (515).
+`make test` runs a third of the examples. `make test-full-size` runs the tests that CI runs with fewer pods (515).
 """
 
 import os
