@@ -153,9 +153,9 @@ def measure_work(scale: Scale, rounds: int, table: Table) -> None:
     gc.freeze()
     body, sharing = filter_request(scale)[1], Sharing()
     work: Mapping[str, Callable[[], object]] = {
-        "filter": lambda: filtered(node_arguments("filter", body), index.books.rows, sharing, ()),
+        "filter": lambda: filtered(node_arguments("filter", body), index.usage.rows, sharing, ()),
         "prioritize": lambda: finished(
-            prioritized(node_arguments("prioritize", body), index.books.rows, sharing, Steps(MOST_STEPS))
+            prioritized(node_arguments("prioritize", body), index.usage.rows, sharing, Steps(MOST_STEPS))
         ),
     }
     for verb, answer in work.items():

@@ -15,7 +15,7 @@ from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.steps import Steps, finished
-from gpuvirt.shares.clusterbooks import ClusterBooks
+from gpuvirt.shares.clusterusage import ClusterUsage
 from gpuvirt.shares.objects import SharingPod, demand_of_pod
 from gpuvirt.shares.sharing import Sharing
 
@@ -36,23 +36,23 @@ def wasted(random: Random) -> str:
 
 
 def _by_scores(trace: Sequence[int], sharing: Sharing) -> int:
-    books, names = ClusterBooks(), [NodeName(f"n{number}") for number in range(NODES)]
+    usage, names = ClusterUsage(), [NodeName(f"n{number}") for number in range(NODES)]
     for name in names:
-        books.set_node(name, {GpuId(f"{name}-{number}"): Units(1000) for number in range(GPUS)})
+        usage.set_node(name, {GpuId(f"{name}-{number}"): Units(1000) for number in range(GPUS)})
     pods: Mapping[int, SharingPod] = {units: decoded_pod(pod("p", units)) for units in SIZES}
     for number, units in enumerate(trace):
         asked = pods[units]
         demand = demand_of_pod(asked, sharing.resource)
-        fitting = [name for name in names if books.rows[name].largest >= units]
+        fitting = [name for name in names if usage.rows[name].largest >= units]
         if not fitting:
             break
-        scores = finished(prioritized(NodeArguments(asked, fitting), books.rows, sharing, Steps(0)))
+        scores = finished(prioritized(NodeArguments(asked, fitting), usage.rows, sharing, Steps(0)))
         name = NodeName(max(scores, key=lambda score: score.score).host)
-        placed = books.nodes[name].place(demand, sharing.policy)
+        placed = usage.nodes[name].place(demand, sharing.policy)
         if placed is None:
             raise SystemExit(f"{units} units do not fit on {name}, although they fit into a piece")
-        books.put(name, PodUid(str(number)), placed.used, demand.total)
-    return sum(sum(node.free.values()) for node in books.nodes.values())
+        usage.put(name, PodUid(str(number)), placed.used, demand.total)
+    return sum(sum(node.free.values()) for node in usage.nodes.values())
 
 
 def best_fit(trace: Sequence[int], gpus: int) -> int:

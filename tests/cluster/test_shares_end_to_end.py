@@ -43,7 +43,7 @@ def test_pods_get_their_shares_from_the_chart_to_the_container(sharing: SharingL
     a_pod_that_no_extender_places_gets_a_gpu_of_the_agent(sharing)
     a_pod_waits_for_a_piece_and_then_runs(sharing)
     a_container_gets_two_whole_gpus(sharing)
-    restarts_keep_the_books(sharing)
+    restarts_keep_the_usage(sharing)
     deleted_pods_leave_nothing(sharing)
     a_deployment_fills_this_node_and_twenty_others(sharing)
     an_unknown_pod_is_not_bound(sharing)
@@ -116,7 +116,7 @@ def a_container_gets_two_whole_gpus(sharing: SharingLab) -> None:
     sharing.until_used(0, 0)
 
 
-def restarts_keep_the_books(sharing: SharingLab) -> None:
+def restarts_keep_the_usage(sharing: SharingLab) -> None:
     """The agent and the extenders are replaced, the kubelet and a container are restarted.
 
     A pod that fits nowhere waits meanwhile, which the next extender changes before it serves.

@@ -14,8 +14,8 @@ from gpuvirt.diagnosis.vms.vmexplanation import Explanation, VmStageName, explai
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import FindingCode, Seen
-from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
+from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.overview import PodShare
 from gpuvirt.model.shares.placement import GpuId
 
@@ -23,15 +23,15 @@ VGPU = "nvidia.com/vgpu"
 PENDING = ConditionSeen("PodScheduled", "False", "Unschedulable", "0/1 nodes are available")
 
 
-def books_of(
+def usage_of(
     capacity: Mapping[str, int], pods: Mapping[str, Mapping[str, int]], priorities: Mapping[str, int] | None = None
-) -> NodeBooks:
-    books = NodeBooks()
-    books = books.with_capacity({GpuId(gpu): Units(units) for gpu, units in capacity.items()})
+) -> NodeUsage:
+    usage = NodeUsage()
+    usage = usage.with_capacity({GpuId(gpu): Units(units) for gpu, units in capacity.items()})
     for name, used in pods.items():
         shares = {GpuId(gpu): Units(units) for gpu, units in used.items()}
-        books = books.with_pod(PodUid(name), shares, Units(sum(used.values())), (priorities or {}).get(name, 0))
-    return books
+        usage = usage.with_pod(PodUid(name), shares, Units(sum(used.values())), (priorities or {}).get(name, 0))
+    return usage
 
 
 def explained(
@@ -45,7 +45,7 @@ def explained(
     **known: object,
 ) -> Explanation:
     """Explain a pending pod on one node, whose GPUs have the units of `capacity`, with these pods on them."""
-    books = books_of(capacity, pods, priorities)
+    usage = usage_of(capacity, pods, priorities)
     names_of_containers = [ContainerName(f"c{number}") for number in range(containers)]
     demand = demand_of([ContainerDemand(name, ContainerKind.APP, Units(requested)) for name in names_of_containers])
     running = [
@@ -58,7 +58,7 @@ def explained(
             pod=PodSeen("new", "ml", "Pending", requests={VGPU: demand.total}, conditions=(PENDING,)),
             nodes=(NodeSeen("node01", allocatable={VGPU: sum(capacity.values())}),),
             pods=tuple(running),
-            shares=SharesSeen(VGPU, demand, nodes={NodeName("node01"): books}, pods=names, priority=priority, **known),  # type: ignore[arg-type]
+            shares=SharesSeen(VGPU, demand, nodes={NodeName("node01"): usage}, pods=names, priority=priority, **known),  # type: ignore[arg-type]
         )
     )
 
@@ -148,15 +148,15 @@ QUARTERS = {f"q{number}": {"GPU-a": 250} for number in range(4)}
 
 
 def on_nodes(
-    nodes: Mapping[str, NodeBooks], *, cordoned: str = "", priority: int = 0, requested: int = 1000
+    nodes: Mapping[str, NodeUsage], *, cordoned: str = "", priority: int = 0, requested: int = 1000
 ) -> Explanation:
     """Explain a pending pod on several nodes with one GPU each."""
     demand = demand_of([ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(requested))])
-    names = {pod: PodShare(f"ml/{pod}", 250) for books in nodes.values() for pod in books.all_pods}
+    names = {pod: PodShare(f"ml/{pod}", 250) for usage in nodes.values() for pod in usage.all_pods}
     running = [
-        PodSeen(pod, "ml", "Running", node, requests={VGPU: sum(books.used(pod).values())})
-        for node, books in nodes.items()
-        for pod in books.all_pods
+        PodSeen(pod, "ml", "Running", node, requests={VGPU: sum(usage.used(pod).values())})
+        for node, usage in nodes.items()
+        for pod in usage.all_pods
     ]
     return explain(
         VmEvidence(
@@ -167,7 +167,7 @@ def on_nodes(
             shares=SharesSeen(
                 VGPU,
                 demand,
-                nodes={NodeName(name): books for name, books in nodes.items()},
+                nodes={NodeName(name): usage for name, usage in nodes.items()},
                 pods=names,
                 priority=priority,
             ),
@@ -177,9 +177,9 @@ def on_nodes(
 
 def test_the_node_where_the_fewest_pods_have_to_end_is_named_first() -> None:
     nodes = {
-        "node01": books_of(GPU, QUARTERS),
-        "node02": books_of(GPU, {"b1": {"GPU-a": 500}, "b2": {"GPU-a": 400}}),
-        "node03": books_of(GPU, {"c1": {"GPU-a": 100}}),
+        "node01": usage_of(GPU, QUARTERS),
+        "node02": usage_of(GPU, {"b1": {"GPU-a": 500}, "b2": {"GPU-a": 400}}),
+        "node03": usage_of(GPU, {"c1": {"GPU-a": 100}}),
     }
     found = on_nodes(nodes)
     assert found.blocker is not None
@@ -190,15 +190,15 @@ def test_the_node_where_the_fewest_pods_have_to_end_is_named_first() -> None:
 
 def test_a_node_where_a_more_important_pod_would_have_to_end_comes_later() -> None:
     nodes = {
-        "node01": books_of(GPU, {"high": {"GPU-a": 1000}}, {"high": 9}),
-        "node02": books_of(GPU, QUARTERS),
+        "node01": usage_of(GPU, {"high": {"GPU-a": 1000}}, {"high": 9}),
+        "node02": usage_of(GPU, QUARTERS),
     }
     assert [verdict.node for verdict in on_nodes(nodes, priority=5).nodes] == ["node02", "node01"]
     assert [verdict.node for verdict in on_nodes(nodes, priority=9).nodes] == ["node01", "node02"]
 
 
 def test_a_cordoned_node_comes_after_nodes_where_the_end_of_pods_is_enough() -> None:
-    nodes = {"node01": books_of(GPU, {"a1": {"GPU-a": 100}}), "node02": books_of(GPU, QUARTERS)}
+    nodes = {"node01": usage_of(GPU, {"a1": {"GPU-a": 100}}), "node02": usage_of(GPU, QUARTERS)}
     assert [verdict.node for verdict in on_nodes(nodes, cordoned="node01").nodes] == ["node02", "node01"]
 
 

@@ -128,9 +128,9 @@ class IndexUnderTest:
         self.index.observe_nodes(Delta({}, removed=frozenset({key_of(_decoded_node(node(name)))})))
 
     def free(self, name: str) -> dict[str, int] | None:
-        """Return the units that a node's GPUs have left; None for a node that is not in the books."""
-        books = next((books for known, books in self.index.nodes.items() if known == name), None)
-        return None if books is None else {gpu.removeprefix("GPU-"): units for gpu, units in books.free.items()}
+        """Return the units that a node's GPUs have left; None for a node that is not in the usage."""
+        usage = next((usage for known, usage in self.index.nodes.items() if known == name), None)
+        return None if usage is None else {gpu.removeprefix("GPU-"): units for gpu, units in usage.free.items()}
 
 
 def _decoded_node(content: Object) -> SharingNode:

@@ -396,7 +396,7 @@ class Bindings(RuleBasedStateMachine):
         return [bound for bound in found if bound.spec.node_name]
 
     def come_to_rest(self) -> None:
-        """In the end, the books are those of the pods that exist, and no late binding can be made any more."""
+        """In the end, the usage is that of the pods that exist, and no late binding can be made any more."""
         self.api.reads_fail = False
         for _ in range(MOST_ROUNDS):
             self.report(len(self.api.events))

@@ -16,7 +16,7 @@ from tests.shares.fits import Fit, fit
 
 def ask(found: IndexUnderTest, content: Object, *names: str) -> FilterResult:
     asked = NodeArguments(decoded_pod(content), [NodeName(name) for name in names])
-    return filtered(asked, found.index.books.rows, Sharing(), found.index.limiting)
+    return filtered(asked, found.index.usage.rows, Sharing(), found.index.limiting)
 
 
 @pytest.fixture
@@ -161,14 +161,14 @@ containers = st.lists(st.sampled_from([1, 100, 300, 500, 600, 999, 1000, 2000]),
     taken=st.lists(st.integers(0, 1000), min_size=4, max_size=4),
     units=containers,
 )
-def test_filter_agrees_with_the_books_that_place_pods(gpus: list[int], taken: list[int], units: list[int]) -> None:
+def test_filter_agrees_with_the_usage_that_places_pods(gpus: list[int], taken: list[int], units: list[int]) -> None:
     names, pairs = "abcd", list(zip(taken, gpus, strict=False))
     found = index_of(
         [node("n", **dict(zip(names, gpus, strict=False)))],
         [pod(f"p{i}", min(t, g), on="n", gpus=[{names[i]: min(t, g)}]) for i, (t, g) in enumerate(pairs)],
     )
     asked = pod("p", *units)
-    judged = fit(found.index.books, demand_of_pod(decoded_pod(asked), Sharing().resource), NodeName("n"))
+    judged = fit(found.index.usage, demand_of_pod(decoded_pod(asked), Sharing().resource), NodeName("n"))
     answer = ask(found, asked, "n")
     assert (answer.node_names == ["n"]) == (judged is Fit.FITS)
     placed = found.index.nodes[NodeName("n")].place(demand_of_pod(decoded_pod(asked), Sharing().resource))
@@ -178,7 +178,7 @@ def test_filter_agrees_with_the_books_that_place_pods(gpus: list[int], taken: li
 def test_many_nodes_are_read_from_their_full_form() -> None:
     found = index_of([node("n1", a=1000), node("n2", a=100)])
     body = msgspec.json.encode({"Pod": pod("p", 300), "Nodes": {"items": [node("n1", a=1000), node("n2", a=100)]}})
-    answer = filtered(node_arguments("filter", body), found.index.books.rows, Sharing(), ())
+    answer = filtered(node_arguments("filter", body), found.index.usage.rows, Sharing(), ())
     sent = msgspec.json.decode(msgspec.json.encode(answer))
     assert [item["metadata"]["name"] for item in sent["Nodes"]["items"]] == ["n1"]
     assert "NodeNames" not in sent

@@ -159,7 +159,7 @@ def test_pods_that_do_not_name_the_resource_are_not_kept() -> None:
 def test_totals_are_sums_over_the_cluster() -> None:
     found = index_of([NODE, node("m", c=500), node("without")], [ON_A, pod("two", 100, on="m")])
     totals = found.index.totals()
-    assert (totals.nodes, totals.gpus, totals.capacity, totals.free, totals.pods, totals.floating) == (
+    assert (totals.nodes, totals.gpus, totals.capacity, totals.free, totals.pods, totals.unassigned) == (
         2,
         3,
         2500,
@@ -178,7 +178,7 @@ contents = st.tuples(
 
 
 @given(events=st.lists(st.one_of(contents, st.sampled_from(["n", "m", "-n", "-m", "-p", "-q", "-r"])), max_size=25))
-def test_events_in_any_order_lead_to_the_books_of_what_is_there(events: list[object]) -> None:
+def test_events_in_any_order_lead_to_the_usage_of_what_is_there(events: list[object]) -> None:
     found, nodes, pods = IndexUnderTest(), dict[str, Object](), dict[str, Object]()
     shapes = {"n": NODE, "m": node("m", c=1000)}
     for event in events:

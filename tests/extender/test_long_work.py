@@ -42,7 +42,7 @@ def gpus(last: int) -> dict[str, int]:
 @pytest.mark.parametrize("containers", [17, 16], ids=["without a search", "with searches"])
 def test_the_work_of_a_request_is_bounded(cluster: IndexUnderTest, containers: int) -> None:
     asked = NodeArguments(decoded_pod(pod("big", *list(UNITS)[:containers])), NAMES)
-    steps, rows = Steps(MOST_STEPS), cluster.index.books.rows
+    steps, rows = Steps(MOST_STEPS), cluster.index.usage.rows
     answer = filtered(asked, rows, Sharing(), (), steps=steps)
     assert not answer.node_names
     assert all("TooComplex" in text for text in answer.failed_and_unresolvable_nodes.values())
@@ -56,7 +56,7 @@ def test_the_work_of_a_request_is_bounded(cluster: IndexUnderTest, containers: i
 def test_a_pod_of_which_it_is_not_known_whether_it_fits_says_so() -> None:
     found = index_of([node("n", **gpus(500)), node("m", a=1000, b=1000)])
     asked = NodeArguments(decoded_pod(BIG), [N, NodeName("m")])
-    answer = filtered(asked, found.index.books.rows, Sharing(), ())
+    answer = filtered(asked, found.index.usage.rows, Sharing(), ())
     assert answer.failed_and_unresolvable_nodes == {
         "n": TOO_COMPLEX,
         "m": "nvidia.com/vgpu: 5831 (by 17 containers) units requested, the node's largest GPU has 1000",

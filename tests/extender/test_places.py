@@ -67,9 +67,9 @@ class Played:
     def send_binding(self, content: Object, name: str) -> bool:
         """Reserve the units of a binding as the extender does; return False where the node has no room."""
         asked, index, to = decoded_pod(content), self.known.index, NodeName(name)
-        place, books = index.revoke(asked.uid), index.books_for(asked, to)
+        place, usage = index.revoke(asked.uid), index.usage_for(asked, to)
         demand = demand_of_pod(asked, Sharing().resource)
-        chosen = place.chosen if place is not None and place.node == to else books and books.place(demand)
+        chosen = place.chosen if place is not None and place.node == to else usage and usage.place(demand)
         if chosen:
             index.reserve(asked, to, chosen)
         return bool(chosen)
@@ -287,13 +287,13 @@ def test_places_never_overcommit_a_gpu_and_leave_nothing_behind(
         act(played, what, content, name)
         if what in {"delete", "leave"}:
             gone.add(number)
-        for books in played.known.index.nodes.values():
-            taken = dict.fromkeys(books.capacity, 0)
-            for used in books.pods.values():
+        for usage in played.known.index.nodes.values():
+            taken = dict.fromkeys(usage.capacity, 0)
+            for used in usage.pods.values():
                 for gpu, some in used.items():
                     taken[gpu] += some
-            assert all(some <= books.capacity[gpu] for gpu, some in taken.items())
-            counted = [uid for uid in books.all_pods if uid == asked.uid]
+            assert all(some <= usage.capacity[gpu] for gpu, some in taken.items())
+            counted = [uid for uid in usage.all_pods if uid == asked.uid]
             assert len(counted) <= 1
     for content in pods:
         played.report(content)
@@ -393,9 +393,9 @@ def test_a_gang_is_bound_whole_or_not_at_all(gangs: Sequence[Sequence[int]], ran
             scheduler.end(gang, is_whole=placed is not None)
             waiting.remove(gang)
     assert played.nodes == {}, "no place is held without a limit"
-    for books in played.known.index.nodes.values():
+    for usage in played.known.index.nodes.values():
         assert all(
-            sum(used.get(gpu, 0) for used in books.pods.values()) <= most for gpu, most in books.capacity.items()
+            sum(used.get(gpu, 0) for used in usage.pods.values()) <= most for gpu, most in usage.capacity.items()
         )
 
 
@@ -505,7 +505,7 @@ async def test_a_place_on_another_node_ends_with_the_binding(process: tuple[PodA
     assert await bind(extender, "a", to="m") == ""
     await until(lambda: api.changed == ["default/b"])
     free: Mapping[str, int] = {
-        str(gpu): units for books in extender.extender.index.nodes.values() for gpu, units in books.free.items()
+        str(gpu): units for usage in extender.extender.index.nodes.values() for gpu, units in usage.free.items()
     }
     assert free == {"GPU-a": 700, "GPU-b": 300}
 

@@ -13,7 +13,7 @@ from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, n
 
 def scores(found: IndexUnderTest, content: Object, *names: str, policy: Policy = Policy.BINPACK) -> dict[str, int]:
     asked = NodeArguments(decoded_pod(content), [NodeName(name) for name in names])
-    scoring = prioritized(asked, found.index.books.rows, Sharing(policy=policy), Steps(MOST_STEPS))
+    scoring = prioritized(asked, found.index.usage.rows, Sharing(policy=policy), Steps(MOST_STEPS))
     return {priority.host: priority.score for priority in finished(scoring)}
 
 

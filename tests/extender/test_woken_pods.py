@@ -1,4 +1,4 @@
-"""A pod that was refused by books older than what kube-scheduler had seen is woken by the event that comes late."""
+"""A pod that was refused by usage older than what kube-scheduler had seen is woken by the event that comes late."""
 
 import asyncio
 from contextlib import suppress

@@ -5,7 +5,7 @@ from enum import StrEnum
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.demand import WHOLE, Demand
 from gpuvirt.model.shares.placement import place
-from gpuvirt.shares.clusterbooks import ClusterBooks
+from gpuvirt.shares.clusterusage import ClusterUsage
 
 
 class Fit(StrEnum):
@@ -18,9 +18,9 @@ class Fit(StrEnum):
     """Not even on an empty node."""
 
 
-def fit(books: ClusterBooks, demand: Demand, name: NodeName) -> Fit:
+def fit(usage: ClusterUsage, demand: Demand, name: NodeName) -> Fit:
     """Return whether a pod fits on a node."""
-    found = books.node(name)
+    found = usage.node(name)
     if found is None or place(demand, found.capacity, whole=WHOLE) is None:
         return Fit.NEVER
     return Fit.FITS if place(demand, found.free, whole=WHOLE) is not None else Fit.FULL

@@ -9,8 +9,8 @@ from rich.console import Console
 from gpuvirt.cli.output.sharesrender import bar, print_shares
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.settings import Enforcement
-from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.overview import GpuOverview, PodShare, SharesOverview, overview, short_ids
 from gpuvirt.model.shares.placement import GpuId, Shares
 
@@ -24,16 +24,16 @@ def shares(**units: int) -> Shares:
 def overview_of(
     capacity: Shares, placed: Mapping[str, Shares], unplaced: Mapping[str, int] | None = None
 ) -> SharesOverview:
-    books, pods = NodeBooks(), dict[PodUid, PodShare]()
-    books = books.with_capacity(capacity)
+    usage, pods = NodeUsage(), dict[PodUid, PodShare]()
+    usage = usage.with_capacity(capacity)
     for name, used in placed.items():
         total = Units(sum(used.values()))
-        books = books.with_pod(PodUid(name), used, total)
+        usage = usage.with_pod(PodUid(name), used, total)
         pods[PodUid(name)] = PodShare(f"research/{name}", total)
     for name, units in (unplaced or {}).items():
-        books = books.with_pod(PodUid(name), None, Units(units))
+        usage = usage.with_pod(PodUid(name), None, Units(units))
         pods[PodUid(name)] = PodShare(f"research/{name}", units)
-    return overview({NodeName("node01"): books}, pods)
+    return overview({NodeName("node01"): usage}, pods)
 
 
 def printed(found: SharesOverview, width: int = 80) -> str:
@@ -77,12 +77,12 @@ def test_the_table_fits_80_columns_and_cuts_nothing() -> None:
 
 def test_the_table_says_which_shares_are_limits() -> None:
     def table(*pods: tuple[str, str]) -> str:
-        books, names = NodeBooks(), dict[PodUid, PodShare]()
-        books = books.with_capacity(shares(a=1000, b=1000))
+        usage, names = NodeUsage(), dict[PodUid, PodShare]()
+        usage = usage.with_capacity(shares(a=1000, b=1000))
         for name, enforcement in pods:
-            books = books.with_pod(PodUid(name), shares(a=100), Units(100))
+            usage = usage.with_pod(PodUid(name), shares(a=100), Units(100))
             names[PodUid(name)] = PodShare(f"research/{name}", 100, enforcement)
-        return printed(overview({NodeName("node01"): books}, names), 120)
+        return printed(overview({NodeName("node01"): usage}, names), 120)
 
     limited, plain = table(("p", "hami-core")), table(("p", "none"))
     assert re.search(r"900 +hami-core +research/p 100", limited)
@@ -103,13 +103,13 @@ def test_the_table_says_which_shares_are_limits() -> None:
     [((4000, 3000), "7000 of 9830 MiB"), ((4000, None), "4000+ of 9830 MiB"), ((None, None), "? of 9830 MiB")],
 )
 def test_the_table_has_the_memory_that_pods_with_limits_use(used: tuple[int | None, int | None], says: str) -> None:
-    books, names = NodeBooks(), dict[PodUid, PodShare]()
-    books = books.with_capacity(shares(a=1000, b=1000))
+    usage, names = NodeUsage(), dict[PodUid, PodShare]()
+    usage = usage.with_capacity(shares(a=1000, b=1000))
     for number, memory in enumerate(used):
         name = PodUid(f"train-{number}")
-        books = books.with_pod(name, shares(a=300), Units(300))
+        usage = usage.with_pod(name, shares(a=300), Units(300))
         names[name] = PodShare(f"research/{name}", 300, "hami-core", limit_mib=4915, used_mib=memory)
-    found = overview({NodeName("node01"): books}, names)
+    found = overview({NodeName("node01"): usage}, names)
     text = printed(found)
     assert max(map(len, text.splitlines())) <= 80
     assert f"USED: {says}" in text
@@ -136,11 +136,11 @@ def test_a_bar_is_empty_or_full_only_for_an_empty_or_full_gpu() -> None:
 @pytest.mark.parametrize(("began", "now"), [("none", "hami-core"), ("hami-core", "none"), ("hami-core", "mps")])
 def test_a_node_with_pods_of_other_limits_says_what_new_pods_get(began: str, now: str) -> None:
     gpu, name, pod = GpuId("GPU-aaaaaaaa"), NodeName("node01"), PodUid("p")
-    books = NodeBooks()
-    books = books.with_capacity({gpu: Units(1000)})
-    books = books.with_pod(pod, {gpu: Units(300)}, Units(300))
+    usage = NodeUsage()
+    usage = usage.with_capacity({gpu: Units(1000)})
+    usage = usage.with_pod(pod, {gpu: Units(300)}, Units(300))
     pods = {pod: PodShare("default/p", 300, began)}
-    found = overview({name: books}, pods, limiting={name: Enforcement(now)})
+    found = overview({name: usage}, pods, limiting={name: Enforcement(now)})
     assert found.nodes[0].enforcement == now
     assert f"new pods of node01: {now}" in printed(found)
-    assert "new pods of" not in printed(overview({name: books}, pods, limiting={name: Enforcement(began)}))
+    assert "new pods of" not in printed(overview({name: usage}, pods, limiting={name: Enforcement(began)}))

@@ -102,14 +102,14 @@ async def test_a_container_that_restarts_keeps_its_gpu(short_path: Path) -> None
         assert node.used(B) == 300
 
 
-async def test_after_restarts_of_agent_and_kubelet_the_books_are_the_same(short_path: Path) -> None:
+async def test_after_restarts_of_agent_and_kubelet_the_usage_is_the_same(short_path: Path) -> None:
     async with shared_node(short_path) as node:
         pod = await node.admit("p", 300, gpu="GPU-b")
         before = await node.start(pod)
-        books = node.records
+        usage = node.records
         await node.stop_agent()
         await node.start_agent(api_server=False)
-        assert node.records == books
+        assert node.records == usage
         assert await node.start(pod) == before, "a container that has had a GPU starts without the API server"
         await node.kubelet.restart()
         await until(lambda: node.kubelet.allocatable().get(VGPU) == 2000)
@@ -276,7 +276,7 @@ async def test_every_allocation_has_its_own_device(short_path: Path) -> None:
 
 
 async def test_the_same_units_in_two_pods_give_each_its_own_gpu(short_path: Path) -> None:
-    """Kubelets may lose a reservation, and then give the same ids to two pods: books are kept by pod and container."""
+    """Kubelets may lose a reservation, and then give the same ids to two pods: usage is kept by pod and container."""
     async with shared_node(short_path) as node:
         first = await node.admit("p", 600, gpu="GPU-a")
         lost, node.kubelet.manager.held = node.kubelet.manager.held, []

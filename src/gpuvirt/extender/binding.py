@@ -104,7 +104,7 @@ class Binder:
     def _decided(self, pod: SharingPod, node: NodeName) -> Write | None:
         """Return the binding to write, whose units are then reserved; None for a pod that is bound as desired.
 
-        Raises CannotBindError. Nothing is awaited here: the books do not change before the reservation.
+        Raises CannotBindError. Nothing is awaited here: the usage does not change before the reservation.
         """
         if not self._may_write() or not self.is_fenced:
             raise CannotBindError(NOT_LEADING)
@@ -130,18 +130,18 @@ class Binder:
     def _chosen(self, pod: SharingPod, node: NodeName, demand: Demand) -> Placement:
         """Return the GPUs that a pod gets: those of its granted place, where they are free; raise CannotBindError."""
         place, sharing = self._index.revoke(pod.uid), self._sharing
-        books = self._index.books_for(pod, node)
-        if place is not None and place.node == node and books is not None:
+        usage = self._index.usage_for(pod, node)
+        if place is not None and place.node == node and usage is not None:
             # A place is by the pod of a request, which a client may have made up: the GPUs must be of the pod itself.
             is_of_pod = demand_of_pod(place.pod, sharing.resource, sharing.whole) == demand
-            if is_of_pod and all(units <= books.free.get(gpu, 0) for gpu, units in place.chosen.used.items()):
+            if is_of_pod and all(units <= usage.free.get(gpu, 0) for gpu, units in place.chosen.used.items()):
                 return place.chosen
         steps = Steps(MOST_STEPS)
-        chosen = books.place(demand, sharing.policy_of(pod), sharing.whole, steps) if books is not None else None
+        chosen = usage.place(demand, sharing.policy_of(pod), sharing.whole, steps) if usage is not None else None
         if chosen is None and steps.is_undecided:
             raise CannotBindError(f"pod {pod.where} is not bound to node {node}: {too_complex_text(demand)}")
         if chosen is None:
-            largest = f"its largest free piece is {books.largest}" if books is not None else "it shares no GPUs"
+            largest = f"its largest free piece is {usage.largest}" if usage is not None else "it shares no GPUs"
             raise CannotBindError(
                 f"pod {pod.where} does not fit on node {node}: {requested_text(demand)} of {sharing.resource}"
                 f" requested, {largest}"

@@ -19,9 +19,9 @@ from gpuvirt.model.shares.annotations import (
     SHARED_GPUS_ANNOTATION,
     InvalidAnnotationError,
 )
-from gpuvirt.model.shares.books import FreeRow
 from gpuvirt.model.shares.demand import Demand, Units, UnplaceableError
 from gpuvirt.model.shares.fitting import fits, one_piece
+from gpuvirt.model.shares.nodeusage import FreeRow
 from gpuvirt.model.shares.placement import Pieces
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 from gpuvirt.model.shares.steps import Steps, finished
@@ -112,7 +112,7 @@ def filtering(
         judged = yield from _judged(names, rows, judge)
     judged.unresolvable |= unlimited
     for name, text in kept.items():
-        if (row := rows.get(name)) is not None and judge.has_room(row.books.capacity_pieces):
+        if (row := rows.get(name)) is not None and judge.has_room(row.usage.capacity_pieces):
             judged.add(name, text)
         yield
     return filter_result(asked, judged.fitting, judged.failed, judged.unresolvable)
@@ -145,12 +145,12 @@ def _judged_by_piece(
         if row is None:
             unresolvable[name] = NO_UNITS
             continue
-        largest, capacity, lowest, books = row
+        largest, capacity, lowest, usage = row
         if largest >= piece:
             fitting.append(name)
         elif capacity < piece:
             unresolvable[name] = small[capacity]
-        elif lowest >= priority or not judge.has_room(books.pieces_without(priority)):
+        elif lowest >= priority or not judge.has_room(usage.pieces_without(priority)):
             unresolvable[name] = full[largest]
         else:
             judged.failed[name] = full[largest]
@@ -167,14 +167,14 @@ def _judged(
             judged.unresolvable[name] = NO_UNITS
             continue
         yield from judge.learn(row)
-        if judge.has_room(row.books.pieces):
+        if judge.has_room(row.usage.pieces):
             judged.fitting.append(name)
-        elif not judge.has_room(row.books.capacity_pieces):
-            judged.unresolvable[name] = judge.capacity_text(row.capacity, row.books.capacity_pieces)
-        elif row.lowest_priority >= priority or not judge.has_room(row.books.pieces_without(priority)):
-            judged.unresolvable[name] = judge.free_text(row.largest, row.books.pieces)
+        elif not judge.has_room(row.usage.capacity_pieces):
+            judged.unresolvable[name] = judge.capacity_text(row.capacity, row.usage.capacity_pieces)
+        elif row.lowest_priority >= priority or not judge.has_room(row.usage.pieces_without(priority)):
+            judged.unresolvable[name] = judge.free_text(row.largest, row.usage.pieces)
         else:
-            judged.failed[name] = judge.free_text(row.largest, row.books.pieces)
+            judged.failed[name] = judge.free_text(row.largest, row.usage.pieces)
     return judged
 
 
@@ -217,9 +217,9 @@ class _Judge:
     def learn(self, row: FreeRow) -> Generator[None]:
         """Judge the pieces of a node, and yield between them: each may need a search."""
         self._steps.take(_NODE)
-        if not self.has_room(row.books.pieces):
+        if not self.has_room(row.usage.pieces):
             yield
-            self.has_room(row.books.capacity_pieces)
+            self.has_room(row.usage.capacity_pieces)
         yield
 
     def has_room(self, pieces: Pieces) -> bool:

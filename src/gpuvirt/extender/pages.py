@@ -152,12 +152,12 @@ class ExtenderPages(msgspec.Struct):
                 ("reason",),
                 [((reason,), count) for reason, count in self.handshakes.failed.items()],
             ),
-            _books(extender) if extender.leads else (),
+            _usage(extender) if extender.leads else (),
             gauge("gpuvirt_info", "The extender's version.", ("version",), [((__version__,), 1)]),
         )
 
 
-def _books(extender: Extender) -> Iterator[str]:
+def _usage(extender: Extender) -> Iterator[str]:
     totals = extender.index.totals()
     yield from gauge("gpuvirt_extender_nodes", "Nodes that share GPUs.", (), [((), totals.nodes)])
     yield from gauge("gpuvirt_extender_gpus", "GPUs that are shared.", (), [((), totals.gpus)])
@@ -171,7 +171,7 @@ def _books(extender: Extender) -> Iterator[str]:
         "gpuvirt_extender_pods",
         "Pods with units, by whether their GPUs are known.",
         ("gpus",),
-        [(("known",), totals.pods - totals.floating), (("unknown",), totals.floating)],
+        [(("known",), totals.pods - totals.unassigned), (("unknown",), totals.unassigned)],
     )
     yield from gauge(
         "gpuvirt_extender_bindings", "Bindings that are under way.", (), [((), float(extender.binder.writes.under_way))]

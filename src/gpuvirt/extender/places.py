@@ -155,13 +155,13 @@ class Places:
 
     def _grant(self, pod: SharingPod, node: NodeName, *, since_s: float | None = None, nominated: bool = False) -> bool:
         """Grant a pod its place on a node; False where the node has got too full meanwhile, which bind then refuses."""
-        books = self._index.books_for(pod, node)
+        usage = self._index.usage_for(pod, node)
         former = self._index.revoke(pod.uid)
         try:
             demand = demand_of_pod(pod, self._sharing.resource, self._sharing.whole)
         except GpuvirtError:
             return False
-        chosen = books.place(demand, self._sharing.policy_of(pod), self._sharing.whole) if books is not None else None
+        chosen = usage.place(demand, self._sharing.policy_of(pod), self._sharing.whole) if usage is not None else None
         if chosen is None or not chosen.used:
             return False
         since_s = since_s if since_s is not None else self._clock.monotonic_s()

@@ -12,9 +12,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 
 from gpuvirt.extender.protocol import MetaPod, MetaVictims, PreemptionArguments, Victims
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import Demand, UnplaceableError
 from gpuvirt.model.shares.eviction import EvictionCandidate, cost, search_victims, violations
+from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.placement import place
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 from gpuvirt.model.shares.steps import Steps
@@ -56,9 +56,9 @@ def preempted(
         chosen: Victims | None = None
         if not demand.containers:
             chosen = proposed
-        elif (books := index.books_for(asked.pod, name)) is not None and proposed.pods:
+        elif (usage := index.usage_for(asked.pod, name)) is not None and proposed.pods:
             candidates = _candidates(index, name, budgets, asked.pod.spec.priority)
-            chosen = yield from _Choice(books, demand, sharing, candidates, proposed, steps).victims()
+            chosen = yield from _Choice(usage, demand, sharing, candidates, proposed, steps).victims()
         if chosen is not None:
             found[name] = _meta(chosen)
         yield
@@ -82,7 +82,7 @@ class _Choice:
 
     def __init__(
         self,
-        books: NodeBooks,
+        usage: NodeUsage,
         demand: Demand,
         sharing: Sharing,
         candidates: Mapping[PodUid, EvictionCandidate],
@@ -90,36 +90,36 @@ class _Choice:
         steps: Steps,
     ) -> None:
         self._steps = steps
-        self._books = books
+        self._usage = usage
         self._demand = demand
         self._whole = sharing.whole
         self._candidates = candidates
         self._proposed = proposed
-        self._with_units = [candidates[pod] for pod in proposed.pods if pod in candidates and books.has(pod)]
+        self._with_units = [candidates[pod] for pod in proposed.pods if pod in candidates and usage.has(pod)]
 
     def victims(self) -> Generator[None, None, Victims | None]:
         """Return the victims; None where no eviction is known to make the pod fit."""
         kept = self._needed_otherwise()
         uids = {candidate.pod for candidate in kept}
         rest = [candidate for candidate in self._candidates.values() if candidate.pod not in uids]
-        books = self._books.without(uids)
-        chosen = yield from search_victims(books, self._demand, rest, self._whole, self._steps)
+        usage = self._usage.without(uids)
+        chosen = yield from search_victims(usage, self._demand, rest, self._whole, self._steps)
         if chosen is None:
             return None
         best = sorted((*kept, *chosen), key=lambda candidate: (-candidate.priority, candidate.pod))
-        if self._helps() and cost(self._books, self._with_units) <= cost(self._books, best):
+        if self._helps() and cost(self._usage, self._with_units) <= cost(self._usage, best):
             best = sorted(self._with_units, key=lambda candidate: -candidate.priority)
         return self._answer(best)
 
     def _helps(self) -> bool:
         """Return whether the proposal is known to make the pod fit."""
-        free = self._books.without(self._proposed.pods).free
+        free = self._usage.without(self._proposed.pods).free
         return place(self._demand, free, whole=self._whole, steps=self._steps) is not None
 
     def _needed_otherwise(self) -> Sequence[EvictionCandidate]:
         """Return the proposed victims without which the sum of units is enough."""
-        taken = {candidate.pod: sum(self._books.used(candidate.pod).values()) for candidate in self._with_units}
-        spare = sum(self._books.free.values()) + sum(taken.values()) - self._demand.total
+        taken = {candidate.pod: sum(self._usage.used(candidate.pod).values()) for candidate in self._with_units}
+        spare = sum(self._usage.free.values()) + sum(taken.values()) - self._demand.total
         return [candidate for candidate in self._with_units if taken[candidate.pod] <= spare]
 
     def _answer(self, chosen: Sequence[EvictionCandidate]) -> Victims:

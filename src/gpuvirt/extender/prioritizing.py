@@ -10,9 +10,9 @@ from math import ceil
 
 from gpuvirt.extender.protocol import HIGHEST_SCORE, HostPriority, NodeArguments
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.shares.books import FreeRow
 from gpuvirt.model.shares.demand import Demand, Units, UnplaceableError
 from gpuvirt.model.shares.fitting import room_left
+from gpuvirt.model.shares.nodeusage import FreeRow
 from gpuvirt.model.shares.placement import Pieces, Policy
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 from gpuvirt.model.shares.steps import Steps
@@ -51,7 +51,7 @@ def _rooms_beside_piece(found: Sequence[FreeRow | None], piece: Units, policy: P
     if policy is Policy.SPREAD:
         return [row.largest - piece if row is not None and row.largest >= piece else None for row in found]
     return [
-        (pieces := row.books.pieces)[bisect_left(pieces, piece)] - piece
+        (pieces := row.usage.pieces)[bisect_left(pieces, piece)] - piece
         if row is not None and row.largest >= piece
         else None
         for row in found
@@ -65,7 +65,7 @@ def _rooms(
     known: dict[Pieces, int | None] = {}
     rooms: list[int | None] = []
     for row in found:
-        pieces = row.books.pieces if row is not None else ()
+        pieces = row.usage.pieces if row is not None else ()
         steps.take(_NODE)
         if pieces not in known:
             known[pieces] = room_left(demand, pieces, policy, sharing.whole, steps)

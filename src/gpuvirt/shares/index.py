@@ -22,11 +22,11 @@ from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import LIMITS, InvalidAnnotationError, shared_gpus
-from gpuvirt.model.shares.books import NO_PODS, FreeRow, NodeBooks, row_of
 from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.nodeusage import NO_PODS, FreeRow, NodeUsage, row_of
 from gpuvirt.model.shares.nomination import Nomination, with_nominated
 from gpuvirt.model.shares.placement import GpuId, Placement, Shares
-from gpuvirt.shares.clusterbooks import ClusterBooks
+from gpuvirt.shares.clusterusage import ClusterUsage
 from gpuvirt.shares.nominations import Nominations
 from gpuvirt.shares.objects import SharingNode, SharingPod
 from gpuvirt.shares.sharing import Sharing
@@ -42,7 +42,7 @@ class ShareTotals(msgspec.Struct):
     capacity: int = 0
     free: int = 0
     pods: int = 0
-    floating: int = 0
+    unassigned: int = 0
     """Pods whose GPUs are not known."""
 
 
@@ -69,20 +69,20 @@ class GrantedPlace(msgspec.Struct, frozen=True):
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """The books of a node in which nominated pods have their units, and what they were made of."""
+    """The usage of a node in which nominated pods have their units, and what they were made of."""
 
-    before: NodeBooks
+    before: NodeUsage
     nominated: Sequence[Nomination]
     ending: Sequence[PodUid]
-    books: NodeBooks
+    usage: NodeUsage
 
 
 class Index:
-    """The books of the cluster, kept by the events of its nodes and pods."""
+    """The usage of the cluster, kept by the events of its nodes and pods."""
 
     def __init__(self, sharing: Sharing) -> None:
         self._sharing = sharing
-        self._books = ClusterBooks()
+        self._usage = ClusterUsage()
         self._nodes: dict[NodeName, _NodePods] = {}
         self._pods: dict[ObjectKey, SharingPod] = {}
         """The pods that name the resource, bound or not."""
@@ -96,7 +96,7 @@ class Index:
         self._observed: set[str] = set()
         self._limiting: dict[NodeName, Enforcement] = {}
         self._kept: dict[NodeName, _Kept] = {}
-        """The latest books with nominated pods, by node: their GPUs are searched once for each change."""
+        """The latest usage with nominated pods, by node: their GPUs are searched once for each change."""
 
     @property
     def is_ready(self) -> bool:
@@ -104,14 +104,14 @@ class Index:
         return self._observed == {"nodes", "pods"}
 
     @property
-    def nodes(self) -> Mapping[NodeName, NodeBooks]:
-        """The books of the nodes, including reservations."""
-        return self._books.nodes
+    def nodes(self) -> Mapping[NodeName, NodeUsage]:
+        """The usage of the nodes, including reservations."""
+        return self._usage.nodes
 
     @property
-    def books(self) -> ClusterBooks:
-        """The books of the cluster."""
-        return self._books
+    def usage(self) -> ClusterUsage:
+        """The usage of the cluster."""
+        return self._usage
 
     @property
     def limiting(self) -> Mapping[NodeName, Enforcement]:
@@ -131,7 +131,7 @@ class Index:
 
         Units that are kept for nominated pods count as used, and those of the pod's own reservation or place as free.
         """
-        rows, nominated, own = self._books.rows, self.nominated_for(pod), set(self._reserved.get(pod.uid, {}))
+        rows, nominated, own = self._usage.rows, self.nominated_for(pod), set(self._reserved.get(pod.uid, {}))
         if (place := self._granted.get(pod.uid)) is not None:
             own.add(place.node)
         if not nominated and not own:
@@ -139,10 +139,10 @@ class Index:
         found = {name: self._row_for(pod.uid, name, nominated.get(name, ())) for name in {*nominated, *own}}
         return {**rows, **{name: row for name, row in found.items() if row is not None}}
 
-    def books_for(self, pod: SharingPod, name: NodeName) -> NodeBooks | None:
-        """Return the books of a node as they are for a pod; None for a node without units."""
+    def usage_for(self, pod: SharingPod, name: NodeName) -> NodeUsage | None:
+        """Return the usage of a node as it is for a pod; None for a node without units."""
         row = self._row_for(pod.uid, name, self.nominated_for(pod).get(name, ()))
-        return row.books if row is not None else None
+        return row.usage if row is not None else None
 
     def rows_without(self, held: Iterable[tuple[PodUid, NodeName]]) -> Mapping[NodeName, FreeRow]:
         """Return the rows of the nodes of reservations, or of withheld pods, as they would be without these."""
@@ -152,8 +152,8 @@ class Index:
                 pods.setdefault(name, set()).add(pod)
         for name in self.nodes if self._withheld else ():
             pods.setdefault(name, set()).update(self._withheld)
-        found = {name: self._books.node(name) for name in pods}
-        return {name: row_of(books.without(pods[name])) for name, books in found.items() if books is not None}
+        found = {name: self._usage.node(name) for name in pods}
+        return {name: row_of(usage.without(pods[name])) for name, usage in found.items() if usage is not None}
 
     def pods_on(self, name: NodeName) -> Mapping[PodUid, SharingPod]:
         """Return the pods that an event has reported on a node and that name the resource."""
@@ -182,13 +182,13 @@ class Index:
         """Count a pod on a node whose binding is about to be sent; it needs no granted place any more."""
         self.revoke(pod.uid)
         self._reserved.setdefault(pod.uid, {})[node] = chosen
-        self._books.put(node, pod.uid, chosen.used, self._sharing.units_of(pod), pod.spec.priority)
+        self._usage.put(node, pod.uid, chosen.used, self._sharing.units_of(pod), pod.spec.priority)
 
     def release(self, pod: PodUid, node: NodeName) -> None:
         """Free the units of a binding that has certainly failed; no effect once an event has confirmed it."""
         nodes = self._reserved.get(pod, {})
         if nodes.pop(node, None) is not None:
-            self._books.drop(node, pod)
+            self._usage.drop(node, pod)
         if not nodes:
             self._reserved.pop(pod, None)
 
@@ -215,12 +215,12 @@ class Index:
         if uid not in self._reserved and uid not in self._withheld and uid not in self.pods_on(place.node):
             self._granted[uid] = place
             total, priority = self._sharing.units_of(place.pod), place.pod.spec.priority
-            self._books.put(place.node, uid, place.chosen.used, total, priority)
+            self._usage.put(place.node, uid, place.chosen.used, total, priority)
 
     def revoke(self, pod: PodUid) -> GrantedPlace | None:
         """Free the place of a pod, and return it; None where the pod has none."""
         if (place := self._granted.pop(pod, None)) is not None:
-            self._books.drop(place.node, pod)
+            self._usage.drop(place.node, pod)
             self._forget_if_empty(place.node)
         return place
 
@@ -236,7 +236,7 @@ class Index:
         if self._withheld.pop(pod, None) is not None:
             for name in tuple(self.nodes):
                 if pod not in self.pods_on(name):
-                    self._books.drop(name, pod)
+                    self._usage.drop(name, pod)
                     self._forget_if_empty(name)
 
     def is_withheld(self, pod: PodUid) -> bool:
@@ -261,38 +261,38 @@ class Index:
     def totals(self) -> ShareTotals:
         """Return the sums over the cluster."""
         totals = ShareTotals()
-        for books in self.nodes.values():
-            gpus = sum(units > 0 for units in books.capacity.values())
+        for usage in self.nodes.values():
+            gpus = sum(units > 0 for units in usage.capacity.values())
             totals.nodes += gpus > 0
             totals.gpus += gpus
-            totals.capacity += sum(books.capacity.values())
-            totals.free += sum(books.free.values())
-            elsewhere = sum(books.has(pod) for pod in self._withheld)
-            totals.pods += len(books.all_pods) - elsewhere
-            totals.floating += len(books.all_pods) - len(books.pods) - elsewhere
+            totals.capacity += sum(usage.capacity.values())
+            totals.free += sum(usage.free.values())
+            elsewhere = sum(usage.has(pod) for pod in self._withheld)
+            totals.pods += len(usage.all_pods) - elsewhere
+            totals.unassigned += len(usage.all_pods) - len(usage.pods) - elsewhere
         return totals
 
     def _row_for(self, pod: PodUid, name: NodeName, nominated: Sequence[Nomination]) -> FreeRow | None:
         """Return the row of a node for a pod, less the units of nominated pods; None for a node without units."""
-        row = self._books.rows.get(name)
+        row = self._usage.rows.get(name)
         if row is None:
             return None
         place = self._granted.get(pod)
         has_own = self.reserved(pod, name) is not None or (place is not None and place.node == name)
-        books = row.books.without({pod}) if has_own else row.books
+        usage = row.usage.without({pod}) if has_own else row.usage
         if nominated:
             ending = [uid for uid, bound in self.pods_on(name).items() if bound.metadata.deletion_timestamp]
-            books = self._with_nominated(name, books, nominated, ending)
-        return row if books is row.books else row_of(books)
+            usage = self._with_nominated(name, usage, nominated, ending)
+        return row if usage is row.usage else row_of(usage)
 
     def _with_nominated(
-        self, name: NodeName, books: NodeBooks, nominated: Sequence[Nomination], ending: Sequence[PodUid]
-    ) -> NodeBooks:
+        self, name: NodeName, usage: NodeUsage, nominated: Sequence[Nomination], ending: Sequence[PodUid]
+    ) -> NodeUsage:
         kept = self._kept.get(name)
-        if kept is None or kept.before is not books or (kept.nominated, kept.ending) != (nominated, ending):
-            found = with_nominated(books, nominated, ending, self._sharing.whole)
-            kept = self._kept[name] = _Kept(books, nominated, ending, found)
-        return kept.books
+        if kept is None or kept.before is not usage or (kept.nominated, kept.ending) != (nominated, ending):
+            found = with_nominated(usage, nominated, ending, self._sharing.whole)
+            kept = self._kept[name] = _Kept(usage, nominated, ending, found)
+        return kept.usage
 
     def _take_node(self, node: SharingNode) -> None:
         limits = node.metadata.annotations.limits
@@ -313,7 +313,7 @@ class Index:
         node = self._nodes.setdefault(name, _NodePods())
         is_new = not capacity.keys() <= node.gpus
         node.gpus |= capacity.keys()
-        self._books.set_node(name, capacity)
+        self._usage.set_node(name, capacity)
         self._count_withheld(name)
         if is_new:
             for pod in node.pods.values():
@@ -332,7 +332,7 @@ class Index:
             self.revoke(pod.uid)
             name = NodeName(pod.spec.node_name)
             for reserved in self._reserved.pop(pod.uid, {}).keys() - {name}:
-                self._books.drop(reserved, pod.uid)
+                self._usage.drop(reserved, pod.uid)
             node = self._nodes.setdefault(name, _NodePods())
             node.pods[pod.uid] = pod
             self._count(pod, name, node)
@@ -345,30 +345,30 @@ class Index:
         self.revoke(pod.uid)
         if pod.uid != but_reserved_of:
             for reserved in self._reserved.pop(pod.uid, {}):
-                self._books.drop(reserved, pod.uid)
+                self._usage.drop(reserved, pod.uid)
         if pod.spec.node_name:
             name = NodeName(pod.spec.node_name)
             if (node := self._nodes.get(name)) is not None:
                 node.pods.pop(pod.uid, None)
-            self._books.drop(name, pod.uid)
+            self._usage.drop(name, pod.uid)
             self._forget_if_empty(name)
 
     def _count(self, pod: SharingPod, name: NodeName, node: _NodePods) -> None:
         """Count a pod on its node: on its GPUs, or on each where they are not known."""
         total = self._sharing.units_of(pod)
         if total:
-            self._books.put(name, pod.uid, self._sharing.gpus_of(pod, node.gpus), total, pod.spec.priority)
+            self._usage.put(name, pod.uid, self._sharing.gpus_of(pod, node.gpus), total, pod.spec.priority)
 
     def _count_withheld(self, name: NodeName) -> None:
         """Count the withheld pods on a node; none of them can be evicted from there."""
         for pod, units in self._withheld.items():
             if pod not in self.pods_on(name):
-                self._books.put(name, pod, None, units, NO_PODS)
+                self._usage.put(name, pod, None, units, NO_PODS)
 
     def _forget_if_empty(self, name: NodeName) -> None:
         """Forget a node without GPUs and pods."""
-        node, books = self._nodes.get(name), self._books.node(name)
-        if (node is None or not node.pods) and books is not None and not books.capacity and not books.all_pods:
-            self._books.drop_node(name)
+        node, usage = self._nodes.get(name), self._usage.node(name)
+        if (node is None or not node.pods) and usage is not None and not usage.capacity and not usage.all_pods:
+            self._usage.drop_node(name)
             self._nodes.pop(name, None)
             self._kept.pop(name, None)

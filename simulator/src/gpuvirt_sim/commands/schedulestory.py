@@ -9,8 +9,8 @@ from rich.console import Console
 from gpuvirt.cli.output.sharesrender import print_shares
 from gpuvirt.cli.output.tables import console, say
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.overview import PodShare, SharesOverview, overview
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.workers.away import AwayWorker, ScheduleSeen, away_workers
@@ -144,14 +144,14 @@ class ScheduleStory:
         print_shares(self.out, self._overview())
 
     def _overview(self) -> SharesOverview:
-        books = {name: NodeBooks().with_capacity({_gpu(name): UNITS[phase]}) for name, phase in WORKERS.items()}
+        usage = {name: NodeUsage().with_capacity({_gpu(name): UNITS[phase]}) for name, phase in WORKERS.items()}
         shares = dict[PodUid, PodShare]()
         for pod in self._day.cluster.pods:
             if pod.node is not None:
                 uid, units = PodUid(str(pod.uid)), UNITS[pod.phase]
                 shares[uid] = PodShare(f"default/{pod.name}", units)
-                books[pod.node] = books[pod.node].with_pod(uid, {_gpu(pod.node): units}, units)
-        return overview(books, shares, self._away())
+                usage[pod.node] = usage[pod.node].with_pod(uid, {_gpu(pod.node): units}, units)
+        return overview(usage, shares, self._away())
 
     def _away(self) -> dict[NodeName, AwayWorker]:
         day = self._day

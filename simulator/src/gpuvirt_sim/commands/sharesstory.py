@@ -86,7 +86,7 @@ class SharesStory(Story):
     def _overview(self) -> SharesOverview:
         records = self._shares.store.records.get()
         pods = {uid: PodShare(f"{pod.namespace}/{pod.name}", pod.demand.total) for uid, pod in records.pods.items()}
-        return overview({NODE: records.books(self._shares.state.get().node.capacity)}, pods)
+        return overview({NODE: records.usage(self._shares.state.get().node.capacity)}, pods)
 
     def _gpus(self) -> tuple[SharedGpu, ...]:
         return self.agent.views.get().shared.gpus

@@ -96,7 +96,7 @@ class GpuChoice:
         return replace(node, capacity=capacity), next((reason for reason in reasons.values() if reason), None)
 
     def _no_room(self, pod: PodOnNode, node: NodeSharing) -> Reason:
-        free = self._shares.records.books(node.capacity).free
+        free = self._shares.records.usage(node.capacity).free
         left = {str(gpu): int(units) for gpu, units in free.items()}
         placed = pod.desired is not None
         return sharing.no_room(

@@ -1,4 +1,4 @@
-"""The records of shares on disk: written before a container gets its GPU, so that a restarted agent has the same books.
+"""The records of shares on disk: written before a container gets its GPU, so that a restarted agent has the same usage.
 
 A file that can't be used is replaced by the contents of the containers' CDI specs, which stay on the host until it is
 rebooted; after a reboot no container runs.

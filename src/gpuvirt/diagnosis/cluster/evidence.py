@@ -190,7 +190,7 @@ class _Asker:
             unknown = str(error)
         if pod is None:
             return SharesSeen(sharing.resource, demand, invalid, index.nodes, shares_of_pods(index), sharing.whole)
-        nodes = {name: row.books for name, row in index.rows_for(pod).items()}
+        nodes = {name: row.usage for name, row in index.rows_for(pod).items()}
         names = shares_for_pod(index, pod)
         return SharesSeen(
             sharing.resource,

@@ -9,9 +9,9 @@ from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.enforcement import LABEL
 from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, REQUIRED, REQUIRED_ANNOTATION, SHARED_GPUS_ANNOTATION
-from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.eviction import EvictionCandidate, victims
+from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.overview import PodShare
 from gpuvirt.model.shares.placement import MOST_STEPS, GpuId, place
 from gpuvirt.model.shares.steps import Steps
@@ -27,9 +27,9 @@ class SharesSeen(msgspec.Struct, frozen=True):
     """The pod's request for units; None where no GPU can serve it."""
     invalid: str = ""
     """Why no GPU can serve it."""
-    nodes: Mapping[NodeName, NodeBooks] = msgspec.field(default_factory=dict)
+    nodes: Mapping[NodeName, NodeUsage] = msgspec.field(default_factory=dict)
     pods: Mapping[PodUid, PodShare] = msgspec.field(default_factory=dict)
-    """The pods in the books of nodes."""
+    """The pods in the usage of nodes."""
     whole: Units = WHOLE
     priority: int = 0
     """The priority of the pod."""
@@ -77,10 +77,10 @@ def no_limits(node: str, shares: SharesSeen) -> Finding | None:
 
 def pods_to_end(node: str, shares: SharesSeen) -> tuple[EvictionCandidate, ...] | None:
     """Return the pods of a node whose end makes room, none where the pod fits; None where no end makes room."""
-    books, demand = shares.nodes.get(NodeName(node)), shares.demand
-    if books is None or demand is None:
+    usage, demand = shares.nodes.get(NodeName(node)), shares.demand
+    if usage is None or demand is None:
         return ()
-    return victims(books, demand, [EvictionCandidate(pod, books.priority(pod)) for pod in books.all_pods], shares.whole)
+    return victims(usage, demand, [EvictionCandidate(pod, usage.priority(pod)) for pod in usage.all_pods], shares.whole)
 
 
 def no_piece(node: str, shares: SharesSeen, to_end: tuple[EvictionCandidate, ...] | None) -> Finding | None:
@@ -88,24 +88,24 @@ def no_piece(node: str, shares: SharesSeen, to_end: tuple[EvictionCandidate, ...
 
     `to_end` has the pods whose end makes room.
     """
-    books, demand = shares.nodes.get(NodeName(node)), shares.demand
+    usage, demand = shares.nodes.get(NodeName(node)), shares.demand
     steps = Steps(2 * MOST_STEPS)
-    if books is None or demand is None or place(demand, books.free, whole=shares.whole, steps=steps) is not None:
+    if usage is None or demand is None or place(demand, usage.free, whole=shares.whole, steps=steps) is not None:
         return None
     is_undecided = steps.is_undecided
-    fits_empty = place(demand, books.capacity, whole=shares.whole, steps=steps) is not None
+    fits_empty = place(demand, usage.capacity, whole=shares.whole, steps=steps) is not None
     if is_undecided or steps.is_undecided:
         return problem(
             FindingCode.TOO_COMPLEX,
             node,
             f"may have room for the pod, but no arrangement of its {len(demand.containers)} containers was found",
-            tuple(_seen(shares, books, gpu) for gpu in sorted(books.capacity)),
+            tuple(_seen(shares, usage, gpu) for gpu in sorted(usage.capacity)),
             fix=(simpler_text(demand),),
         )
     units = requested_text(demand)
     if not fits_empty:
-        largest = max(books.capacity.values(), default=0)
-        gpus = listed([f"{gpu}: {own}" for gpu, own in sorted(books.capacity.items())])
+        largest = max(usage.capacity.values(), default=0)
+        gpus = listed([f"{gpu}: {own}" for gpu, own in sorted(usage.capacity.items())])
         return problem(
             FindingCode.NO_GPU_LARGE_ENOUGH,
             node,
@@ -113,12 +113,12 @@ def no_piece(node: str, shares: SharesSeen, to_end: tuple[EvictionCandidate, ...
             (Seen(f"node {node} {SHARED_GPUS_ANNOTATION}", gpus),),
             fix=(f"request at most {largest} units for a container, or use a node with larger GPUs",),
         )
-    in_all = sum(books.free.values())
+    in_all = sum(usage.free.values())
     return problem(
         FindingCode.NO_FREE_PIECE,
         node,
-        f"has no GPU with {units} left; the largest free piece has {books.largest}, of {in_all} units in all",
-        tuple(_seen(shares, books, gpu) for gpu in sorted(books.capacity)),
+        f"has no GPU with {units} left; the largest free piece has {usage.largest}, of {in_all} units in all",
+        tuple(_seen(shares, usage, gpu) for gpu in sorted(usage.capacity)),
         fix=tuple(_ways_out(shares, demand, in_all, to_end or ())),
     )
 
@@ -137,9 +137,9 @@ def _ways_out(shares: SharesSeen, demand: Demand, in_all: int, chosen: tuple[Evi
             yield f"kubectl delete pod {name} -n {namespace}"
 
 
-def _seen(shares: SharesSeen, books: NodeBooks, gpu: GpuId) -> Seen:
-    pods = [f"{_named(shares, pod)} {used[gpu]}" for pod, used in books.pods.items() if gpu in used]
-    return Seen(gpu, f"{books.free[gpu]} of {books.capacity[gpu]} units free; {listed(sorted(pods)) or 'no pods'}")
+def _seen(shares: SharesSeen, usage: NodeUsage, gpu: GpuId) -> Seen:
+    pods = [f"{_named(shares, pod)} {used[gpu]}" for pod, used in usage.pods.items() if gpu in used]
+    return Seen(gpu, f"{usage.free[gpu]} of {usage.capacity[gpu]} units free; {listed(sorted(pods)) or 'no pods'}")
 
 
 def _named(shares: SharesSeen, pod: PodUid) -> str:

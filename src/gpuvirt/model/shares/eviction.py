@@ -13,9 +13,9 @@ from typing import NewType
 import msgspec
 
 from gpuvirt.facts.ids import PodUid
-from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.fitting import fits
+from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.steps import Steps, finished
 
@@ -54,7 +54,7 @@ def violations(pods: Iterable[EvictionCandidate]) -> int:
     return len(_violating(pods))
 
 
-def cost(books: NodeBooks, pods: Sequence[EvictionCandidate]) -> Cost:
+def cost(usage: NodeUsage, pods: Sequence[EvictionCandidate]) -> Cost:
     """Return what evictions cost."""
     deleted = [candidate for candidate in pods if not candidate.is_ending]
     return (
@@ -62,19 +62,19 @@ def cost(books: NodeBooks, pods: Sequence[EvictionCandidate]) -> Cost:
         max((candidate.priority for candidate in deleted), default=-_OFFSET),
         sum(candidate.priority + _OFFSET for candidate in deleted),
         len(deleted),
-        sum(_units(books, candidate) for candidate in deleted),
+        sum(_units(usage, candidate) for candidate in deleted),
     )
 
 
 def victims(
-    books: NodeBooks, demand: Demand, candidates: Sequence[EvictionCandidate], whole: Units = WHOLE
+    usage: NodeUsage, demand: Demand, candidates: Sequence[EvictionCandidate], whole: Units = WHOLE
 ) -> tuple[EvictionCandidate, ...] | None:
     """Return the result of `search_victims` for one node."""
-    return finished(search_victims(books, demand, candidates, whole, Steps(MOST_STEPS)))
+    return finished(search_victims(usage, demand, candidates, whole, Steps(MOST_STEPS)))
 
 
 def search_victims(
-    books: NodeBooks, demand: Demand, candidates: Sequence[EvictionCandidate], whole: Units, steps: Steps
+    usage: NodeUsage, demand: Demand, candidates: Sequence[EvictionCandidate], whole: Units, steps: Steps
 ) -> Generator[None, None, tuple[EvictionCandidate, ...] | None]:
     """Return the pods of a node whose eviction makes a pod fit, none where it fits already; yield between steps.
 
@@ -82,18 +82,18 @@ def search_victims(
     is the one that costs least; pods on other GPUs stay. The cheapest set is found unless the search for it would be
     long; each pod of the result is needed.
     """
-    search = _Search(books, demand, whole, steps)
+    search = _Search(usage, demand, whole, steps)
     if search.fits_without(()):
         return ()
     yield
-    exists = [candidate for candidate in candidates if books.has(candidate.pod)]
+    exists = [candidate for candidate in candidates if usage.has(candidate.pod)]
     scopes = list[Sequence[EvictionCandidate]]()
-    for scope in _scopes(books, demand, exists, whole):
+    for scope in _scopes(usage, demand, exists, whole):
         if search.fits_without(scope):
             scopes.append(scope)
         yield
     if scopes and len(demand.containers) == 1 and demand.largest >= whole:
-        yield from search.reprieve(min(scopes, key=lambda scope: cost(books, scope)))  # all pods on whole GPUs must go
+        yield from search.reprieve(min(scopes, key=lambda scope: cost(usage, scope)))  # all pods on whole GPUs must go
     else:
         for scope in scopes:
             yield from search.reprieve(scope)
@@ -107,19 +107,19 @@ def search_victims(
 class _Search:
     """The search for the cheapest victims on one node."""
 
-    def __init__(self, books: NodeBooks, demand: Demand, whole: Units, steps: Steps) -> None:
+    def __init__(self, usage: NodeUsage, demand: Demand, whole: Units, steps: Steps) -> None:
         self._steps = steps
         self._least = max(steps.left - MOST_STEPS, 0)
         """The steps that are left when this search ends."""
         self.best: Sequence[EvictionCandidate] | None = None
         self._cost: Cost | None = None
-        self._books = books
+        self._usage = usage
         self._demand = demand
         self._whole = whole
         self._tries = MOST_TRIES
-        self._free: dict[GpuId, int] = dict(books.capacity)
+        self._free: dict[GpuId, int] = dict(usage.capacity)
         """The units that each GPU has left; less than 0 where pods whose GPUs are not known count on each."""
-        for pod in books.all_pods:
+        for pod in usage.all_pods:
             self._count(self._free, pod, -1)
 
     def fits_without(self, pods: Iterable[EvictionCandidate]) -> bool:
@@ -151,7 +151,7 @@ class _Search:
 
     def improve(self, scope: Sequence[EvictionCandidate]) -> Generator[None]:
         """Try sets that cost less than the best one so far."""
-        ordered = sorted(scope, key=lambda candidate: (-_units(self._books, candidate), candidate.pod))
+        ordered = sorted(scope, key=lambda candidate: (-_units(self._usage, candidate), candidate.pod))
         yield from self._extend((), ordered, dict(self._free))
 
     def _extend(
@@ -165,7 +165,7 @@ class _Search:
             yield
             extended = (*chosen, candidate)
             self._steps.take(_JUDGEMENT * len(extended))
-            if self._cost is not None and cost(self._books, extended) >= self._cost:
+            if self._cost is not None and cost(self._usage, extended) >= self._cost:
                 continue
             self._count(free, candidate.pod, 1)
             if self._fits(free):
@@ -175,12 +175,12 @@ class _Search:
             self._count(free, candidate.pod, -1)
 
     def _take(self, found: Sequence[EvictionCandidate]) -> None:
-        found_cost = cost(self._books, found)
+        found_cost = cost(self._usage, found)
         if self._cost is None or found_cost < self._cost:
             self.best, self._cost = found, found_cost
 
     def _weight(self, candidate: EvictionCandidate) -> tuple[int, int, PodUid]:
-        return -candidate.priority, _units(self._books, candidate), candidate.pod
+        return -candidate.priority, _units(self._usage, candidate), candidate.pod
 
     @property
     def _is_out_of_steps(self) -> bool:
@@ -201,19 +201,19 @@ class _Search:
         return free
 
     def _count(self, free: dict[GpuId, int], pod: PodUid, sign: int) -> None:
-        for gpu, units in self._books.used(pod).items():
+        for gpu, units in self._usage.used(pod).items():
             if gpu in free:
                 free[gpu] += sign * units
 
 
 def _scopes(
-    books: NodeBooks, demand: Demand, candidates: Sequence[EvictionCandidate], whole: Units
+    usage: NodeUsage, demand: Demand, candidates: Sequence[EvictionCandidate], whole: Units
 ) -> Iterable[Sequence[EvictionCandidate]]:
     """Yield sets of pods to choose from: those on as many GPUs as the pod needs, and all of the node."""
-    gpus = min(max(sum(container.gpus(whole) for container in demand.containers), 1), len(books.capacity) + 1)
-    sets = tuple(islice(combinations(books.capacity, gpus), MOST_SCOPES + 1))
+    gpus = min(max(sum(container.gpus(whole) for container in demand.containers), 1), len(usage.capacity) + 1)
+    sets = tuple(islice(combinations(usage.capacity, gpus), MOST_SCOPES + 1))
     for chosen in sets[:MOST_SCOPES]:
-        if scope := [candidate for candidate in candidates if not books.used(candidate.pod).keys().isdisjoint(chosen)]:
+        if scope := [candidate for candidate in candidates if not usage.used(candidate.pod).keys().isdisjoint(chosen)]:
             yield scope
     if len(demand.containers) > 1 or len(sets) > MOST_SCOPES:
         yield candidates
@@ -234,5 +234,5 @@ def _violating(pods: Iterable[EvictionCandidate]) -> frozenset[PodUid]:
     return frozenset(violating)
 
 
-def _units(books: NodeBooks, candidate: EvictionCandidate) -> int:
-    return sum(books.used(candidate.pod).values())
+def _units(usage: NodeUsage, candidate: EvictionCandidate) -> int:
+    return sum(usage.used(candidate.pod).values())

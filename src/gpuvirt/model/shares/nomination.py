@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import msgspec
 
 from gpuvirt.facts.ids import PodUid
-from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
+from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.placement import MOST_STEPS, Policy
 from gpuvirt.model.shares.steps import Steps
 
@@ -32,14 +32,14 @@ class Nomination(msgspec.Struct, frozen=True):
 
 
 def with_nominated(
-    books: NodeBooks, nominations: Iterable[Nomination], ending: Iterable[PodUid] = (), whole: Units = WHOLE
-) -> NodeBooks:
-    """Return the books of a node in which nominated pods have their units.
+    usage: NodeUsage, nominations: Iterable[Nomination], ending: Iterable[PodUid] = (), whole: Units = WHOLE
+) -> NodeUsage:
+    """Return the usage of a node in which nominated pods have their units.
 
     Their GPUs are those that they would get once the pods that are `ending` have ended. A pod that fits on none then
     counts for nothing, since the eviction of other pods must come first, and kube-scheduler may choose another node.
     """
-    later, found, steps = books.without(ending), books, Steps(MOST_STEPS)
+    later, found, steps = usage.without(ending), usage, Steps(MOST_STEPS)
     for nomination in sorted(nominations, key=lambda nomination: nomination.rank):
         placed = later.place(nomination.demand, nomination.policy, whole, steps)
         if placed is not None:

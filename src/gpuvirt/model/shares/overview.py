@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.settings import Enforcement
-from gpuvirt.model.shares.books import NodeBooks
+from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.workers.away import AwayWorker
 
@@ -75,12 +75,12 @@ class SharesOverview(msgspec.Struct, frozen=True):
 
 
 def overview(
-    nodes: Mapping[NodeName, NodeBooks],
+    nodes: Mapping[NodeName, NodeUsage],
     pods: Mapping[PodUid, PodShare],
     away: Mapping[NodeName, AwayWorker] = NONE_AWAY,
     limiting: Mapping[NodeName, Enforcement] = NO_LIMITS,
 ) -> SharesOverview:
-    """Return the overview of nodes; `pods` has the name and the units of each pod in the books.
+    """Return the overview of nodes; `pods` has the name and the units of each pod in the usage.
 
     `away` has the nodes that get no pods because of a schedule: no unit of theirs is free. `limiting` has what limits
     the shares of new pods, of the nodes on which they are limits.
@@ -97,16 +97,16 @@ def overview(
 
 
 def _node(
-    name: NodeName, books: NodeBooks, pods: Mapping[PodUid, PodShare], away: AwayWorker | None, enforcement: Enforcement
+    name: NodeName, usage: NodeUsage, pods: Mapping[PodUid, PodShare], away: AwayWorker | None, enforcement: Enforcement
 ) -> NodeOverview:
-    ids = sorted(books.capacity.keys() | {gpu for used in books.pods.values() for gpu in used})
-    unplaced = (pods[pod] for pod in books.all_pods if pod not in books.pods)
-    gpus = tuple(_gpu(gpu, books, pods) for gpu in ids)
+    ids = sorted(usage.capacity.keys() | {gpu for used in usage.pods.values() for gpu in used})
+    unplaced = (pods[pod] for pod in usage.all_pods if pod not in usage.pods)
+    gpus = tuple(_gpu(gpu, usage, pods) for gpu in ids)
     if away is not None:
         gpus = tuple(replace(gpu, free=0) for gpu in gpus)
     return NodeOverview(
         name,
-        books.largest if away is None else 0,
+        usage.largest if away is None else 0,
         gpus,
         tuple(sorted(unplaced, key=_by_name)),
         away.message if away is not None else None,
@@ -114,13 +114,13 @@ def _node(
     )
 
 
-def _gpu(gpu: GpuId, books: NodeBooks, pods: Mapping[PodUid, PodShare]) -> GpuOverview:
-    shares = [replace(pods[pod], units=used[gpu]) for pod, used in books.pods.items() if gpu in used]
+def _gpu(gpu: GpuId, usage: NodeUsage, pods: Mapping[PodUid, PodShare]) -> GpuOverview:
+    shares = [replace(pods[pod], units=used[gpu]) for pod, used in usage.pods.items() if gpu in used]
     return GpuOverview(
         gpu,
-        units=books.capacity.get(gpu, 0),
+        units=usage.capacity.get(gpu, 0),
         used=sum(share.units for share in shares),
-        free=books.free.get(gpu, 0),
+        free=usage.free.get(gpu, 0),
         pods=tuple(sorted(shares, key=_by_name)),
     )
 

@@ -52,7 +52,7 @@ def place(
     """Return where a pod's containers go, None where they do not fit, or where that is undecided: `steps` says which.
 
     `free` are the units that each GPU has left. Of equal GPUs the one with the first id is taken, so that the same
-    books give the same answer. GPUs of the same sizes give the same answer, whatever their ids are.
+    usage gives the same answer. GPUs of the same sizes give the same answer, whatever their ids are.
     """
     steps = steps if steps is not None else Steps(MOST_STEPS)
     steps.begin_answer()

@@ -83,16 +83,16 @@ def choose(pod: PodOnNode, node: NodeSharing, records: ShareRecords, others: Ite
 
     `records` has the pods that have started, `others` the pods of the node as the API server has them.
     """
-    books = records.books(node.capacity, but=(pod.uid,))
-    if pod.desired is not None and _fits(pod.desired.used, books.free):
+    usage = records.usage(node.capacity, but=(pod.uid,))
+    if pod.desired is not None and _fits(pod.desired.used, usage.free):
         return pod.desired
     policy = pod.policy or node.policy
-    reserved = books
+    reserved = usage
     for other in others:
         awaited = other.uid != pod.uid and other.uid not in records.pods and not other.ended
         if awaited and other.desired is not None:
             reserved = reserved.with_pod(other.uid, other.desired.used, other.demand.total)
-    for free in (reserved.free, books.free):
+    for free in (reserved.free, usage.free):
         if (found := place(pod.demand, free, policy, node.whole)) is not None:
             return found
     return None
@@ -107,7 +107,7 @@ def why_refused(
     """
     if units > node.whole and units % node.whole:
         return sharing.invalid_units(subject, units, node.whole)
-    free = records.books(node.capacity).free
+    free = records.usage(node.capacity).free
     demand = Demand((ContainerDemand(ContainerName(subject), ContainerKind.APP, units),))
     if place(demand, free, node.policy, node.whole) is None:
         return sharing.no_room(subject, units, {str(gpu): int(left) for gpu, left in free.items()}, kept)

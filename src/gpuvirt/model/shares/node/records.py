@@ -13,8 +13,8 @@ from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import placement
-from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
+from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.placement import GpuId, Placement, Shares
 
 
@@ -93,11 +93,11 @@ class ShareRecords(msgspec.Struct, frozen=True):
             container.device for pod in self.pods.values() for container in pod.containers.values() if container.device
         )
 
-    def books(self, capacity: Shares, but: Iterable[PodUid] = ()) -> NodeBooks:
-        """Return the node's books: the free units of the GPUs without these pods."""
+    def usage(self, capacity: Shares, but: Iterable[PodUid] = ()) -> NodeUsage:
+        """Return the node's usage: the free units of the GPUs without these pods."""
         left_out = set(but)
         used = {uid: pod.placement.used for uid, pod in self.pods.items() if uid not in left_out}
-        return NodeBooks(pods=used).with_capacity(capacity)
+        return NodeUsage(pods=used).with_capacity(capacity)
 
     def used_beside(self, capacity: Shares) -> Units:
         """Return the units that pods have of GPUs that are not shared any more: unhealthy or withheld ones."""

@@ -17,14 +17,14 @@ _NONE = Units(0)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeBooks:
+class NodeUsage:
     """The shares of one node's GPUs; of the pods there, those that take units."""
 
     capacity: Shares = field(default_factory=dict)
     """The units of each GPU; a vGPU of a worker VM has as many as it is of its card."""
     pods: Mapping[PodUid, Shares] = field(default_factory=dict)
     """The pods whose GPUs are known, with the units that each takes of them."""
-    floating: Mapping[PodUid, Units] = field(default_factory=dict)
+    unassigned: Mapping[PodUid, Units] = field(default_factory=dict)
     """Pods whose GPUs are not known, with the units that they take."""
     priorities: Mapping[PodUid, int] = field(default_factory=dict)
     """Priorities other than 0."""
@@ -45,42 +45,42 @@ class NodeBooks:
     @property
     def all_pods(self) -> Sequence[PodUid]:
         """The pods that take units here, of known and of unknown GPUs."""
-        return (*self.pods, *self.floating)
+        return (*self.pods, *self.unassigned)
 
     @property
     def lowest_priority(self) -> int | None:
         """The lowest priority of the pods here, None without pods."""
         if not self.priorities:
-            return 0 if self.pods or self.floating else None
+            return 0 if self.pods or self.unassigned else None
         return min(self.priority(pod) for pod in self.all_pods)
 
-    def with_capacity(self, capacity: Shares) -> "NodeBooks":
-        """Return the books with the GPUs that the node has now; its pods stay, whatever its GPUs are."""
-        return _settled(dict(capacity), self.pods, self.floating, self.priorities)
+    def with_capacity(self, capacity: Shares) -> "NodeUsage":
+        """Return the usage with the GPUs that the node has now; its pods stay, whatever its GPUs are."""
+        return _settled(dict(capacity), self.pods, self.unassigned, self.priorities)
 
-    def with_pod(self, pod: PodUid, used: Shares | None, total: Units, priority: int = 0) -> "NodeBooks":
-        """Return the books with a pod's units per GPU. `used` is None if its GPUs are unknown: `total` then counts on
+    def with_pod(self, pod: PodUid, used: Shares | None, total: Units, priority: int = 0) -> "NodeUsage":
+        """Return the usage with a pod's units per GPU. `used` is None if its GPUs are unknown: `total` then counts on
         every GPU."""
-        pods, floating, priorities = dict(self.pods), dict(self.floating), dict(self.priorities)
-        for former in (pods, floating, priorities):
+        pods, unassigned, priorities = dict(self.pods), dict(self.unassigned), dict(self.priorities)
+        for former in (pods, unassigned, priorities):
             former.pop(pod, None)
         if priority:
             priorities[pod] = priority
         if used is None:
-            floating[pod] = total
+            unassigned[pod] = total
         else:
             pods[pod] = used
-        return _settled(self.capacity, pods, floating, priorities)
+        return _settled(self.capacity, pods, unassigned, priorities)
 
-    def without(self, pods: Iterable[PodUid]) -> "NodeBooks":
-        """Return the books without pods that have ended, or as they would be if pods were evicted."""
+    def without(self, pods: Iterable[PodUid]) -> "NodeUsage":
+        """Return the usage without pods that have ended, or as it would be if pods were evicted."""
         gone = {pod for pod in pods if self.has(pod)}
         if not gone:
             return self
         return _settled(
             self.capacity,
             {pod: used for pod, used in self.pods.items() if pod not in gone},
-            {pod: units for pod, units in self.floating.items() if pod not in gone},
+            {pod: units for pod, units in self.unassigned.items() if pod not in gone},
             {pod: priority for pod, priority in self.priorities.items() if pod not in gone},
         )
 
@@ -99,7 +99,7 @@ class NodeBooks:
         """Return the units that a pod takes of each GPU; of all GPUs if its own are not known."""
         if (used := self.pods.get(pod)) is not None:
             return used
-        units = self.floating.get(pod)
+        units = self.unassigned.get(pod)
         return {} if units is None else dict.fromkeys(self.capacity, units)
 
     def place(
@@ -110,21 +110,24 @@ class NodeBooks:
 
     def has(self, pod: PodUid) -> bool:
         """Return whether a pod takes units here."""
-        return pod in self.pods or pod in self.floating
+        return pod in self.pods or pod in self.unassigned
 
 
 def _settled(
-    capacity: Shares, pods: Mapping[PodUid, Shares], floating: Mapping[PodUid, Units], priorities: Mapping[PodUid, int]
-) -> NodeBooks:
-    """Return books with the free units of the GPUs."""
-    taken: dict[GpuId, int] = dict.fromkeys(capacity, sum(floating.values()))
+    capacity: Shares,
+    pods: Mapping[PodUid, Shares],
+    unassigned: Mapping[PodUid, Units],
+    priorities: Mapping[PodUid, int],
+) -> NodeUsage:
+    """Return usage with the free units of the GPUs."""
+    taken: dict[GpuId, int] = dict.fromkeys(capacity, sum(unassigned.values()))
     for used in pods.values():
         for gpu, units in used.items():
             if gpu in taken:
                 taken[gpu] += units
     free = {gpu: Units(max(units - taken[gpu], 0)) for gpu, units in capacity.items()}
     pieces, capacity_pieces = tuple(sorted(free.values())), tuple(sorted(capacity.values()))
-    return NodeBooks(capacity, pods, floating, priorities, free, pieces, capacity_pieces)
+    return NodeUsage(capacity, pods, unassigned, priorities, free, pieces, capacity_pieces)
 
 
 class FreeRow(NamedTuple):
@@ -136,15 +139,15 @@ class FreeRow(NamedTuple):
     """The units of the largest GPU."""
     lowest_priority: int
     """The lowest priority of the pods there; `NO_PODS` without pods."""
-    books: NodeBooks
+    usage: NodeUsage
 
 
 NO_PODS = 1 << 31
 """More than the highest priority of a pod."""
 
 
-def row_of(books: NodeBooks) -> FreeRow:
-    """Return the row of a node's books."""
-    capacity = books.capacity_pieces[-1] if books.capacity_pieces else _NONE
-    lowest = books.lowest_priority
-    return FreeRow(books.largest, capacity, NO_PODS if lowest is None else lowest, books)
+def row_of(usage: NodeUsage) -> FreeRow:
+    """Return the row of a node's usage."""
+    capacity = usage.capacity_pieces[-1] if usage.capacity_pieces else _NONE
+    lowest = usage.lowest_priority
+    return FreeRow(usage.largest, capacity, NO_PODS if lowest is None else lowest, usage)

@@ -1,25 +1,25 @@
-"""The free units of each node's GPUs: kept by events, so that the cost of a question depends on its own nodes alone."""
+"""The free units of each node's GPUs. Watch events update them, so that a lookup costs as much as its own nodes."""
 
 from collections.abc import Mapping
 
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.shares.books import FreeRow, NodeBooks, row_of
 from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.nodeusage import FreeRow, NodeUsage, row_of
 from gpuvirt.model.shares.placement import Shares
 
-_EMPTY = NodeBooks()
+_EMPTY = NodeUsage()
 
 
-class ClusterBooks:
+class ClusterUsage:
     """The shares of a cluster's nodes."""
 
     def __init__(self) -> None:
-        self._nodes: dict[NodeName, NodeBooks] = {}
+        self._nodes: dict[NodeName, NodeUsage] = {}
         self._rows: dict[NodeName, FreeRow] = {}
 
     @property
-    def nodes(self) -> Mapping[NodeName, NodeBooks]:
-        """The books of all nodes with units."""
+    def nodes(self) -> Mapping[NodeName, NodeUsage]:
+        """The usage of all nodes with units."""
         return self._nodes
 
     @property
@@ -27,12 +27,12 @@ class ClusterBooks:
         """The rows of all nodes with units."""
         return self._rows
 
-    def node(self, name: NodeName) -> NodeBooks | None:
-        """Return a node's books, None for a node without units."""
+    def node(self, name: NodeName) -> NodeUsage | None:
+        """Return a node's usage, None for a node without units."""
         return self._nodes.get(name)
 
     def set_node(self, name: NodeName, capacity: Shares) -> None:
-        """Take a node's GPUs; its pods stay in the books, whatever its GPUs are."""
+        """Take a node's GPUs; its pods stay in the usage, whatever its GPUs are."""
         self._keep(name, self._nodes.get(name, _EMPTY).with_capacity(capacity))
 
     def drop_node(self, name: NodeName) -> None:
@@ -41,14 +41,14 @@ class ClusterBooks:
         self._rows.pop(name, None)
 
     def put(self, name: NodeName, pod: PodUid, used: Shares | None, total: Units, priority: int = 0) -> None:
-        """Record a pod's units on a node, as `NodeBooks.with_pod` does; a node that is not known yet is added."""
+        """Record a pod's units on a node, as `NodeUsage.with_pod` does; a node that is not known yet is added."""
         self._keep(name, self._nodes.get(name, _EMPTY).with_pod(pod, used, total, priority))
 
     def drop(self, name: NodeName, pod: PodUid) -> None:
         """Remove an ended pod of a node, if it is recorded."""
-        if (books := self._nodes.get(name)) is not None and books.has(pod):
-            self._keep(name, books.without((pod,)))
+        if (usage := self._nodes.get(name)) is not None and usage.has(pod):
+            self._keep(name, usage.without((pod,)))
 
-    def _keep(self, name: NodeName, books: NodeBooks) -> None:
-        self._nodes[name] = books
-        self._rows[name] = row_of(books)
+    def _keep(self, name: NodeName, usage: NodeUsage) -> None:
+        self._nodes[name] = usage
+        self._rows[name] = row_of(usage)
