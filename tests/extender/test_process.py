@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
+from gpuvirt.extender.bindingwait import BindingWait
 from gpuvirt.extender.intervals import ExtenderIntervals
 from gpuvirt.extender.process import ExtenderProcess
-from gpuvirt.extender.turns import Turns
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.kube.election import Terms
 from gpuvirt.shares.index import Index
@@ -242,17 +242,17 @@ async def bind_later(process: ExtenderProcess, name: str, to: str) -> object:
 
 async def test_a_client_that_never_binds_is_slowed_down_once() -> None:
     clock = RealClock()
-    kept = Turns(clock)
+    kept = BindingWait(clock)
     kept.place(PodUid("a"))
     await kept.wait(PodUid("b"))
     kept.bind(PodUid("a"))
     for name in "cdef":
         kept.place(PodUid(name))
         await asyncio.gather(kept.wait(PodUid("x")), kept.wait(PodUid("y")))
-        assert not kept._follows, "no binding came, so that the next pods do not wait"
+        assert not kept._client_binds, "no binding came, so that the next pods do not wait"
     kept.place(PodUid("z"))
     kept.bind(PodUid("z"))
-    assert kept._follows
+    assert kept._client_binds
 
 
 async def test_a_fault_of_the_extender_is_answered_and_ends_nothing(

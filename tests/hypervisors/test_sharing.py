@@ -28,9 +28,9 @@ from gpuvirt.model.workers.hypervisor import (
 from gpuvirt_schedules.hypervisors import connection
 from gpuvirt_schedules.hypervisors.childprocess import ChildProcess
 from gpuvirt_schedules.hypervisors.connection import ChildHypervisor
+from gpuvirt_schedules.hypervisors.fairqueue import FairQueue
 from gpuvirt_schedules.hypervisors.messages import Order, Read
 from gpuvirt_schedules.hypervisors.sharing import SharedHypervisors
-from gpuvirt_schedules.hypervisors.turns import Turns
 from tests.hypervisors.simulated import CLOCK, Center, center, connected, is_running, key
 from tests.web.certificates import Authority
 
@@ -221,7 +221,7 @@ async def test_a_request_whose_turn_does_not_come_was_certainly_not_made(
     monkeypatch.setattr(connection, "TURN_S", 0.2)
     async with connected(center.credentials) as hypervisor:
         assert isinstance(hypervisor, ChildHypervisor)
-        hypervisor._turns = dict.fromkeys(hypervisor._turns, Turns(0))
+        hypervisor._queues = dict.fromkeys(hypervisor._queues, FairQueue(0))
         answer = await (hypervisor.call(SUSPEND[0]) if ask == "call" else hypervisor.check([key(0)]))
         assert isinstance(answer, Refused | VmsUnknown)
         assert code(answer) == "HypervisorSilent"

@@ -135,7 +135,7 @@ class Agent:
             account=self._account,
             gates=self._gates,
             operands=self._operands,
-            patience=on_demand.patience if on_demand is not None else None,
+            removal_wait=on_demand.removal_wait if on_demand is not None else None,
             reports=self.reports,
         )
 

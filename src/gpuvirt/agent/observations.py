@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.loops.wakes import Wakes
-from gpuvirt.agent.ondemand.patience import Patience
+from gpuvirt.agent.ondemand.removalwait import RemovalWait
 from gpuvirt.agent.reconcile.gatewatch import GateWatch
 from gpuvirt.agent.reconcile.operands import Operands
 from gpuvirt.agent.reconcile.podaccount import PodAccount
@@ -37,10 +37,10 @@ class Observations:
         account: PodAccount,
         gates: GateWatch,
         operands: Operands | None,
-        patience: Patience | None,
+        removal_wait: RemovalWait | None,
         reports: Reports,
     ) -> None:
-        """`operands` is another project's device plugin that offers the agent's vGPUs, `patience` the wait for room."""
+        """`operands` is another project's device plugin that offers the agent's vGPUs."""
         self.report_problem = reports.problem
         """Takes the problem of a front end, None when it has none any more."""
         self.observe_registration = reports.registration
@@ -52,7 +52,7 @@ class Observations:
         self._account = account
         self._gates = gates
         self._operands = operands
-        self._patience = patience
+        self._removal_wait = removal_wait
 
     @property
     def desired(self) -> NodeRequest:
@@ -135,12 +135,12 @@ class Observations:
     @property
     def hurried(self) -> Signal:
         """Set when an allocation begins to wait for the vGPU of a pod that may have ended."""
-        return self._patience.begun if self._patience is not None else Signal()
+        return self._removal_wait.begun if self._removal_wait is not None else Signal()
 
     @property
     def hurries(self) -> bool:
         """Whether an allocation waits for the vGPU of a pod that may have ended."""
-        return self._patience is not None and self._patience.waits
+        return self._removal_wait is not None and self._removal_wait.waits
 
     @property
     def _may_count_otherwise(self) -> bool:

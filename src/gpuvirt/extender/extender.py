@@ -18,6 +18,7 @@ import msgspec
 from gpuvirt.clock import Clock
 from gpuvirt.extender.binding import NOT_LEADING, Binder
 from gpuvirt.extender.bindings import CannotBindError
+from gpuvirt.extender.bindingwait import BindingWait
 from gpuvirt.extender.filtering import HELD, MOST_STEPS, filtering, fits_without_held, kept_texts
 from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.extender.longwork import LongWork
@@ -35,7 +36,6 @@ from gpuvirt.extender.protocol import (
     preemption_arguments,
 )
 from gpuvirt.extender.refusedpods import RefusedPods
-from gpuvirt.extender.turns import Turns
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
@@ -95,7 +95,7 @@ class Extender:
         self.budgets = DisruptionBudgets()
         self._intervals = intervals
         self.binder = Binder(client, self.index, sharing, clock, may_write, intervals)
-        self._turns = Turns(clock, intervals.turn_s)
+        self._binding_wait = BindingWait(clock, intervals.turn_s)
         self._long_work = LongWork(clock)
         self._places = Places(self.index, sharing, clock, intervals)
         self._refused = RefusedPods(self.index, sharing, clock, intervals.late_s)
@@ -193,7 +193,7 @@ class Extender:
     async def filter(self, body: bytes) -> SchedulerAnswer:
         """Answer filter."""
         asked = node_arguments(FILTER, body)
-        await self._turns.wait(asked.pod.uid)
+        await self._binding_wait.wait(asked.pod.uid)
         index, pod = self.index, asked.pod
         if (why := self.binder.fence.why_withheld(pod.uid)) is not None:
             return failed(f"filter: pod {pod.where} is not placed: {why}", REFUSED)
@@ -214,7 +214,7 @@ class Extender:
             self._refused.add(asked)
             return SchedulerAnswer(msgspec.json.encode(found), REFUSED)
         self._refused.drop(asked.pod.uid)
-        self._turns.place(asked.pod.uid)
+        self._binding_wait.place(asked.pod.uid)
         return SchedulerAnswer(msgspec.json.encode(found), OK)
 
     async def prioritize(self, body: bytes) -> SchedulerAnswer:
@@ -225,7 +225,7 @@ class Extender:
         scores = await self._long_work.result(scoring, steps)
         with self._waking():
             scores = self._places.take_scores(asked.pod, scores)
-        self._turns.place(asked.pod.uid)
+        self._binding_wait.place(asked.pod.uid)
         return SchedulerAnswer(msgspec.json.encode(scores), OK)
 
     async def preempt(self, body: bytes) -> SchedulerAnswer:
@@ -241,7 +241,7 @@ class Extender:
     async def bind(self, body: bytes) -> SchedulerAnswer:
         """Answer bind."""
         asked = binding_arguments(body)
-        self._turns.bind(asked.uid)
+        self._binding_wait.bind(asked.uid)
         with self._waking():
             self._places.take_binding(asked.uid, asked.node)
         await self.binder.bind(asked)

@@ -28,6 +28,7 @@ from gpuvirt.model.workers.hypervisor import (
 )
 from gpuvirt.model.workers.hypervisor import Answer as CallAnswer
 from gpuvirt_schedules.hypervisors.childprocess import ChildProcess
+from gpuvirt_schedules.hypervisors.fairqueue import FairQueue
 from gpuvirt_schedules.hypervisors.messages import (
     MOST_CALLS,
     MOST_CHECKS,
@@ -42,7 +43,6 @@ from gpuvirt_schedules.hypervisors.messages import (
     Start,
     Vms,
 )
-from gpuvirt_schedules.hypervisors.turns import Turns
 
 WORDINGS: Mapping[Problem, Callable[[str, str], Reason]] = {
     Problem.UNREACHABLE: hypervisorproblems.unreachable,
@@ -122,7 +122,10 @@ class ChildHypervisor:
         self._request_s = request_s
         self._numbers = itertools.count(1)
         self._starting = asyncio.Lock()
-        self._turns: Mapping[type[Request], Turns] = {Make: Turns(MOST_CALLS), CheckVms: Turns(MOST_CHECKS)}
+        self._queues: Mapping[type[Request], FairQueue] = {
+            Make: FairQueue(MOST_CALLS),
+            CheckVms: FairQueue(MOST_CHECKS),
+        }
         self._reading = asyncio.Lock()
         self._last_asked = 0
         """The number of the last request for a reading."""
@@ -202,19 +205,19 @@ class ChildHypervisor:
     async def _ask(self, request: Callable[[int], Request], owner: object) -> Answer:
         """Return the child's answer, or what keeps it from answering, once it is the owner's turn."""
         made = request(next(self._numbers))
-        turns = self._turns.get(type(made))
-        if turns is None:
+        queue = self._queues.get(type(made))
+        if queue is None:
             return await self._answer(made)
         try:
             async with asyncio.timeout(TURN_S):
-                await turns.take(owner)
+                await queue.take(owner)
         except TimeoutError:
-            text = f"it was not asked: {turns.waiting + 1} requests wait since {TURN_S:g} s, or less"
+            text = f"it was not asked: {queue.waiting + 1} requests wait since {TURN_S:g} s, or less"
             return Failed(made.id, Problem.SILENT, text, True)
         try:
             return await self._answer(made)
         finally:
-            turns.leave()
+            queue.leave()
 
     async def _answer(self, request: Request) -> Answer:
         """Return the child's answer, or what keeps it from answering."""

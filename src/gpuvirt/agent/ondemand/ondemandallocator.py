@@ -29,7 +29,7 @@ from gpuvirt.agent.known.kubeletrecord import KubeletRecord
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.loops.telemetry import Telemetry
 from gpuvirt.agent.ondemand.creation import Creation, create
-from gpuvirt.agent.ondemand.patience import Patience
+from gpuvirt.agent.ondemand.removalwait import RemovalWait
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.store.persisted import NotWrittenError, WriteBehind
 from gpuvirt.clock import Deadline, Signal
@@ -101,7 +101,7 @@ class OnDemandAllocator:
         self._state = parts.state
         self._turn = asyncio.Lock()
         """Allocations are made one after another."""
-        self.patience = Patience(parts.options.clock)
+        self.removal_wait = RemovalWait(parts.options.clock)
         """The wait for room."""
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count(1)
@@ -178,7 +178,7 @@ class OnDemandAllocator:
             if found is None or entry.consumer is not None:
                 self._drop([entry])
                 return None
-            if not await self.patience.wait(self._on.changed, request.deadline):
+            if not await self.removal_wait.wait(self._on.changed, request.deadline):
                 raise AllocationRefusedError(refusals.changing(device, None))
         return None
 
@@ -217,10 +217,10 @@ class OnDemandAllocator:
                     log.warning("%s", error.reason.text, extra={"reason": str(error.reason.code)})
                     failed[place.gpu] = error.reason
                     continue
-                self.patience.end()
+                self.removal_wait.end()
                 return made
             self._on.publish()  # vGPUs without a pod are found, and removed
-            if not await self.patience.wait(self._on.changed, request.deadline):
+            if not await self.removal_wait.wait(self._on.changed, request.deadline):
                 blocked = (reason for reason in failed.values() if reason.code is ReasonCode.WRITE_BLOCKED)
                 texts = why_full(self._state.on_demand_now(), {gpu: why.message for gpu, why in failed.items()})
                 raise AllocationRefusedError(next(blocked, ondemand.no_room(resource, vgpu_type, texts)))

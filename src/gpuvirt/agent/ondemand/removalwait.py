@@ -13,7 +13,7 @@ PAUSE_S = 5.0
 RECHECK_S = 0.05
 
 
-class Patience:
+class RemovalWait:
     """The deadline of one node's present wait, or of the last one that ended without room."""
 
     def __init__(self, clock: Clock) -> None:

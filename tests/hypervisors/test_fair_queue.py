@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Callable
 
-from gpuvirt_schedules.hypervisors.turns import Turns
+from gpuvirt_schedules.hypervisors.fairqueue import FairQueue
 
 
 class Queue:
     """The order in which requests get a place."""
 
     def __init__(self, group: asyncio.TaskGroup, places: int) -> None:
-        self.turns, self.order = Turns(places), list[str]()
+        self.turns, self.order = FairQueue(places), list[str]()
         self._group = group
 
     async def ask(self, *names: str) -> Callable[[int], "asyncio.Task[None]"]:

@@ -1,10 +1,10 @@
-"""Turns of requests that wait for one of some places: those of all who wait come in turn, those of one in order."""
+"""A queue of requests for one of some places: those of several owners come in turn, those of one in order."""
 
 import asyncio
 from collections import deque
 
 
-class Turns:
+class FairQueue:
     """Some places, for requests of several owners. It belongs to one event loop."""
 
     def __init__(self, places: int) -> None:
