@@ -1,1 +1,1 @@
-"""The Kubernetes API server: the objects that gpuvirt reads from it and writes to it."""
+"""The Kubernetes API server: its client, watches, election, credentials, and the kinds of its objects."""

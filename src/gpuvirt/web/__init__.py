@@ -1,1 +1,1 @@
-"""The HTTP pages of the processes: probes, metrics, the extender's verbs, and the webhook's reviews."""
+"""The HTTP server of the processes, with TLS, and their probes; each program has its pages itself."""

@@ -1,7 +1,7 @@
 """One connection to a hypervisor: it starts the child, tells it of the lease, and ends it when it hangs or is idle.
 
-`open_hypervisor` opens it; `apps` injects that function into the controller. What can fail between a connection and its
-hypervisor is worded here, since the child imports no reasons.
+`sharing` opens it. What can fail between a connection and its hypervisor is worded here, since the child imports no
+reasons.
 """
 
 import asyncio

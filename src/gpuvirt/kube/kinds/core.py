@@ -2,7 +2,7 @@
 
 Source: Kubernetes' API reference, core/v1, apps/v1. Undeclared fields are dropped to save memory. `Node` and `WholePod`
 are the whole types. `ReadNode` and `Pod` are the parts of them that the controller keeps by the thousand;
-`cluster.shares.objects` has the types that the extender and the agent's shares keep (decision 165). These types are
+`shares.objects` has the types that the extender and the agent's shares keep (decision 165). These types are
 never written, because their defaults would overwrite existing values. `manifests` has the types that are written.
 """
 

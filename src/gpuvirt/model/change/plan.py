@@ -1,6 +1,6 @@
 """The plan of an isolation unit, as data, and the devices that it may touch.
 
-A dry run prints the plan, `node.change` carries it out.
+A dry run prints the plan, `agent.change` carries it out.
 """
 
 from collections.abc import Iterable, Iterator

@@ -67,7 +67,7 @@ A child reads the same monotonic clock. `math.inf` is for a command that only re
 
 
 class OpenHypervisor(Protocol):
-    """Opens connections: `hypervisors.connection.open_hypervisor`, which `apps` injects."""
+    """Opens connections: `SharedHypervisors.open` of `gpuvirt_schedules`, which `controllerpart` injects."""
 
     async def __call__(
         self, kind: HypervisorKind, credentials: HypervisorCredentials, clock: Clock, may_call_until_s: MayCallUntil
