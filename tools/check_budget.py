@@ -27,7 +27,7 @@ def rooms() -> Sizes:
 
 def words() -> int:
     """Return the words of all pages for people; generated tables count as well."""
-    pages = [path for folder in ("docs", "deploy", "lab") for path in (ROOT / folder).rglob("*.md")]
+    pages = [path for folder in ("docs", "deploy", "lab", "tests") for path in (ROOT / folder).rglob("*.md")]
     pages += ROOT.glob("*.md")
     return sum(len(re.findall(r"\S+", page.read_text())) for page in pages if page.name != "CHANGELOG.md")
 

@@ -36,4 +36,4 @@ def test_a_test_notices_each_removed_guard_of_a_sample(ring: str | None) -> None
     keys = [key for key in sample(SAMPLE, seed(), killers) if ring_of(known[key].module) == ring]
     found = make([by_killers(key, killers) for key in keys])
     survivors = "\n".join(sorted(key for key, test in found.items() if not test))
-    assert not survivors, f"no test notices without these guards; see docs/exploration.md:\n{survivors}"
+    assert not survivors, f"no test notices without these guards; see tests/explore/README.md:\n{survivors}"
