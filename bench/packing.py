@@ -15,7 +15,7 @@ from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.steps import Steps, finished
-from gpuvirt.shares.clusterusage import ClusterUsage
+from gpuvirt.shares.index import ClusterUsage
 from gpuvirt.shares.objects import SharingPod, demand_of_pod
 from gpuvirt.shares.sharing import Sharing
 

@@ -17,9 +17,6 @@ MOST_LINES = 300
 KIND, CHECK, OPERAND = "one of the kinds", "one of the checks", "one of the operands"
 APART: Mapping[str, str] = {
     "cli/output/sharesrender.py": "output is apart from commands",
-    "extender/endpointslices.py": KIND,
-    "controller/webhookcertificate/webhookconfigurations.py": KIND,
-    "controller/deployment/rollout.py": "decides by the agents' pods alone",
     "controller/operands/dcgm.py": OPERAND,
     "controller/operands/deviceplugin.py": OPERAND,
     "controller/webhookcertificate/rotation.py": "decides; its importer writes",
@@ -37,12 +34,9 @@ APART: Mapping[str, str] = {
     "agent/change/unitgates.py": "gates belong to changes; its importer decides when these begin",
     "agent/loops/latercall.py": "a helper of any loop",
     "agent/outlets.py": "a part of the agent, which only puts parts together",
-    "controller/metrics.py": "words metrics; its importer is the process",
     "webhook/pages.py": "answers requests; its importer is the process",
     "webhook/review.py": "reads and writes reviews; its importer answers requests",
     "gpuvirt_schedules/commands/schedulecheckrender.py": "output is apart from commands",
-    "gpuvirt_schedules/controller/kubevirt/blockedgpus.py": "decides by GpuNodes alone; its importer reads VMs",
-    "gpuvirt_schedules/hypervisors/libvirt/reading.py": "reads all VMs; its importer changes one",
 }
 """The modules that stay apart from their only importer."""
 

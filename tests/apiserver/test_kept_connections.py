@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.kube import keptconnections
+from gpuvirt.kube import transport
 from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import NotSentError, UnreachableError
@@ -107,7 +107,7 @@ async def test_a_connection_that_waited_for_long_is_not_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path) as (server, client):
-        monkeypatch.setattr(keptconnections, "WAIT_S", 0.0)
+        monkeypatch.setattr(transport, "WAIT_S", 0.0)
         assert [await get(client) for _ in range(2)] == ["n"] * 2
         assert len(server.connections) == 2
 

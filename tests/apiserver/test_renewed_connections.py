@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.kube import keptconnections
+from gpuvirt.kube import transport
 from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.election import Candidacy, Election, Terms
@@ -153,7 +153,7 @@ async def test_a_read_is_repeated_once_when_its_connection_breaks_and_a_write_is
 async def test_a_connection_without_requests_is_closed(
     tmp_path: Path, authority: Authority, server: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keptconnections, "WAIT_S", 0.05)
+    monkeypatch.setattr(transport, "WAIT_S", 0.05)
     async with serving(tmp_path, authority, server) as (found, client):
         await asyncio.gather(*(get(client) for _ in range(4)))
         await until_closed(found.api)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.controller import metrics
+from gpuvirt.controller import process
 from gpuvirt.controller.controller import log_invalid
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.deployment.decisions import Existing
@@ -106,7 +106,7 @@ def node_events(decided: Decisions) -> str:
 
 
 def metric(decided: Decisions) -> Sequence[str]:
-    lines = text_of(*metrics.of_decisions(decided)).splitlines()
+    lines = text_of(*process.of_decisions(decided)).splitlines()
     assert "gpu_operator_reconciliation_status 0" in lines
     return [line for line in lines if line.startswith("gpuvirt_desired_state_invalid{")]
 

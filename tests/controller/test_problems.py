@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
 from gpuvirt.clock import RealClock
-from gpuvirt.controller import metrics
+from gpuvirt.controller import process
 from gpuvirt.controller.controller import Controller, ControllerDependencies
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.nodes.problems import Deployer
@@ -290,7 +290,7 @@ def test_metrics_count_the_nodes_that_count_with_their_codes() -> None:
     )
     term = Controller(dependencies, SETTINGS)
     term.decisions = observed_cluster.decided(SETTINGS)
-    page = metrics.page(term).splitlines()
+    page = process.page(term).splitlines()
     assert "gpu_operator_gpu_nodes_total 1" in page
     assert 'gpuvirt_nodes{workload="container",ready="false"} 1' in page
     assert 'gpuvirt_controller_reasons{reason="ImageUnknown"} 1' in page

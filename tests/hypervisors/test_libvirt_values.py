@@ -17,10 +17,9 @@ if find_spec("libvirt") is None:
 
 import libvirt
 
-from gpuvirt_schedules.hypervisors.libvirt.backend import never_suspended, start
+from gpuvirt_schedules.hypervisors.libvirt.backend import never_suspended, read, start
 from gpuvirt_schedules.hypervisors.libvirt.devices import VmDevices, devices_of, mdev_type
 from gpuvirt_schedules.hypervisors.libvirt.faults import FAULTS, problem_of
-from gpuvirt_schedules.hypervisors.libvirt.reading import read
 from gpuvirt_schedules.hypervisors.libvirt.running import Running
 from gpuvirt_schedules.hypervisors.libvirt.session import LibvirtSession
 

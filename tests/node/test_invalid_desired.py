@@ -18,7 +18,7 @@ from gpuvirt.agent.cluster.gpunodekeeper import events_between
 from gpuvirt.agent.cluster.noderequests import OF_VGPUS, OF_WORKLOAD, request_of_config_map, state_labels
 from gpuvirt.cli.evidence import gather
 from gpuvirt.cli.output import diagnosisrender, render
-from gpuvirt.controller import metrics as controllermetrics
+from gpuvirt.controller import process as controllermetrics
 from gpuvirt.controller import report
 from gpuvirt.controller.controller import log_invalid
 from gpuvirt.controller.decisions import Decisions

@@ -12,7 +12,7 @@ from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.workers.hypervisor import Power, VmKey
-from gpuvirt_schedules.controller.membership import ObservedNodes
+from gpuvirt_schedules.controller.keeper import ObservedNodes
 from tests.kubelet.kubeletnode import until
 from tests.schedules.keptschedule import Opened, keeping, reached
 from tests.schedules.scheduleday import Day

@@ -5,7 +5,7 @@ from enum import StrEnum
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.demand import WHOLE, Demand
 from gpuvirt.model.shares.placement import place
-from gpuvirt.shares.clusterusage import ClusterUsage
+from gpuvirt.shares.index import ClusterUsage
 
 
 class Fit(StrEnum):

@@ -12,7 +12,7 @@ from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.placement import GpuId, Policy, Shares
-from gpuvirt.shares.clusterusage import ClusterUsage
+from gpuvirt.shares.index import ClusterUsage
 from tests.shares.fits import Fit, fit
 
 NODE, OTHER = NodeName("node01"), NodeName("node02")

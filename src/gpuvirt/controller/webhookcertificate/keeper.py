@@ -19,7 +19,6 @@ from gpuvirt.controller.webhookcertificate.certificate import (
     pair_of,
 )
 from gpuvirt.controller.webhookcertificate.rotation import VALID_DAYS, Forget, Held, Issue, Promote, Trust, next_step
-from gpuvirt.controller.webhookcertificate.webhookconfigurations import CONFIGURATIONS, WebhookConfiguration
 from gpuvirt.facts.ids import Namespace, ObjectName
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError
@@ -28,8 +27,33 @@ from gpuvirt.kube.kinds import workloads
 from gpuvirt.kube.kinds.core import Service
 from gpuvirt.kube.kinds.manifests import OwnerReference
 from gpuvirt.kube.kinds.secrets import Secret, SecretMetadata, secrets
-from gpuvirt.kube.resources import Metadata, services
+from gpuvirt.kube.resources import Metadata, Resource, services
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
+
+# Configurations of admission webhooks, with the fields by which the API server trusts a webhook.
+CONFIGURATIONS = Resource("mutatingwebhookconfigurations", "admissionregistration.k8s.io")
+
+
+class ClientConfig(msgspec.Struct, frozen=True, rename="camel"):
+    """How the API server connects to a webhook."""
+
+    ca_bundle: bytes = b""
+    """The authorities of the webhook's certificate, in PEM. JSON has it in base64."""
+
+
+class Webhook(msgspec.Struct, frozen=True, rename="camel"):
+    """A webhook of a configuration."""
+
+    name: str = ""
+    client_config: ClientConfig = ClientConfig()
+
+
+class WebhookConfiguration(msgspec.Struct, frozen=True):
+    """A MutatingWebhookConfiguration."""
+
+    metadata: Metadata
+    webhooks: tuple[Webhook, ...] = ()
+
 
 log = logging.getLogger(__name__)
 
