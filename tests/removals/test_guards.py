@@ -114,7 +114,7 @@ name: return str(error) [as return None]
 NOTICED = "model.change.driverrefusals: _why_not_to_native: yield from _why_no_native_driver(state, function)"
 TEST = "tests/binding/test_plans.py::test_a_gpu_whose_vf_a_vm_has_gets_no_native_driver"
 VSPHERE = "tests/hypervisors/test_vsphere.py"
-IN_CHILD = "hypervisors.vsphere.backend: _begun: task = vm.PowerOnVM_Task(None)"
+IN_CHILD = "gpuvirt_schedules.hypervisors.vsphere.backend: _begun: task = vm.PowerOnVM_Task(None)"
 IN_CHILD_TEST = f"{VSPHERE}::test_the_day_becomes_night"
 BURNING = "tests/removals/burning.py"
 ENDLESS = f"{BURNING}::test_without_end_unless_a_step_is_refused"
@@ -174,7 +174,11 @@ def test_a_guard_is_removed_in_the_child_of_a_connection() -> None:
 def test_a_guard_that_can_not_be_removed_in_a_child_is_no_trial() -> None:
     """Each test of the child would notice a child that does not start."""
     with pytest.raises(RuntimeError, match="StopIteration"):
-        remove_in_child(Removal("hypervisors.child: opened: no guard", "gpuvirt_schedules.hypervisors.child", 0, 1))
+        remove_in_child(
+            Removal(
+                "gpuvirt_schedules.hypervisors.child: opened: no guard", "gpuvirt_schedules.hypervisors.child", 0, 1
+            )
+        )
 
 
 @pytest.mark.timeout(300)
