@@ -54,6 +54,15 @@ def test_a_socket_without_a_listener_is_a_trace_of_a_kubelet(paths: KubeletPaths
     assert (found.listens, found.has_socket, found.ever_ran) == (False, True, True)
 
 
+def test_a_socket_whose_path_is_too_long_is_absent_or_unread(tmp_path: Path) -> None:
+    """A copy of a host may lie anywhere."""
+    paths = KubeletPaths(tmp_path / ("x" * 100))
+    paths.device_plugins.mkdir(parents=True)
+    assert read_kubelet(paths).listens is False
+    paths.registration_socket.touch()
+    assert read_kubelet(paths).listens == Unread(HostPath(str(paths.registration_socket)), errno=errno.ENAMETOOLONG)
+
+
 def test_an_agent_that_offers_devices_has_the_lock_on_the_folder(paths: KubeletPaths) -> None:
     fd = os.open(paths.device_plugins, os.O_RDONLY)
     try:
