@@ -1,13 +1,16 @@
-"""An uninstall while pods have shares of GPUs: it changes nothing, since their containers could not restart."""
+"""An uninstall while pods have shares of GPUs, or VgpuSchedules have cordoned nodes: it may change nothing."""
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 
 import pytest
 
 from gpuvirt.controller.install.uninstall import Goals, SharesInUseError, Uninstaller
+from gpuvirt.distributions import MissingPartError
 from gpuvirt.kube.labels import NODE_LABEL
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
+from gpuvirt.model.workers.spec import CORDONED_BY
 from tests.apiserver.contestedlease import Hasty, Peer, election, serving
 from tests.apiserver.scriptedapi import Call, Reply
 from tests.web.certificates import Authority, Pair
@@ -47,7 +50,7 @@ async def uninstalled(api: Api, authority: Authority, server: Pair, *, force: bo
         uninstaller = Uninstaller(client, Goals("gpuvirt", force=force), Hasty(), election(client, "uninstall-host"))
         try:
             return [line async for line in uninstaller.run()]
-        except SharesInUseError:
+        except (MissingPartError, SharesInUseError):
             assert {call.method for call in served.calls} == {"GET"}, "nothing was changed"
             raise
 
@@ -73,3 +76,14 @@ async def test_pods_without_an_agent_of_the_controller_refuse_nothing(authority:
     api = Api(("a", "node01", ON_A))
     await uninstalled(api, authority, server, force=True)
     assert (await uninstalled(api, authority, server))[0] == "no controller leads for 10 minutes", "again, later"
+
+
+async def test_nodes_that_schedules_have_cordoned_need_the_distribution_of_schedules(
+    authority: Authority, server: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    api = Api()
+    assert (await uninstalled(api, authority, server))[0] == "no controller leads for 10 minutes"
+    api.labels[CORDONED_BY] = "gpus"
+    with pytest.raises(MissingPartError, match=r"schedules needs gpuvirt-schedules .*, which is not installed"):
+        await uninstalled(api, authority, server)
