@@ -10,7 +10,7 @@ CONFTEST = """
 import time
 from tests.conftest import _built, pytest_collection_modifyitems
 from tests.rings import RINGS, Ring
-RINGS["slow"] = Ring("a peer that is built for long", lambda: None, "", (lambda: time.sleep(2),))
+RINGS["slow"] = Ring("a peer that is built for long", lambda: None, "", 1, (lambda: time.sleep(2),))
 """
 TEST = """
 import pytest
