@@ -60,7 +60,8 @@ def _offers_without_gate(device_plugins: Path) -> bool | Unread:
 
 def _listens(path: Path) -> bool | Unread:
     failure = sockets.connected(path)
-    if failure in {*GONE, errno.ECONNREFUSED} or _exists(path) is False:  # a long path is refused unseen
+    # unknown: what is Unread is so below, too; a path that is too long is refused without a look.
+    if failure in {*GONE, errno.ECONNREFUSED} or _exists(path) is False:
         return False
     return True if failure is None else Unread(HostPath(str(path)), errno=failure)
 
