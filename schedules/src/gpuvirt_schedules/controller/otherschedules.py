@@ -4,7 +4,6 @@ A hundred schedules in a switch read all hundred each second: those who ask at t
 the histories and conditions, which nobody needs of others.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -13,6 +12,7 @@ from gpuvirt.kube.client import Client
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds.vgpuschedule import Spec, WorkerStatus, vgpu_schedules
 from gpuvirt.kube.resources import Metadata
+from gpuvirt_schedules.sharedreading import SharedReading
 
 
 class _Status(msgspec.Struct, frozen=True):
@@ -35,20 +35,8 @@ class OtherSchedules:
     ) -> None:
         """`on_shared` is called with the names of schedules that a reading shows to share workers."""
         self.on_shared = on_shared
-        self._client = client
-        self._resource = vgpu_schedules(namespace)
-        self._reading = asyncio.Lock()
-        self._last_asked = 0
-        """The number of the last request for a reading."""
-        self._latest: tuple[int, tuple[OtherSchedule, ...]] = 0, ()
-        """The last reading, and the last request for one that came before it began."""
+        self._listed = SharedReading(lambda: client.list(Collection(vgpu_schedules(namespace), OtherSchedule)))
 
     async def read(self) -> tuple[OtherSchedule, ...]:
         """Return all schedules, from a reading that began after this was called; raises ApiError."""
-        self._last_asked += 1
-        asked = self._last_asked
-        async with self._reading:
-            if self._latest[0] < asked:
-                last = self._last_asked
-                self._latest = last, (await self._client.list(Collection(self._resource, OtherSchedule))).items
-            return self._latest[1]
+        return (await self._listed.read()).items

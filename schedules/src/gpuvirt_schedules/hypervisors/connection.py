@@ -43,6 +43,7 @@ from gpuvirt_schedules.hypervisors.messages import (
     Start,
     Vms,
 )
+from gpuvirt_schedules.sharedreading import SharedReading
 
 WORDINGS: Mapping[Problem, Callable[[str, str], Reason]] = {
     Problem.UNREACHABLE: hypervisorproblems.unreachable,
@@ -126,11 +127,7 @@ class ChildHypervisor:
             Make: FairQueue(MOST_CALLS),
             CheckVms: FairQueue(MOST_CHECKS),
         }
-        self._reading = asyncio.Lock()
-        self._last_asked = 0
-        """The number of the last request for a reading."""
-        self._latest: tuple[int, VmsReading] = 0, {}
-        """The last reading, and the last request for one that came before it began."""
+        self._readings = SharedReading(self._read)
         self._child: ChildProcess | None = None
         self._retired: set[ChildProcess] = set()
         """The children that get no more requests, and have calls to answer."""
@@ -148,19 +145,13 @@ class ChildHypervisor:
         return self._child.pid if self._child is not None else None
 
     async def read(self) -> VmsReading:
-        """Return all VMs that the hypervisor shows to this user.
+        """Return all VMs that the hypervisor shows to this user, by a reading that is not older than this request."""
+        return await self._readings.read()
 
-        All who ask while a reading is under way share the next one: none is older than the request for it.
-        """
-        self._last_asked += 1
-        asked = self._last_asked
-        async with self._reading:
-            if self._latest[0] < asked:
-                last = self._last_asked
-                answer = await self._asked(Read)
-                vms = answer.vms if isinstance(answer, Vms) else None
-                self._latest = last, self._unknown(answer) if vms is None else {vm.key: vm for vm in vms}
-            return self._latest[1]
+    async def _read(self) -> VmsReading:
+        answer = await self._asked(Read)
+        vms = answer.vms if isinstance(answer, Vms) else None
+        return self._unknown(answer) if vms is None else {vm.key: vm for vm in vms}
 
     async def call(self, call: Call, owner: object = None) -> CallAnswer:
         """Make one call. The caller holds the lease at this moment. Calls of several owners are made in turn."""
