@@ -5,7 +5,6 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from shipped import ROOT, modules
 
@@ -48,9 +47,8 @@ def find_faults(budget: Sizes, sizes: Sizes) -> Iterator[str]:
 
 def main() -> int:
     """Print the faults; return 1 if there are any."""
-    path = Path(sys.argv[1]) if sys.argv[1:] else BUDGET
     sizes = {**rooms(), "docs": {"words": words()}}
-    faults = [f"{path.name}: {fault}" for fault in find_faults(tomllib.loads(path.read_text()), sizes)]
+    faults = [f"{BUDGET.name}: {fault}" for fault in find_faults(tomllib.loads(BUDGET.read_text()), sizes)]
     for fault in faults:
         print(fault)
     return 1 if faults else 0

@@ -124,12 +124,9 @@ def find_faults(sources: Iterable[tuple[str, Path]], allowed: Mapping[str, str])
 
 
 def main() -> int:
-    """Check the package, or the folder of another."""
-    if sys.argv[1:]:
-        other = Path(sys.argv[1])
-        faults = find_faults(((path.relative_to(other).as_posix(), path) for path in sorted(other.rglob("*.py"))), {})
-    else:
-        faults = find_faults(modules(), ALLOWED)
+    """Check the packages, or those of other folders."""
+    others = [Path(folder) for folder in sys.argv[1:]]
+    faults = find_faults(modules(*others), {} if others else ALLOWED)
     for fault in faults:
         print(fault)
     return 1 if faults else 0

@@ -8,8 +8,11 @@ SOURCES = (ROOT / "src", ROOT / "schedules/src")
 """The folders of the packages."""
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    """Yield the path of each module below `gpuvirt`, or with the name of the other package in front, and its file."""
-    for folder in SOURCES:
+def modules(*folders: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the path of each module below `gpuvirt`, or with the name of another package in front, and its file.
+
+    `folders` are those of the packages, if they are not the shipped ones.
+    """
+    for folder in folders or SOURCES:
         for path in sorted(folder.rglob("*.py")):
             yield path.relative_to(folder).as_posix().removeprefix("gpuvirt/"), path

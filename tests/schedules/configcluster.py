@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from gpuvirt.clock import RealClock
 from gpuvirt.controller.process import ControllerOptions, ControllerProcess
+from gpuvirt.controller.schedulespart import load_schedules
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.kube.kinds.gpunode import GPU_NODES
@@ -172,7 +173,7 @@ async def scheduling(
     """Run a controller that leads, and runs schedules."""
     async with serving(cluster, authority, server) as api:
         credentials = Credentials("127.0.0.1", api.port, "gpu-operator", ca=authority.certificate, token=b"x")
-        options = ControllerOptions(credentials, SETTINGS, elects=False, runs_schedules=True, clock=clock)
+        options = ControllerOptions(credentials, SETTINGS, elects=False, schedules=load_schedules(), clock=clock)
         process = ControllerProcess(options)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(process.run())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.controller.process import ControllerOptions, ControllerProcess
+from gpuvirt.controller.schedulespart import load_schedules
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt_schedules.hypervisors.childprocess import ChildProcess
@@ -25,7 +26,9 @@ def controller(port: int, ca: Path, clock: Clock, *, elects: bool = False) -> Co
     """Return a controller that runs schedules: it leads at once, or once it has the lease."""
     credentials = Credentials("127.0.0.1", port, "gpuvirt", ca=ca, token=b"x")
     settings = ControllerSettings("gpuvirt")
-    return ControllerProcess(ControllerOptions(credentials, settings, elects=elects, runs_schedules=True, clock=clock))
+    return ControllerProcess(
+        ControllerOptions(credentials, settings, elects=elects, schedules=load_schedules(), clock=clock)
+    )
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpuvirt import __version__
 from gpuvirt.controller.process import ControllerOptions, ControllerProcess
+from gpuvirt.controller.schedulespart import load_schedules
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.kube.access.credentials import Credentials
 from tests.apiserver.scriptedapi import scripted
@@ -53,7 +54,9 @@ def process(day: Day, port: int, ca: Path, *, runs_schedules: bool) -> Controlle
     credentials = Credentials("127.0.0.1", port, "gpuvirt", ca=ca, token=b"x")
     settings = ControllerSettings("gpuvirt")
     return ControllerProcess(
-        ControllerOptions(credentials, settings, elects=False, runs_schedules=runs_schedules, clock=day)
+        ControllerOptions(
+            credentials, settings, elects=False, schedules=load_schedules() if runs_schedules else None, clock=day
+        )
     )
 
 

@@ -15,7 +15,7 @@ from gpuvirt.controller.controller import Controller, ControllerDependencies
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.policy.status import verdict_of
 from gpuvirt.controller.scheduledsource import ScheduledSource
-from gpuvirt.controller.schedulespart import Schedules, SchedulesPart, load_schedules
+from gpuvirt.controller.schedulespart import Schedules, SchedulesPart
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.webhookcertificate.keeper import CertificateKeeper, CertificateNames
 from gpuvirt.facts.ids import ObjectName, parse_namespace
@@ -160,8 +160,8 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     listen: tuple[str, int] | None = None
     webhook: ObjectName | None = None
     """The Service and the configuration of the admission webhook whose certificate the controller keeps."""
-    runs_schedules: bool = False
-    """Whether the controller runs VgpuSchedules, while it leads."""
+    schedules: SchedulesPart | None = None
+    """Runs VgpuSchedules while this controller leads; None for a controller without them."""
     clock: Clock = msgspec.field(default_factory=RealClock)
 
 
@@ -180,7 +180,6 @@ class ControllerProcess:
         self._dependencies = ControllerDependencies(leading, clock, random)
         self.certificate: CertificateKeeper | None = None
         """Keeps the webhook's certificate while this process leads."""
-        self._part: SchedulesPart | None = load_schedules() if options.runs_schedules else None
         self._schedules: Schedules | None = None
         """The schedules while this process leads and runs them."""
         if options.webhook is not None:
@@ -188,7 +187,7 @@ class ControllerProcess:
             self.certificate = CertificateKeeper(leading, names, clock)
 
     async def run(self) -> None:
-        """Serve the pages and take part in the election, for ever."""
+        """Serve the pages and take part in the election until cancelled."""
         options = self._options
         async with asyncio.TaskGroup() as group:
             if options.listen is not None:
@@ -213,13 +212,14 @@ class ControllerProcess:
         async with asyncio.TaskGroup() as group:
             if self.certificate is not None:
                 group.create_task(keep_going("webhook certificate", self.certificate.keep, options.clock))
-            if (part := self._part) is not None:
+            if (part := options.schedules) is not None:
                 group.create_task(keep_going("schedules", lambda: self._run_schedules(part), options.clock))
             group.create_task(term.run())
 
     def _scheduled(self) -> ScheduledSource | None:
         """Return where the controller reads what VgpuSchedules say of nodes."""
-        return self._part.scheduled_configs(self._options.settings.namespace) if self._part is not None else None
+        part = self._options.schedules
+        return part.scheduled_configs(self._options.settings.namespace) if part is not None else None
 
     async def _run_schedules(self, part: SchedulesPart) -> None:
         """Run VgpuSchedules until cancelled, which ends each connection to a hypervisor."""

@@ -9,7 +9,7 @@ import typer
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
 from gpuvirt.controller.process import ControllerOptions, run_until_stopped
-from gpuvirt.controller.schedulespart import load_schedules
+from gpuvirt.controller.schedulespart import SchedulesPart, load_schedules
 from gpuvirt.controller.settings import ControllerSettings, SharedResource
 from gpuvirt.distributions import MissingPartError
 from gpuvirt.errors import ConfigError, InvalidIdError
@@ -146,7 +146,7 @@ def controller(  # noqa: PLR0913  one parameter an option
         elects=leader_elect,
         listen=address_of(listen),
         webhook=_webhook(webhook),
-        runs_schedules=schedules and _can_run_schedules(),
+        schedules=_schedules() if schedules else None,
     )
     asyncio.run(run_until_stopped(served))
 
@@ -159,13 +159,12 @@ def _webhook(name: str) -> ObjectName | None:
         raise ConfigError(str(error), where="--webhook") from error
 
 
-def _can_run_schedules() -> bool:
-    """Return True; raise ConfigError if their distribution is missing."""
+def _schedules() -> SchedulesPart:
+    """Return what runs VgpuSchedules; raise ConfigError if its distribution is missing."""
     try:
-        load_schedules()
+        return load_schedules()
     except MissingPartError as error:
         raise ConfigError(str(error), where="--schedules") from error
-    return True
 
 
 def _shared(name: str, units: int) -> SharedResource | None:
