@@ -33,7 +33,7 @@ test-all: .venv/made-for-dev  ## Run both at once with all random examples, as C
 	$(VENV)/pytest -n auto --dist loadgroup $(ARGS)
 
 test-full-size: .venv/made-for-dev  ## Run the tests of many pods and many switches at their full size, which CI runs with fewer
-	GPUVIRT_FULL_SIZE_TESTS=1 $(VENV)/pytest tests/ondemand/test_on_kubelet.py tests/ondemand/test_killed_agents.py tests/cluster/test_on_demand_on_node.py tests/schedules/test_killed_controllers.py $(ARGS)
+	GPUVIRT_FULL_SIZE_TESTS=1 $(VENV)/pytest tests/agent/ondemand/test_on_kubelet.py tests/agent/ondemand/test_killed_agents.py tests/cluster/test_on_demand_on_node.py tests/schedules/test_killed_controllers.py $(ARGS)
 
 soak: .venv/made-for-dev  ## Run random tests with new seeds, and print the lines that repeat failures (SECONDS=600; JOBS=2)
 	@$(VENV)/python -m tests.soak --seconds $(SECONDS) --jobs $(JOBS) $(ARGS)
@@ -115,7 +115,7 @@ generate: .venv/made-for-dev  ## Generate messages of the kubelet's gRPC, manife
 	$(VENV)/python tools/make_json_reference.py
 
 digests: .venv/made-for-dev  ## Record the digests of the objects that policies render, where they are meant to change
-	$(VENV)/python -m tests.operands
+	$(VENV)/python -m tests.controller.operands
 
 picture: .venv/made-for-dev  ## Draw README's picture again from docs/flow.dot; needs Graphviz
 	$(VENV)/python tools/make_picture.py

@@ -18,9 +18,9 @@ from urllib.parse import parse_qs
 
 import msgspec
 from msgspec.structs import replace
-from tests.apiserver.mergepatch import merged_of
-from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
-from tests.kubelet.kubeletnode import CLOCK, Cluster, agent_on, options_for
+from tests.agent.kubelet.kubeletnode import CLOCK, Cluster, agent_on, options_for
+from tests.kube.mergepatch import merged_of
+from tests.kube.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.web.certificates import Authority
 
 from gpuvirt.agent.cluster.clusterside import ClusterSide

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from tests.apiserver.scriptedapi import ScriptedApi
+from tests.agent.kubelet.kubeletnode import CLOCK
 from tests.controller.observedcluster import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import ServedCluster, serving
-from tests.kubelet.kubeletnode import CLOCK
+from tests.kube.scriptedapi import ScriptedApi
 from tests.web.certificates import Authority
 
 from bench.clusternodes import name_of

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.apiserver.scriptedapi import Call, Reply
 from tests.cli.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
+from tests.kube.scriptedapi import Call, Reply
 
 GPUS = 8
 RESOURCE = "nvidia.com/GA102GL_A10"

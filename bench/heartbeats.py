@@ -19,7 +19,7 @@ from random import Random
 from statistics import median
 
 import msgspec
-from tests.apiserver.scriptedapi import Call, Reply, scripted
+from tests.kube.scriptedapi import Call, Reply, scripted
 from tests.web.certificates import Authority, Pair
 
 from bench.clusternodes import name_of, node

@@ -16,7 +16,7 @@ from pathlib import Path
 from lab.kernel.guest import booted
 from lab.kernel.kit import Flavour, prepare
 from lab.kernel.notools import NO_TOOLS
-from tests.change.changes import NOBODY, change_vgpus
+from tests.agent.change.changes import NOBODY, change_vgpus
 
 from gpuvirt.agent.change.changehost import ChangeHost
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from tests.node.simnode import SimNode, running_node
+from tests.agent.node.simnode import SimNode, running_node
 
 import gpuvirt
 from gpuvirt.agent.cluster.noderequests import observe_node

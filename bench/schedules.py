@@ -22,11 +22,11 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from tests.apiserver.scriptedapi import Call, Reply, scripted
+from tests.agent.kubelet.kubeletnode import CLOCK
 from tests.controller.observedcluster import SETTINGS
 from tests.controller.servedcluster import ServedCluster, serving
 from tests.hypervisors.proxy import proxy
-from tests.kubelet.kubeletnode import CLOCK
+from tests.kube.scriptedapi import Call, Reply, scripted
 from tests.schedules.controlled import controlled, vm_cluster
 from tests.schedules.fastclock import FastClock
 from tests.schedules.servedschedule import SCHEDULES

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from time import perf_counter, process_time
 
-from tests.shares.memoryregions import region
+from tests.agent.shares.memoryregions import region
 
 from bench.results import Results
 from gpuvirt.agent.shares.memoryuse import read_use, read_uses

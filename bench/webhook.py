@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.admission.reviews import CONFIG, patch, pod, review
 from tests.web.certificates import Authority
+from tests.webhook.reviews import CONFIG, patch, pod, review
 
 from bench.extender import Table
 from bench.extenderclients import ClientTls, Request, percentiles, send

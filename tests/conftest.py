@@ -22,7 +22,7 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
-from tests.chart.helmchart import Helm
+from tests.agent.node.simnode import SimNode, Workers, running_node
 from tests.checkedloop import CheckedLoop
 from tests.cluster.chartlab import Install, chart_user
 from tests.cluster.clusterlab import LabNode, lab_node
@@ -30,10 +30,10 @@ from tests.cluster.labnamespace import namespace_of
 from tests.comparison import explain
 from tests.contract.guesthost import GUESTS, Guests
 from tests.contract.hosts import CdevHost, Host, MemoryHost, mounted
+from tests.deploy.chart.helmchart import Helm
 from tests.distribution import Groups, give_way, workers
 from tests.durations import seconds_by_folder
 from tests.mount.mounting import detach_dead_mounts
-from tests.node.simnode import SimNode, Workers, running_node
 from tests.pristine import clear
 from tests.rings import RINGS
 from tests.secondtry import write_failures

@@ -15,17 +15,17 @@ import msgspec
 import pytest
 
 RULE_ONE = (
-    "tests/binding/test_after_a_crash.py",
-    "tests/binding/test_leases.py",
-    "tests/change/",
+    "tests/agent/binding/test_after_a_crash.py",
+    "tests/agent/binding/test_leases.py",
+    "tests/agent/change/",
     "tests/contract/",
     "tests/docs/test_proof_rule.py",
     "tests/explore/",
-    "tests/life/",
-    "tests/node/test_gate_",
+    "tests/agent/life/",
+    "tests/agent/node/test_gate_",
     "tests/removals/",
     "tests/schedules/test_exploration.py",
-    "tests/vgpu/test_refused_vgpu_steps.py",
+    "tests/agent/vgpu/test_refused_vgpu_steps.py",
 )
 """The beginnings of the ids of tests of rule 1: proofs, refused steps, contract bodies, explorers, removed guards."""
 PHASES = ("setup", "call", "teardown")

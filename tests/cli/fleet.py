@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.cli.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
+from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
 
 GPU_NODES = "/apis/gpuvirt.io/v1alpha1/gpunodes"
 USED = {"id": "4b20d080-1b54-4048-85b3-a6a62d165c01", "type": "NVIDIA A10-4Q", "offeredAs": "nvidia.com/NVIDIA_A10-4Q"}

@@ -25,8 +25,8 @@ from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING
 from gpuvirt_sim.hostspec import load_host
+from tests.agent.node.simnode import IDS
 from tests.cli.commandline import GPUVIRT, gpuvirt, ran
-from tests.node.simnode import IDS
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.cli.commandline import GPUVIRT, PATH, ran
 from tests.cli.fleet import answer, run
 from tests.extender.podapi import serving
+from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
 
 
 def without_kind(_: Call) -> Reply:

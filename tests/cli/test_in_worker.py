@@ -25,8 +25,8 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.programs.tools import SimTools
-from tests.change.changes import NOBODY, change_host_in
-from tests.vgpu.hostwithvgpus import VgpuHost
+from tests.agent.change.changes import NOBODY, change_host_in
+from tests.agent.vgpu.hostwithvgpus import VgpuHost
 
 GPU, SECOND, T4 = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0"), PciAddress("0000:3b:00.0")
 Lists = dict[Path, frozenset[DeviceId]]

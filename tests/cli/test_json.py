@@ -16,8 +16,8 @@ from gpuvirt.plain import Plain
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
-from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply, scripted
 from tests.cli.commandline import GPUVIRT, PATH, ran
+from tests.kube.scriptedapi import NOT_FOUND, Call, Reply, scripted
 from tests.schedules.scheduleday import Day
 from tests.schedules.servedcommands import answering
 from tests.web.certificates import Authority

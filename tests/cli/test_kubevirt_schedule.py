@@ -8,9 +8,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.cli.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
+from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
 from tests.schedules.kubevirtday import KUBEVIRT, KubeVirtDay
 from tests.schedules.scheduleday import SCHEDULE
 from tests.schedules.servedcommands import answering

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.cli.fleet import GPU_NODES, run
+from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
 
 TYPES = [{"name": "NVIDIA A10-4Q", "creatable": 5}, {"name": "NVIDIA A10-8Q", "creatable": 2}]
 PLANNING = {

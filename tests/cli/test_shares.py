@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.apiserver.scriptedapi import Call, Reply
 from tests.cli.commandline import GPUVIRT, PATH
 from tests.extender.podapi import PodApi, serving
 from tests.extender.pods import node, pod
+from tests.kube.scriptedapi import Call, Reply
 
 
 def cluster() -> PodApi:

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.cli.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
+from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
 
 NAMESPACE = "gpu-operator"
 POLICIES = "/apis/nvidia.com/v1/clusterpolicies"

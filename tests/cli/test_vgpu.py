@@ -12,7 +12,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host, shared_cards
-from tests.change.hostunit import L40S, HostUnit
+from tests.agent.change.hostunit import L40S, HostUnit
 from tests.cli.commandline import ran
 
 GPU, FREE = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.clock import RealClock
-from tests.admission.reviews import CONFIG
 from tests.cli.commandline import ran
+from tests.webhook.reviews import CONFIG
 
 CLOCK = RealClock()
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
 from tests.cli.fleet import run
+from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
 
 A10, UNITS = "nvidia.com/GA102GL_A10", "nvidia.com/vgpu"
 SHARES = {"enforcement": "hami-core", "origin": "label gpuvirt.io/shares.enforcement"}

@@ -12,7 +12,7 @@ from lab.cluster.settings import NODE
 
 from gpuvirt.kube.kinds.clusterpolicy import REQUIRED
 from tests.cluster.labnamespace import GPUVIRT, PATIENCE_S, LabNamespace
-from tests.operands.operandaccounts import access
+from tests.controller.operands.operandaccounts import access
 
 ROOT = Path(__file__).parent.parent.parent
 NAMESPACE = "gpu-operator"

@@ -37,8 +37,8 @@ from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.tasks import until_stopped
+from tests.agent.shares.opengpus import OpenGpus
 from tests.cluster.apilab import Listener
-from tests.shares.opengpus import OpenGpus
 
 log = logging.getLogger(__name__)
 

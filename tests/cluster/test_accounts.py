@@ -14,8 +14,8 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.kubelet.checkpoint import checksum
 from gpuvirt_sim.kubelet.containers import Container
+from tests.agent.kubelet.kubeletnode import cluster_on, until, until_so
 from tests.cluster.clusterlab import LabNode, PodRequest
-from tests.kubelet.kubeletnode import cluster_on, until, until_so
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 BOTH = [DeviceId("0000:65:00.0"), DeviceId("0000:ca:00.0")]

@@ -78,7 +78,7 @@ def test_a_release_is_installed_upgraded_and_uninstalled(user: Install) -> None:
 def test_objects_of_nvidias_operator_are_left_unchanged(user: Install) -> None:
     user.kubectl("apply", "-f", "-", given=older("clusterpolicies.yaml"))
     until_known(user, "clusterpolicies.nvidia.com")
-    policy = (ROOT / "tests/apiserver/guidepolicy.yaml").read_text()
+    policy = (ROOT / "tests/kube/guidepolicy.yaml").read_text()
     user.kubectl("apply", "-f", "-", given=policy)
     refused = user.install("sandboxWorkloads.enabled=true")
     assert refused.returncode != 0

@@ -18,11 +18,11 @@ from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kube.kinds.workloads import DaemonSet
 from gpuvirt.kube.labels import AGENT_LABELS, NODE_LABEL
+from tests.agent.kubelet.foreignplugin import kubevirt_offers_beside
 from tests.cluster.apilab import NAMESPACE, NODE, ROOT, ApiLab
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.labnamespace import BOX
-from tests.kubelet.foreignplugin import kubevirt_offers_beside
-from tests.operands.policies import policy_of
+from tests.controller.operands.policies import policy_of
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -15,10 +15,10 @@ from gpuvirt.facts.ids import PodUid
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from gpuvirt.paths import HostRoots
+from tests.agent.shares.memoryregions import region
+from tests.agent.shares.mpsdaemon import write_program
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.sharednode import A, Shared, main, shared_node
-from tests.shares.memoryregions import region
-from tests.shares.mpsdaemon import write_program
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
@@ -172,7 +172,7 @@ def test_processes_of_a_container_are_limited_by_the_mps_daemon(
     compiled = ["gcc", "-o", str(given / "client"), "-xc", "-"]
     subprocess.run(compiled, input=CLIENT, text=True, check=True)
     write_program(driver)
-    daemon = subprocess.Popen([sys.executable, "-m", "tests.shares.mpsdaemon", str(driver / "pipe"), str(A)])
+    daemon = subprocess.Popen([sys.executable, "-m", "tests.agent.shares.mpsdaemon", str(driver / "pipe"), str(A)])
     try:
         node.until((driver / "pipe/control").exists, lambda: "no daemon")
         with shared.agent(driver):

@@ -10,10 +10,10 @@ from gpuvirt.agent.store.recordhistorystore import FILE
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.devices.nvidia import gpu_uuid
+from tests.agent.kubelet.foreignplugin import kubevirt_offers_beside
 from tests.cluster.clusterlab import LabNode, PodRequest
 from tests.cluster.nodeworkload import REASON, is_for, node_key, until
 from tests.cluster.reportingagent import WHOLE
-from tests.kubelet.foreignplugin import kubevirt_offers_beside
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

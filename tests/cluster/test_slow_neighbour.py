@@ -18,9 +18,9 @@ from gpuvirt.facts.ids import ResourceName
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.usage.processes import content, pids
 from gpuvirt.paths import HostRoots
+from tests.agent.kubelet.foreignplugin import GroupAllocator, kubevirt_offers_beside
 from tests.cluster.clusterlab import LabNode, PodRequest
 from tests.cluster.nodeworkload import is_for
-from tests.kubelet.foreignplugin import GroupAllocator, kubevirt_offers_beside
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

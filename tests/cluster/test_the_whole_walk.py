@@ -18,7 +18,7 @@ from tests.cluster.chartlab import CHART, NAMESPACE, ROOT, Install, import_vgpu_
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import PRESENT, WORKLOAD
 from tests.cluster.kubevirtkinds import install
-from tests.kubevirt.kubevirts import at, entry
+from tests.controller.kubevirt.kubevirts import at, entry
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("helm"), pytest.mark.xdist_group("cluster")]
 

@@ -8,10 +8,10 @@ from lab.cluster.cluster import KUBELET_ROOT
 
 from gpuvirt.agent.kubelet.podresources import ask_allocatable
 from gpuvirt.facts.ids import ResourceName
+from tests.agent.kubelet.foreignplugin import GROUPS, kubevirt_offers_beside
 from tests.cluster.clusterlab import POD_RESOURCES, LabNode, PodRequest
 from tests.cluster.labnamespace import PATIENCE_S
 from tests.cluster.reportingagent import HALF, reporting, row, set_spec
-from tests.kubelet.foreignplugin import GROUPS, kubevirt_offers_beside
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 

@@ -59,7 +59,7 @@ def test_a_label_changes_the_vgpus_of_the_node(node: LabNode) -> None:
 def test_pods_bound_before_a_vgpu_change_are_admitted(node: LabNode) -> None:
     """The queue is longer than the node's capacity, so pods are bound continuously.
 
-    Scheduler and kubelet are given half a second for what they have begun (decision 58), as tests/node/test_notice.py
+    Scheduler and kubelet are given half a second for what they have begun, as tests/agent/node/test_notice.py
     proves. A busy computer exceeds that now and then: one switch of three has to refuse no pod.
     """
     seen = list[str]()

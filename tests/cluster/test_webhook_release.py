@@ -8,9 +8,9 @@ import yaml
 from lab.cluster import settings
 
 from gpuvirt.plain import Plain
-from tests.chart.helmchart import at, items
 from tests.cluster.chartlab import NAMESPACE, Install
 from tests.cluster.webhooklab import NAME, pod, until
+from tests.deploy.chart.helmchart import at, items
 from tests.web.certificates import Authority
 
 pytestmark = [

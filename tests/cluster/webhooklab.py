@@ -18,8 +18,8 @@ from lab.cluster import settings
 
 from gpuvirt.clock import RealClock
 from gpuvirt.plain import Plain
-from tests.chart.helmchart import Helm, Rendered, at, items
 from tests.cluster.labnamespace import LabNamespace
+from tests.deploy.chart.helmchart import Helm, Rendered, at, items
 from tests.web.certificates import Authority
 
 PORT, METRICS_PORT = 19443, 19444

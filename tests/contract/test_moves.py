@@ -19,12 +19,12 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.paths import HostRoots, KubeletPaths
-from tests.change.changes import NOBODY, change_drivers, change_host_in, driver_state, inputs
+from tests.agent.change.changes import NOBODY, change_drivers, change_host_in, driver_state, inputs
+from tests.agent.kubelet.givingkubelet import kubelet_with_pod
 from tests.contract.guesthost import GUESTS
 from tests.contract.hosts import LONG_S, CdevHost, Host, MemoryHost, bind, group_of, write
 from tests.contract.notools import NoTools
 from tests.contract.seenfrom import ContainerKernel
-from tests.kubelet.givingkubelet import kubelet_with_pod
 
 GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
 H100 = PciAddress("0000:03:00.0")

@@ -18,7 +18,7 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step, Unbind
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.paths import HostPath
-from tests.change.changes import NOBODY, change_drivers, change_host_in, driver_state
+from tests.agent.change.changes import NOBODY, change_drivers, change_host_in, driver_state
 from tests.contract.guesthost import GuestHost, Guests
 from tests.contract.hosts import exists, write
 from tests.contract.notools import NoTools

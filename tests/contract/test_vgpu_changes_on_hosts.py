@@ -21,9 +21,9 @@ from gpuvirt.model.change.steps import CreateVgpu, RemoveVgpu, RollBack, Step
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
-from tests.change.changes import NOBODY, change_host_in, change_vgpus, inputs
+from tests.agent.change.changes import NOBODY, change_host_in, change_vgpus, inputs
+from tests.agent.kubelet.givingkubelet import kubelet_with_pod
 from tests.contract.hosts import LONG_S, Answer, CdevHost, Host, Job, Vm, exists, group_of, until_free
-from tests.kubelet.givingkubelet import kubelet_with_pod
 
 RTX = PciAddress("0000:02:00.0")
 """The catalog knows nothing of vGPUs on it, so only its driver knows how many fit: 24 T4-1B, 12 T4-2B."""

@@ -24,10 +24,10 @@ from gpuvirt.kube.kinds.gpunode import GPU_NODES
 from gpuvirt.kube.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, INSTANCETYPE_REVISIONS, KUBEVIRTS
 from gpuvirt.kube.kinds.workloads import made_in
 from gpuvirt.kube.resources import NODES, Resource, pods
-from tests.apiserver.mergepatch import merged_of
-from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.agent.kubelet.kubeletnode import CLOCK
 from tests.controller.observedcluster import SETTINGS
-from tests.kubelet.kubeletnode import CLOCK
+from tests.kube.mergepatch import merged_of
+from tests.kube.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.web.certificates import Authority, Pair
 
 Json = dict[str, object]

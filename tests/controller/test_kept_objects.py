@@ -11,7 +11,7 @@ from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.picture import read_of, read_of_gpu_node, read_of_pod
 from gpuvirt.kube.kinds.core import Pod, ReadNode
 from gpuvirt.kube.resources import KubernetesObject
-from tests.apiserver.mergepatch import merged_of
+from tests.kube.mergepatch import merged_of
 
 Json = Mapping[str, object]
 OBJECTS = 50

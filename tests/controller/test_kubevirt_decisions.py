@@ -21,8 +21,8 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind
 from gpuvirt.model.reasons import ReasonCode
+from tests.controller.kubevirt.kubevirts import T4_8Q, Fields, kubevirt
 from tests.controller.observedcluster import SETTINGS, ObservedCluster, node, policy
-from tests.kubevirt.kubevirts import T4_8Q, Fields, kubevirt
 
 NOTHING_ASKED: Requesting = {kind.name: Observed(()) for kind in DEVICE_KINDS}
 

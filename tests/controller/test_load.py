@@ -14,9 +14,9 @@ from gpuvirt.kube.kinds.gpunode import GPU_NODES
 from gpuvirt.kube.kinds.kubevirt import KUBEVIRTS
 from gpuvirt.kube.resources import NODES, pods
 from gpuvirt_sim.clock import SimClock
+from tests.agent.kubelet.kubeletnode import CLOCK, until
 from tests.controller.observedcluster import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import OF_KUBEVIRT, OPTIONAL, ServedCluster, leading, serving
-from tests.kubelet.kubeletnode import CLOCK, until
 from tests.web.certificates import Authority, Pair
 
 PODS = pods(SETTINGS.namespace)

@@ -16,8 +16,8 @@ from gpuvirt.kube.kinds.workloads import ConfigMap
 from gpuvirt.kube.objects import key_of
 from gpuvirt.kube.resources import Metadata, config_maps
 from gpuvirt.plain import Plain, read
-from tests.chart.helmchart import at, items
 from tests.controller.observedcluster import SETTINGS, ObservedCluster, node, policy
+from tests.deploy.chart.helmchart import at, items
 
 SHARES = replace(SETTINGS, shared=SharedResource(ResourceName("nvidia.com/vgpu")))
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane
 
 ROOT = Path(__file__).parent.parent.parent
 KIND = "clusterpolicies.nvidia.com"
-GIVEN = ROOT / "tests/apiserver"
+GIVEN = ROOT / "tests/kube"
 INCOMPLETE = "an image needs all of repository, image and version"
 
 

@@ -16,8 +16,8 @@ from gpuvirt.kube.failures import ApiError
 from gpuvirt.kube.resources import pods
 from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
 from gpuvirt.shares.objects import SharingPod
-from tests.chart.helmchart import NAMESPACE, Helm
 from tests.cluster.labnamespace import BOX, LabNamespace
+from tests.deploy.chart.helmchart import NAMESPACE, Helm
 
 pytestmark = [
     pytest.mark.ring("cluster"),

@@ -12,8 +12,8 @@ import pytest
 from lab.cluster import settings
 from lab.cluster.playedcluster import PlayedCluster
 
-from tests.apiserver.testproxies import TestProxy, proxying
 from tests.cluster.labnamespace import GPUVIRT
+from tests.kube.testproxies import TestProxy, proxying
 from tests.web.certificates import Authority, Pair
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]

@@ -31,7 +31,7 @@ from gpuvirt.plain import Plain
 from tests.cli.commandline import gpuvirt
 from tests.cluster.kubevirtkinds import install
 from tests.cluster.labnamespace import LabNamespace
-from tests.kubevirt.kubevirts import A10, OFFERED, T4_8Q, at, entry
+from tests.controller.kubevirt.kubevirts import A10, OFFERED, T4_8Q, at, entry
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 

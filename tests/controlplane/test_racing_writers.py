@@ -12,8 +12,8 @@ import pytest
 from lab.cluster import settings
 from lab.cluster.playedcluster import PlayedCluster
 
-from tests.apiserver.scriptedapi import Call, Reply, scripted
 from tests.cluster.labnamespace import GPUVIRT
+from tests.kube.scriptedapi import Call, Reply, scripted
 from tests.web.certificates import Authority
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]

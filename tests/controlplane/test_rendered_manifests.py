@@ -15,8 +15,8 @@ from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.kube.kinds.workloads import encoded
 from tests.cli.commandline import ran
 from tests.cluster.apilab import ApiLab
-from tests.operands.operandaccounts import access, objects
-from tests.operands.policies import ALL_KINDS, full, policy_of
+from tests.controller.operands.operandaccounts import access, objects
+from tests.controller.operands.policies import ALL_KINDS, full, policy_of
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
 

@@ -9,10 +9,10 @@ import pytest
 from lab.cluster import settings
 
 from gpuvirt.webhook.injectionconfig import parse
-from tests.admission.goldens import decided
-from tests.chart.helmchart import Helm, at, items
 from tests.cluster.labnamespace import LabNamespace
 from tests.cluster.webhooklab import NAME, Answer, WebhookLab, pod, until, webhook_lab
+from tests.deploy.chart.helmchart import Helm, at, items
+from tests.webhook.goldens import decided
 
 pytestmark = [
     pytest.mark.ring("cluster"),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import gpuvirt
-from tests.doctor.badhosts import BAD
-from tests.doctor.sickhost import examine, findings
+from tests.diagnosis.doctor.badhosts import BAD
+from tests.diagnosis.doctor.sickhost import examine, findings
 
 MODEL = Path(gpuvirt.__file__).parent / "model"
 BY_HAND = re.compile(r"uuidgen|\becho\b.*>|sriov-manage|> ?/sys|/bind\b|/unbind\b|driverctl (?:un)?set-override")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.model.reasons import FindingCode, ReasonCode
-from tests.doctor.badhosts import BAD
+from tests.diagnosis.doctor.badhosts import BAD
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs/prerequisites.md").read_text()

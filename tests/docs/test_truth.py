@@ -21,7 +21,7 @@ from gpuvirt.model.offers import discovery
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.hostspec import host_names, load_host
-from tests.node.simnode import IDS
+from tests.agent.node.simnode import IDS
 
 ROOT = Path(__file__).parent.parent.parent
 REFERENCE = "".join(path.read_text() for path in sorted((ROOT / "docs/reference").glob("*.md")))

@@ -33,6 +33,7 @@ from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.tasks import keep_going
 from gpuvirt_sim.clock import BEGINNING
+from tests.agent.node.simnode import IDS
 from tests.explore.jobs import ExploredWorker
 from tests.explore.loop import ExploredLoop
 from tests.explore.observer import ViolationError
@@ -41,7 +42,6 @@ from tests.explore.scheduler import Process
 from tests.explore.seam import ExploredKernel, ExploredTools
 from tests.explore.sharing import Sharing, open_shares, run_shares, sharing_of
 from tests.explore.unprivileged import UnprivilegedKernel
-from tests.node.simnode import IDS
 
 if TYPE_CHECKING:
     from tests.explore.world import World

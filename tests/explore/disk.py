@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests.agent.node.diskfaults import failing
 from tests.explore.scheduler import Scheduler
-from tests.node.diskfaults import failing
 
 _flock = fcntl.flock
 """The host's own function, which a schedule replaces."""

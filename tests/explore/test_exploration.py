@@ -155,7 +155,7 @@ def test_a_crash_without_a_guard_is_a_broken_mutation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["used-gpu-is-unplugged-unseen", "shared-gpu-is-unplugged-unseen"])
 def test_an_agent_that_ends_itself_is_a_finding(name: str, tmp_path: Path) -> None:
     """Once a scan took the ids of all GPUs from the scan before, and then the agent ended with the first account that
-    named a GPU that had left (tests/node/test_vanishing_devices.py)."""
+    named a GPU that had left (tests/agent/node/test_vanishing_devices.py)."""
     explorer = Explorer.of(name, tmp_path)
     with Guard(DeviceIds, "of", lambda ids, _: ids, (name,)).removed():
         found = next(explorer.explore(1, lambda: explorer.tally.schedules >= MOST_SCHEDULES), None)

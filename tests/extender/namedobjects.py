@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
+from tests.kube.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
 
 Object = dict[str, object]
 

@@ -15,8 +15,8 @@ import msgspec
 
 from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client
-from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.extender.namedobjects import NamedObjects, Object
+from tests.kube.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.web.certificates import Authority
 
 ENDED = ("Succeeded", "Failed")

@@ -10,8 +10,8 @@ from gpuvirt.extender.protocol import FilterResult, NodeArguments, node_argument
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.shares.objects import demand_of_pod
 from gpuvirt.shares.sharing import Sharing
+from tests.agent.shares.fits import Fit, fit
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, node, pod
-from tests.shares.fits import Fit, fit
 
 
 def ask(found: IndexUnderTest, content: Object, *names: str) -> FilterResult:

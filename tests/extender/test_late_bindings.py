@@ -12,9 +12,9 @@ from gpuvirt.clock import RealClock
 from gpuvirt.extender.binding import Binder
 from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
 from gpuvirt.shares.sharing import Sharing
-from tests.apiserver.scriptedapi import CONFLICT
 from tests.extender.binderbench import Bench, benched
 from tests.extender.pods import IndexUnderTest, node, pod
+from tests.kube.scriptedapi import CONFLICT
 
 MADE, REFUSED = 201, 409
 UNKNOWN = "whether it is bound is not known"

@@ -21,7 +21,7 @@ from gpuvirt.kube.failures import NotSentError
 from gpuvirt.kube.kinds.core import Service, ServicePort, ServiceSpec
 from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.plain import Plain
-from tests.chart.helmchart import at, items
+from tests.deploy.chart.helmchart import at, items
 from tests.extender.podapi import PodApi, serving
 from tests.extender.pods import node
 from tests.extender.processes import get, is_ready, running, until

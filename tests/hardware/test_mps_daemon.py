@@ -11,8 +11,8 @@ from gpuvirt.hardware.programs.containerdriver import NotReadyError
 from gpuvirt.hardware.programs.mpscontrol import QUIT, MpsControl
 from gpuvirt.hardware.programs.mpsdaemon import prepare
 from gpuvirt.loops.serialworker import ThreadWorker
+from tests.agent.shares.mpsdaemon import MpsDaemon, write_program
 from tests.cli.commandline import ran
-from tests.shares.mpsdaemon import MpsDaemon, write_program
 
 FINE = Ended(0, "GPU 0: NVIDIA H200\n", "")
 HELP = Ended(0, "  -d,--daemon              Setup the daemon in the background\n", "")

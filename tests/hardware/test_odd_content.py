@@ -14,7 +14,7 @@ from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt_sim.files.tree import Link
-from tests.node.simnode import SimNode, running_node
+from tests.agent.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"

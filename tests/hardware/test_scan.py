@@ -20,7 +20,7 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.tree import Link, constant
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, host_names
 from gpuvirt_sim.kernel import SimKernel
-from tests.node.simnode import IDS
+from tests.agent.node.simnode import IDS
 from tests.sim.simulated import Simulated
 
 GPU, T4 = PciAddress("0000:65:00.0"), PciAddress("0000:3b:00.0")

@@ -14,8 +14,8 @@ from gpuvirt_schedules.controller.rounds import Rounds
 from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects
 from gpuvirt_schedules.controller.vmcalls import VmCalls
 from gpuvirt_schedules.hypervisors.connection import ChildHypervisor
-from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.simulated import Center, center, connected, vms
+from tests.kube.scriptedapi import scripted
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
 from tests.schedules.servedschedule import LEASES, NODES, Object
 from tests.web.certificates import Authority, Pair

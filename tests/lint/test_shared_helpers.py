@@ -38,19 +38,21 @@ def test_no_module_imports_a_module_of_tests() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "from tests.node.test_changes import FIRST",
-        "from tests.node.test_changes import FIRST as GPU, SECOND",
-        "from tests.node import test_changes",
-        "import tests.node.test_changes as changes",
+        "from tests.agent.node.test_changes import FIRST",
+        "from tests.agent.node.test_changes import FIRST as GPU, SECOND",
+        "from tests.agent.node import test_changes",
+        "import tests.agent.node.test_changes as changes",
         "from . import test_changes",
         "from .test_changes import FIRST",
-        "def f():\n    import tests.node.test_changes",
+        "def f():\n    import tests.agent.node.test_changes",
     ],
 )
 def test_each_form_of_an_import_is_found(line: str) -> None:
     assert list(imported_tests(line)) != []
 
 
-@pytest.mark.parametrize("line", ["from tests.node.simnode import SimNode", "import tests.conftest", "from . import a"])
+@pytest.mark.parametrize(
+    "line", ["from tests.agent.node.simnode import SimNode", "import tests.conftest", "from . import a"]
+)
 def test_helpers_may_be_imported(line: str) -> None:
     assert list(imported_tests(line)) == []

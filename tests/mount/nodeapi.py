@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt.kube.resources import Metadata
-from tests.apiserver.mergepatch import merged_of
-from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.kube.mergepatch import merged_of
+from tests.kube.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.web.certificates import Authority, Pair
 
 NODE = "node01"

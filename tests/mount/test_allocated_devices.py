@@ -15,7 +15,7 @@ from gpuvirt.model.allocation.ledger import Entry, Ledger
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.kubelet.containers import Claim
-from tests.kubelet.givingkubelet import kubelet_with_pod
+from tests.agent.kubelet.givingkubelet import kubelet_with_pod
 from tests.mount.mounting import GPUVIRT, mount, shell
 
 pytestmark = pytest.mark.ring("mount")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.clock import RealClock
-from tests.kubelet.givingkubelet import kubelet_with_pod
+from tests.agent.kubelet.givingkubelet import kubelet_with_pod
 from tests.mount.mounting import GPUVIRT, shell, until
 
 pytestmark = pytest.mark.ring("mount")

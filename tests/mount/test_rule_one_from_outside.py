@@ -19,7 +19,7 @@ import pytest
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.web.connections import MANY_NEWCOMERS, MOST_NEWCOMERS
 from gpuvirt_sim.devices.nvidia import gpu_uuid
-from tests.kubelet.givingkubelet import give
+from tests.agent.kubelet.givingkubelet import give
 from tests.mount import silentclients
 from tests.mount.mounting import GPUVIRT
 from tests.mount.outsidenode import CLOCK, OutsideNode, agent_of, outside_node

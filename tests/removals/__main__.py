@@ -24,24 +24,7 @@ from tests.rings import RINGS
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".removals"
 KILLERS = Path(__file__).with_name("killers.json")
-FOLDERS = (
-    "allocation",
-    "binding",
-    "change",
-    "cli",
-    "explore/test_exploration.py",
-    "gpumodes",
-    "hardware",
-    "health",
-    "kubelet",
-    "life",
-    "mount",
-    "node",
-    "ondemand",
-    "schedules",
-    "shares",
-    "vgpu",
-)
+FOLDERS = ("agent", "cli", "explore/test_exploration.py", "hardware", "mount", "schedules")
 """The tests that may notice a removal."""
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider")
 MOST_TESTS = 40

@@ -112,14 +112,14 @@ name: return str(error) [as return None]
 <module>: MISSES_TO_END = 2 [times 1000]
 """
 NOTICED = "model.change.driverrefusals: _why_not_to_native: yield from _why_no_native_driver(state, function)"
-TEST = "tests/binding/test_plans.py::test_a_gpu_whose_vf_a_vm_has_gets_no_native_driver"
+TEST = "tests/agent/binding/test_plans.py::test_a_gpu_whose_vf_a_vm_has_gets_no_native_driver"
 VSPHERE = "tests/hypervisors/test_vsphere.py"
 IN_CHILD = "gpuvirt_schedules.hypervisors.vsphere.backend: _begun: task = vm.PowerOnVM_Task(None)"
 IN_CHILD_TEST = f"{VSPHERE}::test_the_day_becomes_night"
 BURNING = "tests/removals/burning.py"
 ENDLESS = f"{BURNING}::test_without_end_unless_a_step_is_refused"
-ABSOLUTE = "tests/change/test_proofs.py::test_the_age_of_a_proof_counts_from_the_begin_of_its_walk"
-OTHER_TEST = "tests/binding/test_plans.py::test_a_missing_vfio_module_is_loaded"
+ABSOLUTE = "tests/agent/change/test_proofs.py::test_the_age_of_a_proof_counts_from_the_begin_of_its_walk"
+OTHER_TEST = "tests/agent/binding/test_plans.py::test_a_missing_vfio_module_is_loaded"
 
 
 BOTH = pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.kube.kinds.gpunode import GPU_NODES
 from gpuvirt.kube.kinds.vgpuschedule import ALL_SCHEDULES, vgpu_schedules
 from gpuvirt.kube.resources import NODES, Resource, config_maps
-from tests.apiserver.scriptedapi import Call, Reply
 from tests.controller.observedcluster import ALL_ON, SETTINGS, node
 from tests.controller.servedcluster import UNAVAILABLE, Json, ServedCluster, serving
+from tests.kube.scriptedapi import Call, Reply
 from tests.web.certificates import Authority, Pair
 
 NAMESPACE = SETTINGS.namespace

@@ -12,8 +12,8 @@ from gpuvirt.controller.schedulespart import load_schedules
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt_schedules.hypervisors.childprocess import ChildProcess
-from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.simulated import Center, center
+from tests.kube.scriptedapi import scripted
 from tests.schedules.fastclock import FastClock
 from tests.schedules.vmcluster import VmCluster
 from tests.web.certificates import Authority, Pair

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, Spec
+from tests.agent.node.nodewithvgpus import give_first_vgpu, reported
+from tests.agent.node.simnode import running_node
 from tests.controller.observedcluster import ALL_ON
-from tests.node.nodewithvgpus import give_first_vgpu, reported
-from tests.node.simnode import running_node
 from tests.schedules.scheduleday import SCHEDULE, Day
 from tests.schedules.servedschedule import NODES, Object
 from tests.sim.simulated import Simulated

@@ -11,8 +11,8 @@ from gpuvirt.kube.client import Client
 from gpuvirt.model.workers.hypervisor import Hypervisor
 from gpuvirt_schedules.controller.keeper import ScheduleKeeper
 from gpuvirt_schedules.controller.secretconnection import FindSchedule
-from tests.apiserver.scriptedapi import scripted
-from tests.kubelet.kubeletnode import until
+from tests.agent.kubelet.kubeletnode import until
+from tests.kube.scriptedapi import scripted
 from tests.schedules.modelhypervisor import Connection, Fault
 from tests.schedules.scheduleday import SCHEDULE, Day
 from tests.web.certificates import Pair

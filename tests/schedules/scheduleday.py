@@ -15,8 +15,8 @@ from gpuvirt_schedules.controller.rounds import Rounds
 from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects
 from gpuvirt_schedules.controller.vmcalls import VmCalls
 from gpuvirt_sim.clock import SimTimer
-from tests.apiserver.scriptedapi import Call as Request
-from tests.apiserver.scriptedapi import Reply, scripted
+from tests.kube.scriptedapi import Call as Request
+from tests.kube.scriptedapi import Reply, scripted
 from tests.schedules.modelhypervisor import Connection, Fault, ModelHypervisor, Vm
 from tests.schedules.servedschedule import LEASES, NODES, SCHEDULES, Object, ServedSchedule
 from tests.web.certificates import Pair

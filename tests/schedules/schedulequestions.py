@@ -12,7 +12,7 @@ from gpuvirt.kube.client import Client
 from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKind
 from gpuvirt.model.workers.hypervisor import Hypervisor
 from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions
-from tests.apiserver.scriptedapi import Call, Reply, scripted
+from tests.kube.scriptedapi import Call, Reply, scripted
 from tests.schedules.modelhypervisor import Connection, Fault
 from tests.schedules.scheduleday import Day
 from tests.schedules.servedcommands import answering

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 
-from tests.apiserver.scriptedapi import Call, Reply
+from tests.kube.scriptedapi import Call, Reply
 from tests.schedules.servedschedule import ServedSchedule
 
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"

@@ -18,7 +18,7 @@ from gpuvirt.kube.client import Client
 from gpuvirt.model.workers.hypervisor import VmKey
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
 from gpuvirt_schedules.controller.kubevirt.virtualmachines import Vm
-from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, scripted
+from tests.kube.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, scripted
 from tests.web.certificates import Pair
 
 Object = dict[str, object]

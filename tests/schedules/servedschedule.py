@@ -5,8 +5,8 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import parse_qs, urlsplit
 
-from tests.apiserver.mergepatch import merged_of
-from tests.apiserver.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
+from tests.kube.mergepatch import merged_of
+from tests.kube.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
 
 Object = dict[str, object]
 SCHEDULES = "/apis/gpuvirt.io/v1alpha1/namespaces/gpuvirt/vgpuschedules"

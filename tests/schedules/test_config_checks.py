@@ -11,7 +11,7 @@ from gpuvirt_schedules.commands import schedulecheckrender
 from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions
 from gpuvirt_schedules.decide.noderows import NodeCheck
 from gpuvirt_schedules.decide.workerchecks import ScheduleCheck
-from tests.node.nodewithvgpus import FIRST
+from tests.agent.node.nodewithvgpus import FIRST
 from tests.schedules.coverednode import NODE, POLICY, covered, put_report
 from tests.schedules.scheduleday import Day
 from tests.schedules.schedulequestions import asking

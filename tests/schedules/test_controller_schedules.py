@@ -13,9 +13,9 @@ from gpuvirt.controller.process import ControllerOptions, ControllerProcess
 from gpuvirt.controller.schedulespart import load_schedules
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.kube.access.credentials import Credentials
-from tests.apiserver.scriptedapi import scripted
+from tests.agent.kubelet.kubeletnode import until
 from tests.cli.commandline import loaded_by
-from tests.kubelet.kubeletnode import until
+from tests.kube.scriptedapi import scripted
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
 from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, SECRETS, Object
 from tests.web.certificates import Authority, Pair

@@ -27,9 +27,9 @@ from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects
 from gpuvirt_schedules.controller.secretconnection import Opener
 from gpuvirt_schedules.controller.vmcalls import VmCalls
 from gpuvirt_schedules.hypervisors.connection import open_hypervisor
-from tests.apiserver.scriptedapi import scripted
 from tests.hypervisors.libvirthost import Server
 from tests.hypervisors.libvirthost import server as running_server
+from tests.kube.scriptedapi import scripted
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, uuid
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import LEASES

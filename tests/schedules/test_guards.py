@@ -35,8 +35,8 @@ from gpuvirt_schedules.decide.byhand import switch_by_hand
 from gpuvirt_schedules.decide.faults import faults
 from gpuvirt_schedules.decide.matching import candidates, match, prove, prove_user
 from gpuvirt_schedules.decide.times import CronLineError, verify_line
-from tests.apiserver.scriptedapi import NOT_FOUND, Reply, scripted
-from tests.apiserver.scriptedapi import Call as Request
+from tests.kube.scriptedapi import NOT_FOUND, Reply, scripted
+from tests.kube.scriptedapi import Call as Request
 from tests.schedules.servedkubevirt import KEY, NAMESPACE, VMIS, VMS, ServedKubeVirt, connected, convert_vm
 from tests.schedules.workerround import EVENING, FIRST, NODES, SCHEDULE, calls, decided, observed, worker
 from tests.schedules.workerround import VMS as SEEN

@@ -15,9 +15,9 @@ from random import Random
 import pytest
 
 from gpuvirt.model.reasons import ReasonCode
-from tests.apiserver.scriptedapi import Call, Reply, scripted
+from tests.agent.kubelet.kubeletnode import until
 from tests.hypervisors.simulated import PASSWORD
-from tests.kubelet.kubeletnode import until
+from tests.kube.scriptedapi import Call, Reply, scripted
 from tests.schedules.controlled import WORKERS, living, vm_cluster
 from tests.schedules.fastclock import REAL, FastClock
 from tests.schedules.killablecontroller import Controllers, controllers

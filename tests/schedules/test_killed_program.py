@@ -16,10 +16,10 @@ import pytest
 
 from gpuvirt.kube.election import Terms
 from gpuvirt.model.workers.connection import DEAD_AFTER_S
-from tests.apiserver.scriptedapi import scripted
+from tests.agent.kubelet.kubeletnode import CLOCK
 from tests.cli.commandline import GPUVIRT, PATH
 from tests.hypervisors.simulated import PASSWORD
-from tests.kubelet.kubeletnode import CLOCK
+from tests.kube.scriptedapi import scripted
 from tests.schedules.controlled import WORKERS, living, vm_cluster
 from tests.schedules.fastclock import FastClock
 from tests.schedules.vmcluster import SPEC, VmCluster

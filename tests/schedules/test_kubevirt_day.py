@@ -20,7 +20,7 @@ from gpuvirt_schedules.controller.secretconnection import Opener
 from gpuvirt_schedules.controller.vmcalls import VmCalls
 from gpuvirt_schedules.decide.forecast import PlannedAction
 from gpuvirt_schedules.hypervisors.connection import open_hypervisor
-from tests.apiserver.scriptedapi import Call, Reply, scripted
+from tests.kube.scriptedapi import Call, Reply, scripted
 from tests.schedules.kubevirtday import KUBEVIRT, KubeVirtDay
 from tests.schedules.scheduleday import SCHEDULE, SPEC
 from tests.schedules.servedcommands import answering

@@ -25,8 +25,8 @@ from gpuvirt.model.workers.hypervisor import (
 )
 from gpuvirt.model.workers.spec import Leave
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
-from tests.apiserver.scriptedapi import Call as Request
-from tests.apiserver.scriptedapi import Reply
+from tests.kube.scriptedapi import Call as Request
+from tests.kube.scriptedapi import Reply
 from tests.schedules.servedkubevirt import KEY, SAVED, VMIS, Guest, ServedKubeVirt, connected
 from tests.schedules.workerround import CORDONED, SCHEDULE, calls, decided, observed, worker
 from tests.web.certificates import Authority, Pair

@@ -13,7 +13,7 @@ from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.workers.hypervisor import Power, VmKey
 from gpuvirt_schedules.controller.keeper import ObservedNodes
-from tests.kubelet.kubeletnode import until
+from tests.agent.kubelet.kubeletnode import until
 from tests.schedules.keptschedule import Opened, keeping, reached
 from tests.schedules.scheduleday import Day
 from tests.schedules.servedschedule import NODES, Object

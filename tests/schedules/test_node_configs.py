@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from gpuvirt.kube.kinds.gpunode import GPU_NODES
 from gpuvirt.kube.resources import NODES
-from tests.kubelet.kubeletnode import CLOCK, until
+from tests.agent.kubelet.kubeletnode import CLOCK, until
 from tests.schedules.configcluster import NAMESPACE, SCHEDULES, SPEC, ConfigCluster, WallClock, before, scheduling
 from tests.web.certificates import Authority, Pair
 

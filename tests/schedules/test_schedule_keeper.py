@@ -13,8 +13,8 @@ from gpuvirt_schedules.controller.keeper import ASKED_AGAIN_S
 from gpuvirt_schedules.controller.otherschedules import OtherSchedules
 from gpuvirt_schedules.controller.refusals import PATIENCE_S
 from gpuvirt_schedules.controller.schedulemetrics import of_schedules
-from tests.apiserver.scriptedapi import scripted
-from tests.kubelet.kubeletnode import CLOCK, until
+from tests.agent.kubelet.kubeletnode import CLOCK, until
+from tests.kube.scriptedapi import scripted
 from tests.schedules.keptschedule import Opened, keeping, reached
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
 from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, Object

@@ -15,7 +15,7 @@ from gpuvirt_schedules.commands import schedulerender
 from gpuvirt_schedules.controller.commandreading import written_schedule
 from gpuvirt_schedules.decide.forecast import ForecastBudget, PlannedAction
 from gpuvirt_schedules.decide.reports import ScheduleState, SwitchResult
-from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
+from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, playing
 from tests.schedules.schedulequestions import PASSWORD, asking, put_secret
 from tests.schedules.servedcommands import BUDGETS, SELF_REVIEWS, answering

@@ -19,8 +19,8 @@ from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKi
 from gpuvirt.model.workers.hypervisor import Action, Call, Hypervisor, Refused, VmKey, VmProof, VmsUnknown
 from gpuvirt_schedules.controller.objects import schedule_of
 from gpuvirt_schedules.controller.secretconnection import Opener
-from tests.apiserver.scriptedapi import Call as Request
-from tests.apiserver.scriptedapi import Reply, scripted
+from tests.kube.scriptedapi import Call as Request
+from tests.kube.scriptedapi import Reply, scripted
 from tests.schedules.modelhypervisor import Connection, Fault
 from tests.schedules.scheduleday import Day
 from tests.schedules.servedschedule import SECRETS, Object

@@ -13,8 +13,8 @@ from gpuvirt_schedules.controller.objects import duration_s
 from gpuvirt_schedules.controller.rounds import AGAIN_S
 from gpuvirt_schedules.controller.scheduleapi import selector_text
 from gpuvirt_schedules.decide.actions import MarkNode
-from tests.apiserver.scriptedapi import Call as Request
-from tests.apiserver.scriptedapi import Reply
+from tests.kube.scriptedapi import Call as Request
+from tests.kube.scriptedapi import Reply
 from tests.schedules.modelhypervisor import Connection
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, playing
 from tests.schedules.servedschedule import ATTACHMENTS, LEASES, NODES, PODS, SCHEDULES, Object

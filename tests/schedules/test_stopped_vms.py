@@ -22,9 +22,9 @@ from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
 from gpuvirt_schedules.controller.rounds import Rounds
 from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects
 from gpuvirt_schedules.controller.vmcalls import VmCalls
-from tests.apiserver.scriptedapi import Call, Reply, scripted
-from tests.node.nodewithvgpus import give_first_vgpu, reported
-from tests.node.simnode import running_node
+from tests.agent.node.nodewithvgpus import give_first_vgpu, reported
+from tests.agent.node.simnode import running_node
+from tests.kube.scriptedapi import Call, Reply, scripted
 from tests.schedules.coverednode import NODE, POOL
 from tests.schedules.scheduleday import SCHEDULE, Day
 from tests.schedules.servedkubevirt import NAMESPACE, SAVED, Guest, ServedKubeVirt

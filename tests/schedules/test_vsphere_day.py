@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubelet.kubeletnode import until
+from tests.agent.kubelet.kubeletnode import until
 from tests.schedules.controlled import WORKERS, controlled, vm_cluster
 from tests.schedules.fastclock import FastClock
 from tests.schedules.vmcluster import PATIENT

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.controller.process import ControllerProcess
+from tests.agent.kubelet.kubeletnode import until
 from tests.cli.commandline import called
 from tests.hypervisors.simulated import PASSWORD, shown_by_kernel, shows
-from tests.kubelet.kubeletnode import until
 from tests.schedules.controlled import WORKERS, controlled, vm_cluster
 from tests.schedules.fastclock import FastClock
 from tests.schedules.vmcluster import PATIENT, VmCluster

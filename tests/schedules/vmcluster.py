@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.model.workers.connection import HypervisorCredentials
-from tests.apiserver.scriptedapi import NOT_FOUND, Call, Reply
+from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
 from tests.schedules.fastclock import REAL, FastClock
 from tests.schedules.servedschedule import BLOCKED, LEASES, NODES, SCHEDULES, Object, ServedSchedule
 

@@ -19,8 +19,8 @@ from gpuvirt.model.offers.view import Registration
 from gpuvirt.web.connections import MOST_NEWCOMERS, CannotListenError
 from gpuvirt.web.page import PageAnswer
 from gpuvirt.web.probes import Probes
-from tests.kubelet.kubeletnode import until
-from tests.node.simnode import SimNode, running_node
+from tests.agent.kubelet.kubeletnode import until
+from tests.agent.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
