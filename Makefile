@@ -117,8 +117,9 @@ generate: .venv/made-for-dev  ## Generate messages of the kubelet's gRPC, manife
 digests: .venv/made-for-dev  ## Record the digests of the objects that policies render, where they are meant to change
 	$(VENV)/python -m tests.controller.operands
 
-picture: .venv/made-for-dev  ## Draw README's picture again from docs/flow.dot; needs Graphviz
+picture: .venv/made-for-dev  ## Draw the pictures again, from docs/flow.dot and the demo; needs Graphviz
 	$(VENV)/python tools/make_picture.py
+	$(VENV)/python tools/make_terminal.py
 
 pci-ids:  ## Regenerate the PCI ID data from its pinned source
 	python3 tools/make_pci_ids.py

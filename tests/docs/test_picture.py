@@ -1,4 +1,4 @@
-"""README's picture is drawn from the current source; the check notices a change of source or palette."""
+"""The pictures are drawn from what they show: the flow from its source, the terminal from the demo."""
 
 import importlib.util
 import shutil
@@ -11,6 +11,15 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 
+def loaded(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture
 def tool(tmp_path: Path) -> ModuleType:
     """The tool in a copy of its folders."""
@@ -19,12 +28,7 @@ def tool(tmp_path: Path) -> ModuleType:
     (tmp_path / "docs").mkdir()
     for file in ROOT.glob("docs/flow*"):
         shutil.copy(file, tmp_path / "docs")
-    spec = importlib.util.spec_from_file_location("make_picture", tmp_path / "tools/make_picture.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(tmp_path / "tools/make_picture.py")
 
 
 def checked(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -60,4 +64,14 @@ def test_a_picture_is_a_document_of_its_own(theme: str) -> None:
     assert "href" not in text
     for word in ("controller", "Facts", "Inventory", "Offers", "Allocation", "Attachment", "kubelet", "extender"):
         assert f">{word}<" in text
-    assert f"docs/flow-{theme}.svg" in (ROOT / "README.md").read_text()
+    assert f"flow-{theme}.svg" in (ROOT / "docs/architecture.md").read_text()
+
+
+def test_the_terminal_shows_what_the_demo_prints() -> None:
+    terminal = loaded(ROOT / "tools/make_terminal.py")
+    lines = terminal.shown()
+    for theme in terminal.PALETTES:
+        file = terminal.file_of(theme)
+        assert file.read_text() == terminal.drawn(lines, theme), "run make picture"
+        ET.parse(file)  # noqa: S314  drawn by ourselves
+        assert f"docs/{file.name}" in (ROOT / "README.md").read_text()
