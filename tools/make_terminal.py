@@ -6,7 +6,6 @@ A test runs the demo again, and compares the pictures with it.
 import re
 import subprocess
 import sys
-import textwrap
 from html import escape
 from pathlib import Path
 
@@ -18,9 +17,9 @@ PALETTES = {
     "light": {"paper": "#f6f8fa", "frame": "#d0d7de", "ink": "#1f2328", "title": "#0969da", "typed": "#1a7f37"},
     "dark": {"paper": "#151b23", "frame": "#3d444d", "ink": "#e6edf3", "title": "#4493f8", "typed": "#3fb950"},
 }
-COLUMNS = 96
-CHARACTER, LINE, MARGIN = 7.8, 18, 16
-"""The width and the height of a character at 13 pixels, in any monospaced font (`textLength`); the border's width."""
+COLUMNS = 80
+CHARACTER, LINE, MARGIN = 8.4, 18, 16
+"""The width and the height of a character at 14 pixels, in any monospaced font (`textLength`); the border's width."""
 ABOUT = (
     "What gpuvirt prints in its demo: a label requests other vGPUs while a VM uses one, which stays until the VM ends"
 )
@@ -33,16 +32,13 @@ def file_of(theme: str) -> Path:
 
 def shown() -> list[str]:
     """Run the demo; return the lines of the picture; raise CalledProcessError, or ValueError."""
-    command = [sys.executable, "-m", "gpuvirt", "demo", "--host", HOST]
+    command = ["/usr/bin/env", f"COLUMNS={COLUMNS}", sys.executable, "-m", "gpuvirt", "demo", "--host", HOST]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     titles = {line.partition(". ")[2]: line for line in output.splitlines() if re.match(r"\d+\. ", line)}
     if not {FIRST, LAST} <= titles.keys():
         raise ValueError(f"the demo has no sections {FIRST!r} and {LAST!r}")
     text = output[output.index(titles[FIRST]) : output.index(titles[LAST])].rstrip()
-    lines = [f"$ make demo HOST={HOST}", "..."]
-    for line in text.splitlines():
-        lines += textwrap.wrap(line, COLUMNS, subsequent_indent="    ", break_long_words=False) or [""]
-    return lines
+    return [f"$ make demo HOST={HOST}", "...", *text.splitlines()]
 
 
 def drawn(lines: list[str], theme: str) -> str:
@@ -59,7 +55,7 @@ def drawn(lines: list[str], theme: str) -> str:
     size = f'width="{width:.0f}" height="{height}"'
     fonts = "ui-monospace,SFMono-Regular,Menlo,Consolas,DejaVu Sans Mono,monospace"
     frame = f'rx="8" fill="{colours["paper"]}" stroke="{colours["frame"]}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{fonts}" font-size="13" role="img">'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{fonts}" font-size="14" role="img">'
     box = f'<rect x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1}" {frame}/>'
     return "\n".join([head, f"<title>{ABOUT}</title>", box, *texts, "</svg>\n"])
 
