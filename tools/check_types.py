@@ -1,11 +1,10 @@
-"""Checks three rules by the types that mypy infers: on what may be unknown, on errors, and on writes from outside."""
+"""Checks two rules by the types that mypy infers: on what may be unknown, and on errors."""
 
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
 import check_excepts
-import check_outside
 import check_unknown
 from shipped import SOURCES
 from typedsources import typed_sources
@@ -15,12 +14,6 @@ def main() -> int:
     """Check the package, or all Python files below another folder."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, nargs="*", default=SOURCES, help="the folders of the packages")
-    parser.add_argument(
-        "--package",
-        nargs="*",
-        default=("gpuvirt", "gpuvirt_schedules"),
-        help="the packages whose objects nobody writes from outside",
-    )
     parser.add_argument(
         "--deciding", nargs="*", default=check_unknown.DECIDING, help="the paths below it where rule 1 is decided"
     )
@@ -32,7 +25,6 @@ def main() -> int:
     sources, errors = typed_sources(paths, asked.root)
     faults = [fault for source in sources for fault in check_unknown.find_faults(source, tuple(asked.deciding))]
     faults += [fault for source in sources for fault in check_excepts.find_faults(source, tuple(asked.deciding))]
-    faults += [fault for source in sources for fault in check_outside.find_faults(source, tuple(asked.package))]
     for line in (*errors, *sorted(faults)):
         print(line)
     return 1 if faults or errors else 0
