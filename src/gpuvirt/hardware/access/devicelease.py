@@ -1,6 +1,6 @@
 """The lease of VFIO devices by their own nodes: each device is bound to our iommufd until the kernel unregisters it.
 
-It is for kernels without group nodes (VFIO_GROUP=n; decision 25). Measured on 6.12 (lab/kernel/README.md): a node can
+It is for kernels without group nodes (VFIO_GROUP=n). Measured on 6.12 (lab/kernel/README.md): a node can
 be opened many times, but bound only once. The kernel cannot unbind a device from its driver while the device is open.
 So the process `cdevkeeper` closes it when the kernel starts to unregister it; from then on no process can open the
 device.

@@ -3,7 +3,7 @@
 `agent.change.steps.proving` and `leasing` make proofs, and no other module does (`tools/check_proofs.py`). A proof
 names its devices: addresses of functions and ids of vGPUs. A lease or a driver's lock proves for as long as it is held.
 What was only read proves for one write, since the write may sleep while a process opens the next device; and for
-`WITHIN_S`, since the computer may stop gpuvirt between the reading and the write (decision 510).
+`WITHIN_S`, since the computer may stop gpuvirt between the reading and the write.
 """
 
 from collections.abc import Iterable

@@ -2,8 +2,7 @@
 
 A function's nodes are all devices with a number below its own folder, which `/sys/dev` lists by number: those of DRM,
 sound, USB, I2C, input and disks. NVIDIA's driver shows the number of `/dev/nvidia0` in /proc alone. Nodes that serve
-all GPUs (`/dev/nvidiactl`, `/dev/nvidia-uvm`, `/dev/kfd`) do not identify a GPU; their users open a GPU's node, too
-(decision 192).
+all GPUs (`/dev/nvidiactl`, `/dev/nvidia-uvm`, `/dev/kfd`) do not identify a GPU; their users open a GPU's node, too.
 
 An AMD GPU in a partition mode (MI300X in CPX: 8 partitions) has a render node for each partition. That of the first one
 lies below the function, all others below `/sys/devices/platform/amdgpu_xcp_1` (amdgpu_xcp_drm_dev_alloc; `amdgpu_xcp.1`

@@ -40,7 +40,7 @@ def walked(
     whether the reason names `--force`.
     """
     since_s = monotonic()
-    # A program may map a device and close its descriptor: mappings cost as much again, so scans leave them out (193).
+    # A program may map a device and close its descriptor: mappings cost as much again, so scans leave them out.
     found = read_native_users(kernel, functions, mapped=True)
     if isinstance(found, Unread):
         raise RefusedError(refusals.users_unseen(min(functions), Seen(found.path, found.detail)))
@@ -64,7 +64,8 @@ def vgpus_walked(kernel: Kernel, gpu: PciAddress, claims: Sequence[GroupClaim]) 
 def driver_answers(kernel: Kernel, gpu: PciAddress, step: str) -> Proof:
     """Prove that NVIDIA's driver has a GPU: it answers NVIDIA's tool, which fails where the GPU is in use.
 
-    Raises RefusedError where the GPU has another driver.
+    Raises RefusedError where the GPU has another driver. There is no walk for an instance: nvidia-vgpu-mgr has the GPU
+    open for each VM.
     """
     expect_driver(kernel, gpu, NVIDIA_DRIVER, step)
     return Proof(ProofKind.DRIVER, (gpu,))
@@ -76,8 +77,7 @@ def driverless(
     """Prove that a function has no driver, that no unbind of it is under way, and that no process has one of its VFs.
 
     The link to the driver goes before the kernel waits for the device's users. `unbound_here`: this change has unbound
-    the function and the unbind has returned, so none is under way. A native driver may reset the VFs of its function
-    (decision 241).
+    the function and the unbind has returned, so none is under way. A native driver may reset the VFs of its function.
     """
     function, since_s = functions[address], monotonic()
     vfs = [_read_function(functions, vf) for vf in function.virtfns]
