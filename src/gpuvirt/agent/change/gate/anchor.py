@@ -2,8 +2,7 @@
 
 A gate's files can be deleted while a change has locked them. The change finds that before its next step, but another
 one could lock new files meanwhile. All processes that change GPUs see the host's `/dev`, in which `/dev/null` is one
-file for all of them, and stays. A lock writes nothing. It belongs to the open file, which a change's children inherit
-(decision 211).
+file for all of them, and stays. A lock writes nothing. It belongs to the open file, which a change's children inherit.
 """
 
 import errno

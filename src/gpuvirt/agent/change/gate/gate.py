@@ -2,7 +2,7 @@
 
 Each gate has two locks and a record, in a folder that is deleted at boot. The child processes of a change inherit the
 lock on `SLOT.lock` and keep it for as long as the kernel blocks them. The lock on `SLOT.owner` ends with the process
-that makes the change (decision 123). `SLOT.json` is the record; only the process with the lock writes it. `SLOT.lock`
+that makes the change. `SLOT.json` is the record; only the process with the lock writes it. `SLOT.lock`
 has a line for each allocation. Allocate writes the line before it answers, since the kubelet's accounts show the
 allocation only later.
 """
