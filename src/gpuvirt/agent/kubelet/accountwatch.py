@@ -265,8 +265,8 @@ class AccountWatch:
     ) -> bool:
         """Make the kubelet write its checkpoint; return whether that may tell something new.
 
-        The kubelet has its allocations in its memory, and writes them after each list, without pods that have ended
-        (decision 11). `in_doubt` are the devices that only the checkpoint has.
+        The kubelet has its allocations in its memory, and writes them after each list, without pods that have ended.
+        `in_doubt` are the devices that only the checkpoint has.
         """
         is_new = bool(in_doubt - self._in_doubt)
         self._in_doubt = in_doubt

@@ -3,7 +3,7 @@
 Source: pkg/kubelet/cm/dra/state. The kubelet creates the file when it starts, and replaces it before it asks a driver
 to prepare a claim, and after that. It has the claims of all containers, those of init containers too, which the
 pod-resources API leaves out. Since Kubernetes 1.32 the content is a JSON text with its CRC 32 (IEEE); an older
-checksum is not checked (decision 199).
+checksum covers a dump of Go types, and is not checked.
 """
 
 import re

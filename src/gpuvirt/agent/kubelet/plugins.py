@@ -28,7 +28,7 @@ from gpuvirt.paths import KubeletPaths
 log = logging.getLogger(__name__)
 
 EMPTY = ResourceName("gpuvirt.io/kubelet-record")
-"""The resource without devices whose lists make the kubelet write its record (decision 517)."""
+"""The resource without devices whose lists make the kubelet write its record."""
 
 
 class Answers(msgspec.Struct, frozen=True):

@@ -118,7 +118,7 @@ class PluginServer(ABC):
         await self.stop()
         if not sockets.clear(self.path):
             raise SocketTakenError(f"{self.path}: another program listens there, or the file is not a socket")
-        # gRPC takes over a path silently, and unlinks it when it ends: ours would end another plugin's (decision 8).
+        # gRPC takes over a path silently, and unlinks it when it ends: ours would end another plugin's.
         beside = check_socket_path(self.path.with_name(f".{sockets.digest(self.resource)}"))
         beside.unlink(missing_ok=True)
         server = grpc.aio.server(options=[("grpc.max_send_message_length", MOST_MESSAGE_BYTES)])

@@ -26,7 +26,7 @@ REJECTED = "rejected by rate limit"
 """The detail of a call that the kubelet has not looked at: it answers 100 calls a second, those of all clients of the
 node together (kubelet/apis/grpc/ratelimiter.go, Kubernetes 1.36)."""
 REJECTED_MOST, REJECTED_PAUSE_S = 50, 0.02
-"""Beside a client that calls without pauses, one call of ten was answered (decision 281)."""
+"""Beside a client that calls without pauses, one call of ten was answered. gRPC itself gives up after five tries."""
 
 
 class PodResourcesUnknownError(GpuvirtError):

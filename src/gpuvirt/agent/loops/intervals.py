@@ -69,7 +69,7 @@ class Intervals(msgspec.Struct, frozen=True):
     """Between checks of NVIDIA's CDI specs while GPUs are shared; a spec that has not changed is not parsed."""
     streamless_s: float = 5.0
     """How long a resource may be without a ListAndWatch stream before it is registered again: a kubelet that sees an
-    old stream of the resource end drops the newest plugin (decision 14)."""
+    old stream of the resource end drops the newest plugin."""
 
     @property
     def of_notice(self) -> NoticeTimes:

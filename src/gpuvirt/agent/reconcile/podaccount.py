@@ -61,6 +61,7 @@ class PodAccount:
         return self._state.counted.why_unsettled(gpu)
 
     def _was_read_twice_since(self, since_s: float) -> bool:
+        # The plugin's last answer is recorded only when the container has got all its devices, some of other plugins.
         later = [reading.at_s for reading in self._readings if reading.at_s >= since_s]
         return bool(later) and later[-1] - later[0] >= APART_S
 
