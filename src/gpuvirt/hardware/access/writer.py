@@ -1,6 +1,6 @@
 """The writer: a process that makes the writes of one change, so that the kernel puts only this process to sleep.
 
-A thread that sleeps there survives SIGKILL, and keeps the locks of its process (decision 122).
+A thread that sleeps there survives SIGKILL, and keeps the locks of its process.
 
 `writing` starts this file by its path, once for each change, so it imports very little. Its standard input is a socket.
 Each packet is a request with a letter and an argument; the answer is a packet with an errno and a text:

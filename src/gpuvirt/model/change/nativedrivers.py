@@ -56,6 +56,7 @@ def native_driver(state: UnitState, address: PciAddress) -> NativeDriver:
     if known and alias not in state.missing_modules:
         return NativeDriver(known, LoadModule(alias, known, may_need_device=True))
     is_unknown = known is None and recorded is None
+    # A driver in a container can't start before a GPU is free.
     comes_later = state.driver_may_come and function.id.vendor == NVIDIA
     if is_unknown or comes_later or function.kind not in HEADS:
         return NativeDriver(required=function.kind in HEADS)
@@ -76,8 +77,8 @@ def is_loaded(drivers: frozenset[str], driver: str) -> bool:
 def our_overrides(state: UnitState, address: PciAddress) -> frozenset[str]:
     """Return the values of `driver_override` that gpuvirt may clear, since it wrote them.
 
-    For a function that returns from a VFIO driver to its native driver these are all values that keep it on VFIO.
-    driverctl's overrides stay.
+    For a function that returns from a VFIO driver to its native driver these are all values that keep it on VFIO:
+    NVIDIA's vfio-manage writes them, and gpuvirt takes over from it. driverctl's overrides stay.
     """
     function, ours = state.function(address), state.journal.overrides.get(address)
     if address in state.pinned:

@@ -51,7 +51,7 @@ def load(kernel: Kernel, tools: Tools, step: LoadModule) -> None:
     try:
         tools.modprobe(step.driver)
     except ToolError as error:
-        # nvidia.ko is not loaded without a GPU that it can have, and all are on VFIO drivers yet (decision 121).
+        # nvidia.ko is not loaded without a GPU that it can have, and all are on VFIO drivers yet.
         if step.may_need_device and NO_DEVICE in error.output:
             return  # unknown: nothing, the module needs a device first
         raise
@@ -83,13 +83,12 @@ def unlock(kernel: Kernel, step: Unlock) -> None:
 def give_back(kernel: Kernel, tools: Tools, step: Return, prove: Prove) -> None:
     """Bind a function to a native driver. `prove` makes the proof that it has no driver.
 
-    The function is bound by the driver's name: in a probe, a VFIO driver with a dynamic id for the function would win
-    (decision 120).
+    The function is bound by the driver's name: in a probe, a VFIO driver with a dynamic id for the function would win.
     """
     if modules.driver_of(kernel, step.address) is not None:  # a module that was just loaded has bound it
         return _expect_native(kernel, step)
     if step.drivers and not any(modules.loaded_as(kernel, driver) for driver in step.drivers):
-        tools.modprobe(step.drivers[0])  # before, there was no free device (decision 121)
+        tools.modprobe(step.drivers[0])  # before, there was no free device
     loaded = [name for driver in step.drivers for name in modules.loaded_as(kernel, driver)]
     if modules.driver_of(kernel, step.address) is None and not any(
         _binds(kernel, step, name, prove) for name in loaded
