@@ -192,7 +192,7 @@ class HostTools:
     def sriov_manage(self, address: PciAddress, enable: bool) -> None:
         """Switch VFs; try again where another process had the GPU open.
 
-        It has no timeout: an interrupted sriov-manage leaves the GPU without a driver (decision 38).
+        It has no timeout: an interrupted sriov-manage leaves the GPU without a driver.
         """
         command = [*self._command(Program.SRIOV_MANAGE), "-e" if enable else "-d", address]
         for pause_s in PAUSES_S:

@@ -68,7 +68,7 @@ def create_instance(tools: Tools, gpu: PciAddress, profile: str, start: int) -> 
     """Create a GPU instance of a profile (`1g.10gb`) at a memory slice, and return its id; raise ToolError.
 
     The guest creates the compute instances. Without a slice, the driver would choose one that may be the only possible
-    slice of another instance (decision 167).
+    slice of another instance.
     """
     profile_at = f"{profile}:{start}"
     output = tools.nvidia_smi("mig", "-i", gpu, "-cgi", profile_at)
