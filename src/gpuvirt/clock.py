@@ -8,7 +8,7 @@ from time import monotonic  # noqa: TID251  this is the Clock that others ask
 from typing import Protocol
 
 BEAT_S = 0.1
-"""Between two beats of a deadline. A beat that is as late as that was stopped with the process (decision 513)."""
+"""Between two beats of a deadline. A beat that is as late as that was stopped with the process."""
 
 
 class Timer(Protocol):
@@ -63,7 +63,8 @@ class Deadline:
     """The end of a wait. The time in which the process was stopped, or its event loop, does not count.
 
     A late beat shows the stop, and leaves a moment for what was stopped as well. The beats end when the time is over,
-    or with `close`.
+    or with `close`. Without that, an agent that was stopped would take a slow creation for one that the kernel blocks,
+    and the kubelet would reject the pod for good.
     """
 
     def __init__(self, clock: Clock, seconds: float) -> None:

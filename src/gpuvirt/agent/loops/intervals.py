@@ -46,7 +46,7 @@ class Intervals(msgspec.Struct, frozen=True):
     """Between checks of the kubelet's socket and the agent's own sockets."""
     kubelet_return_s: float = 0.03
     """The same while the kubelet has just ended, or the agent has just started, so that the kubelet may be starting: it
-    rejects pods whose resources are not registered by the time it admits them again (decision 462)."""
+    rejects pods whose resources are not registered by the time it admits them again."""
     kubelet_return_most_s: float = 60.0
     """How long that counts as just now."""
     reconcile_s: float = 9.0
