@@ -1,8 +1,7 @@
 """Reads a file of a container's own file systems through a process of it, without following where the container leads.
 
 A container may replace each folder on the way by a link, which would be followed on the host, and the file by a pipe or
-a device. So each part of the path is opened by itself, without links, and what is opened has to be a file
-(decision 440).
+a device. So each part of the path is opened by itself, without links, and what is opened has to be a file.
 
 A process of each container that counts its memory in a file system of its own is found by control groups and mounts.
 The control group names the pod (`podprocesses`). The termination message, which the kubelet mounts into each container

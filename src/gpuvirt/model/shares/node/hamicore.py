@@ -16,7 +16,10 @@ LIBRARY = "/usr/local/gpuvirt/libvgpu.so"
 PRELOAD = "/etc/ld.so.preload"
 """By which the dynamic linker loads the library, whatever a pod has in LD_PRELOAD."""
 REGION_FOLDER = "/usr/local/gpuvirt/region"
-"""A file system of the container, with the file in which its processes count their memory."""
+"""A file system of the container, with the file in which its processes count their memory.
+
+A container could fill a folder of the host, and would find the counts of ended processes there when it restarts.
+"""
 REGION_FILE = "memory"
 MEMORY, COMPUTE = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT"
 NO_LIMIT = "0"
@@ -46,7 +49,10 @@ def variables(limit: ShareLimit) -> Mapping[str, str]:
 
 
 def mounts(library: str, preload: str) -> Sequence[Plain]:
-    """Return the mounts of a container with a limit; the library and its list are files of the host."""
+    """Return the mounts of a container with a limit; the library and its list are files of the host.
+
+    `/tmp/vgpulock`, which pods would share, is not mounted: nothing in the library takes that lock.
+    """
     return [
         {"hostPath": library, "containerPath": LIBRARY, "options": _READ_ONLY},
         {"hostPath": preload, "containerPath": PRELOAD, "options": _READ_ONLY},

@@ -1,8 +1,8 @@
 """The limit of a share by NVIDIA's Multi-Process Service: a container's variables and mounts, and the daemon's answers.
 
 Each process of a container is a client of the node's daemon, with the limits of its own environment. Contract: NVIDIA's
-MPS documentation (docs.nvidia.com/deploy/mps), and what driver 580.159.04 did on an H200 (docs/decisions.md 468): a
-limit of memory by a GPU's UUID holds, a client needs one socket of the daemon, and nothing of /dev/shm is shared.
+MPS documentation (docs.nvidia.com/deploy/mps), and what driver 580.159.04 did on an H200: a limit of memory by a GPU's
+UUID holds, a client needs one socket of the daemon, and nothing of /dev/shm is shared.
 """
 
 from collections import Counter
@@ -43,7 +43,10 @@ class MpsDaemonState(msgspec.Struct, frozen=True):
 
 
 def variables(limit: ShareLimit, gpu: GpuId) -> Mapping[str, str]:
-    """Return the variables of a container with a limit; HAMi-core's limit of memory is one for all its processes."""
+    """Return the variables of a container with a limit; HAMi-core's limit of memory is one for all its processes.
+
+    The UUID names the GPU, since variables of a pod can change the order of indices.
+    """
     memory = {} if limit.by.has_library else {MEMORY: f"{gpu}={limit.memory_mib}M"}
     return {PIPE_DIRECTORY: PIPES, THREADS: str(limit.compute_percent), **memory}
 
