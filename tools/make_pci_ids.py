@@ -1,7 +1,7 @@
 """Regenerates src/gpuvirt/model/inventory/data/pci.ids from the crate `pci-ids`, which is pinned by version and digest.
 
 Resource names come from this file, and VM manifests contain resource names. So a newer file may only come with a
-release whose changelog says so (docs/decisions.md 5).
+release whose changelog says so.
 """
 
 import hashlib
