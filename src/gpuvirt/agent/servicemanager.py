@@ -15,7 +15,10 @@ READY = b"READY=1"
 
 
 async def announce_ready(address: str, views: Cell[NodeView]) -> None:
-    """Tell the service manager at this socket once the host has been observed; an error is logged."""
+    """Tell the service manager at this socket once the host has been observed; an error is logged.
+
+    It can't wait for the registration, since the kubelet is ordered after this service.
+    """
     async for view in views.follow():
         if view.host_observed:
             break
