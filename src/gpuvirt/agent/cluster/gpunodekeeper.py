@@ -57,7 +57,10 @@ class _Name(msgspec.Struct, frozen=True):
 
 
 class _New(msgspec.Struct, frozen=True, rename="camel"):
-    """A new GpuNode, without a spec, so that it changes no desired state."""
+    """A new GpuNode, without a spec, so that it changes no desired state.
+
+    It has no owner: deleting a Node, as is done to register it again, would delete the admin's desired state with it.
+    """
 
     api_version: str
     kind: str

@@ -1,6 +1,7 @@
 """Certificates in PEM: as OpenSSL reads them, whether a key belongs to one, and how a new one is issued.
 
-The program openssl issues them, since Python's standard library signs none. A certificate is its own authority, so that
+The program openssl issues them, since Python's standard library signs none, and the library cryptography would take
+16 MiB of the controller's memory for a signature in two months. A certificate is its own authority, so that
 no key exists which could sign another one. Keys are never on a disk.
 """
 

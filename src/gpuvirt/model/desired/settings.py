@@ -215,7 +215,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The desired mode of all GPUs of the node; gpuvirt does not change `unmanaged` GPUs."""
     modes: dict[str, DesiredMode] = {}
     """The desired modes of single GPUs: `"0000:65:00.0": passthrough`."""
-    workload_label: bool = False
+    workload_label: bool = False  # beside NVIDIA's operator, which has the label too, an agent must not change drivers
     """Follow the node's label `nvidia.com/gpu.workload.config`: `container`, `shared`, `vm-passthrough`, `vm-vgpu`,
     `on-demand`.
 

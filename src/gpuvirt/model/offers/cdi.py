@@ -1,8 +1,10 @@
 """CDI specs of the offered devices, in which Kata's runtime finds the VFIO device nodes of a pod's devices.
 
 Kata asks the kubelet for a pod's devices before it creates the sandbox, and looks for CDI devices `<resource>=<device>`
-(kata-containers#12009). So a spec's kind is the resource, and its devices have the ids that the kubelet lists. KubeVirt
-reads no CDI specs. Contract: tags.cncf.io/container-device-interface, SPEC.md.
+(kata-containers#12009). So a spec's kind is the resource, and its devices have the ids that the kubelet lists. Kata
+plugs in each node, and its runtime-rs takes the name for a group's number, so a device has one node. There are no
+variables, as two devices would each set the same one. KubeVirt reads no CDI specs. Contract:
+tags.cncf.io/container-device-interface, SPEC.md.
 """
 
 from collections.abc import Mapping
