@@ -7,8 +7,8 @@ fence is an annotation that it gets through `pods/status`, with the same precond
 needs none, and one that was bound meanwhile gets none.
 
 A few pods that nobody can change, because a webhook or a policy refuses it, keep no other pod waiting: the index counts
-each of them on each GPU of each node, since a binding of it may still be made there, until it is changed or gone
-(decision 252).
+each of them on each GPU of each node, since a binding of it may still be made there, until it is changed or gone. Each
+earlier leader left room for its own binding, so that the units of each GPU suffice for all of them.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ class ExtenderIntervals(msgspec.Struct, frozen=True):
     """How long a pod that kube-scheduler has observed may be unknown here; both watch the same API server."""
     turn_s: float = 0.05
     """The longest wait for a binding after the last answer about its pod; it usually follows after 2 to 10 ms. A filter
-    that does not know it may choose the same units for the next pod (decision 179)."""
+    that does not know it may choose the same units for the next pod."""
     place_s: float = 660.0
     """How long units are kept for a pod that kube-scheduler has placed and that waits to be bound. It waits 600 s for
     volumes and claims."""
@@ -29,10 +29,10 @@ class ExtenderIntervals(msgspec.Struct, frozen=True):
     """Between checks for places whose time is over."""
     late_s: float = 10.0
     """How much later than kube-scheduler this process may observe an event, at most: then a pod that was refused before
-    it waits for its next event (decision 508)."""
+    it waits for its next event."""
     write_s: float = 2.5
-    """The longest wait for a binding that was sent, also by the API server (`?timeout=`), which gives it up
-    before another replica may lead (decision 182)."""
+    """The longest wait for a binding that was sent, also by the API server (`?timeout=`), which gives it up before
+    another replica may lead."""
     read_s: float = 1.5
     """The longest wait for the pod after a binding that was not answered."""
     change_s: float = 1.5

@@ -4,7 +4,8 @@ kube-scheduler chooses victims by the sum of a node's units, and evicts too few 
 it frees lie on several GPUs. So the victims with units are chosen again among all pods of a lower priority, by its own
 order: the fewest violations of PodDisruptionBudgets, then the lowest priorities, then the fewest pods. A victim whose
 units are not needed stays a victim: kube-scheduler chose it for its processors, its memory or another resource, which
-the extender does not know (decisions 183 and 184).
+the extender does not know. Where units are free in total but not on one GPU, no pod is evicted: kube-scheduler drops
+a node that needs no victims before it asks, and an answer may have nodes of the request alone.
 """
 
 import logging

@@ -2,7 +2,8 @@
 
 kube-scheduler tries a refused pod again at the next event of the cluster, and without one after five minutes. Its watch
 and the extender's are not in step: it may have seen the end of a pod, asked, and been refused by usage that did not
-know of that end. The event is past for it then, so the extender wakes the pod (decision 508).
+know of that end. The event is past for it then, so the extender wakes the pod. To answer each refusal with an error
+instead would have kube-scheduler retry without end.
 
 Source: handleSchedulingFailure and moveAllToActiveOrBackoffQueue of Kubernetes 1.36, pkg/scheduler.
 """

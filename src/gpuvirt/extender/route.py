@@ -1,7 +1,8 @@
 """The route to the leader: the EndpointSlice by which the extender's Service leads to the process that serves.
 
-The Service has no selector, so that a standby can be ready without being asked (decision 178). The leader writes the
-slice, and writes it again after each change by others. A process that was deposed cannot replace its successor's slice:
+The Service has no selector, so that a standby can be ready without being asked: helm, rollouts and PodDisruptionBudgets
+need replicas that are ready. The leader writes the slice, and writes it again after each change by others. A process
+that was deposed cannot replace its successor's slice:
 
 - Each write needs the version of the slice that was read before, and is sent only while this process has the lease,
   which is checked after that read. A successor writes after that, and then the version is another one.

@@ -2,8 +2,7 @@
 
 A Binding has the version of its pod as a precondition, which is read before the lease is checked, right before the
 write. A process that leads later changes the version of each unbound pod before it places any (`fence`). So a write
-that arrives late is refused, however late that is; a try of unknown outcome is made certain in the same way
-(decisions 231 and 232).
+that arrives late is refused, however late that is; a try of unknown outcome is made certain in the same way.
 """
 
 import asyncio
