@@ -2,7 +2,7 @@
 
 The list of groups never proves that a kind is absent: a server that has just started lists few groups, but answers 503
 for their kinds. So only a list of the kind itself, answered by 404, does. A server that does not answer what groups it
-has leads to a list of the kind, too.
+has leads to a list of the kind, too. A watch of CustomResourceDefinitions would need a right on all of them.
 """
 
 import asyncio

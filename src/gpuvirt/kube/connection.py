@@ -4,7 +4,8 @@ While a watch is quiet, TCP keepalive detects a dead API server within a minute.
 
 A connection whose request is given up is reset: a connection that is closed otherwise delivers, after a network
 partition, what the kernel still has to send. The kernel itself gives up after the same time, since a process that is
-stopped cannot reset anything.
+stopped cannot reset anything. Therefore HTTP/1.1: with HTTP/2 the cancellation of a write waits behind it in the same
+queue, and a reset would end the watches, too.
 
 A stream of small pieces, as the events of a watch, may gather in the kernel before it is read: each read costs a turn
 of the event loop, which is ten times as much as a piece in a larger read.

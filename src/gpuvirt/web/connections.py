@@ -5,7 +5,8 @@ asyncio's server would wait for the tasks of its connections, or (Python 3.11) l
 
 A client that sends half a request, or nothing, keeps no other out: a newcomer, from which no whole request has arrived
 yet, makes room for the next one, the oldest newcomer first. A connection that was answered is closed only where too
-many others were answered, too. One whose client has a verified certificate is never closed for another.
+many others were answered, too. One whose client has a verified certificate is never closed for another. A limit for
+each address would not do: behind a node's NAT, the kubelet and pods may share one.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 kube-scheduler is such a client, the kubelet's probes and Prometheus are others. A web framework with a parser in C
 answers the extender's requests no faster, since nearly all of the time goes into the request's own work, and costs the
-agent 5 MiB (docs/decisions.md).
+agent 5 MiB.
 """
 
 import asyncio

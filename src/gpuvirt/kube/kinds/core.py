@@ -2,8 +2,9 @@
 
 Source: Kubernetes' API reference, core/v1, apps/v1. Undeclared fields are dropped to save memory. `Node` and `WholePod`
 are the whole types. `ReadNode` and `Pod` are the parts of them that the controller keeps by the thousand;
-`shares.objects` has the types that the extender and the agent's shares keep (decision 165). These types are
-never written, because their defaults would overwrite existing values. `manifests` has the types that are written.
+`shares.objects` has the types that the extender and the agent's shares keep. One narrow type for all of them would keep
+each program's fields in the others' memory. These types are never written, because their defaults would overwrite
+existing values. `manifests` has the types that are written.
 """
 
 import msgspec
