@@ -2,6 +2,7 @@
 
 A table that is too wide keeps its identifying columns. Its other columns go below the rows, rightmost first, with a
 line for each cell that is not empty. In a pipe nothing is wrapped: a row is one line, and no cell of it is empty.
+rich's own tables cut or fold cells within words, and nobody can copy or search for a broken name.
 """
 
 import shutil

@@ -107,6 +107,7 @@ def _names(node: NodeSeen, agent: GpuNodeSeen) -> tuple[str, ...]:
 
 def _resource(evidence: NodeEvidence, agent: GpuNodeSeen, name: str) -> ResourceOfNode:
     count = evidence.node.allocatable.get(name, 0)
+    # As the scheduler computes it: the numbers of a GpuNode differ while a pod ends.
     here = (pod for pod in evidence.pods or () if pod.node == evidence.node.name)
     free = None if evidence.pods is None else max(count - sum(pod.requests.get(name, 0) for pod in here), 0)
     if evidence.away is not None:
