@@ -94,7 +94,11 @@ def _read(gpu_node: OwnedGpuNode | None) -> tuple[object, ...] | None:
 
 
 def orphans(nodes: Container[ObjectKey], gpu_nodes: Mapping[ObjectKey, OwnedGpuNode]) -> Iterator[DeleteObject]:
-    """Yield deletions of GpuNodes without a node; one whose spec another writer has set stays."""
+    """Yield deletions of GpuNodes without a node; one whose spec another writer has set stays.
+
+    An owner reference would have the garbage collector delete that one, too, and some clusters permit one only to those
+    who may delete the node (OwnerReferencesPermissionEnforcement).
+    """
     for key, gpu_node in gpu_nodes.items():
         if key not in nodes and gpu_node.is_ours_alone:
             yield DeleteObject(WriteTarget(GPU_NODES, key.name), gpu_node.metadata.uid, "its node no longer exists")

@@ -2,8 +2,8 @@
 
 A file is what `kubectl apply` takes, except that its images are placeholders: `gpuvirt` stands for the controller's own
 image, any other name for that of the policy. A field with its default value (`resources: {}`) is rendered, too: without
-it, the digest of the pods' template would change, and the pods of a running cluster would be replaced (decision 480). A
-fault in a file is a ConfigError with its file, line and path.
+it, the digest of the pods' template would change, and the pods of a running cluster would be replaced. A fault in a
+file is a ConfigError with its file, line and path.
 """
 
 from collections.abc import Iterable
