@@ -2,7 +2,8 @@
 
 A write names the version that was read, so that a late one is refused if the VM has changed; `Client.leading` sends
 none without the lease. Only taking the power has no such precondition (`VmWriter`). Source: KubeVirt's
-pkg/virt-api/rest/lifecycle.go, which makes the same changes for `virtctl start` and `virtctl stop`.
+pkg/virt-api/rest/lifecycle.go, which makes the same changes for `virtctl start` and `virtctl stop`. Its subresources
+have no precondition, and `start` turns each halted VM into `Always`.
 """
 
 from collections.abc import Iterable, Mapping

@@ -15,7 +15,8 @@ from gpuvirt_schedules.hypervisors.messages import MOST_CALLS, Problem
 from gpuvirt_schedules.hypervisors.vsphere.faults import problem_of
 
 API = "vim.version.v7_0"
-"""The oldest vSphere with all that is read here; newer ones answer in its terms."""
+"""The oldest vSphere with all that is read here; newer ones answer in its terms. To ask for the server's versions, as
+SmartConnect does, has no timeout."""
 PORT = 443
 ANSWER_S = 20
 """How long the vCenter may take to answer: less than the connection waits for the child (`connection.REQUEST_S`)."""
