@@ -1,4 +1,5 @@
 # The image that deploy/*.yaml run. Debian's glibc, since protobuf has no fast wheel for musl.
+# A tag: tests reach no registry, so nothing would notice a wrong digest, and an old one lacks Debian's fixes.
 # To build on a digest: --build-arg PYTHON_IMAGE=python:3.13-slim-trixie@sha256:... (docs/install.md)
 ARG PYTHON_IMAGE=python:3.13-slim-trixie
 FROM ${PYTHON_IMAGE} AS build

@@ -39,7 +39,10 @@ async def _served(client: Client, name: str) -> str:
 
 
 async def _leader(client: Client, namespace: Namespace, clock: Clock, until_s: float) -> str:
-    """Return the holder of the controllers' lease once it renews it: a controller that is gone leaves its lease."""
+    """Return the holder of the controllers' lease once it renews it: a controller that is gone leaves its lease.
+
+    It leaves the policy's state, too, which stays `ready`.
+    """
     first: str | None = None
     while True:
         lease = await _lease(client, namespace)

@@ -34,7 +34,11 @@ def needs_gpu_gate(version: Version | None) -> bool:
 
 
 def gates_needed(subject: PermittingObject, version: Version | None, offered: Offered, names: Names) -> tuple[str, ...]:
-    """Return the gates that the offered devices need; none for HCO, which always enables both."""
+    """Return the gates that the offered devices need; none for HCO, which always enables both.
+
+    None is for Grace GPUs: by IOMMUFD each virt-launcher pod requests `devices.kubevirt.io/iommufd`, so that nodes
+    without `/dev/iommu` run no VM.
+    """
     if subject.is_hco:
         return ()
     gpu = (GPU,) if offered and needs_gpu_gate(version) else ()
