@@ -34,7 +34,7 @@ METHODS = ("SuspendVM_Task", "PowerOnVM_Task", "RetrievePropertiesEx", "CreateCo
 PATIENCE_S = 100.0
 """How long a switch may take, in real time: its deadlines are 60 s of it."""
 KILLED_S = 10.0
-"""How long controllers are killed in a switch, in real time: the deadlines count again from each leader (511)."""
+"""How long controllers are killed in a switch, in real time: the deadlines count again from each leader."""
 LOST = 0.02
 """How many requests, or their answers, are lost."""
 KILLED_WITHIN = 300

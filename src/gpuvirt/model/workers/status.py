@@ -198,7 +198,7 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
 
 
 def not_before_switch(now: datetime, last_switch: datetime | None) -> datetime:
-    """Return `now`, or the last switch if that is later: a clock that lags would undo it (decision 514).
+    """Return `now`, or the last switch if that is later: a clock that lags would undo it.
 
     The clock of a VM that was paused lags until it is set, and its controller may lead after another one has switched.
     """
