@@ -1,4 +1,7 @@
-"""The condition ConfigsKnown of a schedule: whether each phase names a vGPU config that exists, before it begins."""
+"""The condition ConfigsKnown of a schedule: whether each phase names a vGPU config that exists, before it begins.
+
+It stops nothing: as a fault it would hold all switches because of a ConfigMap that another team edits.
+"""
 
 from gpuvirt.kube.kinds.vgpuschedule import CONFIGS_KNOWN, VgpuSchedule
 from gpuvirt.model.reasons import Reason, ReasonCode, joined
