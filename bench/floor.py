@@ -2,6 +2,9 @@
 
 It registers one resource, lists the host's GPUs, and answers Allocate with constants. It checks nothing, keeps no state
 and logs nothing. With --answers DIR, the file DIR/N has the answer to a request for N devices.
+
+It has asyncio's server, as the agent: the time above the floor is the agent's to reduce. A synchronous server is 15 to
+20 % faster at little load, but the agent's state belongs to one loop, and each call would change threads twice.
 """
 
 import argparse

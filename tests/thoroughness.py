@@ -1,6 +1,8 @@
 """How much a test does: all examples of a property, or a third where a user waits; and big runs at their full size.
 
-`make test` runs a third of the examples. `make test-full-size` runs the tests that CI runs with fewer pods (515).
+`make test` runs a third of the examples. `make test-full-size` runs the tests that CI runs with fewer pods: at full
+size they take about an hour, more than all others. CI notices what fails in any run, the full size what fails once in
+hundreds.
 """
 
 import os

@@ -115,7 +115,11 @@ async def node_with(gpus: int, folder: Path) -> AsyncIterator[Node]:
 
 
 class MortalAgent:
-    """An agent that can be killed: its files stay as they were at that moment."""
+    """An agent that can be killed: its files stay as they were at that moment.
+
+    It ends within the test's process, and its files are reset to that moment. A process of its own would need the
+    mounted simulator, which is far slower, and would test the ledger no better.
+    """
 
     def __init__(self, options: NodeOptions, group: asyncio.TaskGroup) -> None:
         self._options = options
