@@ -98,7 +98,7 @@ def _module_of(name: str, command: Command) -> ModuleType:
 
 
 def _not_loaded() -> None:
-    """Stand in for a command that is not called; click's lazy groups are in a private package of some typer versions."""
+    """Stand in for a command that is not called; some versions of typer have click's lazy groups in private."""
 
 
 def _completed_words() -> Sequence[str] | None:

@@ -166,10 +166,8 @@ def _is_late(last: NodeVm | None, around: _Round) -> bool:
 
 
 def _budget(seen: SeenVm, used: Counter[str], around: _Round, known: Mapping[VmKey, NodeVm]) -> Reason | None:
-    """Return the budget that keeps a VM; one that has just allowed a stop may not count that VM yet.
-
-    It is not asked by an eviction, which KubeVirt answers with a migration.
-    """
+    """Return the budget that keeps a VM; one that has just allowed a stop may not count that VM yet."""
+    # It is not asked by an eviction, which KubeVirt answers with a migration.
     for name, allowed in sorted(seen.budgets.items()):
         if allowed - used[name] <= 0:
             return reasons.vm_budget(seen.where, name)
