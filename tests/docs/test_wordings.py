@@ -1,9 +1,10 @@
-"""Every reason has its text in the catalogue, renders, and uses the words of the glossary."""
+"""Every reason has one text, renders, and uses the words of the glossary."""
 
 import ast
 import importlib
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, get_type_hints
 
@@ -14,8 +15,16 @@ from hypothesis import strategies as st
 from gpuvirt.model import reasons
 from gpuvirt.model.reasons import Reason, ReasonCode, gaterefusals
 
-SOURCES = Path(__file__).parent.parent.parent / "src/gpuvirt"
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = ROOT / "src/gpuvirt"
 CATALOGUE = SOURCES / "model/reasons"
+WORDING = tuple(
+    path
+    for folder in (SOURCES, ROOT / "schedules/src")
+    for path in sorted(folder.rglob("*.py"))
+    if path.parent == CATALOGUE or "Reason(" in path.read_text()
+)
+"""The modules that word reasons: the catalogue, and those that word a reason where they find its cause."""
 MODULES = tuple(
     importlib.import_module(f"{reasons.__name__}.{path.stem}")
     for path in sorted(CATALOGUE.glob("*.py"))
@@ -38,8 +47,8 @@ class Wording(Protocol):
 
 
 FROM_TEXT = {
-    "diagnosis/vms/podfindings.py": "the kubelet's message",
-    "model/offers/withholding.py": "the controller's spec",
+    SOURCES / "diagnosis/vms/podfindings.py": "the kubelet's message",
+    SOURCES / "model/offers/withholding.py": "the controller's spec",
 }
 """Modules that decode a reason of another process."""
 PRIVATE_WORDS = re.compile(
@@ -80,17 +89,18 @@ def test_the_text_of_a_reason_is_one_line_with_its_code_subject_places_and_fix()
     )
 
 
-def test_reasons_are_created_only_in_the_catalogue() -> None:
-    for path in SOURCES.rglob("*.py"):
-        calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-        words = any(isinstance(called, ast.Name) and called.id == "Reason" for called in calls)
-        expected = path.parent == CATALOGUE or str(path.relative_to(SOURCES)) in FROM_TEXT
-        assert expected or not words, f"{path} words a reason itself"
+def test_a_reason_that_is_worded_outside_of_the_catalogue_names_its_code() -> None:
+    for path in WORDING:
+        if path.parent != CATALOGUE and path not in FROM_TEXT:
+            for call in _reasons(ast.parse(path.read_text())):
+                assert _code(call.args[0]) is not None, f"{path}:{call.lineno} words a reason of any code"
 
 
-@pytest.mark.parametrize("path", sorted(CATALOGUE.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WORDING, ids=lambda path: path.stem)
 def test_reasons_have_no_private_words(path: Path) -> None:
-    texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+    tree = ast.parse(path.read_text())
+    wordings = [tree] if path.parent == CATALOGUE else _reasons(tree)
+    texts = [node.value for wording in wordings for node in ast.walk(wording) if isinstance(node, ast.Constant)]
     assert [text for text in texts if isinstance(text, str) and PRIVATE_WORDS.search(text)] == []
 
 
@@ -109,20 +119,35 @@ WORDED_TWICE = {*OF_SCHEDULES, "INJECTED_NAME_TAKEN"}
 """Codes that several functions word, each for other facts. No further code gets a second one."""
 
 
-def test_a_code_is_worded_by_one_function_of_the_catalogue() -> None:
+def test_a_code_is_worded_by_one_function() -> None:
     """Its fix follows from the facts there, so that equal facts have equal fixes in every command, object and log."""
     worded: dict[str, set[str]] = {}
-    for module in MODULES:
-        source = Path(inspect.getfile(module))
-        functions = (node for node in ast.parse(source.read_text()).body if isinstance(node, ast.FunctionDef))
-        for function in functions:
-            for code in _codes(function):
-                worded.setdefault(code, set()).add(f"{source.stem}.{function.name}")
+    for path in WORDING:
+        for function in _functions(ast.parse(path.read_text())):
+            for code in _codes(function) if path.parent == CATALOGUE else _worded(function):
+                worded.setdefault(code, set()).add(f"{path}: {function.name}")
     several = {code: functions for code, functions in worded.items() if len(functions) > 1}
     assert several.keys() == WORDED_TWICE, several
 
 
-def _codes(function: ast.FunctionDef) -> set[str]:
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the functions and methods of a module, without those inside of them."""
+    blocks = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    return (node for block in blocks for node in block if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def _reasons(tree: ast.AST) -> list[ast.Call]:
+    """Return the calls that create a reason."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node) == "Reason"]
+
+
+def _worded(function: ast.AST) -> set[str]:
+    """Return the codes of the reasons that a function outside of the catalogue creates."""
+    codes = (_code(call.args[0]) for call in _reasons(function))
+    return {code.attr for code in codes if code is not None}
+
+
+def _codes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """Return the codes that a function gives to reasons, but not those that it looks up or cuts from a text."""
     calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
     cut = {arg for call in calls if _name(call) in {"without_code", "str"} for arg in call.args}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.kube.jsonpatch import Op, Operation
-from gpuvirt.model.reasons import admission
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.webhook.admitting import UNCHANGED, Decision
 from gpuvirt.webhook.review import decoded, encoded
 from tests.webhook.reviews import Object, patch, response, review
@@ -70,7 +70,7 @@ def test_an_answer_has_the_patch_in_base64_or_none() -> None:
 
 
 def test_a_refusal_has_its_reason_in_the_status() -> None:
-    reason = admission.container_name_taken("spec.containers[0]", "nvidia", "why")
+    reason = Reason(ReasonCode.INJECTED_NAME_TAKEN, "container nvidia", "has the same name as another")
     found = response(encoded("u1", Decision(reason)))
     status = {"status": "Failure", "reason": "Forbidden", "code": 403, "message": reason.text}
     assert found == {"uid": "u1", "allowed": False, "status": status}

@@ -14,7 +14,7 @@ from gpuvirt.errors import DamagedError, InvalidIdError
 from gpuvirt.facts.ids import parse_object_name
 from gpuvirt.kube.jsonpatch import Op, Operation, at
 from gpuvirt.kube.kinds.podparts import Container as NewContainer
-from gpuvirt.model.reasons import Reason, admission
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
 from gpuvirt.webhook.injectedparts import (
     DEV,
@@ -135,9 +135,26 @@ def admit(pod: Pod, config: InjectionConfig) -> Decision:
         vgpus = requested(pod, config.is_vgpu)
         units = requested(pod, lambda resource: resource == config.units)
     except InvalidAmountError as error:
-        return Decision(admission.amount_invalid(error.path, str(error)))
+        return Decision(
+            Reason(
+                ReasonCode.VGPU_AMOUNT_INVALID,
+                "a vGPU request",
+                "has an amount that is not a whole number",
+                (Seen(error.path, str(error)),),
+                "request a whole number, as in 1",
+            )
+        )
     if units:
-        return Decision(admission.units_in_kata(units[0].path, units[0].resource, runtime_class))
+        return Decision(
+            Reason(
+                ReasonCode.UNITS_IN_KATA,
+                "the pod",
+                f"requests {units[0].resource}, units of a shared GPU, which containers of RuntimeClass {runtime_class}"
+                " can't use",
+                (Seen(units[0].path),),
+                "request a vGPU type instead, or leave spec.runtimeClassName out",
+            )
+        )
     return _decided(pod, settings, vgpus, config) if vgpus else UNCHANGED
 
 
@@ -145,7 +162,17 @@ def _decided(pod: Pod, settings: ClassSettings, vgpus: tuple[Requested, ...], co
     """Return the decision about a pod that requests vGPUs."""
     mdev = next((request for request in vgpus if config.is_mdev(request.resource)), None)
     if mdev is not None and settings.mdev is MdevRule.REFUSE:
-        return Decision(admission.mdev_in_kata(mdev.path, mdev.resource, pod.spec.runtime_class_name))
+        return Decision(
+            Reason(
+                ReasonCode.MDEV_IN_KATA,
+                "the pod",
+                f"requests {mdev.resource}, a mediated device, which RuntimeClass {pod.spec.runtime_class_name} can't"
+                " plug into a VM",
+                (Seen(mdev.path),),
+                "request a vGPU that is a VF of a GPU, or a whole GPU; if this Kata can plug mediated devices, the"
+                f" admin sets `mdev: allow` for class {pod.spec.runtime_class_name} in the webhook's config",
+            )
+        )
     secret = pod.metadata.annotations.get(LICENCE_ANNOTATION, settings.licence_secret)
     refusal = next(_refusals(pod, settings, secret, config), None)
     if refusal is not None:
@@ -165,7 +192,13 @@ def _refusals(pod: Pod, settings: ClassSettings, secret: str, config: InjectionC
             parse_object_name(secret)
         except InvalidIdError as error:
             place = f'metadata.annotations["{LICENCE_ANNOTATION}"]'
-            yield admission.licence_secret_invalid(place, secret, str(error))
+            yield Reason(
+                ReasonCode.LICENCE_SECRET_INVALID,
+                "the annotation",
+                f"is not the name of a Secret: {error}",
+                (Seen(place, secret),),
+                "set it to the name of a Secret of the pod's namespace that has the licence's token, or remove it",
+            )
     yield from _containers_unfit(pod, settings, config)
     expected = {DEV: "hostPath /dev"}
     if settings.driver is not None:
@@ -174,7 +207,14 @@ def _refusals(pod: Pod, settings: ClassSettings, secret: str, config: InjectionC
         expected[LICENCE] = f"secret {secret}"
     for index, found in enumerate(pod.spec.volumes):
         if found.name in expected and _source(found) != expected[found.name]:
-            yield admission.volume_name_taken(f"spec.volumes[{index}]", found.name, expected[found.name])
+            yield Reason(
+                ReasonCode.INJECTED_NAME_TAKEN,
+                f"volume {found.name}",
+                f"has the same name as the volume {found.name} that the webhook adds to pods with a vGPU; expected"
+                f" {expected[found.name]}",
+                (Seen(f"spec.volumes[{index}]"),),
+                "rename the volume",
+            )
 
 
 def _containers_unfit(pod: Pod, settings: ClassSettings, config: InjectionConfig) -> Iterator[Reason]:
@@ -187,19 +227,19 @@ def _containers_unfit(pod: Pod, settings: ClassSettings, config: InjectionConfig
     for placed in pod.placed():
         container, is_ordinary = placed.container, placed.group is ContainerList.APP
         if container.name == NVIDIA and settings.nvidia is not None and is_ordinary:
-            yield admission.container_name_taken(placed.path, NVIDIA, "that one is an init container")
+            yield _container_name_taken(placed.path, NVIDIA, "that one is an init container")
         if container.name != GRIDD or settings.gridd is None:
             continue
         # The document's own pods have gridd among the other containers, and so may those of users.
         if not is_ordinary and not container.is_sidecar:
             detail = "an init container without `restartPolicy: Always` can't run beside the pod's containers"
-            yield admission.container_name_taken(placed.path, GRIDD, detail)
+            yield _container_name_taken(placed.path, GRIDD, detail)
         elif is_ordinary and policy in _ENDING and (container.command, container.args) == (settings.gridd.command, ()):
             # Warnings about a Job's pods go to the Job's controller, where no user sees them; refusals are events.
             detail = f"as an ordinary container, it keeps a pod with restartPolicy {policy} from ending"
-            yield admission.container_name_taken(placed.path, GRIDD, detail)
+            yield _container_name_taken(placed.path, GRIDD, detail)
         elif any(request.units for request in requests_of(placed, config.is_vgpu)):
-            yield admission.container_name_taken(placed.path, GRIDD, "the licence daemon needs no vGPU of its own")
+            yield _container_name_taken(placed.path, GRIDD, "the licence daemon needs no vGPU of its own")
 
 
 def _source(found: Volume) -> str:
@@ -286,3 +326,10 @@ def _keep(draft: _Draft, pod: Pod, added: NewContainer, vgpus: Mapping[str, int]
             + ("; unless it ends by itself, the pod never ends" if endless else "")
         )
     return True
+
+
+def _container_name_taken(path: str, name: str, detail: str) -> Reason:
+    """Containers of a pod have different names, and the webhook adds one of this name."""
+    message = f"has the same name as the container {name} that the webhook adds to pods with a vGPU; {detail}"
+    fix = f"remove the container, since the webhook adds {name}, or rename it"
+    return Reason(ReasonCode.INJECTED_NAME_TAKEN, f"container {name}", message, (Seen(path),), fix)

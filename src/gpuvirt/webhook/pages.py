@@ -10,7 +10,7 @@ from gpuvirt import __version__
 from gpuvirt.clock import Clock
 from gpuvirt.errors import DamagedError
 from gpuvirt.loops.histogram import Histogram
-from gpuvirt.model.reasons import admission
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, histograms, text_of
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
@@ -87,7 +87,15 @@ class WebhookPages(msgspec.Struct):
         if review.pod is None:
             return UNCHANGED
         if self.config.current is None:
-            return Decision(admission.webhook_not_configured(str(self.config.path), self.config.fault or ""))
+            return Decision(
+                Reason(
+                    ReasonCode.WEBHOOK_NOT_CONFIGURED,
+                    "the webhook",
+                    "has no valid config yet",
+                    (Seen(str(self.config.path), self.config.fault or ""),),
+                    "correct the config; the webhook reads it again within 10 s of a change",
+                )
+            )
         return admit(review.pod, self.config.current)
 
     def _observe(self, review: AdmissionRequest, decision: Decision) -> None:
