@@ -38,7 +38,8 @@ from gpuvirt.kube.kinds.clusterpolicy import (
 )
 from gpuvirt.kube.kinds.vmoperands import SandboxMode
 from gpuvirt.kube.resources import Metadata
-from gpuvirt.model.reasons import Reason, clusterproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
+from gpuvirt.model.reasons.nodeproblems import config_invalid
 
 COEXIST_OPTION = "--coexist"
 
@@ -195,10 +196,18 @@ def _problems(choice: Choice, picture: Picture, settings: ControllerSettings) ->
     """Yield the problems for which the controller carries out nothing of the policy and changes no node."""
     name = policies.display_name(choice.stored.metadata.name)
     if picture.other_operator is not None and not settings.coexists:
-        yield clusterproblems.other_operator(picture.other_operator, COEXIST_OPTION)
+        yield Reason(
+            ReasonCode.OTHER_OPERATOR,
+            "NVIDIA's GPU operator",
+            "runs in this cluster, and both would deploy to the same nodes; the controller changes nothing",
+            (Seen("", picture.other_operator),),
+            f"remove the other operator, or run the controller with {COEXIST_OPTION} to give it the nodes for VMs",
+        )
     faults = (choice.policy,) if isinstance(choice.policy, SpecFault) else tuple(spec_faults(choice.policy.spec))
     for fault in faults:
-        yield clusterproblems.policy_invalid(f"{name} {fault.path}", fault.message)
+        yield config_invalid(
+            f"{name} {fault.path}", fault.message, "correct the field; the controller changes nothing until then"
+        )
 
 
 def _statuses(

@@ -29,7 +29,7 @@ from gpuvirt.kube.kinds.manifests import ObjectMeta
 from gpuvirt.kube.kinds.workloads import ConfigMap, resource_of
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.observed import Observed
-from gpuvirt.model.reasons import Reason, ReasonCode, kubevirtproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, kubevirtproblems
 
 HISTORY = "gpuvirt-kubevirt-history"
 """The ConfigMap with the histories, each by the uid of its object."""
@@ -117,7 +117,15 @@ def decide(
     observed: KubeVirtObserved, nodes: NodesObserved, namespace: str, at: datetime, *, manage: bool
 ) -> KubeVirtDecisions:
     """Return the decisions from the nodes' resources and KubeVirt's configuration; no write if that is unknown."""
-    unread = tuple(kubevirtproblems.not_read_completely(problem) for problem in observed.problems)
+    unread = tuple(
+        kubevirtproblems.state_unknown(
+            "KubeVirt",
+            "could not be read completely; gpuvirt removes nothing until it can",
+            "see the API server's answer; an upgrade of the Helm release brings the roles that this version needs",
+            Seen("", problem),
+        )
+        for problem in observed.problems
+    )
     if observed.kubevirts is None:
         return KubeVirtDecisions(reasons=unread, histories=observed.histories)
     plans = [

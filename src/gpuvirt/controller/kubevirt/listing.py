@@ -19,7 +19,8 @@ from gpuvirt.controller.kubevirt.names import Names
 from gpuvirt.controller.kubevirt.offered import Offered
 from gpuvirt.controller.kubevirt.subject import PermittedEntry, PermittingObject
 from gpuvirt.model.devices.selectors import normal, spellings
-from gpuvirt.model.reasons import Reason, kubevirtproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, kubevirtproblems
+from gpuvirt.model.reasons.kubevirtproblems import shortened
 
 
 class ListChanges(msgspec.Struct, frozen=True):
@@ -72,11 +73,18 @@ def _created(inputs: ListingInputs) -> ListChanges:
     usable = inputs.names.usable({*inputs.offered, *inputs.gated})
     unlisted = usable - inputs.offered.keys() - inputs.gated.keys()
     if inputs.names.unknown:
-        return ListChanges(reasons=(kubevirtproblems.requests_unknown(inputs.subject.where, inputs.names.unknown),))
-    if unlisted:
         return ListChanges(
-            reasons=(kubevirtproblems.resource_not_permitted(inputs.subject.where, unlisted, has_list=False),)
+            reasons=(
+                kubevirtproblems.state_unknown(
+                    inputs.subject.where,
+                    "gets no list of permitted devices until all requests of VMs are known; not read yet:"
+                    f" {', '.join(inputs.names.unknown)}",
+                    f"{kubevirtproblems.NOTHING_NEEDED} let the controller list these kinds",
+                ),
+            )
         )
+    if unlisted:
+        return ListChanges(reasons=(_not_permitted(inputs.subject.where, unlisted, has_list=False),))
     fitting, reasons = _fitting(inputs.subject, (), desired)
     listed = {entry.resource for entry in fitting}
     if usable - listed:
@@ -104,7 +112,7 @@ def _refused(inputs: ListingInputs, listed: Collection[str]) -> Iterator[Reason]
     """Yield the reason with the requested names that lists of gpuvirt's refuse."""
     refused = inputs.names.used - inputs.offered.keys() - inputs.gated.keys() - set(listed)
     if refused and not inputs.names.unknown:
-        yield kubevirtproblems.resource_not_permitted(inputs.subject.where, refused, has_list=True)
+        yield _not_permitted(inputs.subject.where, refused, has_list=True)
 
 
 def _desired(offered: Offered) -> Iterator[OurEntry]:
@@ -152,4 +160,27 @@ def _unused(inputs: ListingInputs, entries: Sequence[PermittedEntry]) -> Iterato
 
 def _taken(subject: PermittingObject, entry: OurEntry, why: str) -> Reason:
     place = f"{subject.where} $.spec.permittedHostDevices.{entry.part}"
-    return kubevirtproblems.selector_taken(entry.resource, entry.selector, why, place)
+    return Reason(
+        ReasonCode.SELECTOR_TAKEN,
+        entry.resource,
+        f"can't be permitted: its entry, or its selector {entry.selector!r}, {why}, and HCO accepts each selector only"
+        " once",
+        (Seen(place),),
+        "give the entry this name, or enable it; or have nodes offer the devices under one name",
+    )
+
+
+def _not_permitted(where: str, names: Collection[str], *, has_list: bool) -> Reason:
+    """A tenant can request any name; that must not decide what is permitted. A list refuses what it lacks."""
+    message = (
+        f"refuses VMs with {shortened(names)}, which they request and permittedHostDevices lacks; the list stays, since"
+        " without it every device would be permitted"
+    )
+    fix = "if VMs may have the resource, add an entry for it to permittedHostDevices; otherwise correct the requests"
+    if not has_list:
+        message = (
+            f"gets no list of permitted devices, since gpuvirt can't name {shortened(names)} in it: VMs request these,"
+            " and other programs offer them; without a list every device is permitted"
+        )
+        fix = "write permittedHostDevices yourself, with an entry for each of them; gpuvirt then adds what it offers"
+    return Reason(ReasonCode.RESOURCE_NOT_PERMITTED, where, message, fix=fix)

@@ -15,7 +15,8 @@ from gpuvirt.controller.kubevirt.versions import has_mdev_field, has_mdev_gate
 from gpuvirt.kube.jsonpatch import at
 from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE
 from gpuvirt.model.kubevirt.version import Version
-from gpuvirt.model.reasons import Reason, kubevirtproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, kubevirtproblems
+from gpuvirt.model.reasons.kubevirtproblems import MOST_NAMES, shortened
 
 
 class Handling(msgspec.Struct, frozen=True):
@@ -44,7 +45,18 @@ def handling_of(subject: PermittingObject, version: Version | None) -> Handling:
     if mediated.makes_own:
         return Handling(off=False)
     if not has_mdev_gate(version):
-        return Handling(off=False, reasons=(kubevirtproblems.too_old(subject.where),))
+        return Handling(
+            off=False,
+            reasons=(
+                Reason(
+                    ReasonCode.KUBEVIRT_TOO_OLD,
+                    subject.where,
+                    "belongs to a KubeVirt that deletes mediated devices which it did not create, and has no setting"
+                    " that prevents this",
+                    fix="update KubeVirt to 0.58.2, 0.59.1 or later",
+                ),
+            ),
+        )
     if mediated.enabled is None and subject.is_hco:
         pointer = f"{subject.root}{at(GATES, 'disableMDevConfiguration')}"
         return Handling(off=False, switch=OurSwitch(pointer, value=True, was=subject.hco_leaves_mdevs))
@@ -72,7 +84,15 @@ def second_owner(subject: PermittingObject, nodes: Mapping[str, Mapping[str, str
     if not types:
         return None
     every = sorted({name for found in types.values() for name in found})
-    return kubevirtproblems.mdevs_of_kubevirt(subject.where, every, sorted(types))
+    return Reason(
+        ReasonCode.MDEVS_OF_KUBEVIRT,
+        subject.where,
+        f"creates mediated devices of the types {shortened(every)} on GPUs without any, also on"
+        f" {shortened(sorted(types))}, where gpuvirt creates vGPUs; gpuvirt offers those of KubeVirt, too",
+        (Seen(f"{subject.where} mediatedDevicesConfiguration", ", ".join(every[:MOST_NAMES])),),
+        "let only one of them create vGPUs: set mediatedDevicesConfiguration.enabled to false, or remove the types, or"
+        " name only other nodes in nodeMediatedDeviceTypes",
+    )
 
 
 def holds(subject: PermittingObject, switch: OurSwitch) -> bool:

@@ -74,10 +74,19 @@ def subject_of(picture: KubeVirtPicture) -> PermittingObject | Reason:
     if not is_owned_by_hco(picture.kubevirt):
         return of_kubevirt(picture.kubevirt)
     if picture.hyper_convergeds is None:
-        return kubevirtproblems.hyper_converged_unknown(where)
+        return kubevirtproblems.state_unknown(
+            where,
+            "belongs to HCO, and its HyperConverged has not been read yet; nothing is written until then",
+            f"{kubevirtproblems.NOTHING_NEEDED} let the controller list hyperconvergeds.hco.kubevirt.io",
+        )
     hcos = picture.hyper_convergeds.value or ()
     if len(hcos) != 1:
-        return kubevirtproblems.hyper_converged_ambiguous(where, len(hcos))
+        return kubevirtproblems.state_unknown(
+            where,
+            f"belongs to HCO, which reverts the changes of others, and the cluster has {len(hcos)} HyperConvergeds;"
+            " expected one",
+            "keep one HyperConverged; or, where HCO is gone, remove its label and owner",
+        )
     return of_hyper_converged(hcos[0])
 
 

@@ -33,7 +33,7 @@ from gpuvirt.kube.kinds.gpunode import Withheld
 from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.model.devices.selectors import normal
 from gpuvirt.model.kubevirt.gracegpus import is_grace, missing_gates
-from gpuvirt.model.reasons import Reason, kubevirtproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, kubevirtproblems
 from gpuvirt.plain import Plain
 
 MDEVS_LEFT_ALONE = "mediated devices are left alone"
@@ -190,9 +190,30 @@ def plan(picture: KubeVirtPicture, manner: Manner, history: PatchHistory, at: da
         history = histories.step(history, subject.metadata, desired.items, desired.lacking(subject), at)
     dry_run = not managed or history.stopped
     if patch and not managed:
-        reasons = (*reasons, kubevirtproblems.not_managed(subject.where, MANAGE_ANNOTATION))
+        reasons = (
+            *reasons,
+            Reason(
+                ReasonCode.KUBEVIRT_NOT_MANAGED,
+                subject.where,
+                "lacks fields that VMs need to use the offered devices, and the controller is not permitted to write"
+                " it",
+                (Seen("", f"the annotation {MANAGE_ANNOTATION}, or the controller's settings"),),
+                "write what the dry run shows, or permit the controller to write",
+            ),
+        )
     if patch and history.stopped:
-        reasons = (*reasons, kubevirtproblems.config_reverted(subject.where, MOST_REVERTS))
+        reasons = (
+            *reasons,
+            Reason(
+                ReasonCode.CONFIG_REVERTED,
+                subject.where,
+                f"was written {MOST_REVERTS} times and reverted each time; it is not written again, and no more vGPUs"
+                " are created",
+                (Seen("generations of the object", "the newer lack fields of the older"),),
+                "have the program that writes it (often a GitOps tool) write what the dry run shows, or omit these"
+                " fields",
+            ),
+        )
     risk = _risk(picture, subject, desired, written=not dry_run)
     return KubeVirtPlan(
         history,
@@ -254,7 +275,21 @@ def _gated(picture: KubeVirtPicture, offered: Offered) -> Mapping[str, Reason]:
     """Return the resources of Grace GPUs while KubeVirt lacks gates for them, with the reason."""
     missing = missing_gates(picture.version, picture.gates)
     return {
-        name: kubevirtproblems.grace_gates_missing(name, picture.where, missing)
+        name: Reason(
+            ReasonCode.GRACE_GATES_MISSING,
+            name,
+            "gets no entry in permittedHostDevices: it is a Grace GPU, and with its id there KubeVirt refuses VMs that"
+            f" request it while the feature gates {', '.join(missing)} are off",
+            (
+                Seen(
+                    f"{picture.where} $.spec.configuration.developerConfiguration.featureGates",
+                    f"no {', '.join(missing)}",
+                ),
+            ),
+            "enable the gates, and give such VMs dedicated CPUs; IOMMUFD first needs /dev/iommu on all nodes with VMs,"
+            " since each virt-launcher pod then requests devices.kubevirt.io/iommufd, and libvirt 12.2 in"
+            " virt-launcher",
+        )
         for name, selectors in offered.items()
         if missing and any(is_grace(selector) for selector in selectors.pci)
     }
@@ -272,4 +307,16 @@ def _risk(
     spared = {normal(entry.selector) for entry in listed if entry.part is DeviceList.MDEV}
     spared |= {normal(entry.selector) for entry in desired.listing.add if written and entry.part is DeviceList.MDEV}
     types = {name for selectors in picture.offered.values() for name in selectors.mdev if normal(name) not in spared}
-    return kubevirtproblems.mdev_deletion_risk(subject.where, types) if types else None
+    if not types:
+        return None
+    return Reason(
+        ReasonCode.MDEV_DELETION_RISK,
+        subject.where,
+        f"lets KubeVirt delete mediated devices of the types {', '.join(sorted(types))}, so none are created",
+        (
+            Seen("mediatedDevicesConfiguration.enabled", "is not false"),
+            Seen("gate DisableMDEVConfiguration", "is not set"),
+            Seen("permittedHostDevices.mediatedDevices", "no entry with externalResourceProvider: true for them"),
+        ),
+        "set one of these three fields",
+    )

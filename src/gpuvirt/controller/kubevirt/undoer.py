@@ -39,7 +39,7 @@ from gpuvirt.kube.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRT
 from gpuvirt.kube.resources import KubernetesObject, Resource
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE
-from gpuvirt.model.reasons import Reason, kubevirtproblems
+from gpuvirt.model.reasons import Reason, ReasonCode
 
 T = TypeVar("T", bound=KubernetesObject)
 PODS = Collection(Resource("pods"), WholePod)
@@ -178,7 +178,12 @@ def _stays(subject: PermittingObject, left: OurChanges) -> Iterator[Reason]:
     what += [f"the gate {gate}" for gate in left.gates]
     what += [left.switch.pointer] if left.switch is not None else []
     if what:
-        yield kubevirtproblems.still_referenced(subject.where, what)
+        yield Reason(
+            ReasonCode.RESOURCE_STILL_REFERENCED,
+            subject.where,
+            f"keeps {', '.join(what)}, which VMs or pods request, or may request",
+            fix="delete those VMs and pods and run the undo again, or keep the entries",
+        )
 
 
 def held_names(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:

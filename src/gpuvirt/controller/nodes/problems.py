@@ -21,7 +21,7 @@ from gpuvirt.kube.labels import (
     deploy_label,
 )
 from gpuvirt.model.desired.workload import LABEL, Workload
-from gpuvirt.model.reasons import Reason, ReasonCode, clusterproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, clusterproblems
 
 DEVICE_PLUGIN = "device-plugin"
 CONTAINER_SWITCHES = {"driver": "driver", "container-toolkit": "toolkit", DEVICE_PLUGIN: "devicePlugin"}
@@ -95,7 +95,7 @@ def _of_agents_node(node: ObservedNode, deployer: Deployer) -> Iterator[NodeProb
         yield NodeProblem(AGENT, _components_off("the node agent", follows, off))
     elif not deployer.has_image:
         if not reported:
-            yield NodeProblem(AGENT, clusterproblems.image_unknown())
+            yield NodeProblem(AGENT, _image_unknown())
     elif deployer.has_daemon_sets and OperandName.AGENT not in node.pods:
         known = "; the agent's last report may be outdated" if reported else ""
         yield NodeProblem(AGENT, clusterproblems.pod_missing(f"DaemonSet {OperandName.AGENT}", known))
@@ -119,7 +119,7 @@ def _of_container_node(node: ObservedNode, deployer: Deployer) -> Iterator[NodeP
                 _components_off(", ".join(off), "no GPU is offered to containers", "; ".join(off.values())),
             )
         elif not deployer.has_image:
-            yield NodeProblem(DEVICE_PLUGIN, clusterproblems.image_unknown())
+            yield NodeProblem(DEVICE_PLUGIN, _image_unknown())
         elif deployer.has_daemon_sets and OperandName.DEVICE_PLUGIN not in node.pods and not _paused(node.labels):
             missing = clusterproblems.pod_missing(f"DaemonSet {OperandName.DEVICE_PLUGIN}", "")
             yield NodeProblem(DEVICE_PLUGIN, missing)
@@ -163,8 +163,27 @@ def _needs_os(labels: Mapping[str, str], component: str) -> bool:
 
 def _components_off(subject: str, follows: str, where: str) -> Reason:
     labels = f"{OPERANDS_LABEL}=false if another product manages its GPUs, or {LABEL} for its workload"
-    return clusterproblems.components_off(subject, follows, where, labels)
+    return Reason(
+        ReasonCode.COMPONENTS_OFF,
+        subject,
+        f"{'are' if ',' in subject else 'is'} disabled for this node, so {follows}",
+        (Seen("", where),),
+        f"enable it, or label the node {labels}",
+    )
 
 
 def _os_unknown(driver: str) -> Reason:
-    return clusterproblems.os_unknown(driver, " or ".join(label for label, _ in OS_SOURCES), OS_LABEL)
+    return Reason(
+        ReasonCode.OS_UNKNOWN,
+        driver,
+        "can't be deployed to this node: the operating system selects its image, and no label names it",
+        (Seen.absent(f"label {' or '.join(label for label, _ in OS_SOURCES)}"),),
+        f"run gpuvirt discover or NFD, or label the node by hand: {OS_LABEL}=ubuntu22.04",
+    )
+
+
+def _image_unknown() -> Reason:
+    """The controller deploys its own image."""
+    message = "was started without the image to deploy, so it deploys nothing to this node"
+    fix = "run the controller with --image or GPUVIRT_IMAGE, as the chart does"
+    return Reason(ReasonCode.IMAGE_UNKNOWN, "the controller", message, fix=fix)
