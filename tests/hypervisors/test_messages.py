@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.model.workers.hypervisor import Abilities, Ability, VmKey
 from gpuvirt_schedules.hypervisors.backend import BackEndError
-from gpuvirt_schedules.hypervisors.connection import WORDINGS, reason, worded
+from gpuvirt_schedules.hypervisors.connection import CODES, reason, worded
 from gpuvirt_schedules.hypervisors.messages import (
     ANSWERS,
     ORDERS,
@@ -87,7 +87,7 @@ def test_each_problem_has_a_code_of_its_own(problem: Problem) -> None:
     found = reason(problem, "vcenter", "words")
     assert found.fix
     assert "vcenter" in found.text
-    assert [reason(other, "vcenter", "").code for other in WORDINGS].count(found.code) == 1
+    assert [reason(other, "vcenter", "").code for other in CODES].count(found.code) == 1
 
 
 @pytest.mark.parametrize(("fault", "problem", "is_certain"), FAULTS)

@@ -15,8 +15,8 @@ from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, read_config_set
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.model.desired.vgpudefaults import builtin_configs
 from gpuvirt.model.inventory.nearness import nearest
-from gpuvirt.model.reasons import Reason
-from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
+from gpuvirt.model.reasons.nodeproblems import config_invalid
 from gpuvirt.model.workers.spec import Phase
 
 CONFIG_KEY = "config.yaml"
@@ -49,9 +49,20 @@ class KnownConfigs(msgspec.Struct, frozen=True):
 
     def _fault(self, phase: str, name: str) -> Reason:
         if self.unread is not None:
-            return reasons.vgpu_configs_unread(phase, name, self.unread)
+            return Reason(
+                ReasonCode.VGPU_CONFIGS_UNKNOWN,
+                f"phase {phase}",
+                f"names the vGPU config {name}, and gpuvirt does not know whether it exists: {self.unread}",
+                fix="see the ClusterPolicy's ConfigMap",
+            )
         near = nearest(name, [*self.configs.configs, *builtin_configs()])
-        return reasons.vgpu_config_unknown(phase, name, self.where, near)
+        return config_invalid(
+            f"phase {phase}",
+            f"names the vGPU config {name}, which does not exist",
+            "correct vgpuConfig of the phase, or add the vGPU config to"
+            f" {self.where}{(f'; did you mean {near}?' if near is not None else '')}",
+            Seen("vGPU configs", f"those of {self.where}, and the built-in ones (gpuvirt vgpu default-config)"),
+        )
 
 
 def configs_known(

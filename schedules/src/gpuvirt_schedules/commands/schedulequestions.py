@@ -21,8 +21,9 @@ from gpuvirt.kube.kinds.vgpuschedule import VALID, HypervisorSpec, VgpuSchedule
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, schedules, without_code
 from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.reasons.nodeproblems import config_invalid
 from gpuvirt.model.workers.connection import OpenHypervisor
 from gpuvirt.model.workers.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
 from gpuvirt.model.workers.observed import ScheduleObservation
@@ -108,7 +109,11 @@ def _check(node: NodeName, phase: Phase, config: str, reports: NodeReports, know
     source = Source(Origin.GPU_NODE, f"vgpuConfig of phase {phase.name}")
     plan = plan_node(gpu_node, gpu_node.spec.mode, ConfigName(config, source), known.configs)
     if plan.problem is not None:
-        refused = reasons.vgpu_config_unusable(node, config, plan.problem)
+        refused = config_invalid(
+            f"node {node}",
+            f"would not get the vGPU config {config}: {without_code(str(ReasonCode.CONFIG_INVALID), plan.problem)}",
+            None,
+        )
     concerned = (gpu for gpu in plan.gpus if gpu.changes or gpu.in_the_way or gpu.reasons)
     return NodeCheck(node, phase.name, config, refused, tuple(map(_gpu_check, concerned)), plan.unknown, phase.vms)
 
@@ -344,5 +349,16 @@ def _known(stored: VgpuSchedule, now: datetime) -> _Known:
     conditions = (found for found in stored.status.conditions if found.type == VALID)
     missing = next((found for found in conditions if found.reason == ReasonCode.RIGHT_MISSING), None)
     if missing is not None and not problems:  # the controller's right, which the user of the command may have
-        row = replace(row, state=ScheduleState.HELD, reasons=(reasons.stored_right(missing.message), *row.reasons))
+        row = replace(
+            row,
+            state=ScheduleState.HELD,
+            reasons=(
+                Reason(
+                    ReasonCode.RIGHT_MISSING,
+                    schedules.SCHEDULE,
+                    without_code(ReasonCode.RIGHT_MISSING, missing.message).removeprefix(f"{schedules.SCHEDULE} "),
+                ),
+                *row.reasons,
+            ),
+        )
     return _Known(stored, schedule, status, problems, row)

@@ -14,7 +14,7 @@ from gpuvirt.kube.kinds.gpunode import READY, Spec
 from gpuvirt.kube.kinds.vgpuschedule import PhaseSpec, VgpuSchedule
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.spec import PhaseName, Schedule
 from gpuvirt.model.workers.status import ConfiguredNode
@@ -126,9 +126,19 @@ def unapplied(node: str, config: str, origin: str, gpu_node: OwnedGpuNode | None
 def not_followed(node: str, config: str, owner: str | None, spec: Spec) -> Reason | None:
     """Return why no schedule gives a node this vGPU config; `owner` is another writer of vgpuConfig in its GpuNode."""
     if owner is not None:
-        return reasons.vgpu_config_overridden(node, config, f"set in its GpuNode by {owner}")
+        return Reason(
+            ReasonCode.VGPU_CONFIG_OVERRIDDEN,
+            f"node {node}",
+            f"does not get the vGPU config {config}: vgpuConfig is set in its GpuNode by {owner}",
+            fix=f"remove spec.vgpuConfig from GpuNode {node}, or the node from the schedule",
+        )
     if spec.mode is not DesiredMode.VGPU and all(gpu.mode is not DesiredMode.VGPU for gpu in spec.gpus):
-        return reasons.mode_without_vgpus(node, config, spec.mode)
+        return Reason(
+            ReasonCode.MODE_WITHOUT_VGPUS,
+            f"node {node}",
+            f"gets no vGPUs from the vGPU config {config}: the mode of the node is {spec.mode}",
+            fix=f"kubectl label node {node} nvidia.com/gpu.workload.config=vm-vgpu",
+        )
     return None
 
 

@@ -12,8 +12,7 @@ from gpuvirt.kube.failures import ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds import clusterapi as kind
 from gpuvirt.kube.kinds.core import Node
 from gpuvirt.kube.resources import Metadata, Resource
-from gpuvirt.model.reasons import Reason
-from gpuvirt.model.reasons import coverage as reasons
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt_schedules.decide.coverage import (
     MAY_LEAVE,
     SCALE_DOWN_DISABLED,
@@ -65,7 +64,14 @@ class CoverageReading(msgspec.Struct):
             covered = [await self._coverage(name, node) for name, node in found.items()]
             problems = tuple(coverage_faults(covered, await self._autoscaler()))
         except ForbiddenError as error:
-            problems = (reasons.coverage_unknown(str(error)),)
+            problems = (
+                Reason(
+                    ReasonCode.COVERAGE_UNKNOWN,
+                    "autoscaler or health checks",
+                    f"can't be read, so gpuvirt does not know whether they would delete workers that are off: {error}",
+                    fix="give the controller the rights of docs/schedules.md",
+                ),
+            )
         self._clear, self._read_s = (None if problems else seen), now_s
         return problems
 

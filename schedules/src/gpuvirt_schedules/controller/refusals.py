@@ -15,8 +15,7 @@ from gpuvirt.kube.kinds.parts import Condition
 from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule, vgpu_schedules
 from gpuvirt.kube.objects import ObjectKey, key_of
 from gpuvirt.kube.resources import VersionPrecondition
-from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, schedules
 from gpuvirt_schedules.controller.objects import conditions_of, status_of
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,13 @@ class RefusedSchedules:
     async def report(self, stored: VgpuSchedule) -> None:
         """Write the conditions of a schedule; what fails is tried again with the next change."""
         metadata = stored.metadata
-        reason = reasons.not_allowed(metadata.namespace, self._namespace)
+        reason = Reason(
+            ReasonCode.SCHEDULE_NOT_ALLOWED,
+            schedules.SCHEDULE,
+            "is not in the controller's namespace, so nothing is done for it",
+            (Seen("namespace", metadata.namespace),),
+            f"create it in namespace {self._namespace}",
+        )
         found = tuple(conditions_of(stored, status_of(stored), (reason,), self._clock.now()))
         patch = _Patch(VersionPrecondition(metadata.resource_version), _Conditions(found))
         try:

@@ -14,7 +14,6 @@ from gpuvirt.kube.failures import ApiError, NotFoundError
 from gpuvirt.kube.kinds.secrets import Secret, secrets
 from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.reasons import hypervisorproblems as problems
 from gpuvirt.model.workers.connection import KEYS, HypervisorCredentials, HypervisorKind, MayCallUntil, OpenHypervisor
 from gpuvirt.model.workers.hypervisor import Abilities, Answer, Call, Hypervisor, Refused, VmKey, VmsReading, VmsUnknown
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
@@ -105,7 +104,14 @@ class SecretConnection:
             secret = await self._opener.client.get(secrets(self._opener.namespace), name, Secret)
         except NotFoundError:
             await self.close()
-            return _unknown(problems.credentials_missing(name, self._opener.namespace))
+            return _unknown(
+                Reason(
+                    ReasonCode.CREDENTIALS_INCOMPLETE,
+                    f"the Secret {name} of namespace {self._opener.namespace}",
+                    "does not exist",
+                    fix=f"create it in namespace {self._opener.namespace}, or correct spec.hypervisor of the schedule",
+                )
+            )
         except ApiError as error:
             if opened is not None and _is_of(opened.source, kind, name):
                 return opened.hypervisor
@@ -135,7 +141,16 @@ class SecretConnection:
     async def _open(self, source: _SecretVersion, secret: Secret) -> Hypervisor | VmsUnknown:
         credentials = HypervisorCredentials.of(source.kind, secret.data)
         if not isinstance(credentials, HypervisorCredentials):
-            return _unknown(problems.credentials_incomplete(source.name, credentials, KEYS[source.kind]))
+            return _unknown(
+                Reason(
+                    ReasonCode.CREDENTIALS_INCOMPLETE,
+                    f"the Secret {source.name}",
+                    f"lacks {', '.join(credentials)}: expected the keys {', '.join(KEYS[source.kind])}",
+                    fix=" ".join(
+                        ("kubectl create secret generic NAME", *(f"--from-file={key}" for key in KEYS[source.kind]))
+                    ),
+                )
+            )
         opener = self._opener
         hypervisor = await opener.open_hypervisor(source.kind, credentials, opener.clock, opener.may_call_until_s)
         self._opened = _Opened(source, hypervisor)

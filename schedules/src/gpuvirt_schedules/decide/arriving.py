@@ -8,7 +8,7 @@ the labels of another type.
 
 from datetime import datetime
 
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode, schedules
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Action, Power, WorkerVm
 from gpuvirt.model.workers.observed import WorkerNode
@@ -30,7 +30,14 @@ def retyping(worker: Worker, vm: WorkerVm, profile: WorkerProfile, around: Round
         return fault
     if vm.power is Power.SUSPENDED and not vm.is_changing:
         return Move(
-            WorkerStep.SET_TYPE, reason=reasons.suspended_with_type(worker.node, vm.name, vm.vgpu_types[0], desired)
+            WorkerStep.SET_TYPE,
+            reason=Reason(
+                ReasonCode.SUSPENDED_WITH_TYPE,
+                f"node {worker.node}",
+                f"is on VM {vm.name}, which is suspended with the vGPU type {vm.vgpu_types[0]}, so it can't get"
+                f" {desired}",
+                fix="resume the VM, and the schedule shuts it down; or power it off (its suspended memory is lost)",
+            ),
         )
     if vm.power is Power.OFF and vm.is_changing:
         return Move(WorkerStep.SET_TYPE, reason=reasons.step_pending(worker.node, WorkerStep.SET_TYPE))
@@ -57,7 +64,16 @@ def arriving(worker: Worker, around: Round, mine: str) -> Move:
         return retyping(worker, vm, profile, around)
     if is_off(around.observed.vms, worker.vm):
         if not is_gpu_free(around):
-            return Move(WorkerStep.WAIT_FOR_GPU, reason=reasons.gpu_still_used(worker.node, around.others))
+            return Move(
+                WorkerStep.WAIT_FOR_GPU,
+                reason=Reason(
+                    ReasonCode.GPU_STILL_USED,
+                    f"node {worker.node}",
+                    "waits for the GPU, which workers of another phase may still use:"
+                    f" {schedules.listed(around.others)}",
+                    fix="see what those workers wait for",
+                ),
+            )
         return call(worker, WorkerStep.START, Action.START, around)
     if vm.is_changing:
         return Move(WorkerStep.START, reason=reasons.step_pending(worker.node, WorkerStep.START))
@@ -93,7 +109,16 @@ def _ready(worker: Worker, around: Round, mine: str) -> Move:
         return Move(WorkerStep.SERVING, renewal=worker.renewal)
     renewal = worker.renewal if worker.renewal is not None else node.renewal or ""
     if not is_alive(worker, node):
-        return Move(WorkerStep.HEARTBEAT, reason=reasons.no_heartbeat(worker.node), renewal=renewal)
+        return Move(
+            WorkerStep.HEARTBEAT,
+            reason=Reason(
+                ReasonCode.NO_HEARTBEAT,
+                f"node {worker.node}",
+                "does not count as ready: its VM runs, but its kubelet has not renewed its Lease, or is not Ready",
+                fix="see the kubelet's log in the VM",
+            ),
+            renewal=renewal,
+        )
     if has_marks:
         uncordons = False if is_cordon_of(node, mine) else None
         action = mark(node, cordon=uncordons, taint=False, labels=labels)
@@ -108,4 +133,9 @@ def _clock_skew(node: WorkerNode, now: datetime) -> Reason | None:
     age_s = (now - node.renewed_at).total_seconds()
     if -SKEW_S <= age_s <= SKEW_S + RENEWAL_S:
         return None
-    return reasons.clock_skewed(node.name, round(age_s))
+    return Reason(
+        ReasonCode.CLOCK_SKEWED,
+        f"node {node.name}",
+        f"has a clock that differs from the controller's by {round(age_s)} s",
+        fix="set the guest's clock at resume: VMware Tools or chrony with makestep",
+    )

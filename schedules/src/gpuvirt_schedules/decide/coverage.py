@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.reasons import Reason
-from gpuvirt.model.reasons import coverage as reasons
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 
 SCALE_DOWN_DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 MAY_LEAVE = "gpuvirt.io/may-leave"
@@ -46,9 +45,28 @@ def coverage_faults(workers: Iterable[WorkerCoverage], autoscaler: str | None) -
         if worker.may_leave:
             continue
         if autoscaler is not None and not worker.is_never_scaled_down:
-            yield reasons.worker_autoscaled(worker.node, autoscaler, SCALE_DOWN_DISABLED)
+            yield Reason(
+                ReasonCode.WORKER_AUTOSCALED,
+                f"node {worker.node}",
+                "is not excluded from the cluster autoscaler, which deletes VMs of nodes that are not ready",
+                (Seen("its ConfigMap", autoscaler),),
+                f"kubectl annotate node {worker.node} {SCALE_DOWN_DISABLED}=true; or delete the ConfigMap if no"
+                " autoscaler runs any more",
+            )
         for covered in worker.machines:
             if covered.checks is None:
-                yield reasons.machine_unknown(worker.node, covered.machine, MAY_LEAVE)
+                yield Reason(
+                    ReasonCode.MACHINE_UNKNOWN,
+                    f"node {worker.node}",
+                    f"is {covered.machine}, which this cluster does not show, so its health checks are unknown",
+                    fix="exclude the Machine from health checks in its management cluster, then kubectl annotate node"
+                    f" {worker.node} {MAY_LEAVE}=true",
+                )
             elif covered.checks:
-                yield reasons.worker_health_checked(worker.node, covered.machine, covered.checks, covered.fix)
+                yield Reason(
+                    ReasonCode.WORKER_HEALTH_CHECKED,
+                    f"node {worker.node}",
+                    f"is {covered.machine}, which MachineHealthCheck {', '.join(covered.checks)} replaces while it is"
+                    " not ready",
+                    fix=covered.fix,
+                )

@@ -8,7 +8,7 @@ from itertools import islice
 from zoneinfo import ZoneInfo
 
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.spec import Phase, Schedule
 from gpuvirt_schedules.decide.profilefaults import profile_faults
@@ -45,12 +45,12 @@ def faults(schedule: Schedule, now: datetime) -> tuple[Reason, ...]:
 
 def shared_workers(schedules: Mapping[str, frozenset[NodeName]]) -> dict[str, tuple[Reason, ...]]:
     """Return the faults of schedules, by name, whose workers are workers of another schedule, too."""
-    return _shared(schedules, reasons.worker_in_two_schedules)
+    return _shared(schedules, _worker_in_two_schedules)
 
 
 def shared_nodes(schedules: Mapping[str, frozenset[NodeName]], name: str) -> tuple[Reason, ...]:
     """Return the faults of a schedule for whose nodes other schedules have vGPU configs, too."""
-    return _shared(schedules, reasons.node_in_two_schedules).get(name, ())
+    return _shared(schedules, _node_in_two_schedules).get(name, ())
 
 
 def _shared(
@@ -91,9 +91,15 @@ def _line_faults(schedule: Schedule) -> Iterator[Reason]:
             verify_line(phase.start)
         except CronLineError as error:
             if _has_no_day(phase.start):
-                yield reasons.phase_unreachable(phase.name, phase.start)
+                yield _phase_unreachable(phase.name, phase.start)
             else:
-                yield reasons.cron_line_invalid(f"spec.phases[{position}].start", phase.start, str(error))
+                yield Reason(
+                    ReasonCode.CRON_LINE_INVALID,
+                    f"spec.phases[{position}].start",
+                    f"is not a cron line: {error}",
+                    (Seen(f"spec.phases[{position}].start", phase.start),),
+                    "write minute, hour, day of the month, month and day of the week: 0 7 * * 1-5",
+                )
 
 
 def _has_no_day(line: str) -> bool:
@@ -134,7 +140,7 @@ def _time_faults(phases: tuple[Phase, ...], zone: ZoneInfo, day: datetime) -> It
         starts = starts_after(phase.start, day, zone)
         first = next(starts, None)
         if first is None:
-            yield reasons.phase_unreachable(phase.name, phase.start)
+            yield _phase_unreachable(phase.name, phase.start)
             continue
         for start in (first, *islice(starts, MOST_SWITCHES)):
             if start > day + CHECKED:
@@ -143,5 +149,32 @@ def _time_faults(phases: tuple[Phase, ...], zone: ZoneInfo, day: datetime) -> It
             other = begins.setdefault((start, nominal(phase.start, start, zone)), phase)
             if other is not phase:
                 at = f"{start.astimezone(zone):%Y-%m-%d %H:%M} {zone.key}"
-                yield reasons.phases_overlap((other.name, phase.name), at)
+                yield Reason(
+                    ReasonCode.PHASES_OVERLAP,
+                    f"phases {other.name} and {phase.name}",
+                    "begin at the same time",
+                    (Seen("", at),),
+                    "have the phases begin at different times",
+                )
                 break
+
+
+def _phase_unreachable(phase: str, line: str) -> Reason:
+    """A phase never begins."""
+    fix = "correct the day and the month of the line"
+    message = "never begins: no day fits its cron line"
+    return Reason(ReasonCode.PHASE_UNREACHABLE, f"phase {phase}", message, (Seen("start", line),), fix)
+
+
+def _worker_in_two_schedules(node: str, schedules: Sequence[str]) -> Reason:
+    """Two schedules would switch one VM."""
+    message = f"is a worker of several schedules: {', '.join(schedules)}"
+    fix = "change the labels of the node, or the workers of a phase"
+    return Reason(ReasonCode.WORKER_IN_TWO_SCHEDULES, f"node {node}", message, fix=fix)
+
+
+def _node_in_two_schedules(node: str, schedules: Sequence[str]) -> Reason:
+    """Two schedules would change the vGPU config of one node."""
+    message = f"gets vGPU configs from several schedules: {', '.join(schedules)}"
+    fix = "change the labels of the node, or the nodes of a phase"
+    return Reason(ReasonCode.NODE_IN_TWO_SCHEDULES, f"node {node}", message, fix=fix)

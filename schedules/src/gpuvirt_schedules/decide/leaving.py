@@ -6,6 +6,7 @@ a pod without a controller or with an emptyDir volume keeps the whole node from 
 
 from collections.abc import Iterable
 
+from gpuvirt.model.reasons import Reason, ReasonCode, schedules
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Action, Power, WorkerVm
 from gpuvirt.model.workers.observed import NodePod, WorkerNode
@@ -86,7 +87,19 @@ def _drained(worker: Worker, node: WorkerNode, around: Round) -> Move | None:
     if not is_cordon_settled(node):
         return Move(WorkerStep.DRAIN, reason=reasons.step_pending(worker.node, WorkerStep.CORDON))
     volumes = around.observed.attachments.get(node.name, ())
-    return Move(WorkerStep.DETACH, reason=reasons.volumes_attached(worker.node, volumes)) if volumes else None
+    return (
+        Move(
+            WorkerStep.DETACH,
+            reason=Reason(
+                ReasonCode.VOLUMES_ATTACHED,
+                f"node {worker.node}",
+                f"still has volumes: {schedules.listed(volumes)}",
+                fix="see kubectl get volumeattachments",
+            ),
+        )
+        if volumes
+        else None
+    )
 
 
 def _drain(worker: Worker, pods: tuple[NodePod, ...], around: Round) -> Move:
@@ -95,7 +108,16 @@ def _drain(worker: Worker, pods: tuple[NodePod, ...], around: Round) -> Move:
     is_late = worker.step is WorkerStep.DRAIN and around.elapsed_s(worker, WorkerStep.DRAIN) >= drain.timeout_s
     names = [pod.where for pod in pods]
     if blocking := blockers(pods, drain):  # Force breaks budgets; it loses no data that the spec keeps
-        return Move(WorkerStep.DRAIN, reason=reasons.pods_block_drain(worker.node, [pod.where for pod in blocking]))
+        return Move(
+            WorkerStep.DRAIN,
+            reason=Reason(
+                ReasonCode.POD_BLOCKS_DRAIN,
+                f"node {worker.node}",
+                "is not drained, because some pods have no controller, or have an emptyDir volume:"
+                f" {schedules.listed([pod.where for pod in blocking])}",
+                fix="delete the pods, or set deleteBarePods or deleteEmptyDirData in the schedule's drain",
+            ),
+        )
     if is_late and drain.on_timeout is OnTimeout.FORCE:
         deleted = tuple(DeletePod(worker.node, pod) for pod in staying)
         return Move(WorkerStep.DRAIN, deleted, reasons.pods_left(worker.node, names), forced=len(deleted))

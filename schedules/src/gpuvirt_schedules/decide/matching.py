@@ -13,8 +13,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from gpuvirt.model.reasons import Reason
-from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workers.hypervisor import Power, VmKey, VmProof, VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.workers.nodevms import NodeVm, SeenVm
 from gpuvirt.model.workers.observed import WorkerNode
@@ -49,12 +48,17 @@ def duplicates(workers: Sequence[Worker]) -> frozenset[VmKey]:
 def unmatched(worker: Worker, node: WorkerNode | None, vms: Mapping[VmKey, WorkerVm]) -> Reason | None:
     """Return why a worker's VM is not known; None if it is the one that was matched with its node."""
     if not worker.vm:
-        return reasons.vm_not_matched(worker.node, tuple(_similar(node, vms)) if node is not None else ())
+        return _not_matched(worker.node, tuple(_similar(node, vms)) if node is not None else ())
     vm = vms.get(worker.vm)
     if vm is None:
-        return reasons.vm_not_visible(worker.node, worker.vm_name)
+        return Reason(
+            ReasonCode.VM_NOT_VISIBLE,
+            f"node {worker.node}",
+            f"is on VM {worker.vm_name}, which the hypervisor no longer shows",
+            fix="check that the user of the Secret may see the VM; if the VM was deleted, delete the Node, too",
+        )
     if node is not None and not is_consistent(node, vm):
-        return reasons.vm_not_matched(worker.node, (vm.full_name,))
+        return _not_matched(worker.node, (vm.full_name,))
     return None
 
 
@@ -71,7 +75,7 @@ def prove(worker: Worker, node: WorkerNode | None, vms: Mapping[VmKey, WorkerVm]
     is_recorded = vm.power in OFF and (node is None or bool(vm.where))
     if is_recorded or (node is not None and is_same(node, vm)):
         return VmProof(vm.key, vm.instance)
-    return reasons.vm_not_matched(worker.node, (vm.full_name,))
+    return _not_matched(worker.node, (vm.full_name,))
 
 
 def prove_user(vm: NodeVm, seen: SeenVm) -> VmProof | None:
@@ -126,3 +130,18 @@ def _spellings(uuid: str) -> frozenset[str]:
 
 def _swapped(field: str) -> str:
     return "".join(reversed([field[at : at + 2] for at in range(0, len(field), 2)]))
+
+
+def _not_matched(node: str, similar: Sequence[str]) -> Reason:
+    """A call would reach a VM that is not the worker. `similar` has the VMs that share its UUID or its name."""
+    message = (
+        f"is not proven to be the node of VM {', '.join(similar)}: exactly one VM must have the node's system UUID, and"
+        " if it is KubeVirt's, an IP address of the node, too"
+        if similar
+        else "is the node of no VM that the hypervisor shows"
+    )
+    fix = (
+        "compare the node's systemUUID and providerID with the VMs; of KubeVirt's VMs, name the one that it is:"
+        f" kubectl annotate node {node} gpuvirt.io/vm=NAMESPACE/NAME"
+    )
+    return Reason(ReasonCode.VM_NOT_MATCHED, f"node {node}", message, fix=fix)

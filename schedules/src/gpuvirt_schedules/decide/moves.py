@@ -5,7 +5,7 @@ from datetime import datetime
 import msgspec
 
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import (
     Accepted,
@@ -101,7 +101,16 @@ def _claimed(worker: Worker, around: Round) -> Reason | None:
     Both schedules see the match of the other in its status, and neither touches the VM, until the stale Node is gone.
     """
     other = around.observed.claims.get(worker.vm)
-    return reasons.vm_of_two_schedules(worker.node, worker.vm_name, other) if other is not None else None
+    return (
+        Reason(
+            ReasonCode.VM_NOT_MATCHED,
+            f"node {worker.node}",
+            f"is not proven to be the node of VM {worker.vm_name}: {other}, has that VM, too",
+            fix="delete the Node that is stale: the other one renews its Lease (kubectl get leases -n kube-node-lease)",
+        )
+        if other is not None
+        else None
+    )
 
 
 def call(worker: Worker, step: WorkerStep, action: Action, around: Round, vgpu_type: str = "") -> Move:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_label_key
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.observed import WorkerNode
 from gpuvirt.model.workers.spec import Schedule, WorkerProfile
@@ -44,7 +44,12 @@ def _label_faults(schedule: Schedule, profile: WorkerProfile, field: str) -> Ite
             yield reasons.spec_invalid(field, f"has the value {value!r} of {key}, expected {expected}")
         phases = [phase.name for phase in schedule.phases if key in phase.selected_by]
         if phases:
-            yield reasons.profile_label_selects(field, key, phases)
+            yield Reason(
+                ReasonCode.PROFILE_LABEL_SELECTS,
+                field,
+                f"has the label {key}, by which these phases select workers: {', '.join(phases)}",
+                fix="select workers by a label that the schedule does not set",
+            )
 
 
 def missing_profiles(nodes: Iterable[WorkerNode]) -> Iterator[Reason]:
@@ -52,4 +57,9 @@ def missing_profiles(nodes: Iterable[WorkerNode]) -> Iterator[Reason]:
     for node in sorted(nodes, key=lambda node: node.name):
         lacking = sorted(node.phases - node.types.keys())
         if node.types and lacking:
-            yield reasons.profile_missing(node.name, sorted(node.types), lacking)
+            yield Reason(
+                ReasonCode.PROFILE_MISSING,
+                f"node {node.name}",
+                f"has a vGPU type in phase {', '.join(sorted(node.types))}, but none in phase {', '.join(lacking)}",
+                fix="add a profile that selects the node to each of its phases",
+            )

@@ -1,6 +1,6 @@
 """The profile of a worker: which vGPU type its VM has in a phase, and the labels that its node has then."""
 
-from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.workers.hypervisor import VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.workers.observed import WorkerNode
 from gpuvirt.model.workers.spec import PhaseName, Schedule, WorkerProfile
@@ -44,7 +44,13 @@ def type_fault(worker: Worker, vm: WorkerVm, around: Round) -> Move | None:
     profile = profile_of(around.schedule, worker, around.phase)
     if profile is None or len(vm.vgpu_types) == 1:
         return None
-    reason = reasons.not_one_vgpu(worker.node, vm.name, vm.vgpu_types, profile.vgpu_type)
+    reason = Reason(
+        ReasonCode.NOT_ONE_VGPU,
+        f"node {worker.node}",
+        f"is on VM {vm.name} with {len(vm.vgpu_types)} vGPUs; its type can't be changed to {profile.vgpu_type}",
+        (Seen("vGPUs", ", ".join(vm.vgpu_types)),),
+        "give the VM exactly one vGPU, or remove the profile",
+    )
     return Move(WorkerStep.SET_TYPE, reason=reason)
 
 

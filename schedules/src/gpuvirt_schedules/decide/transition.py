@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.reasons import Reason, ReasonCode, schedules
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Abilities, VmKey, VmsUnknown, WorkerVm
 from gpuvirt.model.workers.observed import ScheduleObservation, elapsed_s
@@ -59,7 +60,16 @@ def waits(workers: Iterable[Worker], around: Round) -> Mapping[NodeName, Move]:
     staying = {worker.node: move for worker in leaving for move in _stays(worker, around)}
     if not staying:
         return {}
-    waiting = {worker.node: reasons.others_stay(worker.node, sorted(staying)) for worker in leaving}
+    waiting = {
+        worker.node: Reason(
+            ReasonCode.OTHERS_STAY,
+            f"node {worker.node}",
+            "is not drained, because not all VMs that leave are known to be able to:"
+            f" {schedules.listed(sorted(staying))}",
+            fix="see what those workers wait for, or set begin: Anyway in the schedule",
+        )
+        for worker in leaving
+    }
     return {node: staying.get(node, Move(WorkerStep.CHECK, reason=reason)) for node, reason in waiting.items()}
 
 

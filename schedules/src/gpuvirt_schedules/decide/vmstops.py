@@ -11,7 +11,7 @@ from datetime import datetime
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, nodevms, without_code
 from gpuvirt.model.reasons import nodevms as reasons
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Call, OutcomeUnknown, VmKey
 from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms, VmStep
@@ -114,7 +114,11 @@ def _due_vm(
     reason = reasons.vm_pending(seen.where, step)
     if not may_stop:
         staying = [around.seen.vms[other].where for other, why in waits.items() if why is not None and other != key]
-        reason = waits[key] or reasons.vm_not_alone(seen.where, gpu.node, (*gpu.others, *staying))
+        reason = waits[key] or nodevms.vm_not_stopped(
+            seen.where,
+            f"other users of its GPU on node {gpu.node} stay: {', '.join((*gpu.others, *staying))}",
+            "stop those users, or see what they wait for; then all VMs of the GPU are stopped",
+        )
     has_begun = known is not None and known.step is not VmStep.WAIT
     is_forced = may_stop and not has_begun and any(count <= 0 for count in seen.budgets.values())
     return NodeVm(
@@ -172,7 +176,11 @@ def _budget(seen: SeenVm, used: Counter[str], around: _Round, known: Mapping[VmK
         if allowed - used[name] <= 0:
             return reasons.vm_budget(seen.where, name)
         if any(_is_settling(vm, around.now) for vm in known.values()):
-            return reasons.vm_budget_settles(seen.where, name)
+            return nodevms.vm_not_stopped(
+                seen.where,
+                f"PodDisruptionBudget {name} may not count a VM yet that was just stopped",
+                "wait for some seconds",
+            )
     return None
 
 
@@ -250,7 +258,14 @@ def _called(vm: NodeVm, seen: SeenVm, action: Action, around: _Round) -> tuple[N
     vm, last = _timed(vm, around), around.seen.calls.get(vm.vm)
     if last is not None and last.action is action:
         if not isinstance(last.answer, Accepted):
-            vm = replace(vm, reason=reasons.vm_call_refused(vm.where, last.answer.code, last.answer.text))
+            vm = replace(
+                vm,
+                reason=Reason(
+                    ReasonCode.named(last.answer.code) or ReasonCode.CALL_REFUSED,
+                    f"VM {vm.where}",
+                    f"stays as it is, since KubeVirt refuses: {without_code(last.answer.code, last.answer.text)}",
+                ),
+            )
         again_s = HELD_AGAIN_S if vm.is_held else 0.0 if isinstance(last.answer, OutcomeUnknown) else CALL_AGAIN_S
         if last.age_s < again_s:
             return vm, None

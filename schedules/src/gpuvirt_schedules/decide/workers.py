@@ -3,6 +3,7 @@
 import msgspec
 from msgspec.structs import replace
 
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import VmsUnknown
 from gpuvirt.model.workers.observed import ScheduleObservation, WorkerNode
@@ -84,7 +85,16 @@ def _seen(worker: Worker, node: WorkerNode, observed: ScheduleObservation) -> Wo
     """Return a worker with its VM and its phases; the uid of a Node that has lost its labels is not taken over."""
     worker = match(worker, node, observed.vms)
     if not node.phases and _has_lost_labels(worker, node):
-        return replace(worker, reason=reasons.worker_labels_lost(node.name, worker.phases))
+        return replace(
+            worker,
+            reason=Reason(
+                ReasonCode.WORKER_LABELS_LOST,
+                f"node {node.name}",
+                "was deleted and registered again, and is no longer selected by its phases:"
+                f" {', '.join(worker.phases)}",
+                fix="label it: kubectl label node",
+            ),
+        )
     if isinstance(observed.vms, VmsUnknown) and worker.node_uid != node.uid:
         return _selected(worker, node)  # matched once the hypervisor answers
     return replace(_selected(worker, node), node_uid=node.uid, reason=None)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec.structs import replace
 
 from gpuvirt.clock import Clock, Timer
-from gpuvirt.model.reasons import Reason, hypervisorproblems
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons.hypervisorproblems import hypervisor_problem
 from gpuvirt.model.workers.connection import DEAD_AFTER_S, HypervisorCredentials, HypervisorKind, MayCallUntil
 from gpuvirt.model.workers.hypervisor import (
     Abilities,
@@ -45,26 +46,26 @@ from gpuvirt_schedules.hypervisors.messages import (
 )
 from gpuvirt_schedules.sharedreading import SharedReading
 
-WORDINGS: Mapping[Problem, Callable[[str, str], Reason]] = {
-    Problem.UNREACHABLE: hypervisorproblems.unreachable,
-    Problem.NOT_TRUSTED: hypervisorproblems.not_trusted,
-    Problem.WRONG_CREDENTIALS: hypervisorproblems.wrong_credentials,
-    Problem.SESSION_LOST: hypervisorproblems.session_lost,
-    Problem.FORBIDDEN: hypervisorproblems.forbidden,
-    Problem.INCOMPLETE: hypervisorproblems.answer_incomplete,
-    Problem.REFUSED: hypervisorproblems.refused,
-    Problem.FAILED: hypervisorproblems.call_failed,
-    Problem.NO_CAPACITY: hypervisorproblems.no_graphics_capacity,
-    Problem.WRONG_POWER: hypervisorproblems.wrong_power_state,
-    Problem.VM_MISSING: hypervisorproblems.vm_not_found,
-    Problem.TOOLS_MISSING: hypervisorproblems.guest_tools_missing,
-    Problem.NO_SUSPEND: hypervisorproblems.suspend_not_supported,
-    Problem.TYPE_MISSING: hypervisorproblems.vgpu_type_not_offered,
-    Problem.NOT_ONE_VGPU: hypervisorproblems.not_one_vgpu,
-    Problem.NOT_INSTALLED: hypervisorproblems.back_end_missing,
-    Problem.SILENT: hypervisorproblems.silent,
-    Problem.ENDED: hypervisorproblems.connection_ended,
-    Problem.LEASE_LOST: lambda server, _: hypervisorproblems.lease_lost(server),
+CODES: Mapping[Problem, ReasonCode] = {
+    Problem.UNREACHABLE: ReasonCode.HYPERVISOR_UNREACHABLE,
+    Problem.NOT_TRUSTED: ReasonCode.HYPERVISOR_NOT_TRUSTED,
+    Problem.WRONG_CREDENTIALS: ReasonCode.WRONG_CREDENTIALS,
+    Problem.SESSION_LOST: ReasonCode.HYPERVISOR_SESSION_LOST,
+    Problem.FORBIDDEN: ReasonCode.HYPERVISOR_FORBIDDEN,
+    Problem.INCOMPLETE: ReasonCode.HYPERVISOR_ANSWER_INCOMPLETE,
+    Problem.REFUSED: ReasonCode.HYPERVISOR_REFUSED,
+    Problem.FAILED: ReasonCode.HYPERVISOR_CALL_FAILED,
+    Problem.NO_CAPACITY: ReasonCode.NO_GRAPHICS_CAPACITY,
+    Problem.WRONG_POWER: ReasonCode.WRONG_POWER_STATE,
+    Problem.VM_MISSING: ReasonCode.VM_NOT_FOUND,
+    Problem.TOOLS_MISSING: ReasonCode.GUEST_TOOLS_MISSING,
+    Problem.NO_SUSPEND: ReasonCode.SUSPEND_NOT_SUPPORTED,
+    Problem.TYPE_MISSING: ReasonCode.VGPU_TYPE_NOT_OFFERED,
+    Problem.NOT_ONE_VGPU: ReasonCode.NOT_ONE_VGPU,
+    Problem.NOT_INSTALLED: ReasonCode.BACK_END_MISSING,
+    Problem.SILENT: ReasonCode.HYPERVISOR_SILENT,
+    Problem.ENDED: ReasonCode.HYPERVISOR_CONNECTION_ENDED,
+    Problem.LEASE_LOST: ReasonCode.LEASE_LOST,
 }
 REQUEST_S = 30.0
 """How long the child may take for a request. One that has not answered a call is killed then, with all that is under
@@ -82,7 +83,7 @@ IDLE_S = 60.0
 
 def reason(problem: Problem, server: str, words: str) -> Reason:
     """Return the reason for a problem with a hypervisor."""
-    return WORDINGS[problem](server, words)
+    return hypervisor_problem(CODES[problem], server, words)
 
 
 def worded(abilities: Abilities, server: str) -> Abilities:

@@ -10,8 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.reasons import Reason
-from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workers.hypervisor import VmKey
 from gpuvirt.model.workers.nodevms import NodeVm
 from gpuvirt.model.workers.spec import PhaseName
@@ -178,7 +177,17 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
     @property
     def unreached(self) -> Reason | None:
         """Why the current phase is not aimed at any more; None if it is."""
-        return reasons.phase_given_up(self.given_up.phase) if self.given_up is not None else None
+        return (
+            Reason(
+                ReasonCode.PHASE_GIVEN_UP,
+                f"phase {self.given_up.phase}",
+                "was given up, because its switch was held until shortly before its end; the phase before it is back",
+                fix="see the events of the schedule for what held the switch; gpuvirt schedule switch tries the phase"
+                " again",
+            )
+            if self.given_up is not None
+            else None
+        )
 
     @property
     def waiting_nodes(self) -> tuple[Reason, ...]:

@@ -14,8 +14,8 @@ from gpuvirt.controller.logline import logged
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import NOT_MADE, ApiError, ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
-from gpuvirt.model.reasons import Reason
-from gpuvirt.model.reasons import hypervisorproblems as problems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
+from gpuvirt.model.reasons.hypervisorproblems import hypervisor_problem
 from gpuvirt.model.workers.hypervisor import (
     Abilities,
     Accepted,
@@ -188,7 +188,7 @@ class KubeVirtVms:
             return Refused(found.code, found.text)
         objects = found.get(call.vm)
         if objects is None:
-            missing = problems.vm_not_found(self._server, "")
+            missing = hypervisor_problem(ReasonCode.VM_NOT_FOUND, self._server, "")
             return Refused(missing.code, missing.text)
         refusal = judging.refusal(self._server, call, objects)
         if refusal is not None:
@@ -218,7 +218,13 @@ class KubeVirtVms:
             vms = (await self._client.list(Collection(virtual_machines(self._namespace), Vm))).items
             vmis = (await self._client.list(Collection(instances(self._namespace), Vmi))).items
         except NotFoundError as error:
-            return problems.kubevirt_missing(self._server, logged(str(error)))
+            return Reason(
+                ReasonCode.BACK_END_MISSING,
+                f"the hypervisor {self._server}",
+                "is not installed: there are no VirtualMachines",
+                (Seen("", logged(str(error))),),
+                "install KubeVirt in this cluster, or correct spec.hypervisor of the schedule",
+            )
         except ApiError as error:
             return self._reason(error)
         by_name = {vmi.metadata.name: vmi for vmi in vmis}
@@ -234,10 +240,16 @@ class KubeVirtVms:
         text = logged(str(error))
         match error:
             case ConflictError():
-                return problems.wrong_power_state(self._server, text)
+                return hypervisor_problem(ReasonCode.WRONG_POWER_STATE, self._server, text)
             case NotFoundError():
-                return problems.vm_not_found(self._server, text)
+                return hypervisor_problem(ReasonCode.VM_NOT_FOUND, self._server, text)
             case ForbiddenError() | UnauthorizedError():
-                return problems.kubevirt_forbidden(self._server, text)
+                return Reason(
+                    ReasonCode.HYPERVISOR_FORBIDDEN,
+                    f"the hypervisor {self._server}",
+                    "denies the request to gpuvirt",
+                    (Seen("", text),),
+                    "add the namespace to schedule.kubeVirtNamespaces of the chart",
+                )
             case _:
-                return problems.call_failed(self._server, text)
+                return hypervisor_problem(ReasonCode.HYPERVISOR_CALL_FAILED, self._server, text)

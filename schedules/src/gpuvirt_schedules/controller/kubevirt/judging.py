@@ -8,8 +8,8 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from gpuvirt.model.reasons import Reason
-from gpuvirt.model.reasons import hypervisorproblems as problems
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons.hypervisorproblems import hypervisor_problem
 from gpuvirt.model.workers.hypervisor import Abilities, Ability, Action, Call, Power, VmKey, WorkerVm
 from gpuvirt_schedules.controller.kubevirt.virtualmachines import VM, Devices, Vm, Vmi, VmiSpec, controller_uid
 
@@ -101,13 +101,15 @@ def refusal(server: str, call: Call, objects: VmObjects) -> Reason | None:
     """Return why a call is not made; None if it may be."""
     action = call.action
     if action is Action.SUSPEND:
-        return problems.suspend_not_supported(server, "KubeVirt saves no VM to disk")
+        return hypervisor_problem(ReasonCode.SUSPEND_NOT_SUPPORTED, server, "KubeVirt saves no VM to disk")
     if objects.instance != call.proof.instance or objects.is_on is not bool(objects.instance):
         names = [f"VMI {uid}" if uid else "no VMI of its own" for uid in (call.proof.instance, objects.instance)]
-        return problems.wrong_power_state(server, f"the VM had {names[0]} when it was read, and has {names[1]} now")
+        return hypervisor_problem(
+            ReasonCode.WRONG_POWER_STATE, server, f"the VM had {names[0]} when it was read, and has {names[1]} now"
+        )
     if not _has_state_for(action, objects):
         state = objects.vm.status.printable_status or "not reported"
-        return problems.wrong_power_state(server, f"its printableStatus is {state}")
+        return hypervisor_problem(ReasonCode.WRONG_POWER_STATE, server, f"its printableStatus is {state}")
     judges = {
         Action.SHUT_DOWN: shutdown_refusal,
         Action.START: start_refusal,
@@ -129,10 +131,14 @@ def shutdown_refusal(server: str, objects: VmObjects) -> Reason | None:
     """Return why a guest can't be asked to shut down; None if it can."""
     strategy = objects.vm.spec.strategy
     if strategy not in BY_REQUEST | BY_STRATEGY | {"Halted"}:
-        return problems.refused(server, f"runStrategy is {strategy}, expected Manual, Always, RerunOnFailure or Once")
+        return hypervisor_problem(
+            ReasonCode.HYPERVISOR_REFUSED,
+            server,
+            f"runStrategy is {strategy}, expected Manual, Always, RerunOnFailure or Once",
+        )
     if objects.current.grace_s <= 0:
         text = "terminationGracePeriodSeconds is 0, so KubeVirt powers the VM off at once"
-        return problems.refused(server, text)
+        return hypervisor_problem(ReasonCode.HYPERVISOR_REFUSED, server, text)
     return None
 
 
@@ -143,9 +149,11 @@ def start_refusal(server: str, objects: VmObjects) -> Reason | None:
         return None
     if strategy == "Halted":
         text = "runStrategy is Halted, and not by a schedule; set Manual to have the schedule start the VM"
-        return problems.refused(server, text)
-    return problems.wrong_power_state(
-        server, f"runStrategy is {strategy}, with which KubeVirt accepts no request to start; set Manual"
+        return hypervisor_problem(ReasonCode.HYPERVISOR_REFUSED, server, text)
+    return hypervisor_problem(
+        ReasonCode.WRONG_POWER_STATE,
+        server,
+        f"runStrategy is {strategy}, with which KubeVirt accepts no request to start; set Manual",
     )
 
 
@@ -155,12 +163,14 @@ def type_refusal(server: str, objects: VmObjects) -> Reason | None:
     if len(devices.gpus) == 1 and not devices.host_devices:
         return None
     text = f"spec.template has {len(devices.gpus)} gpus and {len(devices.host_devices)} hostDevices, expected 1 and 0"
-    return problems.not_one_vgpu(server, text)
+    return hypervisor_problem(ReasonCode.NOT_ONE_VGPU, server, text)
 
 
 def abilities(server: str, objects: VmObjects) -> Abilities:
     """Return what can be done with a VM."""
-    no_suspend = problems.suspend_not_supported(server, "KubeVirt saves no VM to disk; set leave: ShutDown")
+    no_suspend = hypervisor_problem(
+        ReasonCode.SUSPEND_NOT_SUPPORTED, server, "KubeVirt saves no VM to disk; set leave: ShutDown"
+    )
     off = VmObjects(objects.vm, None)
     is_kept_running = objects.vm.spec.strategy in BY_STRATEGY
     return Abilities(
