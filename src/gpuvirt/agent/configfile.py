@@ -8,7 +8,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
-from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.model.reasons import Reason, Seen, nodeproblems
 
 READ_TIMEOUT_S = 10.0
 
@@ -33,7 +33,12 @@ class ConfigFile:
                 text = await self._worker.run(self._read, name=f"read {self._path}", timeout_s=READ_TIMEOUT_S)
                 observe(NodeRequest(configs=Observed(text)))
             except (OSError, UnicodeDecodeError, GpuvirtError) as error:
-                problem = nodeproblems.config_unread(self._path, str(error))
+                problem = nodeproblems.config_invalid(
+                    str(self._path),
+                    "can't be read, so the previous vGPU configs stay in force",
+                    "make it a readable file in UTF-8",
+                    Seen("", str(error)),
+                )
             report("config file", problem)
             await self._clock.sleep(self._intervals.config_file_s)
 

@@ -15,7 +15,8 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.kubevirt.kubevirt import parse
 from gpuvirt.model.offers.view import NodeView, ResourceView
-from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, withheldshares
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
+from gpuvirt.model.shares.otherplugins import registered_elsewhere
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.hostspec import host_names
@@ -233,7 +234,7 @@ class TestWithAgent:
             assert (blocked_at(explanation), explanation.blocker.code) == (StageName.COUNTED, FindingCode.NOT_COUNTED)
 
 
-@pytest.mark.parametrize("reason", [None, withheldshares.registered_elsewhere(VGPU, "nvidia.com/gpu", "GPU-1")])
+@pytest.mark.parametrize("reason", [None, registered_elsewhere(VGPU, "nvidia.com/gpu", "GPU-1")])
 def test_a_shared_gpu_is_blocked_by_why_its_units_are_withheld_and_by_nothing_that_vms_need(
     reason: Reason | None,
 ) -> None:

@@ -241,7 +241,12 @@ class Allocator:
         self._allocations.add(added, allocated.recorded)
         self._callbacks.allocated()
         unseen = (checked.unseen[device.id] for device in given if device.id in checked.unseen)
-        self._callbacks.unseen(next(map(refusals.allocated_unseen, unseen), None))
+        # only an agent with --plugin-only gives a device whose users it can't see
+        message = (
+            "is allocated, but may be in use by a process outside of pods: --plugin-only can't see the host's processes"
+        )
+        fix = "run the privileged agent (deploy/node.yaml), which refuses such devices"
+        self._callbacks.unseen(next((replace(reason, message=message, fix=fix) for reason in unseen), None))
         return tuple(attachments), added
 
     def _record(self, host: Inventory, given: Sequence[Candidate], entries: tuple[Entry, ...]) -> None:

@@ -28,7 +28,7 @@ from gpuvirt.model.change.steps import (
     VgpuStep,
 )
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.reasons import Reason, refusals, shortfalls
+from gpuvirt.model.reasons import Reason, Seen, refusals
 
 NVIDIA_DRIVER = "nvidia"
 """The driver whose VFs only sriov-manage can switch: it has no `sriov_configure` (drivers/pci/iov.c: ENOENT)."""
@@ -90,7 +90,13 @@ def _obstacles_to_drivers(change_host: ChangeHost, plan: DriverPlan) -> Iterator
             try:
                 change_host.tools.demand_module(step.driver)
             except ToolError as error:
-                yield refusals.module_missing(_first_address(plan), step.driver, str(error))
+                yield refusals.prerequisite_missing(
+                    _first_address(plan),
+                    f"needs the driver {step.driver}, which is not loaded, and the host has no such kernel module",
+                    f"install the host's package of kernel modules with {step.driver}; then modprobe -n {step.driver}"
+                    " finds the module",
+                    Seen("", str(error)),
+                )
 
 
 def _first_address(plan: DriverPlan) -> str:
@@ -106,4 +112,10 @@ def _missing(change_host: ChangeHost, gpu: PciAddress, program: Program, step: V
     try:
         change_host.tools.demand(program)
     except ToolMissingError as error:
-        yield shortfalls.program_missing(gpu, program, step.text, error.output or str(error))
+        yield refusals.prerequisite_missing(
+            gpu,
+            f"keeps its vGPUs, since a later step needs {program}, which is not installed: {step.text}",
+            "install NVIDIA's vGPU manager on the host, or check that its container runs on this node (label"
+            " nvidia.com/gpu.deploy.vgpu-manager=true)",
+            Seen("", error.output or str(error)),
+        )

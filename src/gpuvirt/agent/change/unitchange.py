@@ -42,7 +42,7 @@ from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.reasons import Reason, shortfalls
+from gpuvirt.model.reasons import Reason, refusals, shortfalls
 
 
 def put_back(last: HostObservation, gpu: PciAddress, before: GpuState | None, run: Run) -> Iterator[Reason]:
@@ -179,7 +179,13 @@ class UnitChange(msgspec.Struct):
                 self._ended[subject] = hindered
                 continue
             if self._rounds[subject] == MOST_ROUNDS:
-                self._ended[subject] = (shortfalls.not_nearer(subject, MOST_ROUNDS),)
+                self._ended[subject] = (
+                    refusals.failed(
+                        f"the vGPUs are not as desired after {MOST_ROUNDS} rounds of steps without an error",
+                        subject,
+                        fix=shortfalls.OTHER_MAKERS,
+                    ),
+                )
                 continue
             return phase
         return None

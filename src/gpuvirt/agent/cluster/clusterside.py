@@ -35,7 +35,7 @@ from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.reflector import Reflector, Waits
 from gpuvirt.kube.resources import NODES, KubernetesObject, config_maps
 from gpuvirt.model.offers.ondemand.podends import PodEnds
-from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems
 from gpuvirt.tasks import keep_going
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -253,5 +253,15 @@ def problem_of(error: ApiError | None, what: str) -> Reason | None:
     if error is None:
         return None
     if isinstance(error, ForbiddenError | UnauthorizedError):
-        return nodeproblems.api_forbidden(what, str(error))
-    return nodeproblems.api_server_away(what, str(error))
+        return Reason(
+            ReasonCode.API_FORBIDDEN,
+            "the API server",
+            f"does not permit the agent {what}; the agent tries again and changes nothing until then",
+            (Seen("", str(error)),),
+            "give the agent's service account the roles of deploy/node.yaml",
+        )
+    return nodeproblems.not_answered(
+        "the API server",
+        f"does not answer the agent, which needs it for {what}; the agent tries again and changes nothing until then",
+        Seen("", str(error)),
+    )

@@ -14,7 +14,7 @@ from gpuvirt.model.allocation.resourcerules import ResourceRules
 from gpuvirt.model.allocation.tenancy import Tenancies, TenancyState, TenantKind, tenant
 from gpuvirt.model.allocation.tenants import for_ledger, observe_devices, observe_host, with_ledger
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems
 
 log = logging.getLogger(__name__)
 
@@ -163,10 +163,24 @@ class TenancyKeeper:
         except OSError as error:
             if not on_disk and after is not value:
                 self._value, self._unwritten = after, changes
-            self.problem = nodeproblems.tenancies_not_written(file.path, str(error))
+            self.problem = nodeproblems.not_written(
+                ReasonCode.TENANCIES_NOT_WRITTEN,
+                file.path,
+                str(error),
+                "GPUs that the kernel can't reset are not allocated until it can",
+            )
             return self.problem
         self._unwritten, self._version = (), file.version()
-        self.problem = nodeproblems.tenancies_lost(file.path) if self._value.lost else None
+        self.problem = (
+            nodeproblems.lost(
+                ReasonCode.TENANCIES_LOST,
+                file.path,
+                "was damaged or deleted; the tenants of GPUs in this boot are unknown",
+                "GPUs that the kernel can't reset are withheld until the host is rebooted",
+            )
+            if self._value.lost
+            else None
+        )
         return None
 
 

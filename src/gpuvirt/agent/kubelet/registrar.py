@@ -21,7 +21,7 @@ from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.offers.view import Registration
-from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.tasks import backoff_s
 
@@ -130,7 +130,17 @@ class Registrar:
             else:
                 await self._register(plugin, attempts, kubelet)
         except SocketTakenError as error:
-            self._fail(plugin, kubelet, nodeproblems.socket_taken(plugin.resource, str(error)))
+            self._fail(
+                plugin,
+                kubelet,
+                Reason(
+                    ReasonCode.SOCKET_TAKEN,
+                    plugin.resource,
+                    "can't be registered: another program listens at its socket",
+                    (Seen("", str(error)),),
+                    "stop the other device plugin (NVIDIA's kubevirt-gpu-device-plugin or sandbox-device-plugin)",
+                ),
+            )
         except (RegistrationFailedError, OSError) as error:
             socket = self._paths.registration_socket
             is_away = not sockets.is_listened_at(socket)  # a kubelet that was killed leaves its socket

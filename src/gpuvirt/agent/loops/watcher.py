@@ -23,7 +23,7 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions import iommu
 from gpuvirt.hardware.scan import scan, with_device_ids, with_users
 from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
-from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems
 
 T = TypeVar("T")
 
@@ -259,4 +259,10 @@ def _listed(facts: Facts) -> Facts:
 def _problem(error: Exception) -> Reason:
     if isinstance(error, WorkerBlockedError):
         return nodeproblems.scan_blocked("this host", str(error), "its last known state is kept")
-    return nodeproblems.scan_failed(str(error))
+    return Reason(
+        ReasonCode.SCAN_FAILED,
+        "this host",
+        "can't be read; its last known state is kept",
+        (Seen("", str(error)),),
+        "see the agent's log",
+    )

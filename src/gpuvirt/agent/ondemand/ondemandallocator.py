@@ -52,7 +52,7 @@ from gpuvirt.model.offers.ondemand.choice import VgpuPlace, choose, why_full
 from gpuvirt.model.offers.ondemand.ondemandstarts import started
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.offers.withholding import withholdings
-from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, ondemand, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems, refusals, unhealthy
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,21 @@ class OnDemandAllocator:
             if not await self.removal_wait.wait(self._on.changed, request.deadline):
                 blocked = (reason for reason in failed.values() if reason.code is ReasonCode.WRITE_BLOCKED)
                 texts = why_full(self._state.on_demand_now(), {gpu: why.message for gpu, why in failed.items()})
-                raise AllocationRefusedError(next(blocked, ondemand.no_room(resource, vgpu_type, texts)))
+                raise AllocationRefusedError(
+                    next(
+                        blocked,
+                        refusals.no_room(
+                            resource,
+                            f"has no room for another {vgpu_type} on any GPU of this node",
+                            "create the pod again once a pod with a vGPU has ended; a Deployment or a Job does so by"
+                            " itself",
+                            *(
+                                [Seen(gpu, text) for gpu, text in sorted(texts.items())]
+                                or [Seen("this node", "no GPU in this mode")]
+                            ),
+                        ),
+                    )
+                )
 
     async def _create(self, request: _Request, entry: Entry, place: VgpuPlace) -> Candidate:
         """Create the vGPU of an allocation; after an error nothing is allocated.
@@ -297,7 +311,11 @@ class OnDemandAllocator:
         try:
             await self._on.ledger.write_now()
         except NotWrittenError as error:
-            raise RefusedError(ondemand.not_written(self._on.options.ledger, str(error))) from error
+            raise RefusedError(
+                nodeproblems.not_written(
+                    ReasonCode.LEDGER_NOT_WRITTEN, self._on.options.ledger, str(error), "no vGPU is created for a pod"
+                )
+            ) from error
 
     def _entry(self, resource: ResourceName, device: DeviceId) -> Entry | None:
         entries = self._state.ledger.entries

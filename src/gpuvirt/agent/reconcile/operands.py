@@ -14,7 +14,7 @@ from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import OperandsObserved
-from gpuvirt.model.reasons import Reason, shortfalls
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 
 ReportWait = Callable[[Reason], None]
 
@@ -91,4 +91,11 @@ class Operands:
 
 def _still_running(subject: str, observed: OperandsObserved | None) -> Reason:
     labels, pods = ((), ()) if observed is None else (observed.desired, observed.pods)
-    return shortfalls.device_plugin_still_running(subject, labels, pods)
+    return Reason(
+        ReasonCode.DEVICE_PLUGIN_STILL_RUNNING,
+        subject,
+        "waits until the device plugin and the validator of the other operator have left this node",
+        (*(Seen("label", label) for label in labels), *(Seen("pod", pod) for pod in pods))
+        or (Seen("", "neither the node's labels nor its pods have been reported yet"),),
+        "no action needed: their operator removes them by the labels; if a pod stays, see why it does not end",
+    )

@@ -15,7 +15,8 @@ from gpuvirt.agent.store.stateformat import Format, Stored
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.loops.cell import Cell
 from gpuvirt.loops.serialworker import SerialWorker
-from gpuvirt.model.reasons import Reason, sharing
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons.nodeproblems import lost, not_written
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.node.sharespec import with_owners
 
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 FILE = "shares.json"
 WRITE_TIMEOUT_S = 5.0
 FORMAT = Format(ShareRecords, HeaderLine())
+NO_START = "no container with a share can start"
 
 
 class RecordsNotWrittenError(GpuvirtError):
@@ -52,7 +54,8 @@ class RecordStore:
         self._stored = found.stored
         if (damage := found.damage) is not None:
             self._stored = Stored(_records_in(specs))
-            self.problem = sharing.records_lost(self._file.path, damage.text)
+            consequence = "the shares were read from CDI specs, which a reboot of the host deletes"
+            self.problem = lost(ReasonCode.LEDGER_LOST, self._file.path, damage.text, consequence)
             log.error("%s", self.problem.text, extra={"reason": str(self.problem.code)})
             self._replace(damage)
         self.records.set(self._stored.value)
@@ -64,7 +67,7 @@ class RecordStore:
                 replace_file(self._file.aside(damage), damage.content)
             self._file.write(self._stored)
         except OSError as error:
-            self.problem = sharing.records_not_written(self._file.path, str(error))
+            self.problem = not_written(ReasonCode.LEDGER_NOT_WRITTEN, self._file.path, str(error), NO_START)
 
     async def save(self, records: ShareRecords) -> None:
         """Write the records, and return when they would survive a power cut; raise NotWrittenError."""
@@ -75,7 +78,7 @@ class RecordStore:
         try:
             await self._worker.run(lambda: self._file.write(stored), name=f"write {path}", timeout_s=WRITE_TIMEOUT_S)
         except (OSError, GpuvirtError) as error:
-            self.problem = sharing.records_not_written(path, str(error))
+            self.problem = not_written(ReasonCode.LEDGER_NOT_WRITTEN, path, str(error), NO_START)
             raise RecordsNotWrittenError(self.problem) from error
         self.problem = None
         self._stored = stored

@@ -32,7 +32,9 @@ from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
-from gpuvirt.model.reasons import nodeproblems, sharing
+from gpuvirt.model.reasons import Reason, Seen, nodeproblems, sharing, unhealthy
+from gpuvirt.model.reasons.sharing import RETRIES
+from gpuvirt.model.reasons.unhealthy import CHECKPOINT
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node import sharespec
 from gpuvirt.model.shares.node.limits import NO_PATHS, LimitPaths
@@ -188,7 +190,7 @@ class ShareAllocator:
         return found
 
     def _not_recorded(self, units: int, why: str) -> ShareRefusedError:
-        reason = sharing.not_recorded(self._shares.resource, units, why)
+        reason = _not_recorded(self._shares.resource, units, why)
         self._shares.refusals.add(RefusedCall.PRE_START, reason)
         return ShareRefusedError(reason)
 
@@ -213,7 +215,7 @@ class ShareAllocator:
         device = allocation.device or ""
         nonce = sharespec.nonce_of(device)
         if nonce is None:
-            raise ShareRefusedError(sharing.not_recorded(device, len(allocation.ids), "an answer of another plugin"))
+            raise ShareRefusedError(_not_recorded(device, len(allocation.ids), "an answer of another plugin"))
         async with self._turn:
             if allocation.pod not in self.records.pods:
                 raise ShareRefusedError(sharing.pod_unknown(f"pod {pod.namespace}/{pod.name}", "it has ended"))
@@ -241,7 +243,14 @@ class ShareAllocator:
         requested = record.containers[allocation.container].units
         if requested != len(allocation.ids):
             subject = f"container {record.namespace}/{record.name}/{allocation.container}"
-            raise ShareRefusedError(sharing.units_differ(subject, len(allocation.ids), requested))
+            raise ShareRefusedError(
+                unhealthy.not_recorded(
+                    subject,
+                    f"has {len(allocation.ids)} units in the kubelet's record, but requests {requested}",
+                    "create the pod again",
+                    Seen(CHECKPOINT),
+                )
+            )
         return record
 
     async def _save(self, records: ShareRecords) -> None:
@@ -284,3 +293,9 @@ class ShareAllocator:
 
     async def _in_worker(self, job: Callable[[], T]) -> T:
         return await self._on.worker.run(job, name="CDI specs of shares", timeout_s=FILES_S)
+
+
+def _not_recorded(resource: str, units: int, why: str) -> Reason:
+    """The kubelet's checkpoint names the container of each allocation."""
+    message = f"can't be assigned: the kubelet's checkpoint names no container with these {units} units"
+    return unhealthy.not_recorded(resource, message, RETRIES, Seen(CHECKPOINT, why))

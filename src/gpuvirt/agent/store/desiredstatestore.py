@@ -6,6 +6,7 @@ The file is written later, without waiting: the API server has the same state, s
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,11 +20,13 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.desired.enforcement import DesiredEnforcement
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
-from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons.nodeproblems import lost, not_written
 
 log = logging.getLogger(__name__)
 
 FILE = "desired.json"
+STAYS = "the API server has the desired state; until it answers, vGPUs stay as they are"
 FORMER_FILE = "wishes.json"
 """Its name in versions before 0.1."""
 
@@ -52,7 +55,14 @@ class DesiredStateStore:
         self._path = path
         self._none = KeptDesired(node)
         file = Persisted(path, FORMAT, self._none, lost=self._none) if path is not None else None
-        reasons = Reasons(nodeproblems.desired_state_lost, nodeproblems.desired_state_not_written)
+        reasons = Reasons(
+            partial(lost, ReasonCode.DESIRED_STATE_LOST, consequence=STAYS),
+            partial(
+                not_written,
+                ReasonCode.DESIRED_STATE_NOT_WRITTEN,
+                consequence="after a restart only the API server has the desired state of vGPUs",
+            ),
+        )
         self._state = WriteBehind(file, self._none, reasons, worker, clock)
 
     @property
@@ -117,5 +127,5 @@ def _take_former(path: Path) -> Reason | None:
     except OSError as error:
         if not os.path.lexists(former):  # also below a path that is no folder: NotADirectoryError
             return None  # unknown: nothing, there is no such file
-        return nodeproblems.desired_state_lost(former, f"can't be renamed to {path.name}: {error.strerror}")
+        return lost(ReasonCode.DESIRED_STATE_LOST, former, f"can't be renamed to {path.name}: {error.strerror}", STAYS)
     return None

@@ -14,7 +14,7 @@ from gpuvirt.agent.store.persisted import Persisted
 from gpuvirt.agent.store.stateformat import Format
 from gpuvirt.facts.ids import BootId, PciAddress, parse_pci_address
 from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
-from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems
 from gpuvirt.paths import HostPath
 
 FILE = HostPath("/var/lib/gpuvirt/drivers.json")
@@ -67,7 +67,13 @@ def update(path: Path, change: Callable[[DriverJournal], DriverJournal]) -> None
 
 def lost(path: Path) -> Reason:
     """Return the reason that is reported while the driver journal is damaged."""
-    return nodeproblems.drivers_lost(path, path.name)
+    return nodeproblems.lost(
+        ReasonCode.DRIVERS_LOST,
+        path,
+        "was damaged or can't be read; the drivers and overrides that it recorded are unknown",
+        "GPUs return to the driver that modules.alias names; the next boot clears all overrides",
+        Seen("", f"a damaged file is kept beside it, as {path.name}.damaged"),
+    )
 
 
 def _file(path: Path) -> Persisted[_Content]:

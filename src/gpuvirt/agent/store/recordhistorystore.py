@@ -3,6 +3,7 @@
 A damaged file says that the record existed: a missing checkpoint is unknown then.
 """
 
+from functools import partial
 from pathlib import Path
 
 from gpuvirt.agent.store.checksummed import DigestField
@@ -12,7 +13,8 @@ from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import BootId
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.recordhistory import RecordHistory
-from gpuvirt.model.reasons import nodeproblems
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons.nodeproblems import lost, not_written
 
 FILE = "kubelet-record.json"
 FORMAT = Format(RecordHistory, DigestField())
@@ -21,7 +23,18 @@ LOST = RecordHistory(is_seen=True)
 
 def history_store(ledger: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[RecordHistory]:
     """Return the history beside a ledger."""
-    reasons = Reasons(nodeproblems.record_history_lost, nodeproblems.record_history_not_written)
+    reasons = Reasons(
+        partial(
+            lost,
+            ReasonCode.LEDGER_LOST,
+            consequence="an existing checkpoint of the kubelet is used; without one, the allocations are unknown",
+        ),
+        partial(
+            not_written,
+            ReasonCode.LEDGER_NOT_WRITTEN,
+            consequence="after a restart the agent does not know whether the kubelet's checkpoint was lost",
+        ),
+    )
     file = Persisted(ledger.with_name(FILE), FORMAT, RecordHistory(), LOST)
     return WriteBehind(file, RecordHistory(), reasons, worker, clock)
 

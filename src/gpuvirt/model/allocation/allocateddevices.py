@@ -5,10 +5,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
+from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import IommuGroup, ResourceName, slot_of
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.devices.candidates import Candidate, Target
-from gpuvirt.model.reasons import Reason, notoffered
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 
 
 class AllocatedDevices(msgspec.Struct, frozen=True):
@@ -50,7 +51,7 @@ class AllocatedDevices(msgspec.Struct, frozen=True):
             others = self._in_group(candidate)
             if not others:
                 return candidate
-            return notoffered.group_allocated(candidate.id, candidate.group, others[0].device, others[0].allocated_to)
+            return _group_allocated(candidate.id, candidate.group, others[0].device, others[0].allocated_to)
         if own.resource == candidate.named.resource:
             return candidate
         if own.resource not in self.ours or own.target.type != candidate.target.type:
@@ -78,7 +79,7 @@ class AllocatedDevices(msgspec.Struct, frozen=True):
                     continue
                 renewed = any(other is not None and entry.together_with(other) for _, other in candidates)
                 if not (renewed or _is_sibling(candidate, entry, unfinished)):
-                    return notoffered.group_allocated(candidate.id, candidate.group, entry.device, entry.allocated_to)
+                    return _group_allocated(candidate.id, candidate.group, entry.device, entry.allocated_to)
         return None
 
     def siblings(self, candidates: Iterable[Candidate], unfinished: Container[str]) -> Iterator[Candidate]:
@@ -110,7 +111,7 @@ def is_same_id(entry: Entry, candidate: Candidate) -> bool:
 
 def _held_elsewhere(candidate: Candidate, entry: Entry) -> Reason:
     other_id = entry.device if entry.device != candidate.id else None
-    return notoffered.allocated_under_other_name(
+    return _allocated_under_other_name(
         candidate.id, entry.allocated_to, entry.resource, candidate.named.resource, other_id
     )
 
@@ -136,3 +137,22 @@ def find_allocated(entries: Iterable[Entry], ours: Iterable[ResourceName]) -> Al
         if entry.group is not None:
             groups[entry.group] = (*groups.get(entry.group, ()), entry)
     return AllocatedDevices(targets, groups, frozenset(ours))
+
+
+def _group_allocated(device: str, group: int | None, other: str, allocated_to: str) -> Reason:
+    """An IOMMU group goes to one VM."""
+    message = f"shares IOMMU group {group} with {other}, which is allocated to {allocated_to}; a group goes to one VM"
+    fix = "request all devices of the group in one VM, or give each its own group (ACS)"
+    return Reason(ReasonCode.GROUP_ALLOCATED, device, message, (Seen(f"{sysfs.IOMMU_GROUPS}/{group}/devices"),), fix)
+
+
+def _allocated_under_other_name(
+    device: str, allocated_to: str, resource: str, offered_as: str, other_id: str | None = None
+) -> Reason:
+    """The device was allocated before it got another resource name; or by another plugin under its own id for it."""
+    message = f"is allocated to {allocated_to} as {resource}; it is offered as {offered_as} when it is free"
+    fix = "stop the VM that uses it, or wait until it ends"
+    if other_id is not None:
+        message = f"is allocated to {allocated_to} by another device plugin, as {resource}: {other_id}"
+        fix += "; let only one device plugin offer the device"
+    return Reason(ReasonCode.ALLOCATED_UNDER_OTHER_NAME, device, message, fix=fix)

@@ -15,8 +15,10 @@ from gpuvirt.model.allocation.ondemandids import vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.allocation.recordednodes import foreign_nodes, own_nodes
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.reasons import Reason, containerstarts, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, unhealthy
 from gpuvirt.model.reasons.reason import driver_link
+from gpuvirt.model.reasons.refusals import allocations_unknown
+from gpuvirt.model.reasons.unhealthy import CHECKPOINT
 
 
 def why_no_start(
@@ -36,9 +38,14 @@ def why_no_start(
             return awaited
         for answer in answers:
             if device in vgpus_in(answer) and (foreign := foreign_nodes(inventory, answer)):
-                return containerstarts.nodes_changed(device, device, foreign, own_nodes(inventory, [device]))
+                return nodes_changed(device, device, foreign, own_nodes(inventory, [device]))
         if not answers and not is_new:
-            return containerstarts.nodes_unknown(device, _why_unknown(recorded))
+            return allocations_unknown(
+                device,
+                Seen(CHECKPOINT, _why_unknown(recorded)),
+                message="can't be used by its container: the recorded device nodes are unknown, and the container may"
+                " be from before this boot",
+            )
     return None
 
 
@@ -76,3 +83,14 @@ def _why_unknown(recorded: Recorded | Unknown) -> str:
     if not isinstance(recorded, Unknown):
         return "does not have the device"
     return recorded.reason.text if recorded.reason is not None else "could not be read"
+
+
+def nodes_changed(device: str, target: str, recorded: Sequence[str], own: Sequence[str]) -> Reason:
+    """The kernel chooses the numbers of groups and of VFIO devices, and a device gets others after a reboot."""
+    message = (
+        f"can't be used by its container: the device nodes in the kubelet's record are not those of {target}, and may"
+        " be another pod's"
+    )
+    seen = (Seen(CHECKPOINT, ", ".join(recorded)), Seen(f"nodes of {target}", ", ".join(own) or "none"))
+    fix = "delete the pod, so that a new one gets a device with its nodes; a Deployment or a Job creates it again"
+    return Reason(ReasonCode.NODES_CHANGED, device, message, seen, fix)

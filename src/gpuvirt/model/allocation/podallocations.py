@@ -24,7 +24,7 @@ from gpuvirt.model.allocation.pluginanswers import (
 )
 from gpuvirt.model.allocation.resourcerules import ResourceRules, vendor_of_domain
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
 
 _REPLICA = re.compile(r"::[0-9]+\Z")
 _DRM_NODE = re.compile(r"(card[0-9]+|renderD[0-9]+)(?:-[0-9]+)?")
@@ -160,6 +160,12 @@ def unmapped_reasons(function: PciFunction, unmapped: Iterable[Allocation]) -> I
         return
     for allocation in unmapped:
         if vendor_of(allocation) in {None, function.id.vendor}:
-            yield refusals.allocation_unmapped(
-                function.address, allocation.pod, f"{allocation.resource}: {allocation.device}"
+            yield Reason(
+                ReasonCode.ALLOCATION_UNMAPPED,
+                function.address,
+                f"may be allocated to {allocation.pod}, which has {allocation.resource}: {allocation.device}; gpuvirt"
+                " can't map this id to a GPU of this host",
+                (Seen("the kubelet's checkpoint and pod-resources API"),),
+                f"{refusals.WAIT_FOR_POD}; if the resource is no GPU, add it to `resources_without_gpus` in the agent's"
+                " settings",
             )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import GRACE_DRIVER, PciFunction, Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
@@ -14,7 +15,8 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.change.nativedrivers import native_driver, pinned_to_vfio
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory.isolation import group_blockers
-from gpuvirt.model.reasons import Reason, Seen, nativerefusals, notoffered, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nativerefusals, notoffered, refusals, unhealthy
+from gpuvirt.model.reasons.refusals import move_or_bind
 
 
 def driver_refusals(
@@ -42,7 +44,14 @@ def _refusals(
     staying = sorted(state.neighbours(to_vfio) - desired_drivers.keys())
     for other in group_blockers(state.inventory.facts.functions, staying):
         same_group = [address for address in to_vfio if state.function(address).iommu_group == other.iommu_group]
-        yield refusals.foreign_endpoint(other, same_group)
+        gpu, group = same_group[0] if same_group else other.address, other.iommu_group
+        yield Reason(
+            ReasonCode.FOREIGN_ENDPOINT,
+            gpu,
+            f"shares IOMMU group {group} with {other.address} ({other.id}), which is bound to {other.driver}",
+            (Seen(f"{sysfs.IOMMU_GROUPS}/{group}/devices/{other.address}"),),
+            move_or_bind(gpu, [other.address]),
+        )
     for address in to_vfio:
         for neighbour in sorted(state.neighbours([address]) & desired_drivers.keys()):
             if desired_drivers[neighbour] is DesiredDriver.NATIVE:
@@ -66,7 +75,13 @@ def _why_not_to_vfio(state: UnitState, address: PciAddress) -> Iterator[Reason]:
     if function.fell_off_bus:
         yield refusals.fell_off_bus(address, address)
     if (use := state.host_uses.get(address)) is not None:
-        yield refusals.used_by_host(address, use)
+        yield Reason(
+            ReasonCode.USED_BY_HOST,
+            address,
+            f"{use}, so it stays with the host",
+            fix="end that use first: set another primary display in the firmware, or initcall_blacklist=sysfb_init on"
+            " the kernel's command line; unmount the disk; take the interface down",
+        )
     if (
         function.needs_grace_driver
         and state.best_drivers.get(address) != GRACE_DRIVER

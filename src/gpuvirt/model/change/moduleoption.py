@@ -11,7 +11,7 @@ from gpuvirt.errors import DamagedError, InvalidIdError
 from gpuvirt.facts.ids import PciAddress, parse_pci_address
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
-from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
 from gpuvirt.paths import HostPath
 
 FILE = HostPath("/etc/modprobe.d/gpuvirt-vgpu-scheduler.conf")
@@ -101,9 +101,11 @@ def _obstacles(files: Iterable[Attribute], gpu: PciAddress) -> Iterator[Reason]:
         for line in (file.text or "").replace("\\\n", " ").splitlines():
             words = line.split(None, 2)
             if words[:2] == ["options", "nvidia"] and PARAMETER in words[-1]:
-                yield shortfalls.option_elsewhere(
+                yield Reason(
+                    ReasonCode.OPTION_ELSEWHERE,
                     gpu,
-                    PARAMETER,
-                    Seen(file.path, line.strip()[:200]),
+                    f"loses its scheduler at the next load of the driver: {PARAMETER} is set in another file too, and"
+                    " the driver accepts one value",
+                    (Seen(file.path, line.strip()[:200]),),
                     f"write it there: pci={gpu};{KEY}=VALUE; or move that line's GPUs to {FILE}",
                 )

@@ -19,7 +19,7 @@ from gpuvirt.model.change.steps import (
     Return,
     Unlock,
 )
-from gpuvirt.model.reasons import Reason, nativerefusals
+from gpuvirt.model.reasons import Reason, Seen, refusals
 
 HEADS = frozenset({FunctionKind.GPU, FunctionKind.NVSWITCH})
 
@@ -61,7 +61,16 @@ def native_driver(state: UnitState, address: PciAddress) -> NativeDriver:
     if is_unknown or comes_later or function.kind not in HEADS:
         return NativeDriver(required=function.kind in HEADS)
     error = state.missing_modules.get(recorded or alias)
-    return NativeDriver(refusal=nativerefusals.no_native_driver(address, recorded, known, error))
+    missing = f"its former driver {recorded} can't be loaded" if recorded else "no native driver can be loaded"
+    others = ", ".join(driver for driver in known or () if driver != recorded) or "no other"
+    refusal = refusals.prerequisite_missing(
+        address,
+        f"can't return to the host: {missing}, and modules.alias names {others} for it",
+        "install its driver on this host, or load it; gpuvirt tries again",
+        Seen("/var/lib/gpuvirt/drivers.json", recorded or "no driver"),
+        Seen("", error or "no module"),
+    )
+    return NativeDriver(refusal=refusal)
 
 
 def alias_of(function: PciFunction) -> str:

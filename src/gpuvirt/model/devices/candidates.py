@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType, is_mdev_uuid
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
@@ -12,7 +13,9 @@ from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Inventory, Vgpu
 from gpuvirt.model.inventory.naming import NAMESPACES, Named, Naming
-from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered, refusals
+from gpuvirt.model.reasons.notoffered import BY_AGENT, no_vgpus
+from gpuvirt.model.reasons.reason import driver_link
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import profile_name
 
@@ -163,20 +166,37 @@ def _why_not_whole(inventory: Inventory, function: PciFunction, settings: Settin
     if not function.on_vfio:
         return _not_on_vfio(inventory, function)
     if not settings.offers(function.kind):
-        return notoffered.kind_not_offered(function, settings.offer)
+        return Reason(
+            ReasonCode.KIND_NOT_OFFERED,
+            function.address,
+            f"is a {function.kind} function, and the agent's settings offer only"
+            f" {', '.join(settings.offer) or 'nothing'}",
+            fix=f"to offer it to VMs, add {function.kind} to `offer` in the agent's settings",
+        )
     return _why_not_accepted(function.address) or _why_not_on_vfio(function)
 
 
 def _why_not_accepted(address: str) -> Reason | None:
     if len(address.partition(":")[0]) <= 4:
         return None
-    return notoffered.address_not_accepted(address)
+    return Reason(
+        ReasonCode.ADDRESS_NOT_ACCEPTED,
+        address,
+        "has a PCI domain of more than four digits (behind Intel VMD), which KubeVirt refuses",
+        fix="switch VMD off for this slot in the firmware",
+    )
 
 
 def _why_not_on_vfio(function: PciFunction) -> Reason | None:
     address = function.address
     if function.is_nvidias_vf:
-        return notoffered.virtual_function(function)
+        return Reason(
+            ReasonCode.VIRTUAL_FUNCTION,
+            function.address,
+            f"is a VF of {function.physfn} on {function.driver}, but NVIDIA's VFs work only as vGPUs",
+            (driver_link(function.address, function.driver),),
+            f"bind it to nvidia and set a vGPU type, or switch off the VFs of {function.physfn}",
+        )
     if function.virtfns:
         return refusals.vfs_enabled(function)
     if isinstance(function.iommu_group, Unread):
@@ -204,7 +224,7 @@ def why_native(inventory: Inventory, function: PciFunction) -> Reason:
     if function.virtfns:
         return refusals.vfs_enabled(function)
     is_in_group = function.iommu_group is not None
-    return notoffered.native_driver(function.address, function.driver, is_in_group=is_in_group)
+    return _native_driver(function.address, function.driver, is_in_group=is_in_group)
 
 
 def why_no_vgpus(function: PciFunction, host: VgpuHost) -> Reason:
@@ -213,7 +233,7 @@ def why_no_vgpus(function: PciFunction, host: VgpuHost) -> Reason:
     creatable = profile_name(next((name for name in types if name.endswith("Q")), types[0])) if types else None
     attribute = "mdev_supported_types" if host.framework is Framework.MDEV else "virtfn*/nvidia/creatable_vgpu_types"
     has_mig = any(card.is_mig for card in catalog.cards_of(function.id, function.subsystem))
-    return notoffered.gpu_without_vgpus(function.address, attribute, types, creatable, has_mig=has_mig)
+    return _gpu_without_vgpus(function.address, attribute, types, creatable, has_mig=has_mig)
 
 
 def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
@@ -232,3 +252,36 @@ def _users(inventory: Inventory, function: PciFunction) -> Sequence[OpenDeviceUs
     """Return the processes that have a function's group open."""
     users = inventory.facts.users
     return (users or {}).get(function.iommu_group, ()) if isinstance(function.iommu_group, int) else ()
+
+
+def _native_driver(address: str, driver: str, *, is_in_group: bool) -> Reason:
+    """The function serves the host and containers."""
+    message, seen = f"is bound to {driver}, so it serves the host and containers", (driver_link(address, driver),)
+    fix = f"gpuvirt vfio bind {address}, {BY_AGENT}"
+    if not is_in_group:
+        fix = f"gpuvirt vfio bind {address}, once it is in an IOMMU group; gpuvirt doctor shows what keeps it out"
+    if driver == "nouveau":  # of NVIDIA's GPUs it is of no use to containers, and its unbind can hang
+        message = "is bound to nouveau, whose unbind can hang where the GPU shows a console"
+        fix = f"blacklist nouveau, and reboot: gpuvirt doctor prints the commands; then {fix}"
+    return Reason(ReasonCode.NATIVE_DRIVER, address, message, seen, fix)
+
+
+def _gpu_without_vgpus(
+    address: str, attribute: str, types: Sequence[str], creatable: str | None, *, has_mig: bool
+) -> Reason:
+    """The GPU's driver could create vGPUs. `creatable`: a type that it can create now, None if it lists none."""
+    if creatable is not None:
+        fix = (
+            f"gpuvirt vgpu create {address} {creatable}, or another creatable type; with an agent: kubectl label"
+            f" --overwrite node NODE nvidia.com/vgpu.config={creatable}"
+        )
+    elif has_mig:  # in MIG mode the driver lists a type only where a GPU instance of its size is free
+        fix = (
+            "if nvidia-smi shows MIG mode, it has no GPU instance: gpuvirt vgpu apply -c TYPE, for which TYPE is a"
+            " MIG-backed type of gpuvirt vgpu types, creates them; else end the processes that occupy the GPU"
+        )
+    else:
+        fix = "no type can be created now: end the processes that occupy the GPU's capacity (nvidia-smi)"
+    seen = Seen(sysfs.device_path(PciAddress(address), attribute), ", ".join(types) or "no creatable type")
+    fix += f"; or pass it through whole: gpuvirt vfio bind {address}"
+    return no_vgpus(address, "could carry vGPUs, but has none", seen, fix=fix)

@@ -18,7 +18,8 @@ from gpuvirt.model.devices import candidates
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.health import symptoms
-from gpuvirt.model.reasons import Reason, Seen, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals, unhealthy
+from gpuvirt.model.reasons.reason import driver_link
 
 _NO_ALLOCATED_DEVICES = AllocatedDevices({}, {}, frozenset())
 """The kubelet requests only devices that are not allocated to another pod."""
@@ -100,7 +101,13 @@ def _identity_change(before: Inventory, now: Inventory, device: Candidate) -> Re
     """Return the reason against a device that could be offered, but has another id or another group than before."""
     was, function = before.facts.functions.get(device.carrier), now.facts.functions.get(device.carrier)
     if was is not None and function is not None and function.id != was.id:
-        return unhealthy.identity_changed(device.id, was.id, function.id, device_path(device.carrier, "device"))
+        return Reason(
+            ReasonCode.IDENTITY_CHANGED,
+            device.id,
+            f"was {was.id} when it was offered, and is {function.id} now",
+            (Seen(device_path(device.carrier, "device"), str(function.id)),),
+            unhealthy.OFFERED_AGAIN,
+        )
     group = function.iommu_group if function is not None else None
     if device.target.vgpu is not None:
         vgpu = now.vgpus.get(device.target.vgpu)
@@ -137,18 +144,35 @@ def _node_changes(before: Inventory, now: Inventory, device: Candidate) -> Itera
 
 def _group_changed(device: Candidate, now: str) -> Reason:
     seen = (Seen(members_path(device.group)),) if device.group is not None else ()
-    return unhealthy.group_changed(device.id, device.group, now, *seen)
+    return Reason(
+        ReasonCode.GROUP_CHANGED,
+        device.id,
+        f"was in IOMMU group {device.group} when it was offered, and {now} now",
+        (*seen,),
+        unhealthy.OFFERED_AGAIN,
+    )
 
 
 def _driver_changed(device: Candidate, driver: str | None) -> Reason:
     needed = VENDOR_VFIO_DRIVER if device.framework is Framework.VENDOR_VFIO else "vfio-pci"
     fix = f"bind it to {needed} again, or stop the VM that uses it"
-    return unhealthy.driver_changed(device.id, device.carrier, driver, fix)
+    return Reason(
+        ReasonCode.DRIVER_CHANGED,
+        device.id,
+        f"is bound to {driver or 'no driver'} now, not to the driver that it was offered with",
+        (driver_link(device.carrier, driver),),
+        fix,
+    )
 
 
 def _type_changed(device: Candidate, found: str) -> Reason:
     fix = "none if no VM uses it, since gpuvirt offers it with its new type; otherwise restart the VM that uses it"
-    return unhealthy.type_changed(device.id, device.target.type, found, fix)
+    return Reason(
+        ReasonCode.TYPE_CHANGED,
+        device.id,
+        f"was a {device.target.type} vGPU when it was offered, and is {found} now",
+        fix=fix,
+    )
 
 
 def device_gone(device: Candidate) -> Reason:

@@ -10,7 +10,7 @@ import msgspec
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, slot_of
 from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, PciFunction, Unread
-from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.snapshot import Facts, OpenDeviceUser
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
 from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
@@ -18,6 +18,9 @@ from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals, unhealthy
+from gpuvirt.model.reasons.reason import opened_by
+from gpuvirt.model.reasons.refusals import named
+from gpuvirt.model.reasons.unhealthy import OPENED_ELSEWHERE
 
 Key = tuple[ResourceName, DeviceId]
 _FOR_ITS_POD = frozenset({ReasonCode.AWAITED_AFTER_REBOOT, ReasonCode.LEAVES_AFTER_POD})
@@ -177,7 +180,7 @@ def _user_symptoms(facts: Facts, subject: str, group: IommuGroup) -> Iterator[Re
     """Yield a reason where processes have a group open of which no device is allocated."""
     users, busy = (facts.users or {}).get(group, ()), facts.busy_groups.get(group)
     if users or busy is not None:
-        yield unhealthy.in_use_elsewhere(subject, users, *((Seen("", busy),) if busy else ()))
+        yield _in_use_elsewhere(subject, users, *((Seen("", busy),) if busy else ()))
 
 
 def function_symptoms(function: PciFunction, subject: str) -> Iterator[Reason]:
@@ -232,3 +235,11 @@ def _other_members(inventory: Inventory, candidate: Candidate) -> list[PciAddres
     """Return the other members of a candidate's group; its own function is left out, as a vGPU's VF stays on nvidia."""
     members = inventory.groups.get(candidate.group) if candidate.group is not None else None
     return [] if members is None else [address for address in members if address != candidate.carrier]
+
+
+def _in_use_elsewhere(device: str, users: Sequence[OpenDeviceUser], *seen: Seen) -> Reason:
+    """A process that belongs to no pod has the device open."""
+    user = named(users) or "a process that gpuvirt can't see"
+    seen = seen or opened_by(users)
+    message = f"is in use by {user}, which belongs to no pod of the kubelet"
+    return Reason(ReasonCode.IN_USE_ELSEWHERE, device, message, seen, OPENED_ELSEWHERE)

@@ -12,7 +12,7 @@ import msgspec
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import GpuNodeSpec
 from gpuvirt.model.offers.withholding import Withholding
-from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems
 
 
 class ReviewTerms(msgspec.Struct, frozen=True):
@@ -61,6 +61,16 @@ def review_names(
     return NameReview(
         since_s,
         {name: Withholding(nodeproblems.awaits_controller(name, terms.most_s), silent=True) for name in waiting},
-        nodeproblems.controller_silent(silent, terms.most_s) if silent else None,
+        Reason(
+            ReasonCode.CONTROLLER_SILENT,
+            ", ".join(silent),
+            f"is offered, but the controller has not reported within {terms.most_s:.0f} s whether KubeVirt offers it"
+            " itself",
+            (nodeproblems.NOT_REVIEWED,),
+            "see why the controller does not answer: kubectl get lease gpuvirt-controller, the controller's log, and"
+            " KubeVirtConfigured of the ClusterPolicy",
+        )
+        if silent
+        else None,
         min((since_s[name] + terms.most_s for name in waiting), default=None),
     )

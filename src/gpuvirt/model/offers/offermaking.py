@@ -232,7 +232,13 @@ def _of_another_kind(free: Iterable[Candidate], before: Offers) -> tuple[Candida
 
 def _name_taken(candidate: Candidate) -> Reason:
     kind, other = ("an mdev", "PCI functions") if candidate.is_mdev else ("a PCI function", "mdevs")
-    return notoffered.name_taken(candidate.id, kind, candidate.named.resource, other)
+    return Reason(
+        ReasonCode.NAME_TAKEN,
+        candidate.id,
+        f"is {kind}, but the resource {candidate.named.resource} has {other}; KubeVirt looks for these in different"
+        " environment variables",
+        fix="give each kind an alias of its own in the agent's settings",
+    )
 
 
 def _key(candidate: Candidate) -> Key:
@@ -263,7 +269,14 @@ def _kept(
         candidate = listed.get(key) or _from_entry(entry)
         against = why_changed(inventory, candidate, withheld.get(candidate.id)) or device_gone(candidate)
         if against.code is ReasonCode.WITHDRAWN and may_be_rejected(entry, inputs.of_several):
-            against = notoffered.leaves_after_pod(entry.device, entry.allocated_to)
+            against = Reason(
+                ReasonCode.LEAVES_AFTER_POD,
+                entry.device,
+                f"is withdrawn, but stays listed for {entry.allocated_to}: without it, a restarted kubelet could reject"
+                " the pod",
+                fix="no action needed: it is withdrawn when the pod has ended; to keep it, revert the change of the"
+                " desired state",
+            )
         yield candidate, awaited(entry, against)
     for key, candidate in listed.items():
         reason = withheld.get(candidate.id)

@@ -21,7 +21,8 @@ from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.health import HealthVerdict, Key, function_symptoms, judge
-from gpuvirt.model.reasons import Reason, notoffered, refusals, withheldshares
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered, refusals, withheldshares
+from gpuvirt.model.reasons.nodeproblems import not_answered
 from gpuvirt.model.reasons.sharing import NoLimit, limit_not_possible
 from gpuvirt.model.shares.capacity import UnknownType, memory_mib_of, type_label, units_of, vgpu_type_of
 from gpuvirt.model.shares.demand import Units
@@ -86,7 +87,14 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: HealthVerdict,
             withheld = plugins.reason_for(address) or refusals.allocations_unknown(address)
         if withheld is None and limits is None:
             invalid = inputs.invalid_enforcement  # the API server answers: its value is to be corrected
-            withheld = invalid or withheldshares.enforcement_unknown(address)
+            withheld = invalid or not_answered(
+                address,
+                "is not shared yet: the agent has not read whether shares are limits on this node, by label and"
+                " GpuNode",
+                Seen.absent(
+                    "node label gpuvirt.io/shares.enforcement, GpuNode $.spec.shares.enforcement: not observed"
+                ),
+            )
         gpus.append(SharedGpu(address, found.id, found.units, found.vgpu_type, found.minor, withheld))
     shown = SharedGpus(tuple(gpus), resource, whole, isinstance(plugins, OtherPlugins) and limits is not None)
     if limits is not None:
@@ -208,11 +216,24 @@ def _sized(inventory: Inventory, address: PciAddress, whole: Units) -> SharedGpu
     units, vgpu_type = units_of(information.model, function.id, whole), vgpu_type_of(information.model)
     reason = None
     if isinstance(units, UnknownType):
-        reason = withheldshares.type_unknown(address, units.name, units.cards)
+        cards = f"stands for cards of several sizes ({', '.join(units.cards)})"
+        which = cards if units.cards else "is not in gpuvirt's catalog"
+        reason = Reason(
+            ReasonCode.VGPU_TYPE_UNKNOWN,
+            address,
+            f"is a vGPU of a type that {which}, so its part of a card is unknown",
+            (Seen(withheldshares.information(address), f"Model: {units.name}"),),
+            "update gpuvirt; until then request the GPU as a whole: mode container, and nvidia.com/gpu",
+        )
     elif gpu is None:
         reason = withheldshares.not_initialized(address, "UUID", "GPU UUID")
     elif units < 1:
-        reason = withheldshares.less_than_a_unit(address, information.model, whole)
+        reason = refusals.mode_unsupported(
+            address,
+            f"is less than one unit of a card with {whole} units",
+            "set shares.units higher; the default is 1000",
+            Seen(withheldshares.information(address), f"Model: {information.model}"),
+        )
     elif isinstance(has_instances := ids.mig.get(address), Unread):
         reason = refusals.unread(address, has_instances, "none of its units are offered")
     elif has_instances:
@@ -231,7 +252,11 @@ def _why_not_native(function: PciFunction) -> Reason | None:
     if isinstance(function.driver, Unread):
         return refusals.unread(function.address, function.driver, "none of its units are offered")
     if function.id.vendor != NVIDIA:
-        return withheldshares.not_nvidias(function.address, str(function.id))
+        return refusals.mode_unsupported(
+            function.address,
+            f"is {function.id}, but only NVIDIA GPUs can be in mode shared",
+            "set mode container for it",
+        )
     if function.is_idle or function.on_vfio:
         return notoffered.withdrawn(function.address, unshared=f"is bound to {function.driver or 'no driver'}")
     return None

@@ -16,7 +16,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.devices.candidates import why_native
 from gpuvirt.model.inventory.inventory import Inventory, Mode
-from gpuvirt.model.reasons import Reason, notoffered
+from gpuvirt.model.reasons import Reason, Seen, notoffered
 
 
 class ValidatorCheck(StrEnum):
@@ -85,9 +85,21 @@ def _without_manager(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> It
     ]
     if not any(gpu.vgpu_host is not None for gpu in carriers):
         first = carriers[0].function.address if carriers else PciAddress("this host")
-        yield notoffered.host_without_manager(first)
+        yield notoffered.no_vgpus(
+            first,
+            "has no driver that creates vGPUs, nor has any other GPU of this host",
+            Seen.absent("/sys/class/mdev_bus"),
+            Seen.absent("nvidia/creatable_vgpu_types of VFs"),
+            fix="install NVIDIA's vGPU manager on the host; a vGPU config switches the VFs on that it needs: gpuvirt"
+            " vgpu apply, or the node's label",
+        )
 
 
 def _without_vgpus(inventory: Inventory) -> Iterator[Reason]:
     if not inventory.vgpus:
-        yield notoffered.host_without_vgpus()
+        yield notoffered.no_vgpus(
+            "this host",
+            "has no vGPU",
+            Seen("/sys/bus/mdev/devices", "is empty"),
+            Seen("vGPU types of VFs", "none is set"),
+        )

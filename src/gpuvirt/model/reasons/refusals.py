@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from msgspec.structs import replace
-
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress, VgpuId, is_mdev_uuid
 from gpuvirt.facts.pci import AMD, INTEL, PciFunction, Unread
@@ -105,27 +103,6 @@ def vfs_enabled(function: PciFunction) -> Reason:
     return Reason(ReasonCode.VFS_ENABLED, function.address, message, seen, fix)
 
 
-def used_by_host(address: PciAddress, use: str) -> Reason:
-    """The host would lose its console, a disk or an interface."""
-    return Reason(
-        ReasonCode.USED_BY_HOST,
-        address,
-        f"{use}, so it stays with the host",
-        fix="end that use first: set another primary display in the firmware, or initcall_blacklist=sysfb_init on the"
-        " kernel's command line; unmount the disk; take the interface down",
-    )
-
-
-def foreign_endpoint(other: PciFunction, going: Sequence[PciAddress]) -> Reason:
-    """A function of another slot is in the group."""
-    message = (
-        f"shares IOMMU group {other.iommu_group} with {other.address} ({other.id}), which is bound to {other.driver}"
-    )
-    seen = (Seen(f"{sysfs.IOMMU_GROUPS}/{other.iommu_group}/devices/{other.address}"),)
-    gpu = going[0] if going else other.address
-    return Reason(ReasonCode.FOREIGN_ENDPOINT, gpu, message, seen, move_or_bind(gpu, [other.address]))
-
-
 def move_or_bind(gpu: PciAddress, foreign: Sequence[PciAddress]) -> str:
     """Return what to do with functions in a GPU's group that the host may need: only an admin knows whether it does."""
     also = " ".join(f"--also {address}" for address in foreign)
@@ -158,16 +135,6 @@ def users_unseen(subject: str, *seen: Seen) -> Reason:
     message = "may be in use: gpuvirt can't see all processes of this host"
     fix = "run as root with CAP_SYS_PTRACE; in a pod, privileged, with hostPID: true and the host's /dev"
     return Reason(ReasonCode.PROCESSES_NOT_VISIBLE, subject, message, seen or (Seen("/proc"),), fix)
-
-
-def allocated_unseen(unseen: Reason) -> Reason:
-    """An agent with `--plugin-only` has allocated a device whose users it can't see."""
-    message = (
-        "is allocated, but may be in use by a process outside of pods: --plugin-only can't see the host's processes"
-    )
-    return replace(
-        unseen, message=message, fix="run the privileged agent (deploy/node.yaml), which refuses such devices"
-    )
 
 
 def in_use(address: str, users: Sequence[OpenDeviceUser], *, forcible: bool, unseen: str | None = None) -> Reason:
@@ -224,14 +191,6 @@ def forgotten(device: str, pod: str) -> Reason:
     return allocated_to_pod(device, (f"{pod}, which the kubelet has forgotten, since its checkpoint was lost",))
 
 
-def allocation_unmapped(address: PciAddress, pod: str, what: str) -> Reason:
-    """Any GPU of the vendor may be the one that is allocated to the pod."""
-    message = f"may be allocated to {pod}, which has {what}; gpuvirt can't map this id to a GPU of this host"
-    seen = (Seen("the kubelet's checkpoint and pod-resources API"),)
-    fix = f"{WAIT_FOR_POD}; if the resource is no GPU, add it to `resources_without_gpus` in the agent's settings"
-    return Reason(ReasonCode.ALLOCATION_UNMAPPED, address, message, seen, fix)
-
-
 def unsettled(unit: str, detail: str) -> Reason:
     """The kubelet records an allocation after the answer to Allocate."""
     message = f"may be allocated to {BEING_ADMITTED}, which the kubelet does not report yet"
@@ -261,24 +220,9 @@ def still_counted(
     return Reason(ReasonCode.STILL_ALLOCATABLE, subject, message, (seen,), fix)
 
 
-def locked(address: PciAddress, users: Sequence[OpenDeviceUser]) -> Reason:
-    """NVIDIA's driver refuses its unbind lock."""
-    message = f"can't be released: the NVIDIA driver still has clients{f': {named(users)}' if users else ''}"
-    fix = "stop the clients, including nvidia-persistenced and DCGM"
-    seen = (Seen(f"/proc/driver/nvidia/gpus/{address}/unbindLock", "stays 0"),)
-    return Reason(ReasonCode.DRIVER_LOCK, address, message, seen, fix)
-
-
 def failed(step: str, address: str, *seen: Seen, fix: str = KERNEL_LOG) -> Reason:
     """A step failed, or did not have its effect."""
     return Reason(ReasonCode.STEP_FAILED, address, f"failed at: {step}", seen, fix)
-
-
-def module_missing(address: str, driver: str, error: str) -> Reason:
-    """The GPU keeps its driver, since the desired one can't be loaded."""
-    message = f"needs the driver {driver}, which is not loaded, and the host has no such kernel module"
-    fix = f"install the host's package of kernel modules with {driver}; then modprobe -n {driver} finds the module"
-    return prerequisite_missing(address, message, fix, Seen("", error))
 
 
 def blocked(address: str, step: str) -> Reason:
@@ -315,12 +259,6 @@ def mode_unsupported(gpu: str, message: str, fix: str, *seen: Seen) -> Reason:
 def prerequisite_missing(subject: str, message: str, fix: str, *seen: Seen) -> Reason:
     """The host lacks a driver, a program or a runtime."""
     return Reason(ReasonCode.PREREQUISITE_MISSING, subject, message, seen, fix)
-
-
-def plan_outdated(unit: str, why: str) -> Reason:
-    """The change has stopped, since the state that it was planned from has changed."""
-    fix = "no action needed: the agent plans again from what it observes now"
-    return Reason(ReasonCode.PLAN_OUTDATED, unit, f"is not changed as planned: {why}", fix=fix)
 
 
 def managed(address: PciAddress, desired: str, *, is_config: bool = False) -> Reason:

@@ -4,12 +4,11 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from types import MappingProxyType
 
-from gpuvirt.model.reasons import refusals, unhealthy
-from gpuvirt.model.reasons.nodeproblems import ledger_lost, ledger_not_written, not_answered
+from gpuvirt.model.reasons import refusals
+from gpuvirt.model.reasons.nodeproblems import not_answered
 from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
-CHECKPOINT = "kubelet_internal_checkpoint"
 RETRIES = "no action needed: the kubelet restarts the container with back-off"
 RUNTIME = "the container runtime"
 SCHEDULER_FIX = (
@@ -37,13 +36,6 @@ def no_room(
     return refusals.no_room(subject, message, fix, *seen)
 
 
-def invalid_units(subject: str, units: int, whole: int) -> Reason:
-    """A share is a part of one GPU, or whole GPUs."""
-    message = f"requests {units} units, which are neither part of one GPU nor whole GPUs"
-    fix = f"request at most {whole} units, or a multiple of {whole}"
-    return refusals.no_room(subject, message, fix, Seen("units of a GPU", str(whole)))
-
-
 def pod_unknown(subject: str, detail: str) -> Reason:
     """The pod's annotation has its GPU, and its requests have the containers that run at the same time."""
     message = (
@@ -53,40 +45,11 @@ def pod_unknown(subject: str, detail: str) -> Reason:
     return not_answered(subject, message, Seen("", detail))
 
 
-def not_recorded(resource: str, units: int, why: str) -> Reason:
-    """The kubelet's checkpoint names the container of each allocation."""
-    message = f"can't be assigned: the kubelet's checkpoint names no container with these {units} units"
-    return unhealthy.not_recorded(resource, message, RETRIES, Seen(CHECKPOINT, why))
-
-
-def units_differ(subject: str, recorded: int, requested: int) -> Reason:
-    """The record belongs to another request than the pod has."""
-    message = f"has {recorded} units in the kubelet's record, but requests {requested}"
-    return unhealthy.not_recorded(subject, message, "create the pod again", Seen(CHECKPOINT))
-
-
-def runtime_unknown() -> Reason:
-    """Only the API server's Node names the runtime and its version."""
-    message = "is not known yet: the agent reads it from its Node (--node-name), so no units are offered"
-    return not_answered(RUNTIME, message, Seen.absent("node $.status.nodeInfo.containerRuntimeVersion"))
-
-
 def no_cdi_device(gpu: str, folders: Collection[str], why: str) -> Reason:
     """NVIDIA's specs have the mounts, hooks and device nodes of a GPU."""
     message = f"has no CDI device of NVIDIA ({why}), so containers can't get it"
     seen = tuple(Seen.absent(f"nvidia.com/gpu in {folder}") for folder in folders)
     return Reason(ReasonCode.CDI_SPEC_MISSING, gpu, message, seen, GENERATE)
-
-
-def limit_required(pod: str) -> Reason:
-    """A pod asks for a limit where the shares of the node are none."""
-    message = (
-        "requires an enforced limit for its share of a GPU, but this node does not enforce shares, so the pod does not"
-        " start"
-    )
-    fix = "kubectl label node NODE gpuvirt.io/shares.enforcement=hami-core, or mps; or remove the pod's annotation"
-    seen = (Seen("gpuvirt.io/enforcement", "required"), Seen("shares.enforcement", "none"))
-    return Reason(ReasonCode.LIMIT_REQUIRED, pod, message, seen, fix)
 
 
 class NoLimit(Enum):
@@ -116,21 +79,3 @@ def limit_not_possible(subject: object, cause: NoLimit, found: str) -> Reason:
     message, fix = cause.value
     message = f"{message}, so no container with part of a GPU starts"
     return Reason(ReasonCode.LIMIT_NOT_POSSIBLE, str(subject), message, (Seen("", found),), fix)
-
-
-def records_lost(path: object, what: str) -> Reason:
-    """The file with the shares of containers could not be used."""
-    return ledger_lost(path, what, "the shares were read from CDI specs, which a reboot of the host deletes")
-
-
-def records_not_written(path: object, error: str) -> Reason:
-    """No container starts whose share is not on disk."""
-    return ledger_not_written(path, error, "no container with a share can start")
-
-
-def runtime_without_cdi(runtime: str, why: str) -> Reason:
-    """A container of such a runtime would start without its GPU, or with all GPUs."""
-    message = f"does not apply CDI devices ({why}), so this node offers no units of GPUs"
-    fix = "set enable_cdi = true in containerd's configuration and restart containerd, or upgrade it to 2.0 or newer"
-    seen = (Seen("Node $.status.nodeInfo.containerRuntimeVersion", runtime or "not known yet"),)
-    return refusals.prerequisite_missing(RUNTIME, message, fix, *seen)

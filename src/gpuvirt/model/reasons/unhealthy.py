@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, slot_of
 from gpuvirt.facts.pci import AMD, GRACE_DRIVER, PciFunction
-from gpuvirt.facts.snapshot import OpenDeviceUser
-from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, opened_by
+from gpuvirt.model.reasons.reason import Reason, Seen, driver_link
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
-from gpuvirt.model.reasons.refusals import move_or_bind, named
+from gpuvirt.model.reasons.refusals import move_or_bind
 
+CHECKPOINT = "kubelet_internal_checkpoint"
 OFFERED_AGAIN = "no action needed: the agent offers the device again in its present state"
 STOP_OR_RESTART = "restore the device, or stop the VM that uses it"
 OPENED_ELSEWHERE = "stop that process, or stop offering the device on this node"
@@ -78,14 +78,6 @@ def boot_console(device: str, address: str, use: str) -> Reason:
     return Reason(ReasonCode.BOOT_CONSOLE, device, message, (Seen(sysfs.device_path(address, "boot_vga")),), fix)
 
 
-def in_use_elsewhere(device: str, users: Sequence[OpenDeviceUser], *seen: Seen) -> Reason:
-    """A process that belongs to no pod has the device open."""
-    user = named(users) or "a process that gpuvirt can't see"
-    seen = seen or opened_by(users)
-    message = f"is in use by {user}, which belongs to no pod of the kubelet"
-    return Reason(ReasonCode.IN_USE_ELSEWHERE, device, message, seen, OPENED_ELSEWHERE)
-
-
 KEEPS_MEMORY = "the next VM may read the memory that the last VM left in it, or hang"
 
 
@@ -111,12 +103,6 @@ def no_reset(
     return Reason(ReasonCode.NO_RESET, address, message, seen or (method,), fix)
 
 
-def type_changed(device: str, before: object, now: str, fix: str = OFFERED_AGAIN) -> Reason:
-    """The vGPU has another type than when it was offered or allocated."""
-    message = f"was a {before} vGPU when it was offered, and is {now} now"
-    return Reason(ReasonCode.TYPE_CHANGED, device, message, fix=fix)
-
-
 def device_gone(device: str, folder: str, fix: str = STOP_OR_RESTART) -> Reason:
     """The device was removed while it was allocated, or since the last observation."""
     seen = (Seen.absent(f"{folder}/{device}"),)
@@ -136,24 +122,6 @@ def awaited(device: str, *seen: Seen, is_vgpu: bool = True) -> Reason:
     fix = f"wait for the agent, which {agent}; otherwise delete the pod"
     message = f"was the {message}; the pod's containers wait"
     return Reason(ReasonCode.AWAITED_AFTER_REBOOT, device, message, seen, fix)
-
-
-def driver_changed(device: str, address: str, driver: str | None, fix: str) -> Reason:
-    """The function is bound to another driver than when it was offered."""
-    message = f"is bound to {driver or 'no driver'} now, not to the driver that it was offered with"
-    return Reason(ReasonCode.DRIVER_CHANGED, device, message, (driver_link(address, driver),), fix)
-
-
-def identity_changed(device: str, before: object, now: object, path: str) -> Reason:
-    """Another card is in the slot."""
-    message, seen = f"was {before} when it was offered, and is {now} now", (Seen(path, str(now)),)
-    return Reason(ReasonCode.IDENTITY_CHANGED, device, message, seen, OFFERED_AGAIN)
-
-
-def group_changed(device: str, before: int | None, now: str, *seen: Seen) -> Reason:
-    """The IOMMU group has changed since the last observation."""
-    message = f"was in IOMMU group {before} when it was offered, and {now} now"
-    return Reason(ReasonCode.GROUP_CHANGED, device, message, seen, OFFERED_AGAIN)
 
 
 def unknown_resource(resource: str) -> Reason:

@@ -14,7 +14,8 @@ from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.allocation.podallocations import Allocation, map_allocations, vendor_of
 from gpuvirt.model.desired.settings import CONTAINER_RESOURCES
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.reasons import Reason, Seen, refusals, withheldshares
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
+from gpuvirt.model.reasons.withheldshares import LEAVE_IT
 
 Device = tuple[ResourceName, DeviceId]
 
@@ -69,7 +70,7 @@ def _reasons(
 ) -> Iterator[tuple[PciAddress, Reason]]:
     """Yield the reasons, those that are certain first."""
     uncertain: list[Allocation] = []
-    elsewhere = withheldshares.registered_elsewhere
+    elsewhere = registered_elsewhere
     registered = [Allocation(resource, device, "") for resource, device in sorted(plugins.registered)]
     allocated = [Allocation(*key, pod) for key, pod in sorted(plugins.allocated.items())]
     for allocation in (*registered, *allocated):
@@ -83,3 +84,29 @@ def _reasons(
     for resource in sorted(plugins.without_devices):
         for address in nvidias:
             yield address, elsewhere(address, resource, None)
+
+
+def registered_elsewhere(
+    address: str, resource: str, device: str | None, *, pod: str = "", is_certain: bool = True
+) -> Reason:
+    """The kubelet could give the whole GPU to one pod, and units of it to others.
+
+    `pod` has the GPU from the other device plugin. `is_certain`: the plugin's id of its device names this GPU. Without
+    a device: the plugin lists none now, as one that restarts.
+    """
+    message = f"is offered as {resource} by another device plugin, so gpuvirt offers no units of it"
+    fix = LEAVE_IT
+    if pod:
+        message = f"is allocated to {pod} as {resource} of another device plugin"
+        fix = "no action needed: its units are offered when the pod has ended"
+    elif device is None:
+        message = (
+            f"may be offered as {resource} again: another device plugin has registered it, and lists no device now"
+        )
+        fix = f"no action needed if that plugin was removed: the kubelet forgets it after 5 minutes; else {LEAVE_IT}"
+    elif not is_certain:
+        message = (
+            f"may be a GPU that another device plugin offers as {resource}: the device's id names no GPU of this host"
+        )
+    seen = (Seen("the kubelet's devices", f"{resource}: {device or 'none'}"),)
+    return Reason(ReasonCode.REGISTERED_ELSEWHERE, address, message, seen, fix)

@@ -24,7 +24,7 @@ from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, 
 from gpuvirt.model.change.plan import Scope, StepScope
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 
 ReadAllocations = Callable[[Inventory], PodAllocations]
 """Returns the newest allocations of a host's devices to pods; any thread calls it."""
@@ -211,7 +211,7 @@ class Change:
         for device, pods in _allocated(found):
             if scope.taken.covers_id(inventory, device) or device in scope.asked:
                 why = f"{device} is allocated to {', '.join(pods)}"
-                raise StalePlanError(refusals.plan_outdated(self._subject, why))
+                raise StalePlanError(_plan_outdated(self._subject, why))
         unmapped = [new for new in found.unmapped if (new.resource, new.device) not in self._unmapped]
         for address in sorted((scope.taken.functions | scope.asked) & inventory.facts.functions.keys()):
             for reason in unmapped_reasons(inventory.facts.functions[address], unmapped):
@@ -237,18 +237,18 @@ class Change:
             exists = entry.target.vgpu is None or entry.group is not None or entry.intended
             whole = entry.target.vgpu is None and entry.target.gpu in scope.asked
             if whole or (scope.taken.covers(entry.target) and exists):
-                return refusals.plan_outdated(self._subject, f"{entry.device} is allocated to {entry.allocated_to}")
+                return _plan_outdated(self._subject, f"{entry.device} is allocated to {entry.allocated_to}")
         return None
 
     def _why_expired(self) -> Reason | None:
         """Return a reason if a step of the plan took too long."""
         if self._blocked_at is None:
             return None
-        return refusals.plan_outdated(self._subject, f"the kernel blocked it for too long ({self._blocked_at})")
+        return _plan_outdated(self._subject, f"the kernel blocked it for too long ({self._blocked_at})")
 
     def _why_undesired(self) -> Reason | None:
         """Return a reason if the desired state is no longer that of the plan."""
-        return None if self._is_desired() else refusals.plan_outdated(self._subject, "the desired state has changed")
+        return None if self._is_desired() else _plan_outdated(self._subject, "the desired state has changed")
 
 
 def _without(scope: StepScope, restored: StepScope) -> StepScope | None:
@@ -276,3 +276,9 @@ def pods_by_gpu(entries: Iterable[Entry]) -> Mapping[PciAddress, tuple[str, ...]
     for entry in entries:
         found[entry.target.gpu] = (*found.get(entry.target.gpu, ()), entry.allocated_to)
     return found
+
+
+def _plan_outdated(unit: str, why: str) -> Reason:
+    """The change has stopped, since the state that it was planned from has changed."""
+    fix = "no action needed: the agent plans again from what it observes now"
+    return Reason(ReasonCode.PLAN_OUTDATED, unit, f"is not changed as planned: {why}", fix=fix)

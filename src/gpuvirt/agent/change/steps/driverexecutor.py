@@ -16,6 +16,7 @@ from gpuvirt.agent.change.steps import proving
 from gpuvirt.agent.change.steps.changes import Change
 from gpuvirt.agent.change.steps.leasing import GroupClaim, Prove, RefusedError, leased, what_failed
 from gpuvirt.agent.change.steps.proving import unbind_lock
+from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import VFIO_DRIVERS, PciFunction, Unread
 from gpuvirt.facts.sysfs import PCI_DRIVERS, device_path
@@ -37,6 +38,7 @@ from gpuvirt.model.change.steps import (
     Unlock,
 )
 from gpuvirt.model.reasons import Reason, Seen, nativerefusals, refusals
+from gpuvirt.model.reasons.reason import driver_link
 
 NO_OVERRIDE = b"\n"
 """The content that clears an override. The kernel ignores an empty write."""
@@ -112,9 +114,26 @@ def _expect_native(kernel: Kernel, step: Return) -> None:
     if isinstance(vfio, Unread):
         raise RefusedError(refusals.unread(step.address, vfio))
     if isinstance(found, str) and (found in VFIO_DRIVERS or (vfio and found != "nvidia")):
-        raise RefusedError(nativerefusals.taken_by_vfio(step.text, step.address, found))
+        raise RefusedError(
+            refusals.failed(
+                step.text,
+                step.address,
+                driver_link(step.address, found),
+                fix=f"{found} has the function's ids and takes it again; remove them: vfio-pci.ids= on the kernel's"
+                " command line, options vfio-pci ids= in /etc/modprobe.d, and until the next boot"
+                f" {sysfs.driver_path(found, 'remove_id')}",
+            )
+        )
     if found is None and step.required:
-        raise RefusedError(nativerefusals.not_taken(step.text, step.address))
+        raise RefusedError(
+            refusals.failed(
+                step.text,
+                step.address,
+                driver_link(step.address, None),
+                fix="see the kernel's log (dmesg) for why the driver refuses it, and whether it is loaded; gpuvirt"
+                " tries again",
+            )
+        )
     if found is not None and not isinstance(found, str):
         raise RefusedError(refusals.unread(step.address, found))
 

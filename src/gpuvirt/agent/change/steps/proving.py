@@ -19,7 +19,7 @@ from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.hardware.functions import modules
 from gpuvirt.hardware.usage.nativeusers import read_native_users
 from gpuvirt.hardware.usage.users import Users, cdevs_of, read_users
-from gpuvirt.model.reasons import Seen, refusals
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
 from gpuvirt.paths import HostPath
 
 NVIDIA_DRIVER = "nvidia"
@@ -150,7 +150,16 @@ def locked(kernel: Kernel, address: PciAddress) -> Iterator[Proof | None]:
     if attributes.text(kernel, lock) != "1":
         clients = read_native_users(kernel, [address])
         known = () if isinstance(clients, Unread) else clients.get(address, ())  # unknown: refused anyway
-        raise RefusedError(refusals.locked(address, known))
+        raise RefusedError(
+            Reason(
+                ReasonCode.DRIVER_LOCK,
+                address,
+                "can't be released: the NVIDIA driver still has"
+                f" clients{f': {refusals.named(known)}' if known else ''}",
+                (Seen(f"/proc/driver/nvidia/gpus/{address}/unbindLock", "stays 0"),),
+                "stop the clients, including nvidia-persistenced and DCGM",
+            )
+        )
     proof = Proof(ProofKind.DRIVER, (address,), lasting=True)
     try:
         yield proof

@@ -1,7 +1,7 @@
 """Takes the steps of a plan for one GPU's vGPUs, each after verifying that no process uses the touched devices."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -38,6 +38,7 @@ from gpuvirt.model.change.steps import (
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
+from gpuvirt.model.reasons.shortfalls import OTHER_MAKERS
 
 MOST_ROUNDS = 6
 """The most rounds of a phase: one for VFs, one for vGPUs, and one for each VF that refuses a type."""
@@ -208,14 +209,14 @@ def _verify_mode(step: SetMixedSizes | SetMigMode, modes: GpuModes, *, found: bo
 def _verify_empty(kernel: Kernel, gpu: PciAddress) -> None:
     """Verify that a GPU carries no vGPU: one may have been created since the plan."""
     if live := _live(kernel, gpu):
-        raise RefusedError(shortfalls.not_empty(gpu, sorted(live)))
+        raise RefusedError(_not_empty(gpu, sorted(live)))
 
 
 def _verify_no_new_vgpu(kernel: Kernel, gpu: PciAddress, gpu_state: GpuState | None) -> None:
     """Verify that no vGPU was created since the plan: it may use the GPU instance that is to be destroyed."""
     known = {vgpu.id for vgpu in gpu_state.host.live} if gpu_state is not None else set()
     if new := _live(kernel, gpu) - known:
-        raise RefusedError(shortfalls.not_empty(gpu, sorted(new)))
+        raise RefusedError(_not_empty(gpu, sorted(new)))
 
 
 def _live(kernel: Kernel, gpu: PciAddress) -> set[VgpuId]:
@@ -295,3 +296,8 @@ def _create(kernel: Kernel, host: VgpuHost, parent: PciAddress, vgpu_type: VgpuT
             raise
         reason = shortfalls.type_rejected(parent, what_failed(error))
         raise TypeRejectedError(parent, reason) from error
+
+
+def _not_empty(gpu: PciAddress, existing: Sequence[str]) -> Reason:
+    """A vGPU has been created since the plan."""
+    return refusals.failed(f"other vGPUs have just been created on it: {', '.join(existing)}", gpu, fix=OTHER_MAKERS)

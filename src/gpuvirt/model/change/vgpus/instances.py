@@ -129,9 +129,19 @@ def too_many(gpu_state: GpuState, desired_counts: Counts, desired: Mapping[str, 
         existing = sum(1 for vgpu in gpu_state.host.live if vgpu.type == vgpu_type)
         left = offered(gpu_state, vgpu_type)
         if instance_of(gpu_state, vgpu_type) is None and gpu_state.smi is not None and number > existing + left:
-            yield shortfalls.instance_unknown(gpu, vgpu_type)
+            yield shortfalls.no_room(
+                gpu,
+                vgpu_type,
+                "no GPU instance is left for this type, and the profile that it needs is not known",
+                f"create the instances by hand: nvidia-smi mig -i {gpu} -lgip, then -cgi PROFILE",
+            )
     if gpu_state.card is not None and len(place(gpu_state.card, (), needed.elements())) < needed.total():
-        yield shortfalls.no_slices(gpu, needed)
+        yield shortfalls.no_room(
+            gpu,
+            f"the GPU instances {shortfalls.counted(needed)}",
+            "they don't fit side by side",
+            "name fewer or smaller vGPUs in the vGPU config",
+        )
 
 
 def plan(
@@ -164,7 +174,9 @@ def plan(
             changes, moved = roomier, movable
     crowded = changes.crowded[0] if changes.crowded else frozenset[str]()
     kept_by_users = [
-        shortfalls.vgpu_keeps_instances(vgpu, gpu_state.users[vgpu.id], kind)
+        shortfalls.vgpu_in_use(
+            vgpu, gpu_state.users[vgpu.id], f"is on an unknown one of its GPU's {kind} instances, so all of them stay"
+        )
         for vgpu, vgpu_type in in_use.items()
         if (kind := _kind(gpu_state, vgpu_type)) is not None and kind in crowded
     ]

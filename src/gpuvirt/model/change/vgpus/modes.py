@@ -6,7 +6,7 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import PciId, VgpuType
+from gpuvirt.facts.ids import PciAddress, PciId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, GpuModes
 from gpuvirt.model.change.desired import DesiredVgpus
@@ -20,7 +20,8 @@ from gpuvirt.model.change.vgpus.gpustate import (
     size_of,
 )
 from gpuvirt.model.desired.vgpuentries import Sizes
-from gpuvirt.model.reasons import Reason, refusals, shortfalls
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals, shortfalls
+from gpuvirt.model.reasons.shortfalls import SMI
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import resolve_type
 
@@ -112,7 +113,11 @@ def refuse(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -
     gpu, mig_backed = gpu_state.host.gpu, sorted(name for name in desired_counts if is_mig(name))
     time_sliced = sorted(name for name in desired_counts if profile_of(name) is not None and not is_mig(name))
     if mig_backed and time_sliced:
-        yield shortfalls.modes_differ(gpu, [*mig_backed, *time_sliced])
+        yield refusals.mode_unsupported(
+            gpu,
+            f"can't carry time-sliced and MIG-backed vGPUs at once: {', '.join([*mig_backed, *time_sliced])}",
+            "name types of one kind for a GPU in the vGPU config",
+        )
         return
     if gpu_state.smi is not None:
         yield from _refuse_mig(gpu_state, gpu_state.smi.modes, desired_counts)
@@ -124,7 +129,13 @@ def refuse(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -
     sizes = {size: vgpu_type for vgpu_type in time_sliced if (size := size_of(vgpu_type)) is not None}
     unread = gpu_state.smi is not None and isinstance(gpu_state.smi.modes.mixed_sizes, Unread)
     if len(sizes) > 1 and not is_mixed(gpu_state, desired) and not unread:
-        yield shortfalls.sizes_differ(gpu, sorted(sizes.values()))
+        yield Reason(
+            ReasonCode.SIZES_DIFFER,
+            gpu,
+            "can't carry vGPUs of several sizes, since mixed sizes are not switched on:"
+            f" {', '.join(sorted(sizes.values()))}",
+            fix="name one size in the vGPU config, or on cards with mixed sizes: sizes: mixed",
+        )
 
 
 def _refuse_mig(gpu_state: GpuState, modes: GpuModes, desired_counts: Counts) -> Iterator[Reason]:
@@ -140,7 +151,7 @@ def _refuse_mig(gpu_state: GpuState, modes: GpuModes, desired_counts: Counts) ->
             yield refusals.unread(gpu, reported)
             return
     if on and mig is None:
-        yield shortfalls.no_mode(gpu, "MIG mode", "MIG Mode / Current", "N/A")
+        yield _no_mode(gpu, "MIG mode", "MIG Mode / Current", "N/A")
     elif bool(mig) is not on and modes.mig_pending is on:
         yield shortfalls.mode_pending(gpu, on=on)
 
@@ -159,8 +170,13 @@ def _refuse_sizes(
     # unknown: `_refuse_mig` refuses the plan
     by_catalog = modes.mig is True and gpu_state.card is not None and bool(gpu_state.card.mixed_sizes)
     if modes.can_mix_sizes is False:  # unknown: below
-        yield shortfalls.no_mode(
-            gpu_state.host.gpu, "mixed-size mode", "Heterogeneous Time-Slice Sizes", "Not Supported"
-        )
+        yield _no_mode(gpu_state.host.gpu, "mixed-size mode", "Heterogeneous Time-Slice Sizes", "Not Supported")
     elif modes.mixed_sizes is None and modes.can_mix_sizes is not True and not by_catalog:  # unknown: counts as no
-        yield shortfalls.no_mode(gpu_state.host.gpu, "mixed-size mode", "vGPU Heterogeneous Mode", "N/A")
+        yield _no_mode(gpu_state.host.gpu, "mixed-size mode", "vGPU Heterogeneous Mode", "N/A")
+
+
+def _no_mode(gpu: PciAddress, mode: str, field: str, value: str) -> Reason:
+    """The card or its driver has no such mode."""
+    message = f"has no {mode}, which the desired vGPUs need"
+    fix = "name other types in the vGPU config, without `sizes: mixed`; or install a vGPU manager that has the mode"
+    return refusals.mode_unsupported(gpu, message, fix, Seen(SMI, f"{field}: {value}"))

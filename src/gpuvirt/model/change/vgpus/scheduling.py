@@ -10,7 +10,7 @@ from gpuvirt.facts.vgpu import Framework, GpuModes, Scheduler, SchedulerPolicy
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import SetScheduler
 from gpuvirt.model.change.vgpus.gpustate import GpuState
-from gpuvirt.model.reasons import Reason, refusals, shortfalls
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals, shortfalls
 
 LEAST_SLICE_MS, MOST_SLICE_MS = 1, 30
 
@@ -57,7 +57,7 @@ def _refusals(modes: GpuModes, desired: Scheduler) -> Iterator[Reason]:
     if isinstance(modes.mig, Unread):
         yield refusals.unread(modes.gpu, modes.mig)
     elif modes.mig:
-        yield shortfalls.scheduler_unfit(
+        yield _unfit(
             modes.gpu,
             "is in MIG mode, where each vGPU has its own processors and vGPUs do not share time",
             "MIG Mode / Current: Enabled",
@@ -67,7 +67,7 @@ def _refusals(modes: GpuModes, desired: Scheduler) -> Iterator[Reason]:
     if isinstance(mixed_sizes, Unread):
         yield refusals.unread(modes.gpu, mixed_sizes)
     elif mixed_sizes:
-        yield shortfalls.scheduler_unfit(
+        yield _unfit(
             modes.gpu,
             "is in mixed-size mode, which has no fixed share: the shares of vGPUs of several sizes do not add up",
             "vGPU Heterogeneous Mode: Enabled",
@@ -81,19 +81,15 @@ def _bad_slice(gpu: PciAddress, desired: Scheduler) -> Iterator[Reason]:
     if timeslice_ms is None:
         return
     if desired.policy is SchedulerPolicy.BEST_EFFORT:
-        yield shortfalls.scheduler_unfit(
-            gpu, "has no time slice under best-effort", f"{timeslice_ms} ms", "leave the time slice out"
-        )
+        yield _unfit(gpu, "has no time slice under best-effort", f"{timeslice_ms} ms", "leave the time slice out")
     elif not LEAST_SLICE_MS <= timeslice_ms <= MOST_SLICE_MS:
         fix = f"set a time slice from {LEAST_SLICE_MS} to {MOST_SLICE_MS} ms"
-        yield shortfalls.scheduler_unfit(
-            gpu, f"can't have a time slice of {timeslice_ms} ms", f"{timeslice_ms} ms", fix
-        )
+        yield _unfit(gpu, f"can't have a time slice of {timeslice_ms} ms", f"{timeslice_ms} ms", fix)
 
 
 def not_nvidias(gpu: PciAddress) -> Reason:
     """Return why a GPU of another vendor has no scheduler."""
-    return shortfalls.scheduler_unfit(
+    return _unfit(
         gpu,
         "has no vGPU scheduler: only NVIDIA's vGPU manager has one",
         "a GPU of another vendor",
@@ -115,7 +111,14 @@ def plan(gpu_state: GpuState, desired: Scheduler) -> VgpuPlan:
         return VgpuPlan(gpu)
     if gpu_state.running:
         users = sorted({user for vgpu in gpu_state.running for user in gpu_state.users.get(vgpu, ())})
-        return VgpuPlan(gpu, pending=(shortfalls.scheduler_waits(gpu, users, desired.text),))
+        return VgpuPlan(
+            gpu,
+            pending=(
+                shortfalls.still_used(
+                    gpu, f"gets its scheduler ({desired.text}) when no VM runs on it; now running: {', '.join(users)}"
+                ),
+            ),
+        )
     return VgpuPlan(gpu, steps=(SetScheduler(gpu, desired),))
 
 
@@ -132,3 +135,8 @@ def registry_scheduler(value: int) -> Scheduler | None:
     for policy, low in WITH_SLICE.items():
         schedulers |= {ms << 16 | low: Scheduler(policy, ms) for ms in range(LEAST_SLICE_MS, MOST_SLICE_MS + 1)}
     return schedulers.get(value)
+
+
+def _unfit(gpu: PciAddress, message: str, seen: str, fix: str) -> Reason:
+    """The GPU's mode, or the time slice, rules the scheduler out."""
+    return Reason(ReasonCode.SCHEDULER_UNFIT, gpu, message, (Seen("", seen),), fix)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, LiveVgpu
@@ -30,7 +31,7 @@ from gpuvirt.model.change.vgpus.gpustate import (
     size_of,
 )
 from gpuvirt.model.change.vgpus.places import VgpuPlaces
-from gpuvirt.model.reasons import Reason, refusals, shortfalls
+from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import profile_name, resolve_type
 
@@ -190,7 +191,18 @@ def _plan_vgpus(
         creates += created
     short = sum(missing.values()) - len(creates)
     if short > 0 and not pending:
-        return VgpuPlan(gpu, refusals=(shortfalls.no_parent(gpu, short),))
+        return VgpuPlan(
+            gpu,
+            refusals=(
+                shortfalls.no_room(
+                    gpu,
+                    f"{short} of the desired vGPUs",
+                    "each needs its own VF",
+                    "name fewer in the vGPU config, or see why VFs are missing or reject types: gpuvirt doctor",
+                    Seen(sysfs.device_path(gpu, "virtfn*"), f"{short} too few"),
+                ),
+            ),
+        )
     steps = (*_removes(live, removed), *changes.destroys, *changes.creates, *creates)
     return VgpuPlan(gpu, steps, tuple(pending), undesired=frozenset({*removed, *(vgpu.id for vgpu in in_use)}))
 
@@ -244,14 +256,24 @@ def _too_many(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus
     gpu = gpu_state.host.gpu
     if gpu_state.host.framework is Framework.SRIOV_VF:
         if sum(desired_counts.values()) > 1:
-            yield shortfalls.split_already(gpu, desired_counts)
+            yield shortfalls.no_room(
+                gpu,
+                " and ".join(sorted(desired_counts)),
+                "a GPU is split into VFs of one size, all at once",
+                f"when no VM uses a VF: gpuvirt vgpu delete {gpu}; then create the new number of VFs",
+            )
         return
     if any(is_mig(vgpu_type) for vgpu_type in desired_counts):
         yield from instances.too_many(gpu_state, desired_counts, desired.types)
         return
     if modes.is_mixed(gpu_state, desired):
         if not mixedsizes.fits(gpu_state.card, desired_counts):
-            yield shortfalls.no_room_mixed(gpu, desired_counts)
+            yield shortfalls.no_room(
+                gpu,
+                shortfalls.counted(desired_counts),
+                "they don't fit side by side in mixed-size mode",
+                "name fewer vGPUs, or vGPUs of one size, of which more fit",
+            )
         return
     known = [gpu_state.most[vgpu_type] for vgpu_type in desired_counts if vgpu_type in gpu_state.most]
     if known and len(known) == len(desired_counts) and sum(desired_counts.values()) > max(known):

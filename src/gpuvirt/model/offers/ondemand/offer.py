@@ -27,7 +27,7 @@ from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.health import function_symptoms
 from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
 from gpuvirt.model.offers.ondemand.podends import Replacements
-from gpuvirt.model.reasons import Reason, notoffered, refusals
+from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals
 from gpuvirt.model.vgputypes.profiles import profile_name
 
 _NUMBER = re.compile(r"(?:nvidia-)?([0-9]{1,9})")
@@ -257,7 +257,10 @@ def not_offered(
     `given` are those of the on-demand allocations among all `entries`. A vGPU that a pod got by its own id before the
     GPU's mode changed stays listed until that pod has ended.
     """
-    made = {vgpu: notoffered.given_on_demand(vgpu) for vgpu in given}
+    made = {
+        vgpu: Reason(ReasonCode.GIVEN_ON_DEMAND, vgpu, "was created for a pod, and is removed when the pod has ended")
+        for vgpu in given
+    }
     held = {entry.target.vgpu for entry in entries} if offer.gpus else set[VgpuId | None]()
     vgpus = inventory.vgpus.items() if offer.gpus else ()
     others = (vgpu for vgpu, found in vgpus if found.gpu in offer.gpus and vgpu not in held)

@@ -12,12 +12,14 @@ from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import UnnamedType
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
+from gpuvirt.model.allocation.containerstarts import nodes_changed
 from gpuvirt.model.allocation.ledger import Consumer, Entry, Stage
 from gpuvirt.model.allocation.ondemandids import vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.allocation.recordednodes import foreign_nodes, own_nodes
 from gpuvirt.model.inventory.inventory import Inventory, Vgpu
-from gpuvirt.model.reasons import Reason, containerstarts, ondemand, refusals
+from gpuvirt.model.reasons import Reason, Seen, refusals, unhealthy
+from gpuvirt.model.reasons.unhealthy import CHECKPOINT
 
 
 def started(
@@ -49,10 +51,10 @@ def _started(
     device = key[1]
     if isinstance(recorded, Unknown):
         why = recorded.reason.text if recorded.reason is not None else "could not be read"
-        return ondemand.not_recorded(device, why)
+        return _not_recorded(device, why)
     entry = next((entry for entry in entries if (entry.resource, entry.device) == key), None)
     if entry is None:
-        return ondemand.not_recorded(device, "no vGPU was created for this id")
+        return _not_recorded(device, "no vGPU was created for this id")
     consumers = recorded.get(key, frozenset())
     against = _why_not_its_vgpu(inventory, entry, list(_named(consumers))) or _why_foreign(inventory, entry, consumers)
     if against is not None:
@@ -66,10 +68,10 @@ def _why_not_its_vgpu(inventory: Inventory, entry: Entry, named: Sequence[Device
     """Return that the kubelet's record names another vGPU than the ledger, or one that is gone or was replaced."""
     vgpu = entry.target.id
     if vgpu not in named:
-        return ondemand.not_recorded(entry.device, f"names {', '.join(named) or 'no vGPU'}; expected {vgpu}")
+        return _not_recorded(entry.device, f"names {', '.join(named) or 'no vGPU'}; expected {vgpu}")
     found = inventory.vgpus.get(VgpuId(vgpu))
     if found is None:
-        return ondemand.not_recorded(entry.device, f"names {vgpu}, which does not exist on this host any more")
+        return _not_recorded(entry.device, f"names {vgpu}, which does not exist on this host any more")
     return _why_unlike(entry, found)
 
 
@@ -83,7 +85,7 @@ def _why_unlike(entry: Entry, vgpu: Vgpu) -> Reason | None:
     if live.group is None:
         return refusals.no_group(live.id)
     if isinstance(live.type, str) and live.type != (before or live.type):  # an adopted allocation may have no type
-        return ondemand.not_recorded(entry.device, f"names {live.id}, which is {live.type} now; expected {before}")
+        return _not_recorded(entry.device, f"names {live.id}, which is {live.type} now; expected {before}")
     return None
 
 
@@ -92,7 +94,7 @@ def _why_foreign(inventory: Inventory, entry: Entry, consumers: Iterable[Consume
     for answer in (answer for answer in _answers(consumers) if entry.target.id in vgpus_in(answer)):
         if foreign := foreign_nodes(inventory, answer):
             own = own_nodes(inventory, [entry.target.id])
-            return containerstarts.nodes_changed(entry.device, entry.target.id, foreign, own)
+            return nodes_changed(entry.device, entry.target.id, foreign, own)
     return None
 
 
@@ -107,3 +109,10 @@ def _named(consumers: Iterable[Consumer]) -> Iterator[DeviceId]:
     """Yield the vGPUs in the answers that the kubelet has recorded for containers."""
     for answer in _answers(consumers):
         yield from vgpus_in(answer)
+
+
+def _not_recorded(device: str, why: str) -> Reason:
+    """The kubelet's record has to name the vGPU with which a container starts."""
+    message = "can't be used by its container: the kubelet's record does not assign this vGPU to the container"
+    fix = "delete the pod; a Deployment or a Job creates it again"
+    return unhealthy.not_recorded(device, message, fix, Seen(CHECKPOINT, why))

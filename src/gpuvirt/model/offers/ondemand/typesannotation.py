@@ -13,7 +13,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import ResourceName, VgpuType
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.offers.view import GpuView, NodeView
-from gpuvirt.model.reasons import Reason, ondemand
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 
 VGPU_TYPES_ANNOTATION = "gpuvirt.io/vgpu-types"
 """Of a node: the types of its on-demand resources, `{"tencent.com/vgpu-492": "GRID V100-4Q"}`."""
@@ -82,8 +82,15 @@ def reason_of(change: TypeChange, pods: Collection[str]) -> Reason | None:
     A pod that is created later may request a resource that stands for another type, so that such a change is reported
     without pods, too.
     """
+    now = f"which is {change.moved_to} now" if change.moved_to is not None else "which no GPU of this node offers now"
+    fix = "request another resource of the node's annotation gpuvirt.io/vgpu-types"
+    if change.moved_to is not None:
+        fix = f"request {change.moved_to} for {change.before}, or name resources by type (on_demand.names)"
+    seen = tuple(Seen(f"pod {pod}", "requests it") for pod in sorted(pods))
     if change.now is not None:
-        return ondemand.type_changed(change.resource, change.before, change.now, change.moved_to, sorted(pods))
+        message = f"now stands for {change.now}; before, it stood for {change.before}, {now}"
+        return Reason(ReasonCode.RESOURCE_TYPE_CHANGED, change.resource, message, seen, fix)
     if not pods:
         return None
-    return ondemand.resource_gone(change.resource, change.before, change.moved_to, sorted(pods))
+    message = f"is no longer offered by this node; it stood for {change.before}, {now}"
+    return Reason(ReasonCode.RESOURCE_GONE, change.resource, message, seen, fix)

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.desired.settings import Enforcement
-from gpuvirt.model.reasons import Reason, sharing
+from gpuvirt.model.reasons import Reason, Seen, refusals, sharing
+from gpuvirt.model.reasons.nodeproblems import not_answered
 from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, NvidiaSpec, container_edits
 from gpuvirt.model.shares.node.records import ShareRecords
@@ -65,9 +66,23 @@ def offered(
     if not published.capacity:
         return published, ()
     if runtime is None:
-        return replace(published, capacity={}), (sharing.runtime_unknown(),)
+        return replace(published, capacity={}), (
+            not_answered(
+                sharing.RUNTIME,
+                "is not known yet: the agent reads it from its Node (--node-name), so no units are offered",
+                Seen.absent("node $.status.nodeInfo.containerRuntimeVersion"),
+            ),
+        )
     if (why := why_no_cdi(runtime)) is not None:
-        return replace(published, capacity={}), (sharing.runtime_without_cdi(runtime.version, why),)
+        return replace(published, capacity={}), (
+            refusals.prerequisite_missing(
+                sharing.RUNTIME,
+                f"does not apply CDI devices ({why}), so this node offers no units of GPUs",
+                "set enable_cdi = true in containerd's configuration and restart containerd, or upgrade it to 2.0 or"
+                " newer",
+                Seen("Node $.status.nodeInfo.containerRuntimeVersion", runtime.version or "not known yet"),
+            ),
+        )
     reasons: dict[GpuId, Reason] = {}
     for gpu in published.capacity:
         try:
@@ -106,7 +121,12 @@ def why_refused(
     `kept` says why pods that were deleted keep their shares.
     """
     if units > node.whole and units % node.whole:
-        return sharing.invalid_units(subject, units, node.whole)
+        return refusals.no_room(
+            subject,
+            f"requests {units} units, which are neither part of one GPU nor whole GPUs",
+            f"request at most {node.whole} units, or a multiple of {node.whole}",
+            Seen("units of a GPU", str(node.whole)),
+        )
     free = records.usage(node.capacity).free
     demand = Demand((ContainerDemand(ContainerName(subject), ContainerKind.APP, units),))
     if place(demand, free, node.policy, node.whole) is None:

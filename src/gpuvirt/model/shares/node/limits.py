@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.model.desired.settings import Enforcement
-from gpuvirt.model.reasons import Reason, sharing
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, sharing
 from gpuvirt.model.reasons.sharing import NoLimit
 from gpuvirt.model.shares.demand import ContainerName, Units
 from gpuvirt.model.shares.node import hamicore, mps
@@ -43,7 +43,19 @@ def with_limits(pod: PodRecord, node: NodeSharing, *, requires: bool = False) ->
     Nobody else has a share of the GPUs of a container that has whole ones. `requires`: the pod asks for limits.
     """
     if not node.enforcement.is_limit:
-        return sharing.limit_required(f"pod {pod.namespace}/{pod.name}") if requires else pod
+        return (
+            Reason(
+                ReasonCode.LIMIT_REQUIRED,
+                f"pod {pod.namespace}/{pod.name}",
+                "requires an enforced limit for its share of a GPU, but this node does not enforce shares, so the pod"
+                " does not start",
+                (Seen("gpuvirt.io/enforcement", "required"), Seen("shares.enforcement", "none")),
+                "kubectl label node NODE gpuvirt.io/shares.enforcement=hami-core, or mps; or remove the pod's"
+                " annotation",
+            )
+            if requires
+            else pod
+        )
     limited: dict[ContainerName, ContainerRecord] = {}
     for name, share in pod.containers.items():
         limited[name] = share
