@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuvirt.model import reasons
-from gpuvirt.model.reasons import Reason, ReasonCode, gaterefusals
+from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = ROOT / "src/gpuvirt"
@@ -81,7 +81,7 @@ def test_the_text_of_a_reason_has_all_that_it_was_made_of(wording: Wording, data
 
 
 def test_the_text_of_a_reason_is_one_line_with_its_code_subject_places_and_fix() -> None:
-    reason = gaterefusals.agent_silent("0000:3b:00.0", "/plugins/gpu.sock", "nvidia.com/A10")
+    reason = refusals.agent_silent("0000:3b:00.0", "/plugins/gpu.sock", "nvidia.com/A10")
     assert reason.text == (
         "AgentSilent: 0000:3b:00.0 is offered by a device plugin that commands can't ask to withdraw it: the plugin has"
         " no gates; seen: /plugins/gpu.sock: nvidia.com/A10; fix: stop the plugin, or upgrade it and let its pod create"

@@ -22,7 +22,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
-from gpuvirt.model.reasons import Reason, gaterefusals
+from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.paths import HostRoots
 from tests.explore.reduction import STRANDS
 from tests.explore.scenario import Action
@@ -135,4 +135,4 @@ def _why_listed(world: World, unit: UnitId) -> Reason | None:
     view = running.agent.views.get()
     listed = {str(device.id) for resource in view.resources for device in resource.devices if device.healthy}
     members = set(scan(world.kernel).functions) & listed
-    return gaterefusals.agent_silent(unit, "its socket", min(members)) if members else None
+    return refusals.agent_silent(unit, "its socket", min(members)) if members else None

@@ -17,7 +17,7 @@ from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Enforcement, Settings, ShareSettings
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.model.reasons import withheldshares
+from gpuvirt.model.reasons import sharing
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION, shared_gpus
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId
@@ -205,7 +205,7 @@ async def test_only_a_node_whose_gpus_are_all_of_one_vgpu_type_is_labelled(
 
 def test_a_gpu_that_gives_nothing_is_in_the_annotation_with_0() -> None:
     """Otherwise its pods count on each other GPU of the node, for an extender that lists them afterwards."""
-    failed = replace(GPU, withheld=withheldshares.in_mig_mode(VGPU))
+    failed = replace(GPU, withheld=sharing.in_mig_mode(VGPU))
     shared = SharedGpus((failed,), is_known=True)
     assert annotation(shared) == '{"GPU-1":0}'
     kept = replace(GPU, kept=Units(700))

@@ -12,7 +12,7 @@ from gpuvirt.kube.kinds.gpunode import Spec
 from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule, WorkerStatus
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.reasons import nodevms as reasons
+from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.spec import Leave, VmPolicy
 from gpuvirt.shares.awayworkers import stopped_by
 from gpuvirt_schedules.commands import schedulecheckrender, schedulerender

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.reasons import nodevms as reasons
+from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.reasons import schedules as schedulereasons
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Answer, OutcomeUnknown, Refused, VmKey
 from gpuvirt.model.workers.nodevms import BlockedGpu, NodeVm, SeenVm, SeenVms, VmStep

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.reasons import nodevms as vmreasons
 from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.reasons import schedules as vmreasons
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Answer, OutcomeUnknown, Refused, VmKey
 from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms, VmStep
 from gpuvirt.model.workers.spec import OnTimeout, Phase, PhaseName, Schedule, VmPolicy

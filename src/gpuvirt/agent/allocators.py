@@ -27,7 +27,7 @@ from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.containerstarts import why_no_start
 from gpuvirt.model.allocation.ledger import Ledger, SettledAt
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
-from gpuvirt.model.reasons import unhealthy
+from gpuvirt.model.reasons import notoffered
 
 
 class AllocatorParts(msgspec.Struct, frozen=True):
@@ -139,6 +139,6 @@ def _verify_start(
     if not named:
         return
     if (inventory := state.inventory) is None:
-        raise AllocationRefusedError(unhealthy.unknown_resource(resource))
+        raise AllocationRefusedError(notoffered.unknown_resource(resource))
     if (reason := why_no_start(inventory, state.ledger.entries, kubelet.recorded(), resource, named)) is not None:
         raise AllocationRefusedError(reason)

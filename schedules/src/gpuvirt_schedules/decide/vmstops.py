@@ -11,8 +11,8 @@ from datetime import datetime
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.model.reasons import Reason, ReasonCode, nodevms, without_code
-from gpuvirt.model.reasons import nodevms as reasons
+from gpuvirt.model.reasons import Reason, ReasonCode, without_code
+from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Call, OutcomeUnknown, VmKey
 from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms, VmStep
 from gpuvirt.model.workers.observed import elapsed_s
@@ -114,7 +114,7 @@ def _due_vm(
     reason = reasons.vm_pending(seen.where, step)
     if not may_stop:
         staying = [around.seen.vms[other].where for other, why in waits.items() if why is not None and other != key]
-        reason = waits[key] or nodevms.vm_not_stopped(
+        reason = waits[key] or reasons.vm_not_stopped(
             seen.where,
             f"other users of its GPU on node {gpu.node} stay: {', '.join((*gpu.others, *staying))}",
             "stop those users, or see what they wait for; then all VMs of the GPU are stopped",
@@ -176,7 +176,7 @@ def _budget(seen: SeenVm, used: Counter[str], around: _Round, known: Mapping[VmK
         if allowed - used[name] <= 0:
             return reasons.vm_budget(seen.where, name)
         if any(_is_settling(vm, around.now) for vm in known.values()):
-            return nodevms.vm_not_stopped(
+            return reasons.vm_not_stopped(
                 seen.where,
                 f"PodDisruptionBudget {name} may not count a VM yet that was just stopped",
                 "wait for some seconds",

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpuvirt.clock import Clock, Timer
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.reasons.hypervisorproblems import hypervisor_problem
+from gpuvirt.model.reasons.schedules import hypervisor_problem
 from gpuvirt.model.workers.connection import DEAD_AFTER_S, HypervisorCredentials, HypervisorKind, MayCallUntil
 from gpuvirt.model.workers.hypervisor import (
     Abilities,

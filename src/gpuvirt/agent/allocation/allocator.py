@@ -37,7 +37,7 @@ from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.offers.allocationcheck import why_refused, why_unseen
 from gpuvirt.model.offers.offers import Offer
 from gpuvirt.model.offers.withholding import withholdings
-from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, notoffered, refusals
 
 READ_TIMEOUT_S = 2.0
 """How long a pod's admission waits until its devices are read. The kubelet admits no other pod meanwhile."""
@@ -168,7 +168,7 @@ class Allocator:
         """Return the host and the offer of a resource; raise AllocationRefusedError if it is not offered."""
         inventory, offer = self._state.inventory, self._state.memory.offers.by_resource.get(resource)
         if inventory is None or offer is None:
-            raise AllocationRefusedError(unhealthy.unknown_resource(resource))
+            raise AllocationRefusedError(notoffered.unknown_resource(resource))
         if (withholding := withholdings(self._state.memory.desired.spec).get(resource)) is not None:
             raise AllocationRefusedError(withholding.reason)  # a device stays listed until its pod has ended
         return inventory, offer
@@ -288,7 +288,7 @@ class Allocator:
         if device is None and (withheld := self._state.memory.offers.withheld.get(device_id)) is not None:
             return withheld
         if device is None:
-            return unhealthy.unknown_device(device_id, offer.resource, tuple(offer.devices))
+            return notoffered.unknown_device(device_id, offer.resource, tuple(offer.devices))
         # A kubelet that has lost its checkpoint requests the devices of pods that run.
         if (consumer := self._kubelet.lost().get((offer.resource, device_id))) is not None:
             return refusals.forgotten(device_id, consumer.text)

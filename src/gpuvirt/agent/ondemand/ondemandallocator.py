@@ -52,7 +52,7 @@ from gpuvirt.model.offers.ondemand.choice import VgpuPlace, choose, why_full
 from gpuvirt.model.offers.ondemand.ondemandstarts import started
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.offers.withholding import withholdings
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems, notoffered, refusals
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class OnDemandAllocator:
     def _inventory(self, resource: ResourceName) -> Inventory:
         """Return the host; raise AllocationRefusedError before its first observation."""
         if (inventory := self._state.inventory) is None:
-            raise AllocationRefusedError(unhealthy.unknown_resource(resource))
+            raise AllocationRefusedError(notoffered.unknown_resource(resource))
         return inventory
 
     async def _untouched(self, request: _Request, device: DeviceId) -> Candidate | None:
@@ -206,7 +206,7 @@ class OnDemandAllocator:
         offer, failed = self._state.memory.on_demand, dict[PciAddress, Reason]()
         vgpu_type = offer.type_of(resource)
         if vgpu_type is None or not offer.was_listed(device, self._state.terms.run_id):
-            raise AllocationRefusedError(unhealthy.unknown_device(device, resource, offer.listed(resource)))
+            raise AllocationRefusedError(notoffered.unknown_device(device, resource, offer.listed(resource)))
         while True:
             inventory, spread = self._inventory(resource), self._state.terms.settings.vgpu_placement
             place = choose(inventory, self._state.on_demand_now(), vgpu_type, spread, failed)

@@ -20,7 +20,7 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.offers.sharing import addresses_of
-from gpuvirt.model.reasons import Reason, notoffered, refusals, withheldshares
+from gpuvirt.model.reasons import Reason, notoffered, refusals, sharing
 from gpuvirt.model.shares.placement import GpuId
 
 
@@ -94,7 +94,7 @@ class GatedGpus:
     def _address_of(self, gpu: GpuId) -> tuple[Inventory, PciAddress] | Reason:
         inventory = self._state.inventory
         address = addresses_of(inventory).get(gpu) if inventory is not None else None
-        unknown = withheldshares.not_initialized(gpu, "folder in /proc", "not there", "*")
+        unknown = sharing.not_initialized(gpu, "folder in /proc", "not there", "*")
         return unknown if inventory is None or address is None else (inventory, address)
 
     def _verify_driver(self, address: PciAddress) -> None:

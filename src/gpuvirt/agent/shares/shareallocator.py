@@ -32,9 +32,9 @@ from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
-from gpuvirt.model.reasons import Reason, Seen, nodeproblems, sharing, unhealthy
+from gpuvirt.model.reasons import Reason, Seen, nodeproblems, notoffered, sharing
+from gpuvirt.model.reasons.notoffered import CHECKPOINT
 from gpuvirt.model.reasons.sharing import RETRIES
-from gpuvirt.model.reasons.unhealthy import CHECKPOINT
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node import sharespec
 from gpuvirt.model.shares.node.limits import NO_PATHS, LimitPaths
@@ -244,7 +244,7 @@ class ShareAllocator:
         if requested != len(allocation.ids):
             subject = f"container {record.namespace}/{record.name}/{allocation.container}"
             raise ShareRefusedError(
-                unhealthy.not_recorded(
+                notoffered.not_recorded(
                     subject,
                     f"has {len(allocation.ids)} units in the kubelet's record, but requests {requested}",
                     "create the pod again",
@@ -298,4 +298,4 @@ class ShareAllocator:
 def _not_recorded(resource: str, units: int, why: str) -> Reason:
     """The kubelet's checkpoint names the container of each allocation."""
     message = f"can't be assigned: the kubelet's checkpoint names no container with these {units} units"
-    return unhealthy.not_recorded(resource, message, RETRIES, Seen(CHECKPOINT, why))
+    return notoffered.not_recorded(resource, message, RETRIES, Seen(CHECKPOINT, why))

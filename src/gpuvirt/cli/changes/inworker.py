@@ -25,7 +25,7 @@ from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
-from gpuvirt.model.reasons import Reason, gaterefusals, refusals
+from gpuvirt.model.reasons import Reason, refusals
 
 T = TypeVar("T")
 
@@ -81,11 +81,11 @@ def _why_listed(device_plugins: Path, unit: UnitId, seen: Inventory) -> Reason |
     try:
         lists = read_lists(device_plugins)
     except ListUnknownError as error:
-        return gaterefusals.agent_silent(unit, str(device_plugins), str(error))
+        return refusals.agent_silent(unit, str(device_plugins), str(error))
     for socket, devices in lists.items():
         for device in sorted(devices):
             if device in known and known[device][0].gpu in members:
-                return gaterefusals.agent_silent(unit, str(socket), device)
+                return refusals.agent_silent(unit, str(socket), device)
     return None
 
 

@@ -29,7 +29,7 @@ from gpuvirt.kube.kinds.manifests import ObjectMeta
 from gpuvirt.kube.kinds.workloads import ConfigMap, resource_of
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.observed import Observed
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen, kubevirtproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, clusterproblems
 
 HISTORY = "gpuvirt-kubevirt-history"
 """The ConfigMap with the histories, each by the uid of its object."""
@@ -118,7 +118,7 @@ def decide(
 ) -> KubeVirtDecisions:
     """Return the decisions from the nodes' resources and KubeVirt's configuration; no write if that is unknown."""
     unread = tuple(
-        kubevirtproblems.state_unknown(
+        clusterproblems.state_unknown(
             "KubeVirt",
             "could not be read completely; gpuvirt removes nothing until it can",
             "see the API server's answer; an upgrade of the Helm release brings the roles that this version needs",

@@ -19,8 +19,8 @@ from gpuvirt.controller.kubevirt.names import Names
 from gpuvirt.controller.kubevirt.offered import Offered
 from gpuvirt.controller.kubevirt.subject import PermittedEntry, PermittingObject
 from gpuvirt.model.devices.selectors import normal, spellings
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen, kubevirtproblems
-from gpuvirt.model.reasons.kubevirtproblems import shortened
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, clusterproblems
+from gpuvirt.model.reasons.clusterproblems import shortened
 
 
 class ListChanges(msgspec.Struct, frozen=True):
@@ -75,11 +75,11 @@ def _created(inputs: ListingInputs) -> ListChanges:
     if inputs.names.unknown:
         return ListChanges(
             reasons=(
-                kubevirtproblems.state_unknown(
+                clusterproblems.state_unknown(
                     inputs.subject.where,
                     "gets no list of permitted devices until all requests of VMs are known; not read yet:"
                     f" {', '.join(inputs.names.unknown)}",
-                    f"{kubevirtproblems.NOTHING_NEEDED} let the controller list these kinds",
+                    f"{clusterproblems.NOTHING_NEEDED} let the controller list these kinds",
                 ),
             )
         )

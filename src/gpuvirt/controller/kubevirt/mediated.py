@@ -15,8 +15,8 @@ from gpuvirt.controller.kubevirt.versions import has_mdev_field, has_mdev_gate
 from gpuvirt.kube.jsonpatch import at
 from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE
 from gpuvirt.model.kubevirt.version import Version
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen, kubevirtproblems
-from gpuvirt.model.reasons.kubevirtproblems import MOST_NAMES, shortened
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, clusterproblems
+from gpuvirt.model.reasons.clusterproblems import MOST_NAMES, shortened
 
 
 class Handling(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ def _by_field(subject: PermittingObject) -> Handling:
 
 def _by_gate(subject: PermittingObject) -> Handling:
     if MDEV_GATE in subject.disabled_gates:
-        return Handling(off=False, reasons=(kubevirtproblems.gate_disabled(subject.where, MDEV_GATE),))
+        return Handling(off=False, reasons=(clusterproblems.gate_disabled(subject.where, MDEV_GATE),))
     return Handling(off=False, gate=MDEV_GATE)
 
 

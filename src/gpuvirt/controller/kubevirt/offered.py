@@ -15,7 +15,7 @@ from gpuvirt.kube.kinds.gpunode import ReadGpuNode, Spec, Withheld
 from gpuvirt.kube.kinds.gpunodereport import ReadStatus
 from gpuvirt.model.desired.gpumodes import FOR_VGPUS
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal
-from gpuvirt.model.reasons import Reason, kubevirtproblems
+from gpuvirt.model.reasons import Reason, clusterproblems
 
 Offered = Mapping[str, Selectors]
 """The selectors by resource; no resource is without."""
@@ -81,7 +81,7 @@ def offered_by_kubevirt(
         same = (entry for entry in own if entry.resource == name)
         match = next(same, None) or next((entry for entry in own if selects(entry, selectors)), None)
         if match is not None:
-            reason = kubevirtproblems.foreign_provider(name, match.resource, where(match))
+            reason = clusterproblems.foreign_provider(name, match.resource, where(match))
             found[name] = ByKubeVirt(reason, match.resource)
     return found
 

@@ -19,7 +19,7 @@ from gpuvirt.kube.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.kubevirt.kubevirt import Configuration, DeveloperConfiguration
 from gpuvirt.model.kubevirt.version import Version, version_of
-from gpuvirt.model.reasons import Reason, kubevirtproblems
+from gpuvirt.model.reasons import Reason, clusterproblems
 
 
 class KubeVirtPicture(msgspec.Struct, frozen=True):
@@ -74,14 +74,14 @@ def subject_of(picture: KubeVirtPicture) -> PermittingObject | Reason:
     if not is_owned_by_hco(picture.kubevirt):
         return of_kubevirt(picture.kubevirt)
     if picture.hyper_convergeds is None:
-        return kubevirtproblems.state_unknown(
+        return clusterproblems.state_unknown(
             where,
             "belongs to HCO, and its HyperConverged has not been read yet; nothing is written until then",
-            f"{kubevirtproblems.NOTHING_NEEDED} let the controller list hyperconvergeds.hco.kubevirt.io",
+            f"{clusterproblems.NOTHING_NEEDED} let the controller list hyperconvergeds.hco.kubevirt.io",
         )
     hcos = picture.hyper_convergeds.value or ()
     if len(hcos) != 1:
-        return kubevirtproblems.state_unknown(
+        return clusterproblems.state_unknown(
             where,
             f"belongs to HCO, which reverts the changes of others, and the cluster has {len(hcos)} HyperConvergeds;"
             " expected one",

@@ -33,7 +33,7 @@ from gpuvirt.kube.kinds.gpunode import Withheld
 from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.model.devices.selectors import normal
 from gpuvirt.model.kubevirt.gracegpus import is_grace, missing_gates
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen, kubevirtproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, clusterproblems
 from gpuvirt.plain import Plain
 
 MDEVS_LEFT_ALONE = "mediated devices are left alone"
@@ -266,7 +266,7 @@ def _desired_configuration(
         handling=handling if picture.mdevs else None,
     )
     second = second_owner(subject, picture.mdev_nodes) if not handling.will_be_off else None
-    reasons = (*listing.reasons, *(kubevirtproblems.gate_disabled(subject.where, gate) for gate in denied))
+    reasons = (*listing.reasons, *(clusterproblems.gate_disabled(subject.where, gate) for gate in denied))
     reasons = (*reasons, second) if second is not None else reasons
     return desired, (*reasons, *(handling.reasons if picture.mdevs else ()))
 

@@ -17,8 +17,8 @@ from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.reasons.unhealthy import KEEPS_MEMORY, grace_driver_missing, group_not_viable, no_reset
-from gpuvirt.model.reasons.unhealthy import boot_console as console_reason
+from gpuvirt.model.reasons.notoffered import KEEPS_MEMORY, grace_driver_missing, group_not_viable, no_reset
+from gpuvirt.model.reasons.notoffered import boot_console as console_reason
 from gpuvirt.paths import HostPath
 
 SYSFB_INIT = (5, 15)

@@ -7,7 +7,7 @@ from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen, 
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.offers.view import ResourceView
-from gpuvirt.model.reasons import FindingCode, Seen, gaterefusals, nodeproblems
+from gpuvirt.model.reasons import FindingCode, Seen, nodeproblems, refusals
 from gpuvirt.model.reasons.codes import Level
 
 MOST_CPUS = 8192
@@ -108,7 +108,7 @@ def exclusion(evidence: Evidence) -> Iterator[Finding]:
     elif kubelet.offers_without_gate:
         problem_seen = "no device plugin has locked it: an older one, or one that may not write there"
         yield of_reason(
-            gaterefusals.gate_failed("the device plugin", kubelet.gates, problem_seen, is_plugins=True), Level.WARNING
+            refusals.gate_failed("the device plugin", kubelet.gates, problem_seen, is_plugins=True), Level.WARNING
         )
 
 

@@ -9,7 +9,7 @@ from gpuvirt.model.devices.selectors import normal
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE, KubeVirt, Permitted
 from gpuvirt.model.offers.view import ResourceView
-from gpuvirt.model.reasons import FindingCode, Seen, kubevirtproblems
+from gpuvirt.model.reasons import FindingCode, Seen, clusterproblems
 from gpuvirt.model.reasons.codes import Level
 
 GATES_FIELD = "developerConfiguration.featureGates"
@@ -82,7 +82,7 @@ def _foreign(
     for name, found in entries.items():
         for place, entry in found if name != resource.name else ():
             if _offers(entry, resource):
-                reason = kubevirtproblems.foreign_provider(resource.name, name, place_of(kubevirt, place))
+                reason = clusterproblems.foreign_provider(resource.name, name, place_of(kubevirt, place))
                 return of_reason(reason, Level.ERROR, why="two device plugins would give one device to two VMs")
     return None
 

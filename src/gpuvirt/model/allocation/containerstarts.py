@@ -15,10 +15,10 @@ from gpuvirt.model.allocation.ondemandids import vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.allocation.recordednodes import foreign_nodes, own_nodes
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered
+from gpuvirt.model.reasons.notoffered import CHECKPOINT
 from gpuvirt.model.reasons.reason import driver_link
 from gpuvirt.model.reasons.refusals import allocations_unknown
-from gpuvirt.model.reasons.unhealthy import CHECKPOINT
 
 
 def why_no_start(
@@ -55,10 +55,10 @@ def _why_awaited(inventory: Inventory, device: DeviceId) -> Reason | None:
     if VgpuId(device) in inventory.vgpus:
         return None
     if is_mdev_uuid(device) or (function is not None and function.is_nvidias_vf):
-        return unhealthy.awaited(device)
+        return notoffered.awaited(device)
     if function is None or isinstance(function.driver, Unread) or function.on_vfio:
         return None
-    return unhealthy.awaited(device, driver_link(device, function.driver), is_vgpu=False)
+    return notoffered.awaited(device, driver_link(device, function.driver), is_vgpu=False)
 
 
 def _answers(recorded: Recorded | Unknown, resource: ResourceName, device: DeviceId) -> Sequence[PluginAnswer]:

@@ -19,7 +19,7 @@ from gpuvirt.facts.ids import BootId, PciAddress, PodUid
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.model.inventory.resets import Reset, reset_of
-from gpuvirt.model.reasons import Reason, unhealthy
+from gpuvirt.model.reasons import Reason, notoffered
 
 
 class TenantKind(StrEnum):
@@ -185,7 +185,7 @@ class FormerTenants(msgspec.Struct, frozen=True):
         if reset is Reset.POSSIBLE:
             return None
         is_known = reset is Reset.IMPOSSIBLE
-        return unhealthy.no_reset(gpu, functions.get(gpu), is_known=is_known, tenant=former.text)
+        return notoffered.no_reset(gpu, functions.get(gpu), is_known=is_known, tenant=former.text)
 
 
 def front_end_of(function: PciFunction) -> TenantKind | None:

@@ -15,7 +15,7 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.change.nativedrivers import native_driver, pinned_to_vfio
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory.isolation import group_blockers
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nativerefusals, notoffered, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered, refusals
 from gpuvirt.model.reasons.refusals import move_or_bind
 
 
@@ -55,7 +55,7 @@ def _refusals(
     for address in to_vfio:
         for neighbour in sorted(state.neighbours([address]) & desired_drivers.keys()):
             if desired_drivers[neighbour] is DesiredDriver.NATIVE:
-                yield unhealthy.group_not_viable(address, address, [state.function(neighbour)], by_modes=True)
+                yield notoffered.group_not_viable(address, address, [state.function(neighbour)], by_modes=True)
     for address in to_native:
         yield from _why_not_to_native(state, desired_drivers, address)
         if by_hand and state.function(address).driver is None and address not in state.journal.overrides:
@@ -88,7 +88,7 @@ def _why_not_to_vfio(state: UnitState, address: PciAddress) -> Iterator[Reason]:
         and not state.grace_without_driver
     ):
         found = Seen("modules.alias", "names no driver for it, or could not be read")
-        yield unhealthy.grace_driver_missing(address, address, function.driver_name, found)
+        yield notoffered.grace_driver_missing(address, address, function.driver_name, found)
     if function.driver is None and (users := _vfio_users(state, function)):
         yield refusals.unbind_pending(address, users, certain=False)
     yield from _vgpus_and_vfs(state, function)
@@ -144,7 +144,7 @@ def _why_not_to_native(state: UnitState, desired_drivers: DesiredDrivers, addres
             yield from _allocated(state, member)
     for other in sorted(state.neighbours([address]) & state.inventory.gpus.keys()):
         if state.function(other).on_vfio and desired_drivers.get(other) is not DesiredDriver.NATIVE:
-            yield unhealthy.group_not_viable(other, other, [function], by_modes=True)
+            yield notoffered.group_not_viable(other, other, [function], by_modes=True)
 
 
 def _why_no_native_driver(state: UnitState, function: PciFunction) -> Iterator[Reason]:
@@ -156,7 +156,7 @@ def _why_no_native_driver(state: UnitState, function: PciFunction) -> Iterator[R
         if (unreset := state.former.why_withheld(functions, function.address, TenantKind.NATIVE)) is not None:
             yield unreset
     if (pinned := pinned_to_vfio(state, function.address)) is not None:
-        yield nativerefusals.pinned(function.address, pinned, by_driverctl=True)
+        yield refusals.pinned(function.address, pinned, by_driverctl=True)
     for vf in function.virtfns:  # the driver may reset them
         found = state.inventory.facts.functions.get(vf)
         if found is None:

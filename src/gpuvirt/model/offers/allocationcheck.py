@@ -18,7 +18,7 @@ from gpuvirt.model.devices import candidates
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.health import symptoms
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered, refusals
 from gpuvirt.model.reasons.reason import driver_link
 
 _NO_ALLOCATED_DEVICES = AllocatedDevices({}, {}, frozenset())
@@ -106,7 +106,7 @@ def _identity_change(before: Inventory, now: Inventory, device: Candidate) -> Re
             device.id,
             f"was {was.id} when it was offered, and is {function.id} now",
             (Seen(device_path(device.carrier, "device"), str(function.id)),),
-            unhealthy.OFFERED_AGAIN,
+            notoffered.OFFERED_AGAIN,
         )
     group = function.iommu_group if function is not None else None
     if device.target.vgpu is not None:
@@ -139,7 +139,7 @@ def _node_changes(before: Inventory, now: Inventory, device: Candidate) -> Itera
         was, function = before.facts.functions[address], now.facts.functions.get(address)
         if function is not None and function.cdevs != was.cdevs:
             nodes = (f"{address}: {' '.join(found) or 'none'}" for found in (function.cdevs, was.cdevs))
-            yield unhealthy.node_missing(device.id, *nodes)
+            yield notoffered.node_missing(device.id, *nodes)
 
 
 def _group_changed(device: Candidate, now: str) -> Reason:
@@ -149,7 +149,7 @@ def _group_changed(device: Candidate, now: str) -> Reason:
         device.id,
         f"was in IOMMU group {device.group} when it was offered, and {now} now",
         (*seen,),
-        unhealthy.OFFERED_AGAIN,
+        notoffered.OFFERED_AGAIN,
     )
 
 
@@ -178,4 +178,4 @@ def _type_changed(device: Candidate, found: str) -> Reason:
 def device_gone(device: Candidate) -> Reason:
     """Return the reason against a device that no longer exists."""
     is_mdev = device.target.vgpu is not None and device.framework is not Framework.VENDOR_VFIO
-    return unhealthy.device_gone(device.id, MDEVS if is_mdev else PCI_DEVICES)
+    return notoffered.device_gone(device.id, MDEVS if is_mdev else PCI_DEVICES)

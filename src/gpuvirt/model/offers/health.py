@@ -17,10 +17,10 @@ from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import group_blockers
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered, refusals
+from gpuvirt.model.reasons.notoffered import OPENED_ELSEWHERE
 from gpuvirt.model.reasons.reason import opened_by
 from gpuvirt.model.reasons.refusals import named
-from gpuvirt.model.reasons.unhealthy import OPENED_ELSEWHERE
 
 Key = tuple[ResourceName, DeviceId]
 _FOR_ITS_POD = frozenset({ReasonCode.AWAITED_AFTER_REBOOT, ReasonCode.LEAVES_AFTER_POD})
@@ -150,7 +150,7 @@ def symptoms(
         return
     missing = _missing_node(inventory, candidate.group)
     if missing is not None and not _opens_by_cdev(inventory, candidate):
-        yield unhealthy.node_missing(candidate.id, missing)
+        yield notoffered.node_missing(candidate.id, missing)
     if others := _other_members(inventory, candidate):
         yield from _group_symptoms(inventory, candidate, others)
     if allocations_known and candidate.group not in allocated_devices.by_group:
@@ -171,9 +171,9 @@ def _against_next_pod(
     if not is_whole:
         return
     if gpu.console is not None:
-        yield unhealthy.boot_console(candidate.id, gpu.address, gpu.console)
+        yield notoffered.boot_console(candidate.id, gpu.address, gpu.console)
     if gpu.needs_grace_driver and gpu.driver == "vfio-pci" and not grace_without_driver:
-        yield unhealthy.grace_driver_missing(candidate.id, gpu.address, gpu.driver_name)
+        yield notoffered.grace_driver_missing(candidate.id, gpu.address, gpu.driver_name)
 
 
 def _user_symptoms(facts: Facts, subject: str, group: IommuGroup) -> Iterator[Reason]:
@@ -218,7 +218,7 @@ def _group_symptoms(inventory: Inventory, candidate: Candidate, others: Sequence
         slot = slot_of(candidate.target.gpu)  # a GPU is bound together with the other functions of its slot
         gpu = next((gpu for gpu in inventory.gpus if slot_of(gpu) == slot), candidate.target.gpu)
         is_whole = candidate.target.vgpu is None
-        yield unhealthy.group_not_viable(candidate.id, gpu, spoiling, is_whole=is_whole)
+        yield notoffered.group_not_viable(candidate.id, gpu, spoiling, is_whole=is_whole)
 
 
 def _unread_drivers(inventory: Inventory, members: Iterable[PciAddress]) -> Iterator[Unread]:

@@ -28,7 +28,7 @@ from gpuvirt.model.inventory.naming import Named, Naming
 from gpuvirt.model.offers.allocationcheck import device_gone, why_changed
 from gpuvirt.model.offers.health import Health, HealthVerdict, Key, judge, symptoms
 from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
-from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals
 
 _NOT_MADE_AGAIN = frozenset({ReasonCode.DEVICE_GONE, ReasonCode.TYPE_CHANGED})
 _NOT_BOUND_AGAIN = frozenset({ReasonCode.DRIVER_CHANGED, ReasonCode.NO_DRIVER})
@@ -42,10 +42,10 @@ def awaited(entry: Entry, against: Reason) -> Reason:
     """
     if entry.target.vgpu is not None:
         was_shown = entry.answered_group is UNSET or entry.group is not None
-        return against if was_shown or against.code not in _NOT_MADE_AGAIN else unhealthy.awaited(entry.device)
+        return against if was_shown or against.code not in _NOT_MADE_AGAIN else notoffered.awaited(entry.device)
     if not entry.earlier_boot or against.code not in _NOT_BOUND_AGAIN:
         return against
-    return unhealthy.awaited(entry.device, *against.places, is_vgpu=False)
+    return notoffered.awaited(entry.device, *against.places, is_vgpu=False)
 
 
 class OfferInputs(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.health import HealthVerdict, Key, function_symptoms, judge
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered, refusals, withheldshares
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered, refusals, sharing
 from gpuvirt.model.reasons.nodeproblems import not_answered
 from gpuvirt.model.reasons.sharing import NoLimit, limit_not_possible
 from gpuvirt.model.shares.capacity import UnknownType, memory_mib_of, type_label, units_of, vgpu_type_of
@@ -202,7 +202,7 @@ def _sized(inventory: Inventory, address: PciAddress, whole: Units) -> SharedGpu
     if isinstance(information, Unread):
         return SharedGpu(address, withheld=refusals.unread(address, information, "none of its units are offered"))
     if information is None:
-        return SharedGpu(address, withheld=withheldshares.not_initialized(address, "folder in /proc", "not there"))
+        return SharedGpu(address, withheld=sharing.not_initialized(address, "folder in /proc", "not there"))
     gpu = GpuId(information.uuid) if information.uuid is not None else None
     if information.model is None:
         return SharedGpu(
@@ -211,7 +211,7 @@ def _sized(inventory: Inventory, address: PciAddress, whole: Units) -> SharedGpu
             None,
             None,
             information.minor,
-            withheldshares.not_initialized(address, "product name", "Model"),
+            sharing.not_initialized(address, "product name", "Model"),
         )
     units, vgpu_type = units_of(information.model, function.id, whole), vgpu_type_of(information.model)
     reason = None
@@ -222,22 +222,22 @@ def _sized(inventory: Inventory, address: PciAddress, whole: Units) -> SharedGpu
             ReasonCode.VGPU_TYPE_UNKNOWN,
             address,
             f"is a vGPU of a type that {which}, so its part of a card is unknown",
-            (Seen(withheldshares.information(address), f"Model: {units.name}"),),
+            (Seen(sharing.information(address), f"Model: {units.name}"),),
             "update gpuvirt; until then request the GPU as a whole: mode container, and nvidia.com/gpu",
         )
     elif gpu is None:
-        reason = withheldshares.not_initialized(address, "UUID", "GPU UUID")
+        reason = sharing.not_initialized(address, "UUID", "GPU UUID")
     elif units < 1:
         reason = refusals.mode_unsupported(
             address,
             f"is less than one unit of a card with {whole} units",
             "set shares.units higher; the default is 1000",
-            Seen(withheldshares.information(address), f"Model: {information.model}"),
+            Seen(sharing.information(address), f"Model: {information.model}"),
         )
     elif isinstance(has_instances := ids.mig.get(address), Unread):
         reason = refusals.unread(address, has_instances, "none of its units are offered")
     elif has_instances:
-        reason = withheldshares.in_mig_mode(address)
+        reason = sharing.in_mig_mode(address)
     return SharedGpu(
         address,
         gpu,

@@ -15,7 +15,7 @@ from gpuvirt.model.allocation.podallocations import Allocation, map_allocations,
 from gpuvirt.model.desired.settings import CONTAINER_RESOURCES
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
-from gpuvirt.model.reasons.withheldshares import LEAVE_IT
+from gpuvirt.model.reasons.sharing import LEAVE_IT
 
 Device = tuple[ResourceName, DeviceId]
 

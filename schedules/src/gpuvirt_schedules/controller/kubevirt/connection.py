@@ -15,7 +15,7 @@ from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import NOT_MADE, ApiError, ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
-from gpuvirt.model.reasons.hypervisorproblems import hypervisor_problem
+from gpuvirt.model.reasons.schedules import hypervisor_problem
 from gpuvirt.model.workers.hypervisor import (
     Abilities,
     Accepted,

@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 import msgspec
 
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.reasons.hypervisorproblems import hypervisor_problem
+from gpuvirt.model.reasons.schedules import hypervisor_problem
 from gpuvirt.model.workers.hypervisor import Abilities, Ability, Action, Call, Power, VmKey, WorkerVm
 from gpuvirt_schedules.controller.kubevirt.virtualmachines import VM, Devices, Vm, Vmi, VmiSpec, controller_uid
 

@@ -23,7 +23,7 @@ from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.reasons import nodevms as reasons
+from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Answer, VmKey
 from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms
 from gpuvirt.model.workers.status import ConfiguredNode

@@ -24,7 +24,7 @@ from gpuvirt.agent.change.gate.membership import has_member
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import VGPUS, DesiredUnit
 from gpuvirt.model.inventory.isolation import Slots, UnitId
-from gpuvirt.model.reasons import Reason, gaterefusals
+from gpuvirt.model.reasons import Reason, refusals
 
 ANSWER_S = 10.0
 """How long a command waits for the agent's answer."""
@@ -143,4 +143,4 @@ def _answer(gate: Gate, request: DrainRequest) -> Reason | None:
         if not unanswered:
             return None
     path = str(gate.path_of(unanswered[0], "json"))
-    return gaterefusals.agent_silent(request.unit, path, "Draining, not acknowledged", ANSWER_S)
+    return refusals.agent_silent(request.unit, path, "Draining, not acknowledged", ANSWER_S)

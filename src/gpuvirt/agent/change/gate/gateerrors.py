@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.model.reasons import Reason, gaterefusals, refusals
+from gpuvirt.model.reasons import Reason, refusals
 
 
 class UnitBusyError(GpuvirtError):
@@ -61,6 +61,6 @@ def why_not_passed(subject: str, error: UnitBusyError) -> Reason:
         case UnitUnsettledError():
             return refusals.unsettled(subject, str(error))
         case GateFailedError():
-            return gaterefusals.gate_failed(subject, error.path, error.problem)
+            return refusals.gate_failed(subject, error.path, error.problem)
         case _:
             return refusals.changing(subject, str(error))

@@ -12,7 +12,7 @@ import msgspec
 from gpuvirt.agent.change.gate.gate import PATIENCE_S, Gate
 from gpuvirt.agent.change.gate.gateerrors import GateFailedError
 from gpuvirt.agent.change.gate.gatelock import is_current, open_file, try_lock
-from gpuvirt.model.reasons import Reason, gaterefusals
+from gpuvirt.model.reasons import Reason, refusals
 
 AGENT = "agent"
 """The name of the file that the agent of a folder has locked."""
@@ -72,8 +72,8 @@ class Membership(msgspec.Struct):
 
     def _reason(self, error: GateFailedError) -> Reason:
         if self.may_lack:
-            return gaterefusals.gate_failed("the device plugin", error.path, error.problem, is_plugins=True)
-        return gaterefusals.gate_failed("the agent", error.path, error.problem)
+            return refusals.gate_failed("the device plugin", error.path, error.problem, is_plugins=True)
+        return refusals.gate_failed("the agent", error.path, error.problem)
 
 
 def has_member(gate: Gate) -> bool:

@@ -37,7 +37,7 @@ from gpuvirt.model.change.steps import (
     Unbind,
     Unlock,
 )
-from gpuvirt.model.reasons import Reason, Seen, nativerefusals, refusals
+from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.model.reasons.reason import driver_link
 
 NO_OVERRIDE = b"\n"
@@ -72,7 +72,7 @@ def clear_override(kernel: Kernel, step: ClearOverride) -> None:
     elif found is not None and not isinstance(found, str):
         raise RefusedError(refusals.unread(step.address, found))
     elif found not in {None, "", UNSET, *step.desired} and step.required:
-        raise RefusedError(nativerefusals.pinned(step.address, str(found), by_driverctl=False))
+        raise RefusedError(refusals.pinned(step.address, str(found), by_driverctl=False))
 
 
 def unlock(kernel: Kernel, step: Unlock) -> None:

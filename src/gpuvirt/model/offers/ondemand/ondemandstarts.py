@@ -18,8 +18,8 @@ from gpuvirt.model.allocation.ondemandids import vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.allocation.recordednodes import foreign_nodes, own_nodes
 from gpuvirt.model.inventory.inventory import Inventory, Vgpu
-from gpuvirt.model.reasons import Reason, Seen, refusals, unhealthy
-from gpuvirt.model.reasons.unhealthy import CHECKPOINT
+from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
+from gpuvirt.model.reasons.notoffered import CHECKPOINT
 
 
 def started(
@@ -115,4 +115,4 @@ def _not_recorded(device: str, why: str) -> Reason:
     """The kubelet's record has to name the vGPU with which a container starts."""
     message = "can't be used by its container: the kubelet's record does not assign this vGPU to the container"
     fix = "delete the pod; a Deployment or a Job creates it again"
-    return unhealthy.not_recorded(device, message, fix, Seen(CHECKPOINT, why))
+    return notoffered.not_recorded(device, message, fix, Seen(CHECKPOINT, why))

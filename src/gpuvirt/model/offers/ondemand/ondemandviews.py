@@ -14,7 +14,7 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Named
 from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
 from gpuvirt.model.offers.view import DeviceView
-from gpuvirt.model.reasons import Reason, unhealthy
+from gpuvirt.model.reasons import Reason, notoffered
 
 
 def devices(
@@ -63,7 +63,7 @@ def _given(inventory: Inventory, entry: Entry, vfio_nodes: VfioNodes) -> DeviceV
 
 def _gone(entry: Entry) -> Reason:
     vgpu = entry.target.id
-    return unhealthy.device_gone(vgpu, MDEVS if is_mdev_uuid(vgpu) else PCI_DEVICES)
+    return notoffered.device_gone(vgpu, MDEVS if is_mdev_uuid(vgpu) else PCI_DEVICES)
 
 
 def candidate_of(inventory: Inventory, entry: Entry) -> Candidate | None:
