@@ -20,7 +20,7 @@ from gpuvirt.agent.agent import Agent
 from gpuvirt.agent.change.changehost import ChangeHost
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import run
-from gpuvirt.agent.store import desiredstatestore
+from gpuvirt.agent.store import agentstate
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.gpumodes import DesiredMode
@@ -115,7 +115,7 @@ def options_of(kernel: SimKernel, folder: Path) -> NodeOptions:
         settings=Settings(mode=DesiredMode.VGPU),
         ids=PciIds((pciids.shipped(),)),
         node_name=NodeName("node01"),
-        desired_state=folder / desiredstatestore.FILE,
+        desired_state=folder / agentstate.DESIRED_FILE,
         change_host=change_host_of(kernel, folder),
     )
 

@@ -88,7 +88,7 @@ IDENTITY = frozenset(
         "agent/kubelet/recordedallocations.py",
         "agent/change/gate/damageage.py",
         "agent/shares/specfiles.py",
-        "agent/store/tenancyfile.py",
+        "agent/store/persisted.py",
         "web/certificates.py",
     }
 )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuvirt import __version__
 from gpuvirt.agent.known import snapshot
-from gpuvirt.agent.store import ledgerstore
+from gpuvirt.agent.store import agentstate
 from gpuvirt.cli.output import render
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
@@ -99,7 +99,7 @@ def test_devices_without_an_agent_use_names_and_allocations_of_the_ledger(
         consumer=Consumer(namespace="default", pod="vm-a"),
     )
     (tmp_path / place).parent.mkdir(parents=True)
-    (tmp_path / place).write_bytes(ledgerstore.encode(Ledger((entry,), {"10de:2236": "OLD"})))
+    (tmp_path / place).write_bytes(agentstate.LEDGER.encode(Ledger((entry,), {"10de:2236": "OLD"})))
     done = ran("devices", "--host-root", str(host), "--kubelet-dir", str(tmp_path / "kubelet"), environment=WIDE)
     assert done.returncode == 0, done.stderr
     assert re.search(r"0000:65:00.0 .* pod default/vm-a +nvidia.com/OLD", done.stdout)

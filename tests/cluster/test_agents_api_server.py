@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from lab.cluster.cluster import Cluster
 
-from gpuvirt.agent.store import desiredstatestore
+from gpuvirt.agent.store import agentstate
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.collection import Collection
@@ -102,7 +102,7 @@ def test_a_restarted_agent_keeps_the_desired_state_it_observed(node: LabNode, ap
 
     def kept(host: Path) -> NodeRequest | None:
         path = host / "var/lib/gpuvirt/desired.json"
-        return desiredstatestore.decode(path.read_bytes()).value.vgpu if path.exists() else None
+        return agentstate.DESIRED.decode(path.read_bytes()).value.vgpu if path.exists() else None
 
     with node.simulated_host("2xA10") as host:
         with node.agent(options=options):

@@ -10,7 +10,7 @@ import yaml
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME
 
-from gpuvirt.agent.store import desiredstatestore
+from gpuvirt.agent.store import agentstate
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from tests.cluster.clusterlab import LabNode, PodRequest, devices_of
 from tests.cluster.labnamespace import PATIENCE_S
@@ -114,7 +114,7 @@ def test_an_agent_in_a_pod_follows_its_node_with_its_own_roles(node: LabNode, im
         kept = host / "var/lib/gpuvirt/desired.json"
 
         def desired() -> NodeRequest | None:
-            return desiredstatestore.decode(kept.read_bytes()).value.vgpu if kept.exists() else None
+            return agentstate.DESIRED.decode(kept.read_bytes()).value.vgpu if kept.exists() else None
 
         node.until(
             lambda: (

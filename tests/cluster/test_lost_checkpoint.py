@@ -6,7 +6,7 @@ import pytest
 from lab.cluster.cluster import KUBELET_ROOT
 from lab.cluster.settings import NODE
 
-from gpuvirt.agent.store.recordhistorystore import FILE
+from gpuvirt.agent.store.agentstate import HISTORY_FILE
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.devices.nvidia import gpu_uuid
@@ -52,7 +52,7 @@ def test_no_gpu_is_bound_while_a_pod_has_one_that_the_kubelet_has_forgotten(node
             node.until(lambda: node.status("cuda").phase == "Running", lambda: str(node.status("cuda")))
         is_for(node, "container")
         with node.agent("workload_label: true", asks):
-            history = node.host / "var/lib/gpuvirt" / FILE
+            history = node.host / "var/lib/gpuvirt" / HISTORY_FILE
             node.until(history.exists, lambda: "the agent has not read the checkpoint")
             forget_devices(node)
             if registers:

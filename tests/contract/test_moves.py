@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuvirt.agent.change.gate.gate import UnitBusyError
 from gpuvirt.agent.change.inputs import Inputs
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.access.kernel import Kernel
@@ -69,13 +69,16 @@ def mover(host: Host, tmp_path: Path) -> Mover:
 def test_a_gpu_and_its_audio_function_move_to_vfio_and_back(mover: Mover) -> None:
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
-    assert originaldrivers.read(mover.change_host.original_drivers).drivers == {GPU: "nvidia", AUDIO: "snd_hda_intel"}
+    assert hostfiles.journal(mover.change_host.original_drivers).value.drivers == {
+        GPU: "nvidia",
+        AUDIO: "snd_hda_intel",
+    }
     mover.steps.clear()
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.steps == []
     assert mover.move(DesiredDriver.NATIVE, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
-    assert originaldrivers.read(mover.change_host.original_drivers).drivers == {}
+    assert hostfiles.journal(mover.change_host.original_drivers).value.drivers == {}
 
 
 def test_a_gpu_without_a_native_driver_is_never_reported_as_returned(mover: Mover) -> None:

@@ -23,7 +23,7 @@ from gpuvirt.agent.known.kubeletrecord import KubeletRecord
 from gpuvirt.agent.kubelet.accountwatch import AccountWatch
 from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.agent.options import NodeOptions
-from gpuvirt.agent.store.recordhistorystore import history_store
+from gpuvirt.agent.store.agentstate import history_store
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.facts.nodes import unread_node

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.store import ledgerstore
+from gpuvirt.agent.store import agentstate
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.allocation.ledger import Entry, Ledger
@@ -80,7 +80,7 @@ def test_the_agents_ledger_counts_for_allocations_that_no_kubelet_reports(tmp_pa
     ledger = kubelet / "device-plugins/gpuvirt/ledger.json"
     with mount(tmp_path / "host", "4xRTX2060"), kubelet_with_pod(kubelet, resource, OTHER_RTX):
         ledger.parent.mkdir()
-        ledger.write_bytes(ledgerstore.encode(Ledger((entry,))))
+        ledger.write_bytes(agentstate.LEDGER.encode(Ledger((entry,))))
         done = shell(command, tmp_path)
         assert (done.returncode, driver(tmp_path, RTX)) == (1, "vfio-pci")
         assert "a pod that is being admitted" in " ".join(done.stdout.split())

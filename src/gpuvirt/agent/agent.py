@@ -37,7 +37,7 @@ from gpuvirt.agent.reconcile.podaccount import PodAccount
 from gpuvirt.agent.reconcile.reports import Reports
 from gpuvirt.agent.shares.gpuclaims import GatedGpus
 from gpuvirt.agent.shares.nodeshares import NodeShares
-from gpuvirt.agent.store import tenancyfile
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.loops.cell import Cell
@@ -90,7 +90,7 @@ class Agent:
         return NodeState(
             self._options.terms(agent, uuid.uuid4().hex[:8]),
             ledger,
-            TenancyKeeper(tenancyfile.beside(self._options.ledger), ledger, self._with_gpus),
+            TenancyKeeper(hostfiles.tenancies_beside(self._options.ledger), ledger, self._with_gpus),
             lambda: self.shares.given if self.shares is not None else None,
             desired.good_configs,
             desired.enforcement,

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from gpuvirt.agent.options import NodeOptions
-from gpuvirt.agent.store.desiredstatestore import DesiredStateStore
-from gpuvirt.agent.store.ledgerstore import ledger_store
+from gpuvirt.agent.store.agentstate import DesiredStateStore, ledger_store
 from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.node.desirednode import DesiredNode
 from gpuvirt.model.reasons import Reason

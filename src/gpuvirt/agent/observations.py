@@ -14,7 +14,7 @@ from gpuvirt.agent.reconcile.gatewatch import GateWatch
 from gpuvirt.agent.reconcile.operands import Operands
 from gpuvirt.agent.reconcile.podaccount import PodAccount
 from gpuvirt.agent.reconcile.reports import Reports
-from gpuvirt.agent.store.desiredstatestore import DesiredStateStore
+from gpuvirt.agent.store.agentstate import DesiredStateStore
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.facts.snapshot import Facts

@@ -34,7 +34,7 @@ from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.agent.shares.podends import Accounts
 from gpuvirt.agent.shares.shareallocator import Dependencies
 from gpuvirt.agent.shares.specfiles import SpecFiles
-from gpuvirt.agent.store.recordhistorystore import history_store
+from gpuvirt.agent.store.agentstate import history_store
 from gpuvirt.clock import Clock
 from gpuvirt.facts.mps import FOLDER, PIPES
 from gpuvirt.facts.nodes import ReadNode, unread_node

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.agent.allocation.allocator import AllocationRefusedError
-from gpuvirt.agent.store import desiredstatestore
+from gpuvirt.agent.store import agentstate
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.nodes import unread_node
 from gpuvirt.facts.sysfs import MDEVS
@@ -158,7 +158,7 @@ async def test_a_vgpu_that_is_made_again_after_a_reboot_is_listed_as_healthy_unt
         vgpu = min(made, key=lambda live: str(live.group)).id  # it is made first in the next boot, too
         admit(before, T4_4Q, vgpu)
         await before.report_account()
-    (tmp_path / desiredstatestore.FILE).unlink()  # the agent learns from the API server what is desired
+    (tmp_path / agentstate.DESIRED_FILE).unlink()  # the agent learns from the API server what is desired
     async with running_node(one_t4(boots=1), tmp_path, VGPU) as node:
         assert of(node.kernel, FIRST) == []
         assert node.offered[T4_4Q] == {vgpu: True}

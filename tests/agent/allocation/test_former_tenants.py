@@ -5,13 +5,10 @@ import fcntl
 from pathlib import Path
 
 import pytest
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from gpuvirt.agent.change.steps.leasing import RefusedError
-from gpuvirt.agent.store import ledgerstore, tenancyfile
-from gpuvirt.agent.store.ledgerstore import decode
-from gpuvirt.agent.store.stateformat import Stored
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import DeviceId, PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.tenancy import TenancyState, TenantKind, tenant
@@ -140,9 +137,8 @@ async def test_no_vgpu_is_given_of_a_gpu_that_a_vm_had_whole_without_a_reset(
     async with running_node(kernel, tmp_path) as node:
         await report_account(node)
         assert node.offered[name][vgpu]
-    file = tenancyfile.TenancyFile(tmp_path / tenancyfile.NAME)
-    found = file.read().stored.value
-    file.update(found.boot_id, lambda records: records.with_tenants({gpu: tenant(TenantKind.VM)}))
+    file = hostfiles.tenancies(tmp_path / hostfiles.TENANCIES)
+    file.update(lambda records: records.with_tenants({gpu: tenant(TenantKind.VM)}))
     async with running_node(kernel, tmp_path) as node:
         await report_account(node)
         assert not node.offered[name][vgpu]
@@ -155,19 +151,18 @@ async def test_no_vgpu_is_given_of_a_gpu_that_a_vm_had_whole_without_a_reset(
 async def test_shares_are_claimed_only_of_gpus_without_the_memory_of_a_vm(simulated: Simulated, tmp_path: Path) -> None:
     gpu, unit = PciAddress("0000:02:00.0"), DeviceId("u7")
     kernel, uuid = without_reset(simulated("vm-2xV100"), gpu), GpuId(gpu_uuid(gpu))
-    file = tenancyfile.TenancyFile(tmp_path / tenancyfile.NAME)
+    file = hostfiles.tenancies(tmp_path / hostfiles.TENANCIES)
     claimed: list[TenantKind | None] = []
 
     def record() -> None:
-        claimed.append(file.read().stored.value.of(gpu).kind)  # type: ignore[union-attr]
+        claimed.append(file.value.of(gpu).kind)  # type: ignore[union-attr]
 
     async with running_node(kernel, tmp_path, Settings(mode=DesiredMode.SHARED)) as node:
         await report_account(node)
         node.agent.gpu_claims.claim([uuid], unit, record)
         assert claimed == [TenantKind.NATIVE], "the tenant is on disk before the share is recorded"
         node.agent.gpu_claims.claim([uuid], unit, record)
-        found = file.read().stored.value
-        file.update(found.boot_id, lambda records: records.with_tenants({gpu: tenant(TenantKind.VM)}))
+        file.update(lambda records: records.with_tenants({gpu: tenant(TenantKind.VM)}))
         with pytest.raises(RefusedError) as refused:
             node.agent.gpu_claims.claim([uuid], unit, record)
         assert refused.value.reason.code is ReasonCode.NO_RESET
@@ -175,11 +170,11 @@ async def test_shares_are_claimed_only_of_gpus_without_the_memory_of_a_vm(simula
 
 
 def test_no_tenant_is_recorded_while_another_process_keeps_the_lock_of_the_file(tmp_path: Path) -> None:
-    file = tenancyfile.TenancyFile(tmp_path / tenancyfile.NAME)
-    with (tmp_path / f".{tenancyfile.NAME}.lock").open("w") as lock:
+    file = hostfiles.tenancies(tmp_path / hostfiles.TENANCIES)
+    with (tmp_path / f".{hostfiles.TENANCIES}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(BlockingIOError):
-            file.update(None, lambda found: found.with_tenants({FIRST: tenant(TenantKind.VM)}))
+            file.update(lambda records: records.with_tenants({FIRST: tenant(TenantKind.VM)}))
         assert not file.path.exists()
 
 
@@ -190,9 +185,9 @@ def test_a_command_returns_no_gpu_to_the_host_with_the_memory_of_a_vm(
     kernel = without_reset(simulated("2xA10"))
     change_host = change_host_in(tmp_path, kernel, SimTools(kernel))
     folder = change_host.device_plugins / "gpuvirt" if plugin_only else tmp_path
-    records = tenancyfile.TenancyFile(folder / tenancyfile.NAME)
+    records = hostfiles.tenancies(folder / hostfiles.TENANCIES)
     boot_id = scan(kernel).platform.boot_id
-    records.update(boot_id, lambda found: found.with_tenants({FIRST: tenant(TenantKind.VM)}))
+    records.update(lambda records: records.of_boot(boot_id).with_tenants({FIRST: tenant(TenantKind.VM)}))
     unit = build_inventory(scan(kernel)).gpus[FIRST].unit
     (reason,) = change_drivers(change_host, unit, {FIRST: DesiredDriver.NATIVE})
     assert reason.code is ReasonCode.NO_RESET
@@ -205,10 +200,10 @@ def test_a_command_returns_no_gpu_to_the_host_with_the_memory_of_a_vm(
 def test_a_command_records_that_vfio_has_reset_the_gpu_that_it_returns(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     change_host, boot_id = change_host_in(tmp_path, kernel, SimTools(kernel)), scan(kernel).platform.boot_id
-    change_host.tenancies.update(boot_id, lambda found: found.with_tenants({FIRST: tenant(TenantKind.VM)}))
+    change_host.tenancies.update(lambda records: records.of_boot(boot_id).with_tenants({FIRST: tenant(TenantKind.VM)}))
     unit = build_inventory(scan(kernel)).gpus[FIRST].unit
     assert change_drivers(change_host, unit, {FIRST: DesiredDriver.NATIVE}) == ()
-    last = change_host.tenancies.read().stored.value.of(FIRST)
+    last = change_host.tenancies.value.of(FIRST)
     assert last is not None
     assert last.state is TenancyState.CLEAN
 
@@ -306,7 +301,7 @@ async def test_a_lost_file_of_tenants_makes_all_tenants_of_the_boot_unknown(
     kernel = without_reset(without_reset(simulated("2xA10")), SECOND)
     async with running_node(kernel, tmp_path) as node:
         await report_account(node)
-    file = tmp_path / tenancyfile.NAME
+    file = tmp_path / hostfiles.TENANCIES
     if torn:
         file.write_bytes(file.read_bytes()[:-20])
     else:
@@ -328,7 +323,7 @@ async def test_a_damaged_file_of_an_earlier_boot_is_no_loss(simulated: Simulated
     kernel = without_reset(simulated("2xA10"))
     async with running_node(kernel, tmp_path) as node:
         await allocate_and_end(node, A10, FIRST)
-    (tmp_path / tenancyfile.NAME).write_bytes(b"")
+    (tmp_path / hostfiles.TENANCIES).write_bytes(b"")
     kernel.reboot_id()
     async with running_node(kernel, tmp_path) as node:
         await report_account(node)
@@ -342,15 +337,15 @@ async def test_a_tenant_that_a_command_has_recorded_before_the_first_agent_of_a_
     async with running_node(kernel, tmp_path) as node:
         await report_account(node)
     kernel.reboot_id()
-    file, boot_id = tenancyfile.TenancyFile(tmp_path / tenancyfile.NAME), scan(kernel).platform.boot_id
-    file.update(boot_id, lambda records: records.with_tenants({FIRST: tenant(TenantKind.VM)}))
+    file, boot_id = hostfiles.tenancies(tmp_path / hostfiles.TENANCIES), scan(kernel).platform.boot_id
+    file.update(lambda records: records.of_boot(boot_id).with_tenants({FIRST: tenant(TenantKind.VM)}))
     async with running_node(kernel, tmp_path) as node:
         await report_account(node)
         assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
 
 
 async def test_a_tenant_of_the_same_kind_is_not_written_again(simulated: Simulated, tmp_path: Path) -> None:
-    file = tenancyfile.TenancyFile(tmp_path / tenancyfile.NAME)
+    file = hostfiles.tenancies(tmp_path / hostfiles.TENANCIES)
     async with running_node(simulated("2xA10"), tmp_path) as node:
         await allocate_and_end(node, A10, FIRST)
         version = file.version()
@@ -362,10 +357,10 @@ async def test_a_file_that_is_deleted_under_the_agent_is_written_again(simulated
     kernel = without_reset(simulated("2xA10"))
     async with running_node(kernel, tmp_path) as node:
         await allocate_and_end(node, A10, FIRST)
-        (tmp_path / tenancyfile.NAME).unlink()
+        (tmp_path / hostfiles.TENANCIES).unlink()
         await report_account(node)
         assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
-        assert (tmp_path / tenancyfile.NAME).exists()
+        assert (tmp_path / hostfiles.TENANCIES).exists()
 
 
 async def test_the_tenant_is_on_disk_before_the_kubelet_has_its_answer(simulated: Simulated, tmp_path: Path) -> None:
@@ -374,10 +369,10 @@ async def test_the_tenant_is_on_disk_before_the_kubelet_has_its_answer(simulated
         await report_account(node)
         ledger = (tmp_path / "ledger.json").read_bytes()
         node.allocate(A10, [FIRST])
-        tenancies = (tmp_path / tenancyfile.NAME).read_bytes()
+        tenancies = (tmp_path / hostfiles.TENANCIES).read_bytes()
     # The agent is killed right after the answer: nothing that it wrote later is there. The pod ends before it is back.
     (tmp_path / "ledger.json").write_bytes(ledger)
-    (tmp_path / tenancyfile.NAME).write_bytes(tenancies)
+    (tmp_path / hostfiles.TENANCIES).write_bytes(tenancies)
     async with running_node(kernel, tmp_path) as node:
         await report_account(node)
         assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
@@ -389,16 +384,16 @@ async def test_a_gpu_without_a_reset_is_not_given_while_its_tenant_cant_be_recor
     kernel = without_reset(simulated("2xA10"))
     async with running_node(kernel, tmp_path) as node:
         await report_account(node)
-        (tmp_path / f".{tenancyfile.NAME}.new").mkdir()
+        (tmp_path / f".{hostfiles.TENANCIES}.new").mkdir()
         assert node.refused(A10, [FIRST]) is ReasonCode.TENANCIES_NOT_WRITTEN
         assert node.allocate(A10, [SECOND]), "the kernel can reset it, so its tenant does not matter"
         await report_account(node)
         assert ReasonCode.TENANCIES_NOT_WRITTEN in noted(node)
-        (tmp_path / f".{tenancyfile.NAME}.new").rmdir()
+        (tmp_path / f".{hostfiles.TENANCIES}.new").rmdir()
         await report_account(node)
         assert ReasonCode.TENANCIES_NOT_WRITTEN not in noted(node)
         assert node.allocate(A10, [FIRST])
-    records = tenancyfile.TenancyFile(tmp_path / tenancyfile.NAME).read().stored.value
+    records = hostfiles.tenancies(tmp_path / hostfiles.TENANCIES).value
     assert records.of(SECOND).state is TenancyState.TENANT  # type: ignore[union-attr]
 
 
@@ -409,7 +404,7 @@ async def test_no_share_is_given_of_a_gpu_without_a_reset_while_its_tenant_cant_
     kernel, claimed = without_reset(simulated("vm-2xV100"), first), list[PciAddress]()
     async with running_node(kernel, tmp_path, Settings(mode=DesiredMode.SHARED)) as node:
         await report_account(node)
-        (tmp_path / f".{tenancyfile.NAME}.new").mkdir()
+        (tmp_path / f".{hostfiles.TENANCIES}.new").mkdir()
         claims = node.agent.gpu_claims
         with pytest.raises(RefusedError) as refused:
             claims.claim([GpuId(gpu_uuid(first))], DeviceId("u1"), lambda: claimed.append(first))
@@ -448,36 +443,4 @@ async def test_an_init_container_is_another_tenant_where_starts_of_pods_cant_be_
         node.recorded.started = None
         node.allocate(A10, [FIRST])
         node.write(A10, FIRST, uid="uid-of-vm-a", container="init")
-        assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
-
-
-# Upgrades and downgrades.
-
-
-async def test_the_ledger_of_an_older_version_has_the_tenants(simulated: Simulated, tmp_path: Path) -> None:
-    kernel = without_reset(without_reset(simulated("2xA10")), SECOND)
-    async with running_node(kernel, tmp_path) as node:
-        await allocate_and_end(node, A10, FIRST)
-    (tmp_path / tenancyfile.NAME).unlink()
-    ledger = decode((tmp_path / "ledger.json").read_bytes()).value
-    assert FIRST in ledger.former
-    older = replace(ledger, tenancies_of=UNSET)
-    (tmp_path / "ledger.json").write_bytes(ledgerstore.encode(*Stored(older)))
-    async with running_node(kernel, tmp_path) as node:
-        await report_account(node)
-        assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
-        assert node.allocate(A10, [SECOND]), "a GPU without a record is judged as before, until the next boot"
-
-
-async def test_a_tenant_that_an_older_version_has_recorded_meanwhile_counts(
-    simulated: Simulated, tmp_path: Path
-) -> None:
-    kernel = without_reset(simulated("2xA10"))
-    async with running_node(kernel, tmp_path) as node:
-        await report_account(node)
-        before = (tmp_path / tenancyfile.NAME).read_bytes()
-        await allocate_and_end(node, A10, FIRST)
-    (tmp_path / tenancyfile.NAME).write_bytes(before)
-    async with running_node(kernel, tmp_path) as node:
-        await report_account(node)
         assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from gpuvirt.agent.change.changehost import ChangeHost
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware.access.tools import ToolError
@@ -107,7 +107,7 @@ class Host:
         else:
             assert self.drivers() == {(None, None)}
             assert self.locked() == []
-        journal = originaldrivers.read(self.change_host.original_drivers)
+        journal = hostfiles.journal(self.change_host.original_drivers).value
         assert journal.changes == {}
         assert desired_driver is DesiredDriver.PASSTHROUGH or journal.overrides.keys().isdisjoint(self.functions())
 
@@ -276,7 +276,7 @@ def test_another_driver_of_modules_alias_replaces_a_missing_recorded_driver(tmp_
     assert moved(host, DesiredDriver.NATIVE) == []
     assert driver(host, A10) == "nvidia"
     assert host.tools.loaded == ["nvidia"], "before the unbind, by modprobe with the GPU's modalias"
-    assert originaldrivers.read(host.change_host.original_drivers).drivers == {}
+    assert hostfiles.journal(host.change_host.original_drivers).value.drivers == {}
 
 
 def test_a_module_that_needs_a_free_gpu_is_loaded_again_after_the_unbind(t4: Host) -> None:
@@ -363,7 +363,7 @@ async def test_a_gpu_has_its_driver_back_after_a_kill_during_sriov_manage(
     async with running_node(host.kernel, tmp_path, Settings(modes={gpu: mode}), tools=host.tools) as node:
         await settled(node)
         assert driver(host, gpu) == "nvidia"
-    assert originaldrivers.read(host.change_host.original_drivers).changes == {}
+    assert hostfiles.journal(host.change_host.original_drivers).value.changes == {}
 
 
 def l40s(folder: Path) -> tuple[Host, PciAddress]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.agent.change.steps.changerecord import ChangeRecord
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.sysfs import DRIVERS_PROBE, driver_path
 from gpuvirt.model.allocation.allocations import Unknown
@@ -61,7 +61,7 @@ def test_a_rollback_that_is_refused_is_reported(unit: HostUnit) -> None:
     reasons = change_drivers(unit.change_host, unit.id, {GPU: DesiredDriver.PASSTHROUGH}, NOBODY, report)
     assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED, ReasonCode.FELL_OFF_BUS]
     assert unit.driver is None
-    assert GPU in originaldrivers.read(unit.change_host.original_drivers).changes
+    assert GPU in hostfiles.journal(unit.change_host.original_drivers).value.changes
 
 
 def test_a_rollback_that_fails_is_reported(unit: HostUnit) -> None:
@@ -70,7 +70,7 @@ def test_a_rollback_that_fails_is_reported(unit: HostUnit) -> None:
     assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED] * 2
     assert len({reason.text for reason in reasons}) == 2
     assert unit.driver is None
-    assert GPU in originaldrivers.read(unit.change_host.original_drivers).changes
+    assert GPU in hostfiles.journal(unit.change_host.original_drivers).value.changes
 
 
 def test_a_rollback_goes_on_while_the_allocations_are_unknown(unit: HostUnit) -> None:
@@ -92,7 +92,7 @@ def test_a_gpu_that_keeps_its_vfio_driver_has_no_started_change(unit: HostUnit) 
     refuse_writes(unit, driver_path("vfio-pci", "unbind"))
     (reason,) = change_drivers(unit.change_host, unit.id, {GPU: DesiredDriver.NATIVE})
     assert (reason.code, unit.driver) == (ReasonCode.STEP_FAILED, "vfio-pci")
-    assert originaldrivers.read(unit.change_host.original_drivers).changes == {}
+    assert hostfiles.journal(unit.change_host.original_drivers).value.changes == {}
 
 
 def test_a_gpu_that_had_no_driver_is_not_rolled_back(unit: HostUnit) -> None:
@@ -101,7 +101,7 @@ def test_a_gpu_that_had_no_driver_is_not_rolled_back(unit: HostUnit) -> None:
     (reason,) = to_passthrough(unit)
     assert (reason.code, unit.driver) == (ReasonCode.STEP_FAILED, None)
     assert not any(isinstance(step, RollBack) for step in unit.taken)
-    assert GPU in originaldrivers.read(unit.change_host.original_drivers).changes
+    assert GPU in hostfiles.journal(unit.change_host.original_drivers).value.changes
 
 
 def recorded(unit: HostUnit) -> tuple[ChangeRecord, DriverJournal]:
@@ -109,7 +109,7 @@ def recorded(unit: HostUnit) -> tuple[ChangeRecord, DriverJournal]:
     state = driver_state(unit.change_host)
     journal = DriverJournal({GPU: "nvidia"}, {}, {GPU: StartedChange(True, "nvidia")}, state.journal.boot_id)
     path = unit.change_host.original_drivers
-    originaldrivers.update(path, lambda _: journal)
+    hostfiles.journal(path).update(lambda _: journal)
     return ChangeRecord(unit.kernel, path, state.inventory.facts.functions, journal), journal
 
 
@@ -117,21 +117,21 @@ def test_a_started_change_of_a_function_without_a_driver_stays_recorded(unit: Ho
     record, journal = recorded(unit)
     unit.kernel.rebind(GPU, None)
     record.settle(DriverPlan(unit.id), [GPU])
-    assert originaldrivers.read(record.path) == journal
+    assert hostfiles.journal(record.path).value == journal
     unit.kernel.rebind(GPU, "vfio-pci")
     record.settle(DriverPlan(unit.id), [GPU])
-    assert originaldrivers.read(record.path) == replace(journal, changes={})
+    assert hostfiles.journal(record.path).value == replace(journal, changes={})
 
 
 def test_the_native_driver_of_a_function_on_vfio_stays_recorded_without_its_override(unit: HostUnit) -> None:
     unit.kernel.rebind(GPU, "vfio-pci")
     record, journal = recorded(unit)
     record.settle(DriverPlan(unit.id, steps=(ClearOverride(GPU, ours=frozenset({"vfio-pci"})),)))
-    assert originaldrivers.read(record.path).drivers == journal.drivers
+    assert hostfiles.journal(record.path).value.drivers == journal.drivers
 
 
 def test_a_failed_change_does_not_record_again_what_other_units_have_finished(unit: HostUnit) -> None:
     record, _ = recorded(unit)
-    originaldrivers.update(record.path, lambda journal: replace(journal, changes={}))
+    hostfiles.journal(record.path).update(lambda journal: replace(journal, changes={}))
     record.keep(DriverPlan(unit.id), ())
-    assert originaldrivers.read(record.path).changes == {}
+    assert hostfiles.journal(record.path).value.changes == {}

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.agent.change.changehost import ChangeHost
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.pci import GRACE_DRIVER
 from gpuvirt.hardware.access.tools import HostTools, ToolError
@@ -255,7 +255,7 @@ def test_the_original_driver_stays_recorded(t4: PlannedHost) -> None:
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
     t4.kernel.rebind(T4[2], None)
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
-    assert originaldrivers.read(t4.change_host.original_drivers).drivers == {T4[2]: "nvidia"}
+    assert hostfiles.journal(t4.change_host.original_drivers).value.drivers == {T4[2]: "nvidia"}
 
 
 def test_a_gpu_returns_to_its_native_driver_with_a_damaged_record(t4: PlannedHost) -> None:
@@ -272,7 +272,7 @@ def test_a_driver_that_does_not_bind_is_a_failure_and_the_change_is_rolled_back(
     assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED]
     assert "no driver; expected: driver" in str(reasons[0].seen)
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
-    assert originaldrivers.read(t4.change_host.original_drivers).drivers == {}
+    assert hostfiles.journal(t4.change_host.original_drivers).value.drivers == {}
 
 
 def test_modprobe_of_a_real_host_reports_its_failure(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from gpuvirt.agent.change.gate.gate import UnitBusyError
 from gpuvirt.agent.change.steps.changes import Change, Changes, by_hand
 from gpuvirt.agent.change.steps.vgpusteps import Run
 from gpuvirt.agent.change.unitchange import apply
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware.scan import scan
@@ -235,7 +235,7 @@ def test_an_unmapped_id_that_the_plan_knew_keeps_no_override_of_a_killed_change(
     unit.kernel.pci.functions[A10].override = "vfio-pci"
     boot_id = driver_state(unit.change_host).journal.boot_id
     journal = DriverJournal(overrides={A10: "vfio-pci"}, boot_id=boot_id)
-    originaldrivers.update(unit.change_host.original_drivers, lambda _: journal)
+    hostfiles.journal(unit.change_host.original_drivers).update(lambda _: journal)
     known = inputs(ask=lambda _: PodAllocations(unmapped=(OF_A_POD,)))
     assert change_drivers(unit.change_host, unit.id, {A10: DesiredDriver.NATIVE}, known) == ()
     assert unit.kernel.pci.functions[A10].override is None

@@ -11,7 +11,7 @@ from gpuvirt.agent.kubelet.accountwatch import AccountWatch
 from gpuvirt.agent.kubelet.hostaccount import AccountUnknownError, read_account
 from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.agent.loops.intervals import Intervals
-from gpuvirt.agent.store.recordhistorystore import FILE, FORMAT, read_history
+from gpuvirt.agent.store.agentstate import HISTORY, HISTORY_FILE, read_history
 from gpuvirt.clock import RealClock, Signal
 from gpuvirt.facts.ids import BootId, DeviceId, PodUid, ResourceName
 from gpuvirt.facts.nodes import unread_node
@@ -37,9 +37,9 @@ class Agent:
         self.hurried, self.hurries = Signal(), False
         self.account: KubeletAccount | None = None
         self.problem: Reason | None = None
-        history = FORMAT.decode(disk.read_bytes()).value if disk.exists() else RecordHistory()
+        history = HISTORY.decode(disk.read_bytes()).value if disk.exists() else RecordHistory()
         self.recorded = RecordedAllocations(
-            kubelet.paths, unread_node, history, boot, lambda now: disk.write_bytes(FORMAT.encode(now))
+            kubelet.paths, unread_node, history, boot, lambda now: disk.write_bytes(HISTORY.encode(now))
         )
         self.kubelets: Sequence[int] = RUNS
         self._watch = AccountWatch(
@@ -81,7 +81,7 @@ def proxy(kubelet: SimKubelet) -> PodRequests:
 
 async def test_a_kubelet_that_restarts_with_its_checkpoint_loses_nothing(short_path: Path) -> None:
     async with running(short_path / "k", RealClock()) as kubelet:
-        agent = Agent(kubelet, short_path / FILE)
+        agent = Agent(kubelet, short_path / HISTORY_FILE)
         await give(kubelet, GPU, [ID])
         for _ in range(2):
             assert await agent.read() is None
@@ -97,7 +97,7 @@ async def test_a_deleted_checkpoint_of_a_killed_kubelet_is_unknown(short_path: P
         await kubelet.stop()
         kubelet.paths.registration_socket.touch()
         kubelet.paths.checkpoint.unlink()
-        agent = Agent(kubelet, short_path / FILE)
+        agent = Agent(kubelet, short_path / HISTORY_FILE)
         agent.kubelets = DOWN
         assert "kubelet_internal_checkpoint" in (await agent.read() or "")
         with pytest.raises(AccountUnknownError, match="kubelet_internal_checkpoint"):
@@ -109,7 +109,7 @@ async def test_a_checkpoint_that_the_kubelet_lost_before_the_agent_started_is_un
         await give(kubelet, GPU, [ID])
         kubelet.paths.checkpoint.unlink()
         await kubelet.restart()
-        agent = Agent(kubelet, short_path / FILE)
+        agent = Agent(kubelet, short_path / HISTORY_FILE)
         assert "does not exist yet" in (await agent.read() or "")
         with pytest.raises(AccountUnknownError, match="does not exist yet"):
             await to_thread(read_account, RecordedAllocations(kubelet.paths), RUNS)
@@ -126,14 +126,14 @@ async def test_a_checkpoint_that_the_kubelet_lost_and_has_written_again_lacks_a_
 ) -> None:
     """The agent has read the record before, by its account watch alone: no Allocate and no step has."""
     async with running(short_path / "k", RealClock()) as kubelet:
-        agent = Agent(kubelet, short_path / FILE)
+        agent = Agent(kubelet, short_path / HISTORY_FILE)
         await give(kubelet, GPU, [ID])
         assert await agent.read() is None
         kubelet.paths.checkpoint.unlink()
         await kubelet.restart()
         await give_other(kubelet)
         if is_restarted:
-            agent = Agent(kubelet, short_path / FILE)
+            agent = Agent(kubelet, short_path / HISTORY_FILE)
         assert "lacks pods" in (await agent.read() or "")
         assert agent.account is not None
         assert (GPU, ID) in agent.account.devices, "the pod keeps its device"
@@ -151,13 +151,13 @@ async def test_a_checkpoint_that_the_kubelet_lost_and_has_written_again_lacks_a_
 
 async def test_a_missing_checkpoint_is_unknown_until_the_same_kubelet_writes_it_again(short_path: Path) -> None:
     async with running(short_path / "k", RealClock()) as kubelet:
-        agent = Agent(kubelet, short_path / FILE)
+        agent = Agent(kubelet, short_path / HISTORY_FILE)
         await give(kubelet, GPU, [ID])
         assert await agent.read() is None
         kubelet.paths.checkpoint.unlink()
         assert "is missing" in (await agent.read() or "")
         assert "is missing" in (await agent.ask_api_server(proxy_of_node()) or "x"), "no answer makes up for the record"
-        restarted = Agent(kubelet, short_path / FILE)
+        restarted = Agent(kubelet, short_path / HISTORY_FILE)
         assert "is missing" in (await restarted.read() or "")
         kubelet._write_checkpoint()
         assert await restarted.read() is None
@@ -167,7 +167,7 @@ async def test_a_missing_checkpoint_is_unknown_until_the_same_kubelet_writes_it_
 async def test_a_checkpoint_that_was_lost_before_it_was_read_with_a_pod_is_made_up_by_the_api(short_path: Path) -> None:
     """The kubelet forgets the pod at its next start, and would request the device for another one."""
     async with running(short_path / "k", RealClock()) as kubelet:
-        agent = Agent(kubelet, short_path / FILE)
+        agent = Agent(kubelet, short_path / HISTORY_FILE)
         await give_other(kubelet)
         assert await agent.read() is None
         await give(kubelet, GPU, [ID])
@@ -175,7 +175,7 @@ async def test_a_checkpoint_that_was_lost_before_it_was_read_with_a_pod_is_made_
         assert "is missing" in (await agent.read() or "")
         await kubelet.restart()
         await give_other(kubelet)
-        for reader in (agent, Agent(kubelet, short_path / FILE)):
+        for reader in (agent, Agent(kubelet, short_path / HISTORY_FILE)):
             assert await reader.read() is not None
             assert list(reader.recorded.lost()) == [(GPU, ID)]
             assert reader.account is not None
@@ -188,7 +188,7 @@ async def test_a_checkpoint_that_was_lost_before_it_was_read_with_a_pod_is_made_
 async def test_a_missing_checkpoint_is_known_again_when_no_pod_of_before_has_devices(short_path: Path) -> None:
     """Nothing registers any more, so the kubelet does not write it again: the agent must not wait for that."""
     async with running(short_path / "k", RealClock()) as kubelet:
-        agent = Agent(kubelet, short_path / FILE)
+        agent = Agent(kubelet, short_path / HISTORY_FILE)
         await kubelet.run_pod("proxy", Container("main", {}))
         await give(kubelet, GPU, [ID])
         assert await agent.read() is None
@@ -212,7 +212,7 @@ async def test_a_new_node_waits_for_the_pods_of_the_api_server(short_path: Path)
     async with running(short_path / "k", RealClock()) as kubelet:
         await kubelet.run_pod("proxy", Container("main", {}))
         kubelet.paths.checkpoint.unlink()
-        agent = Agent(kubelet, short_path / FILE)
+        agent = Agent(kubelet, short_path / HISTORY_FILE)
         assert "does not exist yet" in (await agent.read() or "")
         assert agent.problem is not None
         assert "kubectl get pods" in (agent.problem.fix or "")
@@ -231,14 +231,14 @@ async def test_a_pod_that_was_deleted_by_force_is_unknown_to_the_api_server(shor
         await give(kubelet, GPU, [ID])
         kubelet.paths.checkpoint.unlink()
         await kubelet.restart()
-        agent = Agent(kubelet, short_path / FILE)
+        agent = Agent(kubelet, short_path / HISTORY_FILE)
         await agent.read()
         assert kubelet.pods["cuda"].uid in (await agent.ask_api_server() or "")
 
 
 async def test_a_new_node_without_pods_needs_no_api_server(short_path: Path) -> None:
     async with running(short_path / "k", RealClock()) as kubelet:
-        agent = Agent(kubelet, short_path / FILE)
+        agent = Agent(kubelet, short_path / HISTORY_FILE)
         assert await agent.read() is None
         await kubelet.run_pod("proxy", Container("main", {}))
         kubelet.paths.checkpoint.unlink()
@@ -247,13 +247,13 @@ async def test_a_new_node_without_pods_needs_no_api_server(short_path: Path) -> 
 
 async def test_after_a_reboot_no_pod_of_before_runs(short_path: Path) -> None:
     async with running(short_path / "k", RealClock()) as kubelet:
-        agent = Agent(kubelet, short_path / FILE)
+        agent = Agent(kubelet, short_path / HISTORY_FILE)
         await give(kubelet, GPU, [ID])
         assert await agent.read() is None
         kubelet.paths.checkpoint.unlink()
         assert await agent.read() is not None
         shutil.rmtree(kubelet.paths.pods / kubelet.pods["cuda"].uid)
-        agent = Agent(kubelet, short_path / FILE, BootId("0b1e0000-0000-4000-8000-000000000002"))
+        agent = Agent(kubelet, short_path / HISTORY_FILE, BootId("0b1e0000-0000-4000-8000-000000000002"))
         assert await agent.read() is None
 
 

@@ -13,7 +13,7 @@ from gpuvirt.agent.known.kubeletrecord import KubeletRecord
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.loops.telemetry import Telemetry
 from gpuvirt.agent.options import NodeOptions
-from gpuvirt.agent.store import ledgerstore
+from gpuvirt.agent.store import agentstate
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
@@ -98,7 +98,7 @@ class Conclusions:
     def __init__(self, kernel: SimKernel) -> None:
         self.kernel = kernel
         self._now = SimClock()
-        self._stored = ledgerstore.encode(Ledger())
+        self._stored = agentstate.LEDGER.encode(Ledger())
         self._facts: Facts | None = None
         self._spec: GpuNodeSpec | None = None
         self._start(Ledger())
@@ -126,7 +126,7 @@ class Conclusions:
 
     def _conclude(self) -> None:
         self._view = self._state.decide(self._now.monotonic_s(), self._now.now())
-        self._stored = ledgerstore.encode(self._state.ledger.content)
+        self._stored = agentstate.LEDGER.encode(self._state.ledger.content)
 
     def pass_time(self, seconds: float) -> None:
         self._now._now_s += seconds
@@ -150,7 +150,7 @@ class Conclusions:
 
     def kill(self, torn: int | None) -> None:
         try:
-            ledger, _ = ledgerstore.decode(self._stored[:torn])
+            ledger, _ = agentstate.LEDGER.decode(self._stored[:torn])
         except DamagedError:
             ledger = Ledger()
         self._start(ledger)

@@ -1,8 +1,8 @@
 """States of an agent, as its files have them."""
 
-from gpuvirt.agent.store.desiredstatestore import KeptDesired
+from gpuvirt.agent.store.agentstate import KeptDesired
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, NodeName, PciAddress, ResourceName, VgpuId, VgpuType
-from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledger
+from gpuvirt.model.allocation.ledger import Consumer, Entry, Ledger
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt_sim.clock import BEGINNING
@@ -31,7 +31,8 @@ LEDGER = Ledger(
         ),
     ),
     first_names={"10de:2236": "GA102GL_A10"},
-    former={PciAddress(FIRST): FormerTenant(Consumer(namespace="default", pod="vm-b"), BootId("boot"))},
+    boot_id=BootId("b-1"),
+    tenancies_of=BootId("b-1"),
 )
 
 CONFIGS = ConfigText("version: v1\n", "ConfigMap gpuvirt/configs, key config.yaml")

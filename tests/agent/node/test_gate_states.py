@@ -12,7 +12,7 @@ from gpuvirt.agent.change.gate import gatepass
 from gpuvirt.agent.change.gate.gate import Gate, UnitBusyError, gate_at
 from gpuvirt.agent.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
 from gpuvirt.agent.change.steps.changes import Change, Changes, StalePlanError
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.podallocations import PodAllocations
@@ -197,12 +197,12 @@ async def test_the_gate_of_a_killed_change_opens_only_after_the_reconciler_has_f
     monkeypatch.setattr(Workers, "paced", True)
     kernel, gate, journal = simulated("2xA10"), Gate(tmp_path / "locks"), tmp_path / "drivers.json"
     started = DriverJournal(changes={GPU: StartedChange(to_vfio=False, driver="vfio-pci")})
-    originaldrivers.update(journal, lambda _: replace(started, boot_id=scan(kernel).platform.boot_id))
+    hostfiles.journal(journal).update(lambda _: replace(started, boot_id=scan(kernel).platform.boot_id))
     with draining(gate.folder):
         pass
     async with running_node(kernel, tmp_path) as node:
         unfinished = 0
-        while originaldrivers.read(journal).changes:
+        while hostfiles.journal(journal).value.changes:
             unfinished += 1
             assert gate.state(SLOT) not in ALLOCATABLE
             assert node.refused(A10, [GPU]) in {ReasonCode.UNIT_BUSY, ReasonCode.UNKNOWN_DEVICE}

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.agent.loops.intervals import Intervals
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.pci import Unread
@@ -368,11 +368,11 @@ def test_concurrent_updates_of_the_driver_record_lose_no_entry(tmp_path: Path) -
 
     def add(number: int) -> None:
         gpu = PciAddress(f"0000:{number:02x}:00.0")
-        originaldrivers.update(record, lambda before: replace(before, drivers={**before.drivers, gpu: "nvidia"}))
+        hostfiles.journal(record).update(lambda before: replace(before, drivers={**before.drivers, gpu: "nvidia"}))
 
     adding = [threading.Thread(target=add, args=(number,)) for number in range(32)]
     for thread in adding:
         thread.start()
     for thread in adding:
         thread.join()
-    assert len(originaldrivers.read(record).drivers) == 32
+    assert len(hostfiles.journal(record).value.drivers) == 32

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuvirt.agent.change import byhand, preflight
 from gpuvirt.agent.change.gate.gate import UnitBusyError, gate_at
 from gpuvirt.agent.change.observation import observe
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredVgpus
@@ -249,9 +249,9 @@ def test_a_started_change_of_a_gpu_stays_recorded_while_its_vf_changes(tmp_path:
     host = VgpuHost("2xFlex170", tmp_path)
     boot_id, path = scan(host.kernel).platform.boot_id, host.change_host.original_drivers
     started = {FLEX: StartedChange(True, "xe")}
-    originaldrivers.update(path, lambda journal: replace(journal.of_boot(boot_id), changes=started))
+    hostfiles.journal(path).update(lambda journal: replace(journal.of_boot(boot_id), changes=started))
     assert bind(host, scan(host.kernel).functions[FLEX].virtfns[0]) == []
-    assert originaldrivers.read(path).changes == started
+    assert hostfiles.journal(path).value.changes == started
 
 
 def test_a_vf_that_a_process_or_a_pod_uses_keeps_its_driver(tmp_path: Path) -> None:

@@ -2,15 +2,15 @@
 
 import errno
 import io
-import json
 from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.diagnosis.findings import Finding
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.setup import Setup, parts
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.access.kernel import Kernel
@@ -18,6 +18,7 @@ from gpuvirt.hardware.archives.hostcopy import copy_host
 from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.hardware.host.platform import read_setup
 from gpuvirt.hardware.scan import scan
+from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.paths import HostPath
@@ -120,9 +121,11 @@ def test_content_that_a_host_file_cannot_express_is_a_reported_loss(tmp_path: Pa
 
 def test_an_imported_function_has_its_recorded_original_driver(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
-    record = {"version": 1, "drivers": {"0000:65:00.0": "nouveau", "0000:ca:00.0": "../x", "0000:99:00.0": "x"}}
-    kernel.tree.place(originaldrivers.FILE, constant(json.dumps(record)))
-    more = {f"host{originaldrivers.FILE}": kernel.read(originaldrivers.FILE)}
+    journal = DriverJournal(
+        {PciAddress("0000:65:00.0"): "nouveau", PciAddress("0000:ca:00.0"): "../x", PciAddress("0000:99:00.0"): "x"}
+    )
+    kernel.tree.place(hostfiles.DRIVERS, File(read=lambda: hostfiles.JOURNAL_FORMAT.encode(journal)))
+    more = {f"host{hostfiles.DRIVERS}": kernel.read(hostfiles.DRIVERS)}
     made = import_host(ArchivedKernel(unpack(io.BytesIO(packed(copy_host(kernel), more)))), "a test")
     native = {slot.at: made.spec.boards[slot.board].functions[0].native_driver for slot in made.spec.slots}
     assert (native["0000:65:00.0"], native["0000:ca:00.0"]) == ("nouveau", "nvidia")
@@ -130,7 +133,7 @@ def test_an_imported_function_has_its_recorded_original_driver(simulated: Simula
 
 
 def test_a_damaged_driver_record_counts_as_absent(simulated: Simulated) -> None:
-    more = {f"host{originaldrivers.FILE}": b"{"}
+    more = {f"host{hostfiles.DRIVERS}": b"{"}
     kernel = ArchivedKernel(unpack(io.BytesIO(packed(copy_host(simulated("2xA10")), more))))
     assert import_host(kernel, "a test").spec == import_host(ArchivedKernel(opened(simulated("2xA10"))), "a test").spec
 

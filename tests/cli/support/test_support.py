@@ -16,12 +16,12 @@ from gpuvirt import __version__
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.kubelet.checkpoint import Data, PodDevices
 from gpuvirt.agent.shares import recordstore
-from gpuvirt.agent.store import ledgerstore
+from gpuvirt.agent.store import agentstate
 from gpuvirt.archive import ArchiveManifest
 from gpuvirt.cli.support.files import fit_config
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, ResourceName
-from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledger
+from gpuvirt.model.allocation.ledger import Consumer, Entry, Ledger
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
@@ -101,13 +101,12 @@ def host(tmp_path: Path) -> Path:
     export(kernel, root)
     consumer = Consumer(PodUid(UID), "payroll", "virt-launcher-ceo-x7k2p", "hunter2")
     entry = Entry(A10, DeviceId(GPU), Target(GPU), IommuGroup(12), f"kubelet:{UID}:payroll/x/y", BEGINNING, consumer)
-    former = {PciAddress("0000:ca:00.0"): FormerTenant(consumer, None)}
-    ledger = Ledger((entry,), {"10de:2236": "GA102GL_A10"}, (A10,), former=former)
+    ledger = Ledger((entry,), {"10de:2236": "GA102GL_A10"}, (A10,))
     place = Seen("pod payroll/virt-launcher-ceo-x7k2p", "has it")
     note = Reason(ReasonCode.ALLOCATED_TO_POD, GPU, "is allocated", (place,))
     view = replace(snapshot.take(kernel, Settings(), IDS, SimClock(), ledger), problems=(note,))
     for path, content in {
-        "var/lib/gpuvirt/ledger.json": ledgerstore.encode(ledger),
+        "var/lib/gpuvirt/ledger.json": agentstate.LEDGER.encode(ledger),
         "run/gpuvirt/node.json": msgspec.json.encode(view),
         "var/lib/kubelet/config.yaml": KUBELET_CONFIG.encode(),
         "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint": checkpoint.encode(
@@ -198,7 +197,7 @@ def test_names_are_hidden_in_every_file(host: Path, log: Path, tmp_path: Path) -
     with tarfile.open(tmp_path / "out.tar.gz") as tar:
         assert not [name for name in tar.getnames() if "gpu-node-07" in name]
     assert manifest_of(files).names_hidden
-    ledger, _ = ledgerstore.decode(files["host/var/lib/gpuvirt/ledger.json"])
+    ledger, _ = agentstate.LEDGER.decode(files["host/var/lib/gpuvirt/ledger.json"])
     assert ledger.entries[0].consumer == Consumer(PodUid("uid-1"), "namespace-1", "pod-1", "container-1")
     assert json.loads(files["host/run/gpuvirt/node.json"])["gpus"][0]["users"] == ["pod namespace-1/pod-1"]
     held = json.loads(files["host/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"])["Data"]

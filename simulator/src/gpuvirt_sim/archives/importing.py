@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt import documents, plain
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import VFIO_DRIVERS, FunctionKind, PciFunction, Unread, kind_of
@@ -278,7 +278,9 @@ def _is_plain(function: PciFunction) -> bool:
 
 def _recorded(kernel: Kernel) -> Mapping[PciAddress, str]:
     try:
-        return originaldrivers.parse(kernel.read(originaldrivers.FILE, limit=attributes.FILE_BYTES)).drivers
+        return hostfiles.JOURNAL_FORMAT.decode(
+            kernel.read(hostfiles.DRIVERS, limit=attributes.FILE_BYTES)
+        ).value.drivers
     except (OSError, DamagedError):
         return {}
 

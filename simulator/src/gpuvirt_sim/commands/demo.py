@@ -15,7 +15,7 @@ from gpuvirt.agent.change.changehost import ChangeHost
 from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import run
-from gpuvirt.agent.store import desiredstatestore
+from gpuvirt.agent.store import agentstate
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.logs import LogFormat, set_up
@@ -103,7 +103,7 @@ async def _stage(host: str, folder: Path, settings: Settings, cdi: Path | None =
         settings=settings,
         ids=PciIds((pciids.shipped(),)),
         node_name=NodeName("node01"),
-        desired_state=folder / desiredstatestore.FILE,
+        desired_state=folder / agentstate.DESIRED_FILE,
         change_host=ChangeHost(
             kernel, SimTools(kernel), folder / "drivers.json", folder / "locks", kubelet.device_plugins
         ),

@@ -12,8 +12,8 @@ from gpuvirt.agent.change.gate.anchor import Anchor
 from gpuvirt.agent.change.gate.gate import Pass, gate_at
 from gpuvirt.agent.change.gate.gates import Gates
 from gpuvirt.agent.change.gate.unsettled import Read
-from gpuvirt.agent.store import originaldrivers, tenancyfile
-from gpuvirt.agent.store.tenancyfile import TenancyFile
+from gpuvirt.agent.store import hostfiles
+from gpuvirt.agent.store.persisted import Persisted
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.tools import HostTools, Tools
@@ -52,14 +52,14 @@ class ChangeHost(msgspec.Struct, frozen=True):
         return Gates(gate_at(self.locks), self.device_plugins, Anchor(self.null or self.locks.with_name("null")))
 
     @property
-    def tenancies(self) -> TenancyFile:
+    def tenancies(self) -> Persisted[Tenancies]:
         """The tenants of GPUs, beside the driver journal."""
-        return tenancyfile.beside(self.original_drivers)
+        return hostfiles.tenancies_beside(self.original_drivers)
 
     def read_tenancies(self, boot_id: BootId | None) -> Tenancies:
         """Return the tenants of GPUs in a boot, also those that an unprivileged device plugin has recorded."""
-        plugins = TenancyFile(self.device_plugins / "gpuvirt" / tenancyfile.NAME)
-        own, others = (file.read().stored.value.of_boot(boot_id) for file in (self.tenancies, plugins))
+        plugins = hostfiles.tenancies(self.device_plugins / "gpuvirt" / hostfiles.TENANCIES)
+        own, others = (file.value.of_boot(boot_id) for file in (self.tenancies, plugins))
         return own.with_tenants_of(others)
 
 
@@ -69,7 +69,7 @@ def change_host_of(kernel: Kernel, roots: HostRoots, kubelet: KubeletPaths, driv
     return ChangeHost(
         kernel,
         tools,
-        roots.local(originaldrivers.FILE),
+        roots.local(hostfiles.DRIVERS),
         roots.run / "gpuvirt/gate",
         kubelet.device_plugins,
         partial(writing, roots, tools),

@@ -79,7 +79,7 @@ def _record_return(change_host: ChangeHost, state: UnitState, step: DriverStep) 
     functions, boot_id = inventory.facts.functions, inventory.facts.platform.boot_id
     if functions[step.address].on_vfio:
         try:
-            change_host.tenancies.update(boot_id, lambda records: records.returned(functions, [step.address]))
+            change_host.tenancies.update(lambda found: found.of_boot(boot_id).returned(functions, [step.address]))
         except OSError as error:
             log.warning(  # unknown: its last tenant stays recorded
                 "%s: its last tenant counts as present: %s: %s", step.address, change_host.tenancies.path, error

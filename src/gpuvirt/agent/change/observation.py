@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gpuvirt.agent.change.changehost import ChangeHost
 from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.agent.change.typenames import learn_names
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import GRACE_DRIVER, FunctionKind, PciFunction
 from gpuvirt.facts.snapshot import Facts
@@ -134,7 +134,7 @@ class HostObservation(msgspec.Struct, frozen=True):
             self.inventory,
             frozenset(),
             pods=self.account.pods,
-            journal=originaldrivers.read(self.change_host.original_drivers).of_boot(boot_id),
+            journal=hostfiles.journal(self.change_host.original_drivers).value.of_boot(boot_id),
             unmapped=self.account.allocations.unmapped,
             gpu_states={gpu: state for gpu, state in states.items() if state is not None},
             whole=self.account.allocations.functions,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gpuvirt.agent.known.state import NodeState
-from gpuvirt.agent.store import ledgerstore
+from gpuvirt.agent.store import agentstate
 from gpuvirt.clock import Clock
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import BootId
@@ -36,7 +36,7 @@ def load_ledger(*paths: Path) -> Ledger:
     """Return the ledger in the first of `paths` that exists, else an empty one; raise OSError, DamagedError."""
     for path in paths:
         try:
-            return ledgerstore.decode(path.read_bytes())[0]
+            return agentstate.LEDGER.decode(path.read_bytes())[0]
         except FileNotFoundError:
             continue  # unknown: nothing, the file does not exist
     return EMPTY

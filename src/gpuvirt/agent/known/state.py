@@ -324,6 +324,6 @@ class NodeState:
         self.memory = self.decisions.memory
         if (names := self.decisions.names) is not None:
             kept = self.ledger.with_names(names)
-            ledger = kept.with_tenants(self.tenancies.for_ledger, self.tenancies.recorded_boot)
+            ledger = replace(kept, tenancies_of=self.tenancies.recorded_boot)
             self.picture = replace(self.picture, ledger=ledger)
         return self.decisions.view

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.store.tenancyfile import TenancyFile, Version
+from gpuvirt.agent.store.persisted import FileVersion, Persisted
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.model.allocation.ledger import FormerTenant, KubeletAccount, Ledger
+from gpuvirt.model.allocation.ledger import KubeletAccount, Ledger
 from gpuvirt.model.allocation.resourcerules import ResourceRules
 from gpuvirt.model.allocation.tenancy import Tenancies, TenancyState, TenantKind, tenant
-from gpuvirt.model.allocation.tenants import for_ledger, observe_devices, observe_host, with_ledger
+from gpuvirt.model.allocation.tenants import observe_devices, observe_host, with_ledger
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems
 
@@ -43,7 +43,7 @@ class TenancyKeeper:
 
     def __init__(
         self,
-        file: TenancyFile | None,
+        file: Persisted[Tenancies] | None,
         ledger: Ledger,
         with_gpus: Callable[[Consumers], Consumers] = lambda consumers: consumers,
     ) -> None:
@@ -55,7 +55,7 @@ class TenancyKeeper:
         self._file = file
         self._ledger = ledger
         self._value = Tenancies()
-        self._version: Version | None = None
+        self._version: FileVersion | None = None
         """The version of the file that memory has; None if memory has more than the file."""
         self._unwritten: tuple[Change, ...] = ()
         """The changes since the last one that could be written."""
@@ -74,11 +74,6 @@ class TenancyKeeper:
         if file is not None and (self._unwritten or file.version() != self._version) and self._inventory is not None:
             self._update(lambda found: found)
         return self._value
-
-    @property
-    def for_ledger(self) -> Mapping[PciAddress, FormerTenant]:
-        """The tenants that the ledger has for older versions."""
-        return for_ledger(self._value, self._boot_id)
 
     @property
     def recorded_boot(self) -> BootId | None:
@@ -159,7 +154,7 @@ class TenancyKeeper:
             return found
 
         try:
-            self._value = file.update(self._boot_id, changed)
+            self._value = file.update(lambda found: changed(found.of_boot(self._boot_id)))
         except OSError as error:
             if not on_disk and after is not value:
                 self._value, self._unwritten = after, changes

@@ -10,7 +10,7 @@ from gpuvirt.agent.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateSt
 from gpuvirt.agent.change.gate.membership import Membership
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.reconcile.reports import Reports
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.clock import Clock, until_tick_s
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind
@@ -158,7 +158,7 @@ class GateWatch:
         """Return the functions whose driver change is started in the driver journal."""
         if self._changing is None:
             return ()
-        return originaldrivers.read(self._changing.original_drivers).of_boot(facts.platform.boot_id).changes
+        return hostfiles.journal(self._changing.original_drivers).value.of_boot(facts.platform.boot_id).changes
 
     def _update_state(self, facts: Facts) -> bool:
         """Update the agent's state and notes by the gates; return whether that is a change."""

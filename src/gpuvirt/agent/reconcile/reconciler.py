@@ -25,7 +25,7 @@ from gpuvirt.agent.reconcile.podaccount import PodAccount
 from gpuvirt.agent.reconcile.reports import Reports
 from gpuvirt.agent.reconcile.smiquestions import Schedulers, SmiQuestions
 from gpuvirt.agent.reconcile.unitchanges import ChangeRequest, UnitChanges
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.loops.cell import Cell
@@ -41,7 +41,7 @@ from gpuvirt.model.node.circumstances import Surroundings
 from gpuvirt.model.node.desiredunits import DesiredUnits
 from gpuvirt.model.node.duechanges import Difference, attempts_after, compare, decide_changes
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, nodeproblems
 
 
 class Reconciler:
@@ -106,8 +106,10 @@ class Reconciler:
     def _due(self, inventory: Inventory) -> Mapping[UnitId, DesiredUnit]:
         """Decide, and return the units whose changes begin now; the gates and the notes follow."""
         recorded = self._change_host.original_drivers
-        journal = originaldrivers.read(recorded).of_boot(inventory.facts.platform.boot_id)
-        self._reports.problem("drivers", originaldrivers.lost(recorded) if journal.damaged else None)
+        journal = hostfiles.journal(recorded).value.of_boot(inventory.facts.platform.boot_id)
+        self._reports.problem(
+            "drivers", nodeproblems.drivers_lost(recorded, recorded.name) if journal.damaged else None
+        )
         self._difference = difference = compare(inventory, self._desired, journal)
         self._take_rollbacks()
         decided = decide_changes(difference, self._surroundings(inventory), self._attempts, self._clock.monotonic_s())

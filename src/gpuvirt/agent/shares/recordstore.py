@@ -8,10 +8,9 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpuvirt.agent.store.checksummed import HeaderLine
 from gpuvirt.agent.store.files import replace_file
 from gpuvirt.agent.store.persisted import Damage, Persisted
-from gpuvirt.agent.store.stateformat import Format, Stored
+from gpuvirt.agent.store.stateformat import Format, HeaderLine, Stored
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.loops.cell import Cell
 from gpuvirt.loops.serialworker import SerialWorker

@@ -5,7 +5,8 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -44,8 +45,12 @@ class StoredState(msgspec.Struct, Generic[T], frozen=True):
     damage: Damage | None = None
 
 
+FileVersion = tuple[int, int, int]
+"""A file's inode, time and size."""
+
+
 class Persisted(msgspec.Struct, Generic[T], frozen=True):
-    """One value in one file."""
+    """One value in one file, which processes and threads update in turn."""
 
     path: Path
     format: Format[T]
@@ -53,6 +58,15 @@ class Persisted(msgspec.Struct, Generic[T], frozen=True):
     """The value if there is no file."""
     lost: T
     """The value if the file can't be used."""
+    durable: bool = True
+    """Whether a written file survives a power cut."""
+    lock_tries: int | None = None
+    """How often the lock is tried before an update fails; None waits for another process's update."""
+
+    @property
+    def value(self) -> T:
+        """The value in the file, as it is now."""
+        return self.read().stored.value
 
     def read(self) -> StoredState[T]:
         """Return the state in the file."""
@@ -72,32 +86,54 @@ class Persisted(msgspec.Struct, Generic[T], frozen=True):
             return StoredState(Stored(self.lost), Damage(f"is damaged: {error}", content))
 
     def write(self, stored: Stored[T]) -> None:
-        """Replace the file, so that it survives a power cut."""
-        replace_file(self.path, self.format.encode(*stored))
+        """Replace the file."""
+        replace_file(self.path, self.format.encode(*stored), durable=self.durable)
+
+    def version(self) -> FileVersion | None:
+        """Return the version of the file, None if it can't be read."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None  # unknown: None, so that the file is read
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def aside(self, damage: Damage) -> Path:
         """Return the path to which an unusable file is renamed or copied."""
         return self.path.with_name(self.path.name + damage.suffix)
 
-    def update(self, change: Callable[[T], T]) -> None:
-        """Change the value on disk before returning; processes and threads take turns.
+    def update(self, change: Callable[[T], T]) -> T:
+        """Change the value on disk before returning it; raise OSError.
 
         A damaged file is copied first, not renamed: after a rename and a crash the missing file would mean that no
         change was ever made on this host.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            state = self.read()
+            before, unknown = state.stored
+            after = change(before)
+            if (damage := state.damage) is not None and damage.content is not None:
+                aside = self.aside(damage)
+                log.warning("%s %s; its content is kept as %s", self.path, damage.text, aside.name)
+                replace_file(aside, damage.content, durable=self.durable)
+            if damage is not None or after != before or self.version() is None:
+                self.write(Stored(after, unknown))
+        return after
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Lock the file; raise OSError if another process keeps the lock."""
         fd = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            found = self.read()
-            before, unknown = found.stored
-            after = change(before)
-            if found.damage is not None and found.damage.content is not None:
-                aside = self.aside(found.damage)
-                log.warning("%s %s; its content is kept as %s", self.path, found.damage.text, aside.name)
-                replace_file(aside, found.damage.content)
-            if found.damage is not None or after != before:
-                self.write(Stored(after, unknown))
+            for left in reversed(range(self.lock_tries or 1)):
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | (fcntl.LOCK_NB if self.lock_tries else 0))
+                    break
+                except BlockingIOError:
+                    if not left:  # unknown: nothing, another process has the lock; the last try raises
+                        raise
+                    os.sched_yield()
+            yield
         finally:
             os.close(fd)
 
@@ -143,9 +179,9 @@ class WriteBehind(Generic[T]):
         """Read the file. An unusable file is renamed, which `run` reports."""
         if self._file is None:
             return
-        found = self._file.read()
-        self._kept = self._written = found.stored
-        if (damage := found.damage) is None:
+        state = self._file.read()
+        self._kept = self._written = state.stored
+        if (damage := state.damage) is None:
             return
         text = damage.text
         if damage.content is not None:
@@ -154,10 +190,6 @@ class WriteBehind(Generic[T]):
                 self._file.path.replace(aside)
                 text += f"; it was renamed to {aside.name}"
         self._lost = self._reasons.lost(self._file.path, text)
-
-    def report_lost(self, reason: Reason) -> None:
-        """Have `run` report a file of another name that should have been read, until a value is written."""
-        self._lost = reason
 
     def forget(self, empty: T) -> None:
         """Ignore the loaded value; the file stays until another value is saved."""

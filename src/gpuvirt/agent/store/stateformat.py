@@ -1,24 +1,99 @@
-"""The format of a state on disk: its versions, the upgrades between them, and the unknown fields of newer versions.
+"""The format of a state on disk: its fields, with a version and a digest.
 
 An older gpuvirt can be installed again at any time. It reads the fields that it knows from a file of a newer version,
-and keeps the others. If the newer version is installed once more, it finds a file of the older version with its own
-fields in it. So an upgrade derives its result from the fields of the older version, and keeps other fields that agree
-with them.
+and keeps the others.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Generic, NamedTuple, TypeVar
+import hashlib
+import re
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gpuvirt.agent.store.checksummed import Fields, FileLayout
+from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 from gpuvirt.plain import Plain
 
 T = TypeVar("T")
 
-Upgrade = Callable[[Fields], Fields]
-"""Returns the fields of the next version. It returns invalid fields unchanged, and the type refuses them."""
+Fields = dict[str, Plain]
+"""The fields of a file, before they are converted to a type."""
+
+
+class FileLayout(Protocol):
+    """The layout of a file: the places of the version, the digest and the fields."""
+
+    def join(self, fields: Fields, version: int) -> bytes:
+        """Return the content of a file."""
+        ...
+
+    def split(self, content: bytes) -> tuple[Fields, int]:
+        """Return the fields of a file and their version; raise DamagedError."""
+        ...
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    sha256: str
+
+
+class HeaderLine:
+    """Two lines: a header with the digest of the second line, and the fields.
+
+    Version 0.1 reads some files only in this layout, and others only in the other one.
+    """
+
+    def join(self, fields: Fields, version: int) -> bytes:
+        """Return the content of a file."""
+        body = msgspec.json.encode(fields)
+        return msgspec.json.encode(_Header(version, _digest(body))) + b"\n" + body + b"\n"
+
+    def split(self, content: bytes) -> tuple[Fields, int]:
+        """Return the fields of a file and their version; raise DamagedError."""
+        head, _, rest = content.partition(b"\n")
+        body = rest.removesuffix(b"\n")
+        header = from_json(head, _Header)
+        if _digest(body) != header.sha256:
+            raise DamagedError("its digest (sha256) does not match its content")
+        return _fields(body), header.version
+
+
+_DIGEST = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n?\Z')
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int
+
+
+class DigestField:
+    """One JSON object, with `version` as its first field and the digest of all bytes before it as its last."""
+
+    def join(self, fields: Fields, version: int) -> bytes:
+        """Return the content of a file."""
+        text = msgspec.json.format(msgspec.json.encode({"version": version, **fields}), indent=1)
+        checked = text.removesuffix(b"\n}")
+        return checked + b',\n "sha256": "%s"\n}\n' % _digest(checked).encode()
+
+    def split(self, content: bytes) -> tuple[Fields, int]:
+        """Return the fields of a file and their version; raise DamagedError."""
+        version = from_json(content, _Versioned).version
+        digest = _DIGEST.search(content)
+        if digest is None:
+            raise DamagedError("it has no digest (sha256)")
+        if _digest(content[: digest.start()]) != digest[1].decode():
+            raise DamagedError("its digest (sha256) does not match its content")
+        fields = _fields(content)
+        return {name: value for name, value in fields.items() if name not in {"version", "sha256"}}, version
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _fields(body: bytes) -> Fields:
+    from_json(body, dict[str, msgspec.Raw])
+    fields: Fields = msgspec.json.decode(body)
+    return fields
 
 
 class NewerVersionError(DamagedError):
@@ -29,24 +104,15 @@ class NewerVersionError(DamagedError):
         self.version = version
 
 
-class UnknownFields(msgspec.Struct, frozen=True):
-    """The fields of a state that this version does not know, by their places."""
-
-    fields: Mapping[str, Plain] = msgspec.field(default_factory=dict)
-    values: Mapping[str, "UnknownFields"] = msgspec.field(default_factory=dict)
-    """Unknown fields inside known fields and entries; they are dropped with the entry."""
-    items: Mapping[bytes, "UnknownFields"] = msgspec.field(default_factory=dict)
-    """Unknown fields inside the items of a list, by the item's known fields; they are dropped when the item changes."""
-
-
-NOTHING_UNKNOWN = UnknownFields()
+NO_FIELDS: Fields = {}
 
 
 class Stored(NamedTuple, Generic[T]):
     """The state in a file."""
 
     value: T
-    unknown: UnknownFields = NOTHING_UNKNOWN
+    unknown: Fields = NO_FIELDS
+    """The fields of a newer version."""
 
 
 class Format(msgspec.Struct, Generic[T], frozen=True):
@@ -54,25 +120,20 @@ class Format(msgspec.Struct, Generic[T], frozen=True):
 
     shape: type[T]
     layout: FileLayout
-    upgrades: tuple[Upgrade, ...] = ()
-    """The upgrades from version 1 to 2, from 2 to 3, and so on."""
+    version: int = 1
+    """The version of written files; older files are refused."""
+    removed: frozenset[str] = frozenset()
+    """The fields of version 0.1 that this version neither reads nor keeps."""
 
-    @property
-    def version(self) -> int:
-        """The version of written files."""
-        return len(self.upgrades) + 1
-
-    def encode(self, value: T, unknown: UnknownFields = NOTHING_UNKNOWN) -> bytes:
+    def encode(self, value: T, unknown: Fields = NO_FIELDS) -> bytes:
         """Return the content of a file."""
-        return self.layout.join(_with_unknown_fields(_known(value), unknown), self.version)
+        return self.layout.join({**unknown, **_known(value)}, self.version)
 
     def decode(self, content: bytes) -> Stored[T]:
-        """Return the state in a file of any version; raise DamagedError."""
+        """Return the state in a file; raise DamagedError."""
         fields, version = self.layout.split(content)
-        if version < 1:
-            raise DamagedError(f"its version is {version}; expected 1 to {self.version}")
-        for upgrade in self.upgrades[version - 1 :]:
-            fields = upgrade(fields)
+        if version < self.version:
+            raise DamagedError(f"its version is {version}; expected {self.version}")
         try:
             value = msgspec.convert(fields, self.shape)
         except msgspec.ValidationError as error:
@@ -82,41 +143,11 @@ class Format(msgspec.Struct, Generic[T], frozen=True):
                     version,
                 ) from error
             raise DamagedError(f"its content is invalid: {error}") from error
-        return Stored(value, _unknown_in(fields, _known(value)))
+        known = {*_known(value), *self.removed}
+        return Stored(value, {name: field for name, field in fields.items() if name not in known})
 
 
 def _known(value: object) -> Fields:
     """Return the fields of a value in the form of a file."""
     fields: Fields = msgspec.json.decode(msgspec.json.encode(value))
     return fields
-
-
-def _unknown_in(found: Plain, known: Plain) -> UnknownFields:
-    """Return the found fields that are not known."""
-    if isinstance(found, dict) and isinstance(known, dict):
-        values = {name: _unknown_in(value, known[name]) for name, value in found.items() if name in known}
-        return UnknownFields(
-            {name: value for name, value in found.items() if name not in known},
-            {name: unknown for name, unknown in values.items() if unknown != UnknownFields()},
-        )
-    if isinstance(found, list) and isinstance(known, list):
-        items = {_key(item): _unknown_in(value, item) for value, item in zip(found, known, strict=False)}
-        return UnknownFields(items={key: unknown for key, unknown in items.items() if unknown != UnknownFields()})
-    return UnknownFields()
-
-
-def _with_unknown(known: Plain, unknown: UnknownFields | None) -> Plain:
-    if unknown is not None and isinstance(known, dict):
-        return _with_unknown_fields(known, unknown)
-    if unknown is not None and unknown.items and isinstance(known, list):
-        return [_with_unknown(item, unknown.items.get(_key(item))) for item in known]
-    return known
-
-
-def _with_unknown_fields(known: Fields, unknown: UnknownFields) -> Fields:
-    inner = {name: _with_unknown(value, unknown.values.get(name)) for name, value in known.items()}
-    return {**unknown.fields, **inner}
-
-
-def _key(item: Plain) -> bytes:
-    return msgspec.json.encode(item)

@@ -13,7 +13,7 @@ from gpuvirt.agent.change.gate.gaterecord import AccountReading
 from gpuvirt.agent.known import nokubelet, snapshot
 from gpuvirt.agent.kubelet.hostaccount import AccountUnknownError, answers, read_account
 from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.agent.store.recordhistorystore import read_history
+from gpuvirt.agent.store.agentstate import read_history
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import VgpuId

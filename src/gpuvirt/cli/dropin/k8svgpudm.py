@@ -20,7 +20,7 @@ from gpuvirt.agent.change.changehost import change_host_of
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import run_until_stopped
 from gpuvirt.agent.published import statefile
-from gpuvirt.agent.store import desiredstatestore
+from gpuvirt.agent.store import agentstate
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import Namespace, NodeName, parse_namespace, parse_node_name
@@ -211,7 +211,7 @@ def _run(arguments: _Arguments, kubeconfig: Path | None) -> None:
         vgpus_only=True,
         config_file=arguments.config_file,
         node_name=arguments.node,
-        desired_state=ledger.with_name(desiredstatestore.FILE),
+        desired_state=ledger.with_name(agentstate.DESIRED_FILE),
         change_host=change_host,
     )
     asyncio.run(run_until_stopped(run, cluster))

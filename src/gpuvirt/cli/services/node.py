@@ -21,7 +21,7 @@ from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import run_until_stopped
 from gpuvirt.agent.published import cdifiles, statefile
 from gpuvirt.agent.published.markers import Markers
-from gpuvirt.agent.store import desiredstatestore
+from gpuvirt.agent.store import agentstate
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
 from gpuvirt.errors import ConfigError
@@ -116,7 +116,7 @@ def node(  # noqa: PLR0913  one parameter an option
         markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
         node_name=node,
         vgpu_configs=options.read_vgpu_configs(settings),
-        desired_state=agent.ledger.with_name(desiredstatestore.FILE) if node is not None else None,
+        desired_state=agent.ledger.with_name(agentstate.DESIRED_FILE) if node is not None else None,
         watches_gpu_node=cluster is not None,
         awaits_controller=await_controller and cluster is not None,
         writes_node_counts=cluster is not None,

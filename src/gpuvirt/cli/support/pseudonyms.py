@@ -68,11 +68,7 @@ class Pseudonyms:
             )
             for entry in ledger.entries
         )
-        former = {
-            address: replace(tenant, consumer=self.consumer(tenant.consumer) if tenant.consumer is not None else None)
-            for address, tenant in ledger.former.items()
-        }
-        return replace(ledger, entries=entries, former=former)
+        return replace(ledger, entries=entries)
 
     def pod_record(self, uid: PodUid, pod: PodRecord) -> tuple[PodUid, PodRecord]:
         """Return the UID and the shares of a pod with pseudonyms."""

@@ -15,7 +15,7 @@ from gpuvirt.agent.change.typenames import asking
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.kubelet import checkpoint
 from gpuvirt.agent.published import statefile
-from gpuvirt.agent.store import ledgerstore, originaldrivers
+from gpuvirt.agent.store import agentstate, hostfiles
 from gpuvirt.archive import ArchiveManifest, Entry, LeftOut, NotRead
 from gpuvirt.cli.evidence import EvidenceSources, diagnose
 from gpuvirt.cli.support import files, shares
@@ -95,7 +95,9 @@ def _begin(asked: ArchiveRequest) -> Packing:
     packing = Packing(asked, asked.clock.now().replace(microsecond=0), names, ledger, types, view)
     if names is not None:
         consumers = [entry.consumer for entry in ledger.entries]
-        consumers += [tenant.consumer for tenant in ledger.former.values()]
+        ledger_file = next((path for path in asked.ledgers if not is_absent(path)), asked.ledgers[0])
+        records = hostfiles.tenancies_beside(ledger_file).value.records.values()
+        consumers += [record.tenancy.consumer for record in records if record.tenancy is not None]
         names.learn(consumer for consumer in consumers if consumer is not None)
         shares.learn(packing, names)
         # The section that packs a file notes that it could not be read.
@@ -154,9 +156,9 @@ def _agent(packing: Packing) -> Collected:
     if (content := packing.content(ledger)) is not None:
         place = f"{archive.HOST}/var/lib/gpuvirt/ledger.json"
         found |= packing.understood(ledger, place, content, lambda json: _fit_ledger(packing, json))
-    drivers = asked.roots.local(originaldrivers.FILE)
+    drivers = asked.roots.local(hostfiles.DRIVERS)
     if not is_absent(drivers) and (content := packing.content(drivers)) is not None:
-        found[f"{archive.HOST}{originaldrivers.FILE}"] = content
+        found[f"{archive.HOST}{hostfiles.DRIVERS}"] = content
     if asked.config is not None and (content := packing.content(asked.config)) is not None:
         place = "config/node.yaml"
         found |= packing.understood(asked.config, place, content, lambda yaml: packing.text(_without_comments(yaml)))
@@ -173,8 +175,8 @@ def _without_comments(content: bytes) -> bytes:
 
 
 def _fit_ledger(packing: Packing, content: bytes) -> bytes:
-    ledger, _ = ledgerstore.decode(content)
-    return content if packing.names is None else ledgerstore.encode(packing.names.ledger(ledger))
+    ledger, _ = agentstate.LEDGER.decode(content)
+    return content if packing.names is None else agentstate.LEDGER.encode(packing.names.ledger(ledger))
 
 
 def _devices(packing: Packing) -> Collected:

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, PodUid, ResourceName, VgpuType
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.launcherpods import vm_of
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id, vgpus_in
@@ -198,20 +198,6 @@ class Entry(msgspec.Struct, frozen=True):
         return self.consumer is not None and other.consumer is not None and self.consumer.same_pod(other.consumer)
 
 
-class FormerTenant(msgspec.Struct, frozen=True):
-    """The last pod that a whole function was allocated to."""
-
-    consumer: Consumer | None
-    """None if the kubelet never named the pod."""
-    boot_id: BootId | None
-    """The boot in which the pod had the function; a reboot resets the function."""
-
-    @property
-    def allocated_to(self) -> str:
-        """The pod as text."""
-        return self.consumer.text if self.consumer else "a pod that the kubelet did not name"
-
-
 class Ledger(msgspec.Struct, frozen=True):
     """The ledger, as it is kept on disk."""
 
@@ -224,12 +210,10 @@ class Ledger(msgspec.Struct, frozen=True):
     """The names of vGPU types, by the host's ids of them."""
     boot_id: BootId | None = None
     """The boot in which the entries' groups were observed; the next boot may number groups differently."""
-    former: Mapping[PciAddress, FormerTenant] = msgspec.field(default_factory=dict)
-    """The last VMs of GPUs, for older versions: this one reads them from `tenancy.json`."""
     resources_without_gpus: tuple[str, ...] | UnsetType = UNSET
     """The resources of other device plugins that are no GPUs by the agent's settings, for commands."""
     tenancies_of: BootId | UnsetType = UNSET
-    """The boot of which `tenancy.json` has the tenants; not set if an older version has written the ledger."""
+    """The boot of which `tenancy.json` has the tenants; unset while that file could not be written."""
     type_names_of: str | UnsetType = UNSET
     """The version of the driver that has these `type_names`; not set if an older version has written the ledger."""
 

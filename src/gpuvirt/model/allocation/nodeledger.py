@@ -6,11 +6,10 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import BootId, PciAddress, PodUid, ResourceName
+from gpuvirt.facts.ids import BootId, PodUid, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.ledger import (
     Entry,
-    FormerTenant,
     Known,
     KubeletAccount,
     Ledger,
@@ -50,8 +49,6 @@ class NodeLedger(msgspec.Struct, frozen=True):
     known: Known = msgspec.field(default_factory=dict)
     """The devices of the host, by the ids that a kubelet may have recorded."""
     host_observed: bool = False
-    former: Mapping[PciAddress, FormerTenant] = msgspec.field(default_factory=dict)
-    """The last tenants of GPUs, for older versions."""
     tenancies_of: BootId | None = None
     """The boot whose tenants have a file of their own."""
 
@@ -74,7 +71,6 @@ class NodeLedger(msgspec.Struct, frozen=True):
             tuple(sorted(self.resources)),
             self.type_names.by_id,
             self.boot_id,
-            self.former,
             self.rules.without_gpus or UNSET,
             self.tenancies_of or UNSET,
             self.type_names.driver or UNSET,
@@ -108,10 +104,6 @@ class NodeLedger(msgspec.Struct, frozen=True):
         if self.host_observed:
             entries = adopt(entries, account, self.known, self.rules)
         return replace(self, entries=entries, account=account or self.account)
-
-    def with_tenants(self, former: Mapping[PciAddress, FormerTenant], tenancies_of: BootId | None) -> "NodeLedger":
-        """Return the ledger with the last tenants of GPUs, and the boot whose tenants have a file of their own."""
-        return replace(self, former=former, tenancies_of=tenancies_of)
 
     def with_names(self, names: OfferedNames) -> "NodeLedger":
         """Return the ledger with these names. The rules stay the same object while the resources do."""

@@ -1,16 +1,16 @@
 """Finds the tenants of GPUs in observations of the host and in the kubelet's accounts."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import BootId, PciAddress
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import DriverInformation
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.model.allocation.ledger import Consumer, FormerTenant, Ledger, allocations_of
+from gpuvirt.model.allocation.ledger import Consumer, Ledger, allocations_of
 from gpuvirt.model.allocation.podallocations import PodAllocations, map_allocations, unmapped_reasons
 from gpuvirt.model.allocation.resourcerules import ResourceRules
 from gpuvirt.model.allocation.tenancy import (
@@ -109,31 +109,15 @@ def _after(last: Tenancy | None, new: Tenancy) -> Tenancy:
 
 
 def with_ledger(tenancies: Tenancies, ledger: Ledger) -> Tenancies:
-    """Return the records with those of the ledger: versions without this file recorded tenants there alone.
-
-    This version writes into the ledger only what these records have. Another entry is that of an older version, which
-    ran meanwhile.
-    """
+    """Return the records with the allocations of the ledger, which the file may lack if it could not be written."""
     found = {
         entry.target.gpu: tenant(TenantKind.VM, entry.consumer)
         for entry in (ledger.entries if ledger.boot_id == tenancies.boot_id and not tenancies.complete else ())
         if entry.target.vgpu is None and not entry.earlier_boot
     }
-    for gpu, former in ledger.former.items():
-        if former.boot_id in {None, tenancies.boot_id}:
-            found[gpu] = tenant(TenantKind.VM, former.consumer)
     new = {gpu: tenancy for gpu, tenancy in found.items() if not _is_tenant(tenancies.of(gpu))}
     return tenancies.with_tenants(new)
 
 
 def _is_tenant(tenancy: Tenancy | None) -> bool:
     return tenancy is not None and tenancy.state is TenancyState.TENANT and tenancy.kind is not TenantKind.NATIVE
-
-
-def for_ledger(tenancies: Tenancies, boot_id: BootId | None) -> Mapping[PciAddress, FormerTenant]:
-    """Return the tenants for the ledger, where older versions read them."""
-    return {
-        gpu: FormerTenant(record.tenancy.consumer, boot_id)
-        for gpu, record in sorted(tenancies.records.items())
-        if record.tenancy is not None and record.tenancy.needs_reset(TenantKind.NATIVE)
-    }

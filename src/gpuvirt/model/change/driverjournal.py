@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import BootId, PciAddress
+from gpuvirt.facts.ids import BootId, PciAddress, parse_pci_address
 
 
 class StartedChange(msgspec.Struct, frozen=True):
@@ -17,8 +17,8 @@ class StartedChange(msgspec.Struct, frozen=True):
     """The driver that the function had when the change started."""
 
 
-class DriverJournal(msgspec.Struct, frozen=True):
-    """The records of all functions of a host."""
+class DriverJournal(msgspec.Struct, frozen=True, rename={"boot_id": "boot"}):
+    """The records of all functions of a host, as they are kept on disk; raise InvalidIdError."""
 
     drivers: Mapping[PciAddress, str] = msgspec.field(default_factory=dict)
     """The native drivers that functions had before gpuvirt bound them to a VFIO driver. They outlive a reboot."""
@@ -30,6 +30,10 @@ class DriverJournal(msgspec.Struct, frozen=True):
     """The boot in which the overrides were written and the changes started."""
     damaged: bool = False
     """Whether the file was damaged in this boot, so that an override without a record may be gpuvirt's own."""
+
+    def __post_init__(self) -> None:
+        for address in (*self.drivers, *self.overrides, *self.changes):
+            parse_pci_address(address)
 
     def of_boot(self, boot_id: BootId | None) -> "DriverJournal":
         """Return the records that hold in a boot: a reboot clears every override, and ends every change."""

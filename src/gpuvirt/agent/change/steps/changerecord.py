@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.store import originaldrivers
+from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.facts.pci import STUB_DRIVERS, PciFunction
 from gpuvirt.hardware.access.kernel import Kernel
@@ -89,7 +89,7 @@ class ChangeRecord(msgspec.Struct, frozen=True):
 
     def _update(self, change: Callable[[DriverJournal], DriverJournal]) -> None:
         boot_id = self.before.boot_id
-        originaldrivers.update(self.path, lambda journal: change(journal.of_boot(boot_id)))
+        hostfiles.journal(self.path).update(lambda journal: change(journal.of_boot(boot_id)))
 
     def _driver(self, address: PciAddress) -> str | None:
         driver = self.functions[address].driver
@@ -132,8 +132,8 @@ def recorded_unbind(kernel: Kernel, path: Path, address: PciAddress, boot_id: Bo
         gone = {address} if modules.driver_of(kernel, address) not in {None, *STUB_DRIVERS} else set()
         return replace(journal, drivers=_without(journal.drivers, gone), changes=_without(journal.changes, gone))
 
-    originaldrivers.update(path, begun)
+    hostfiles.journal(path).update(begun)
     try:
         yield
     finally:
-        originaldrivers.update(path, ended)
+        hostfiles.journal(path).update(ended)

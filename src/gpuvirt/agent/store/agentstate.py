@@ -1,10 +1,10 @@
-"""The desired state from the cluster, on disk: an agent that starts while the API server is down goes on as before.
+"""The state of an agent on disk: the ledger, the history of the kubelet's record, the desired state from the cluster.
 
-The file is written later, without waiting: the API server has the same state, so a lost file only costs a wait for it.
+All are written later. Allocate does not wait for the ledger: the kubelet's own checkpoint is the durable account of
+allocations. The API server has the desired state, too, so a lost file only costs a wait for it.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.store.checksummed import HeaderLine
 from gpuvirt.agent.store.persisted import Persisted, Reasons, WriteBehind
-from gpuvirt.agent.store.stateformat import Format
+from gpuvirt.agent.store.stateformat import DigestField, Format, HeaderLine
 from gpuvirt.clock import Clock
-from gpuvirt.facts.ids import NodeName
+from gpuvirt.facts.ids import BootId, NodeName
 from gpuvirt.loops.serialworker import SerialWorker
+from gpuvirt.model.allocation.ledger import Ledger
+from gpuvirt.model.allocation.recordhistory import RecordHistory
 from gpuvirt.model.desired.enforcement import DesiredEnforcement
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -25,10 +26,8 @@ from gpuvirt.model.reasons.nodeproblems import lost, not_written
 
 log = logging.getLogger(__name__)
 
-FILE = "desired.json"
-STAYS = "the API server has the desired state; until it answers, vGPUs stay as they are"
-FORMER_FILE = "wishes.json"
-"""Its name in versions before 0.1."""
+DESIRED_FILE = "desired.json"
+HISTORY_FILE = "kubelet-record.json"
 
 
 class KeptDesired(msgspec.Struct, frozen=True):
@@ -43,8 +42,60 @@ class KeptDesired(msgspec.Struct, frozen=True):
     """The enforcement of new pods' shares, by the last valid value."""
 
 
-FORMAT = Format(KeptDesired, HeaderLine())
-encode, decode = FORMAT.encode, FORMAT.decode
+LEDGER = Format(Ledger, HeaderLine(), removed=frozenset({"former"}))
+HISTORY = Format(RecordHistory, DigestField())
+DESIRED = Format(KeptDesired, HeaderLine())
+
+
+def ledger_store(path: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[Ledger]:
+    """Return the ledger in a file.
+
+    After damage to the file, the kubelet's account supplies the allocations, and the PCI ID database the names.
+    """
+    empty = Ledger()
+    reasons = Reasons(
+        partial(
+            lost, ReasonCode.LEDGER_LOST, consequence="the kubelet reports allocations; give renamed resources an alias"
+        ),
+        partial(
+            not_written,
+            ReasonCode.LEDGER_NOT_WRITTEN,
+            consequence="after a restart only the kubelet reports names and allocations",
+        ),
+        is_mended_by_writing=False,
+    )
+    return WriteBehind(Persisted(path, LEDGER, empty, lost=empty), empty, reasons, worker, clock)
+
+
+def history_store(ledger: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[RecordHistory]:
+    """Return the history of the kubelet's record, beside a ledger."""
+    reasons = Reasons(
+        partial(
+            lost,
+            ReasonCode.LEDGER_LOST,
+            consequence="an existing checkpoint of the kubelet is used; without one, the allocations are unknown",
+        ),
+        partial(
+            not_written,
+            ReasonCode.LEDGER_NOT_WRITTEN,
+            consequence="after a restart the agent does not know whether the kubelet's checkpoint was lost",
+        ),
+    )
+    return WriteBehind(_history(ledger), RecordHistory(), reasons, worker, clock)
+
+
+def read_history(ledgers: tuple[Path, ...], boot_id: BootId | None) -> RecordHistory:
+    """Return the history beside the first ledger whose agent has observed this boot, an empty one without any."""
+    for ledger in ledgers:
+        history = _history(ledger).value
+        if history != RecordHistory() and (None in {history.boot_id, boot_id} or history.boot_id == boot_id):
+            return history
+    return RecordHistory()
+
+
+def _history(ledger: Path) -> Persisted[RecordHistory]:
+    """A damaged file says that the record existed: a missing checkpoint is unknown then."""
+    return Persisted(ledger.with_name(HISTORY_FILE), HISTORY, RecordHistory(), lost=RecordHistory(is_seen=True))
 
 
 class DesiredStateStore:
@@ -54,9 +105,13 @@ class DesiredStateStore:
         """`path` is None if the state is not kept on disk."""
         self._path = path
         self._none = KeptDesired(node)
-        file = Persisted(path, FORMAT, self._none, lost=self._none) if path is not None else None
+        file = Persisted(path, DESIRED, self._none, lost=self._none) if path is not None else None
         reasons = Reasons(
-            partial(lost, ReasonCode.DESIRED_STATE_LOST, consequence=STAYS),
+            partial(
+                lost,
+                ReasonCode.DESIRED_STATE_LOST,
+                consequence="the API server has the desired state; until it answers, vGPUs stay as they are",
+            ),
             partial(
                 not_written,
                 ReasonCode.DESIRED_STATE_NOT_WRITTEN,
@@ -82,10 +137,7 @@ class DesiredStateStore:
 
     def load(self) -> None:
         """Read the file. An unusable file is renamed, and counts as no observation."""
-        former_lost = _take_former(self._path) if self._path is not None else None
         self._state.load()
-        if former_lost is not None:
-            self._state.report_lost(former_lost)
         if (node := self._state.value.node) != self._none.node:
             log.warning(
                 "%s has the desired state of node %s, not of this node %s (a copied disk?); it is ignored",
@@ -115,17 +167,3 @@ class DesiredStateStore:
     async def flush(self) -> None:
         """Write the last change now. A failing disk does not keep the process from ending."""
         await self._state.flush()
-
-
-def _take_former(path: Path) -> Reason | None:
-    """Rename the file of an earlier version, unless there is one of this version; return why that failed."""
-    former = path.with_name(FORMER_FILE)
-    if path.exists():  # unknown: the rename fails, too, where the folder can't be read
-        return None
-    try:
-        former.rename(path)
-    except OSError as error:
-        if not os.path.lexists(former):  # also below a path that is no folder: NotADirectoryError
-            return None  # unknown: nothing, there is no such file
-        return lost(ReasonCode.DESIRED_STATE_LOST, former, f"can't be renamed to {path.name}: {error.strerror}", STAYS)
-    return None
