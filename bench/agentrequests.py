@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 from msgspec.structs import replace
-from tests.agent.kubelet.kubeletnode import CLOCK, Cluster, agent_on, options_for
+from tests.agent.kubelet.kubeletnode import CLOCK, Cluster, agent_on, in_cluster, options_for
 from tests.kube.mergepatch import merged_of
 from tests.kube.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
 from tests.web.certificates import Authority
@@ -127,10 +127,7 @@ async def measure(folder: Path, minutes: float) -> None:
         side = ClusterSide(credentials, NodeName(NODE), ConfigMapName("configs"))
         kernel = build_host(load_host("2xA10"))
         options = replace(
-            options_for(kernel, folder, Settings(workload_label=True)),
-            node_name=NodeName(NODE),
-            watches_gpu_node=True,
-            writes_node_counts=True,
+            in_cluster(options_for(kernel, folder, Settings(workload_label=True))), node_name=NodeName(NODE)
         )
         async with running(folder, CLOCK) as kubelet, agent_on(options, side.run) as agent:
             await Cluster(kernel, kubelet, agent).until_registered()

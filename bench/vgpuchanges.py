@@ -28,6 +28,8 @@ from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.node.desirednode import RequestTerms
+from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
@@ -112,8 +114,9 @@ def options_of(kernel: SimKernel, folder: Path) -> NodeOptions:
         ledger=folder / "ledger.json",
         gates=folder / "locks",
         state_file=folder / "node.json",
-        settings=Settings(mode=DesiredMode.VGPU),
-        ids=PciIds((pciids.shipped(),)),
+        terms=NodeTerms(
+            Settings(mode=DesiredMode.VGPU), PciIds((pciids.shipped(),)), request=RequestTerms(in_cluster=True)
+        ),
         node_name=NodeName("node01"),
         desired_state=folder / agentstate.DESIRED_FILE,
         change_host=change_host_of(kernel, folder),

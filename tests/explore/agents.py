@@ -30,6 +30,9 @@ from gpuvirt.facts.nodes import unread_node
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.usage.processes import NAMESPACE
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
+from gpuvirt.model.node.desirednode import RequestTerms
+from gpuvirt.model.node.picture import NodeTerms
+from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.tasks import keep_going
 from gpuvirt_sim.clock import BEGINNING
@@ -173,15 +176,18 @@ class Agents:
             intervals=world.scenario.intervals,
             workers=worker,
             kubelet=world.kubelet.paths,
-            settings=world.scenario.settings,
-            ids=IDS,
+            terms=NodeTerms(
+                world.scenario.settings,
+                IDS,
+                review=ReviewTerms(),
+                vgpus_only=program is Program.VGPUS_ONLY,
+                request=RequestTerms(in_cluster=True, follows_spec=program is not Program.VGPUS_ONLY),
+            ),
             ledger=world.disk.folder / ledger,
             gates=self._gates_of_agent(process, program),
             state_file=None,
             desired_state=(world.disk.folder / ledger).with_name(f"desired.json beside {Path(ledger).name}"),
             node_name=NodeName("node01"),
-            watches_gpu_node=program is not Program.VGPUS_ONLY,
-            vgpus_only=program is Program.VGPUS_ONLY,
             change_host=host if not program.is_unprivileged else None,
             plugin_only=program.is_unprivileged,
         )

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from gpuvirt.agent.agent import Agent
 from gpuvirt.agent.allocation.allocator import AllocationRequest
@@ -27,7 +26,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.kubelet import running
-from tests.agent.kubelet.kubeletnode import CLOCK, Cluster, agent_on, options_for, until
+from tests.agent.kubelet.kubeletnode import CLOCK, Cluster, agent_on, in_cluster, options_for, until
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 NODES_OF = Collection(NODES, Node, "node01")
@@ -77,12 +76,7 @@ async def test_a_closed_port_and_missing_files_are_unreachable(tmp_path: Path) -
 async def node_beside(cluster: ClusterTask, folder: Path) -> AsyncIterator[Cluster]:
     """Run an agent with an API server task, and a kubelet."""
     kernel = build_host(load_host("2xA10"))
-    options = replace(
-        options_for(kernel, folder),
-        node_name=NodeName("node01"),
-        watches_gpu_node=True,
-        writes_node_counts=True,
-    )
+    options = in_cluster(options_for(kernel, folder))
     async with running(folder, CLOCK) as kubelet, agent_on(options, cluster) as agent:
         yield Cluster(kernel, kubelet, agent)
 

@@ -57,7 +57,9 @@ class Agent:
         self.shares = shares
         """The shares of GPUs; None for an agent that can't share GPUs."""
         self.telemetry = Telemetry()
-        self.node_counts: Cell[Mapping[ResourceName, Count]] | None = Cell({}) if options.writes_node_counts else None
+        self.node_counts: Cell[Mapping[ResourceName, Count]] | None = (
+            Cell({}) if options.terms.notice is not None else None
+        )
         """The counts of devices for the scheduler; None where the agent does not publish them."""
         self._options = options
         self._kubelet = kubelet
@@ -79,7 +81,7 @@ class Agent:
         self.allocators = allocators_of(self._allocating(gate))
         """The allocators, which answer the kubelet's requests."""
         self._operands = (
-            Operands(options.clock, options.intervals, self._wakes.operands) if options.vgpus_only else None
+            Operands(options.clock, options.intervals, self._wakes.operands) if options.terms.vgpus_only else None
         )
         self._account = PodAccount(self._state, kubelet.recorded, self._with_gpus)
         self.observations = self._observing()
@@ -88,7 +90,7 @@ class Agent:
     def _known(self, agent: AgentView) -> NodeState:
         ledger, desired = self._files.ledger.value, self._files.desired
         return NodeState(
-            self._options.terms(agent, uuid.uuid4().hex[:8]),
+            replace(self._options.terms, agent=agent, run_id=uuid.uuid4().hex[:8]),
             ledger,
             TenancyKeeper(hostfiles.tenancies_beside(self._options.ledger), ledger, self._with_gpus),
             lambda: self.shares.given if self.shares is not None else None,

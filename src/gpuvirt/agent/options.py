@@ -13,14 +13,8 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.loops.serialworker import SerialWorker, ThreadWorker
-from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, read_config_set
-from gpuvirt.model.desired.observed import ConfigText
-from gpuvirt.model.desired.settings import CdiUse, Settings
-from gpuvirt.model.inventory.pciids import PciIds
-from gpuvirt.model.node.desirednode import RequestTerms
+from gpuvirt.model.desired.settings import CdiUse
 from gpuvirt.model.node.picture import NodeTerms
-from gpuvirt.model.offers.namereview import ReviewTerms
-from gpuvirt.model.offers.view import AgentView
 from gpuvirt.paths import KubeletPaths
 
 
@@ -35,8 +29,8 @@ class NodeOptions(msgspec.Struct, frozen=True):
     """The folder of the gates, by which changes by commands and allocations by this agent exclude each other."""
     state_file: Path | None
     """None if the agent can't write to the host's `/run`."""
-    settings: Settings
-    ids: PciIds
+    terms: NodeTerms
+    """The inputs of the decisions; the agent adds its own view and its random number."""
     cdi_folder: Path | None = None
     """The folder of the agent's CDI specs; None: no CDI specs."""
     cdi_folders: Sequence[Path] = ()
@@ -51,8 +45,6 @@ class NodeOptions(msgspec.Struct, frozen=True):
     """The host's `/proc`, by which files of containers can be read; None: they are not read."""
     plugin_only: bool = False
     """Whether the agent is unprivileged: it sees no processes of the host, and offers devices without gates, too."""
-    vgpus_only: bool = False
-    """Whether another device plugin offers the vGPUs of this node, so that gpuvirt does not change drivers."""
     labels_only: bool = False
     """Whether the agent observes the host for the node's labels alone: it offers nothing, and knows no kubelet."""
     config_file: Path | None = None
@@ -71,14 +63,6 @@ class NodeOptions(msgspec.Struct, frozen=True):
     """The name of the Kubernetes node."""
     desired_state: Path | None = None
     """The file with the desired state from the cluster; None: it is not kept on disk."""
-    watches_gpu_node: bool = False
-    """Whether the agent watches the node's GpuNode, which takes precedence over labels and settings."""
-    awaits_controller: bool = False
-    """Whether a controller lists in that GpuNode the resources that KubeVirt offers itself."""
-    writes_node_counts: bool = False
-    """Whether the agent writes the counts of `Notice` into the node's status."""
-    vgpu_configs: ConfigText | None = None
-    """The vGPU configs of the settings' file."""
     change_host: change.ChangeHost | None = None
     """The host on which the agent changes GPUs; None for an agent that changes none."""
     tools: Tools | None = None
@@ -89,22 +73,4 @@ class NodeOptions(msgspec.Struct, frozen=True):
     @property
     def device_specs(self) -> Path | None:
         """The folder of the CDI specs of devices; None: there are none."""
-        return None if self.settings.cdi is CdiUse.NONE else self.cdi_folder
-
-    def terms(self, agent: AgentView, run_id: str) -> NodeTerms:
-        """Return the inputs of this agent's decisions that stay the same while it runs.
-
-        The configs of a file apply without a ConfigMap.
-        """
-        configs = self.vgpu_configs
-        base = read_config_set(configs, ConfigSet()) if configs is not None else ConfigSet()
-        return NodeTerms(
-            self.settings,
-            self.ids,
-            agent,
-            self.intervals.of_notice if self.writes_node_counts else None,
-            ReviewTerms(self.intervals.review_most_s, expected=self.awaits_controller),
-            self.vgpus_only,
-            RequestTerms(self.node_name is not None, self.watches_gpu_node, base),
-            run_id,
-        )
+        return None if self.terms.settings.cdi is CdiUse.NONE else self.cdi_folder

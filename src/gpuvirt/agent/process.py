@@ -79,7 +79,7 @@ async def run(
         boot_id = snapshot.boot_id(options.kernel)
         read = _read_node(options)
         recorded = RecordedAllocations(options.kubelet, read, store.value, boot_id, store.save, find_kubelet)
-        shares = _shares(options, options.cdi_folder) if options.cdi_folder and not options.vgpus_only else None
+        shares = _shares(options, options.cdi_folder) if options.cdi_folder and not options.terms.vgpus_only else None
         agent = Agent(options, _record(options, recorded), _who_we_are(options), shares)
         if started is not None:
             started(agent)
@@ -143,7 +143,7 @@ def _only_agent(options: NodeOptions) -> Iterator[None]:
         own.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
         own.chmod(PRIVATE)
     with ExitStack() as stack:
-        if not options.vgpus_only and options.kubelet.device_plugins.is_dir():
+        if not options.terms.vgpus_only and options.kubelet.device_plugins.is_dir():
             stack.enter_context(only_agent(options.kubelet.device_plugins))
         if own.is_dir():
             stack.enter_context(only_agent(own))
@@ -152,9 +152,9 @@ def _only_agent(options: NodeOptions) -> Iterator[None]:
 
 def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions) -> Callable[[], None]:
     """Start the device plugins if this agent offers devices; return the function that sends their lists again."""
-    if options.vgpus_only:
+    if options.terms.vgpus_only:
         return lambda: None
-    compat = options.settings.compat
+    compat = options.terms.settings.compat
     plugins = Plugins(
         agent,
         options.kubelet,
@@ -264,9 +264,9 @@ def _shares(options: NodeOptions, folder: Path) -> NodeShares:
     files = SpecFiles(folder, (*options.cdi_folders, folder))
     path = options.ledger.with_name(recordstore.FILE)
     run = options.state_file.parent if options.state_file is not None else folder
-    library = Path(options.settings.shares.hami_core.library)
+    library = Path(options.terms.settings.shares.hami_core.library)
     limits = LimitFiles(library, options.system_root, run / limitfiles.FILE)
-    shares = stored_shares(path, files, options.workers("shares.json"), options.settings.shares, limits)
+    shares = stored_shares(path, files, options.workers("shares.json"), options.terms.settings.shares, limits)
     mps = MpsLimits((options.driver_root, options.system_root), run / FOLDER / PIPES)
     return replace(shares, cdi_enabled=options.cdi_enabled, mps=mps)
 
@@ -283,5 +283,5 @@ def _who_we_are(options: NodeOptions) -> AgentView:
         pid=os.getpid(),
         started=options.clock.now(),
         plugin_only=options.plugin_only,
-        vfio_nodes=options.settings.vfio_nodes,
+        vfio_nodes=options.terms.settings.vfio_nodes,
     )

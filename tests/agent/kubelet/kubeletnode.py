@@ -5,12 +5,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from gpuvirt.agent.agent import Agent
 from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import ClusterTask, run
 from gpuvirt.clock import RealClock
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.node.desirednode import RequestTerms
+from gpuvirt.model.node.picture import NodeTerms
+from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
@@ -73,10 +79,20 @@ def options_for(kernel: SimKernel, folder: Path, settings: Settings | None = Non
         ledger=folder / "ledger.json",
         gates=folder / "locks",
         state_file=folder / "node.json",
-        settings=settings or Settings(),
-        ids=IDS,
+        terms=NodeTerms(settings or Settings(), IDS, review=ReviewTerms()),
         intervals=FAST,
     )
+
+
+def in_cluster(options: NodeOptions, *, awaits_controller: bool = False) -> NodeOptions:
+    """Return the options of an agent that watches its GpuNode, and writes the node's counts."""
+    terms = replace(
+        options.terms,
+        notice=options.intervals.of_notice,
+        review=ReviewTerms(expected=awaits_controller),
+        request=RequestTerms(in_cluster=True, follows_spec=True),
+    )
+    return replace(options, node_name=NodeName("node01"), terms=terms)
 
 
 @asynccontextmanager

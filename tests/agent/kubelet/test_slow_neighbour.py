@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gpuvirt.agent.agent import Agent
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
+from gpuvirt.model.node.desirednode import RequestTerms
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
@@ -77,7 +78,8 @@ async def admitting(folder: Path, *, init: bool = True, writes: bool = True) -> 
     kernel.start_process("kubelet")
     options = options_for(kernel, folder)
     change_host = replace(change_host_in(folder, kernel, SimTools(kernel)), locks=folder / "locks")
-    options = replace(options, change_host=change_host, watches_gpu_node=True)
+    terms = replace(options.terms, request=RequestTerms(follows_spec=True))
+    options = replace(options, change_host=change_host, terms=terms)
     async with (
         running(folder, CLOCK) as kubelet,
         kubevirt_offers(folder, SLOW, ["one"]) as neighbour,

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from gpuvirt.agent.agent import Agent
 from gpuvirt.clock import Clock
@@ -18,7 +17,7 @@ from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import Pod, SimKubelet, running
 from gpuvirt_sim.kubelet.manager import AdmissionError
 from tests.agent.kubelet.foreignplugin import kubevirt_offers
-from tests.agent.kubelet.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
+from tests.agent.kubelet.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, in_cluster, options_for, until
 
 A10, OTHER = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("a10.com/x")
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
@@ -143,9 +142,7 @@ async def controlled(
                 agent.observations.take_request(word)
 
     kernel = build_host(load_host("2xA10"))
-    options = replace(
-        options_for(kernel, folder), watches_gpu_node=True, awaits_controller=True, writes_node_counts=True
-    )
+    options = in_cluster(options_for(kernel, folder), awaits_controller=True)
     async with running(folder, CLOCK) as kubelet, agent_on(options, controller) as agent:
         yield kubelet, agent
 

@@ -23,6 +23,7 @@ from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger, Se
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.node.picture import NodeTerms
+from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.paths import KubeletPaths
@@ -82,8 +83,7 @@ def options_of(kernel: SimKernel, clock: SimClock, ledger: Path) -> NodeOptions:
         kernel=kernel,
         clock=clock,
         kubelet=KubeletPaths(Path("/nonexistent")),
-        settings=Settings(),
-        ids=IDS,
+        terms=NodeTerms(Settings(), IDS, review=ReviewTerms()),
         workers=lambda _: InlineWorker(),
         ledger=ledger,
         gates=ledger.with_name("locks") if ledger.name else Path("/nonexistent"),

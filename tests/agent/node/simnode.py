@@ -28,6 +28,9 @@ from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.node.desirednode import RequestTerms
+from gpuvirt.model.node.picture import NodeTerms
+from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.view import AgentView, GpuView, NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import KubeletPaths
@@ -230,8 +233,14 @@ async def running_node(
     options = NodeOptions(
         kernel=kernel,
         kubelet=KubeletPaths(folder / "kubelet"),
-        settings=settings or Settings(),
-        ids=ids,
+        terms=NodeTerms(
+            settings or Settings(),
+            ids,
+            notice=(intervals or Intervals()).of_notice if writes_node_counts else None,
+            review=ReviewTerms(expected=awaits_controller),
+            vgpus_only=vgpus_only,
+            request=RequestTerms(in_cluster=True, follows_spec=watches_gpu_node),
+        ),
         clock=clock,
         intervals=intervals or Intervals(),
         workers=worker,
@@ -241,10 +250,6 @@ async def running_node(
         cdi_folder=folder / "cdi",
         desired_state=folder / "desired.json",
         node_name=NodeName("node01"),
-        vgpus_only=vgpus_only,
-        writes_node_counts=writes_node_counts,
-        watches_gpu_node=watches_gpu_node,
-        awaits_controller=awaits_controller,
         plugin_only=plugin_only,
         change_host=host if not plugin_only else None,
         tools=host.tools if not plugin_only else None,

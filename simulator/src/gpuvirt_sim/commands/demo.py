@@ -24,6 +24,8 @@ from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.node.desirednode import RequestTerms
+from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.commands.schedulestory import ScheduleStory
@@ -100,8 +102,7 @@ async def _stage(host: str, folder: Path, settings: Settings, cdi: Path | None =
         gates=folder / "locks",
         state_file=None,
         cdi_folder=cdi,
-        settings=settings,
-        ids=PciIds((pciids.shipped(),)),
+        terms=NodeTerms(settings, PciIds((pciids.shipped(),)), request=RequestTerms(in_cluster=True)),
         node_name=NodeName("node01"),
         desired_state=folder / agentstate.DESIRED_FILE,
         change_host=ChangeHost(

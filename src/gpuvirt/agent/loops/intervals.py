@@ -40,8 +40,6 @@ class Intervals(msgspec.Struct, frozen=True):
     """The longest wait for the scheduler before a withdrawal."""
     growth_s: float = 10.0
     """How long the agent asks whether the kubelet counts new devices; after that the kubelet's own report is due."""
-    review_most_s: float = 30.0
-    """The longest wait of a new resource for the controller's review: a new leader needs some 20 seconds."""
     kubelet_s: float = 1.5
     """Between checks of the kubelet's socket and the agent's own sockets."""
     kubelet_return_s: float = 0.03

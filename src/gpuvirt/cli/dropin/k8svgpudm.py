@@ -28,6 +28,9 @@ from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.logs import LogFormat, set_up
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.node.desirednode import RequestTerms
+from gpuvirt.model.node.picture import NodeTerms
+from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 T = TypeVar("T")
@@ -206,9 +209,13 @@ def _run(arguments: _Arguments, kubeconfig: Path | None) -> None:
         ledger=ledger,
         gates=change_host.locks,
         state_file=arguments.roots.run / statefile.FILE,
-        settings=Settings(mode=DesiredMode.VGPU, vgpu_config=arguments.default_config),
-        ids=options.read_pci_ids(None, arguments.roots),
-        vgpus_only=True,
+        terms=NodeTerms(
+            Settings(mode=DesiredMode.VGPU, vgpu_config=arguments.default_config),
+            options.read_pci_ids(None, arguments.roots),
+            review=ReviewTerms(),
+            vgpus_only=True,
+            request=RequestTerms(in_cluster=True),
+        ),
         config_file=arguments.config_file,
         node_name=arguments.node,
         desired_state=ledger.with_name(agentstate.DESIRED_FILE),

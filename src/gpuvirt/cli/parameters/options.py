@@ -12,8 +12,7 @@ from gpuvirt.cli.formats import ListOutput, Output
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import ResourceName, parse_resource_name
 from gpuvirt.logs import LogFormat
-from gpuvirt.model.desired import settings, vgpuconfig
-from gpuvirt.model.desired.observed import ConfigText
+from gpuvirt.model.desired import settings
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import Deferred, PciIds, Texts
@@ -159,15 +158,6 @@ def read_settings(config: Path | None) -> Settings:
     if config is None:
         return Settings()
     return settings.check(documents.load(config, Settings), where=str(config))
-
-
-def read_vgpu_configs(settings: Settings) -> ConfigText | None:
-    """Return the vGPU configs of the file that the settings name, None if they name none; raise ConfigError."""
-    if settings.vgpu_config_file is None:
-        return None
-    text = documents.text_of(Path(settings.vgpu_config_file))
-    vgpuconfig.parse(text, where=settings.vgpu_config_file)
-    return ConfigText(text, settings.vgpu_config_file)
 
 
 def read_pci_ids(override: Path | None, roots: HostRoots) -> PciIds:

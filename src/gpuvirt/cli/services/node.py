@@ -15,8 +15,10 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
+from gpuvirt import documents
 from gpuvirt.agent.change.changehost import change_host_of
 from gpuvirt.agent.change.gate.gates import plugin_gates
+from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import run_until_stopped
 from gpuvirt.agent.published import cdifiles, statefile
@@ -30,9 +32,14 @@ from gpuvirt.facts.runtimes import enables_cdi
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.host.runtimes import read_runtimes
 from gpuvirt.logs import LogFormat, set_up
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, read_config_set
+from gpuvirt.model.desired import vgpuconfig
 from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.model.desired.settings import CdiUse, Settings
-from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.node.desirednode import RequestTerms
+from gpuvirt.model.node.picture import NodeTerms
+from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 log = logging.getLogger(__name__)
@@ -104,26 +111,38 @@ def node(  # noqa: PLR0913  one parameter an option
     kubelet = KubeletPaths.seen_through(kubelet_dir, roots.system)
     settings = _plugin_only_settings(config) if plugin_only else options.read_settings(config)
     ids = options.read_pci_ids(pci_ids, roots)
-    agent = (_plugin_only_agent if plugin_only else _whole_agent)(roots, kubelet, settings, ids)
     node = None if plugin_only else apiserver.node_name_of(node_name)
     config_map = parse_config_map_name(settings.vgpu_config_map)
     cluster = apiserver.cluster_side(node, kubeconfig, config_map, context=context)
     if node is not None and cluster is None:
         _report_unapplied(settings, node)
+    terms = NodeTerms(
+        settings,
+        ids,
+        notice=Intervals().of_notice if cluster is not None else None,
+        review=ReviewTerms(expected=await_controller and cluster is not None),
+        request=RequestTerms(node is not None, cluster is not None, _read_vgpu_configs(settings)),
+    )
+    agent = (_plugin_only_agent if plugin_only else _whole_agent)(roots, kubelet, terms)
     run = replace(
         agent,
         change_host=agent.change_host if settings.manages or cluster is not None else None,
         markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
         node_name=node,
-        vgpu_configs=options.read_vgpu_configs(settings),
         desired_state=agent.ledger.with_name(agentstate.DESIRED_FILE) if node is not None else None,
-        watches_gpu_node=cluster is not None,
-        awaits_controller=await_controller and cluster is not None,
-        writes_node_counts=cluster is not None,
         listen=address_of(listen),
         service_manager=os.environ.get("NOTIFY_SOCKET"),  # noqa: TID251  systemd puts it there (sd_notify(3))
     )
     asyncio.run(run_until_stopped(run, cluster))
+
+
+def _read_vgpu_configs(settings: Settings) -> ConfigSet:
+    """Return the vGPU configs of the file that the settings name, none if they name none; raise ConfigError."""
+    if settings.vgpu_config_file is None:
+        return ConfigSet()
+    text = documents.text_of(Path(settings.vgpu_config_file))
+    vgpuconfig.parse(text, where=settings.vgpu_config_file)
+    return read_config_set(ConfigText(text, settings.vgpu_config_file), ConfigSet())
 
 
 def _report_unapplied(settings: Settings, node: NodeName) -> None:
@@ -137,7 +156,7 @@ def _report_unapplied(settings: Settings, node: NodeName) -> None:
         )
 
 
-def _whole_agent(roots: HostRoots, kubelet: KubeletPaths, settings: Settings, ids: PciIds) -> NodeOptions:
+def _whole_agent(roots: HostRoots, kubelet: KubeletPaths, terms: NodeTerms) -> NodeOptions:
     """Return the options of an agent that offers GPUs and changes them."""
     kernel = RealKernel(roots)
     change_host = change_host_of(kernel, roots, kubelet)
@@ -148,8 +167,7 @@ def _whole_agent(roots: HostRoots, kubelet: KubeletPaths, settings: Settings, id
             ledger=roots.local(options.LEDGER),
             gates=change_host.locks,
             state_file=roots.run / statefile.FILE,
-            settings=settings,
-            ids=ids,
+            terms=terms,
             change_host=change_host,
             tools=change_host.tools,
             cdi_folder=roots.run / cdifiles.FOLDER,
@@ -160,7 +178,7 @@ def _whole_agent(roots: HostRoots, kubelet: KubeletPaths, settings: Settings, id
     )
 
 
-def _plugin_only_agent(roots: HostRoots, kubelet: KubeletPaths, settings: Settings, ids: PciIds) -> NodeOptions:
+def _plugin_only_agent(roots: HostRoots, kubelet: KubeletPaths, terms: NodeTerms) -> NodeOptions:
     """Return the options of an unprivileged agent: its files are beside the kubelet's sockets, it changes nothing."""
     return _offering(
         NodeOptions(
@@ -169,8 +187,7 @@ def _plugin_only_agent(roots: HostRoots, kubelet: KubeletPaths, settings: Settin
             ledger=options.plugin_only_ledger(kubelet),
             gates=plugin_gates(kubelet.device_plugins),
             state_file=None,
-            settings=settings,
-            ids=ids,
+            terms=terms,
             plugin_only=True,
         ),
         roots,
@@ -185,10 +202,13 @@ def labelling_agent(roots: HostRoots, settings: Settings) -> NodeOptions:
         ledger=Path(options.LEDGER),  # of the agent's own container
         gates=Path("/run/gpuvirt/gate"),  # of the same container, and never used: the agent allocates nothing
         state_file=None,
-        settings=replace(settings, mode=DesiredMode.CONTAINER, modes={}, workload_label=False),
-        ids=options.read_pci_ids(None, roots),
+        terms=NodeTerms(
+            replace(settings, mode=DesiredMode.CONTAINER, modes={}, workload_label=False),
+            options.read_pci_ids(None, roots),
+            review=ReviewTerms(),
+            vgpus_only=True,
+        ),
         plugin_only=True,
-        vgpus_only=True,
         labels_only=True,
     )
 

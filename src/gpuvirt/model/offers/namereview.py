@@ -18,7 +18,8 @@ from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems
 class ReviewTerms(msgspec.Struct, frozen=True):
     """Whether a review can be awaited on a node, and how long."""
 
-    most_s: float
+    most_s: float = 30.0
+    """The longest wait of a new resource for the controller's review: a new leader needs some 20 seconds."""
     expected: bool = False
     """A controller has deployed this agent. A spec with reviewed names shows a controller as well."""
     is_possible: bool = True
