@@ -67,6 +67,14 @@ class Callbacks(msgspec.Struct, frozen=True):
     """Takes why devices were allocated with unknown users; None after an allocation with known users."""
 
 
+class _Snapshot(msgspec.Struct, frozen=True):
+    """The state of the agent that Allocate decides by, all of one moment."""
+
+    host: Inventory
+    offer: Offer
+    allocated: Allocated
+
+
 class _Checked(msgspec.Struct, frozen=True):
     """The devices of a request, as just read."""
 
@@ -142,36 +150,33 @@ class Allocator:
         return attachments
 
     async def _allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
-        inventory, offer = self._offered(request.resource)
-        allocated = self._allocations.read()
+        asked = self._snapshot(request.resource)
+        facts, offered = asked.host.facts, asked.offer.devices
         ids = dict.fromkeys(itertools.chain.from_iterable(request.containers))
-        devices = [offer.devices[device].candidate for device in ids if device in offer.devices]
+        devices = [offered[device].candidate for device in ids if device in offered]
         started = self._kubelet.pod_starts() if any(device.target.vgpu is None for device in devices) else None
-        former = self._former(allocated, devices, started)
-        asked = [_asked(inventory, allocated, device, former) for device in devices]
-        kernel = self._options.kernel
-        fresh = read_at_once(kernel, inventory.facts, asked)
+        former = self._former(asked.allocated, devices, started)
+        to_read = [_to_read(asked, device, former) for device in devices]
+        kernel, snapshot = self._options.kernel, asked
+        fresh = read_at_once(kernel, facts, to_read)
         if fresh is None:
-            fresh = await self._in_worker(request.resource, lambda: read_devices(kernel, inventory.facts, asked))
-            checked = self._checked(inventory, fresh, devices, former)
-            newest, offer = self._offered(request.resource)
-            if newest is not inventory:
-                checked = replace(checked, host=newest)
-            allocated = self._allocations.read()
-        else:
-            checked = self._checked(inventory, fresh, devices, former)
-        attachments, added = self._give(request, offer, allocated, checked)
+            fresh = await self._in_worker(request.resource, lambda: read_devices(kernel, facts, to_read))
+            snapshot = self._snapshot(request.resource)  # meanwhile there may have been allocations and observations
+        checked = self._checked(asked.host, fresh, devices, former)
+        if snapshot.host is asked.host:
+            snapshot = replace(snapshot, host=checked.host)
+        attachments, added = self._give(request, snapshot, checked)
         self._remember_starts(added, started)
         return attachments
 
-    def _offered(self, resource: ResourceName) -> tuple[Inventory, Offer]:
-        """Return the host and the offer of a resource; raise AllocationRefusedError if it is not offered."""
+    def _snapshot(self, resource: ResourceName) -> _Snapshot:
+        """Return the state of this moment; raise AllocationRefusedError if the resource is not offered."""
         inventory, offer = self._state.inventory, self._state.memory.offers.by_resource.get(resource)
         if inventory is None or offer is None:
             raise AllocationRefusedError(notoffered.unknown_resource(resource))
         if (withholding := withholdings(self._state.memory.desired.spec).get(resource)) is not None:
             raise AllocationRefusedError(withholding.reason)  # a device stays listed until its pod has ended
-        return inventory, offer
+        return _Snapshot(inventory, offer, self._allocations.read())
 
     def _former(self, allocated: Allocated, devices: Sequence[Candidate], started: PodStarts | None) -> FormerTenants:
         """Return the last tenants of GPUs; the pod that is being admitted, or was never started, counts as none.
@@ -212,15 +217,16 @@ class Allocator:
         return _Checked(now, against, unseen) if self._options.plugin_only else _Checked(now, unseen | against, {})
 
     def _give(
-        self, request: AllocationRequest, offer: Offer, allocated: Allocated, checked: _Checked
+        self, request: AllocationRequest, snapshot: _Snapshot, checked: _Checked
     ) -> tuple[tuple[Attachment, ...], Sequence[Entry]]:
         """Record an allocation; return its answers and its new entries."""
-        resource, entries = request.resource, allocated.entries
+        resource, host, allocated = request.resource, snapshot.host, snapshot.allocated
+        entries = allocated.entries
         attachments: list[Attachment] = []
         given: list[Candidate] = []
         added: list[Entry] = []
         for ids in request.containers:
-            devices = tuple(self._usable(offer, ids, checked.against))
+            devices = tuple(self._usable(snapshot.offer, ids, checked.against))
             allocated_devices = (
                 allocated.allocated_devices
                 if entries is allocated.entries
@@ -228,14 +234,14 @@ class Allocator:
             )
             if (reason := allocated_devices.conflict(resource, devices, allocated.unfinished)) is not None:
                 raise AllocationRefusedError(reason)
-            attachments.append(attach(checked.host, resource, devices, self._state.terms.settings))
+            attachments.append(attach(host, resource, devices, self._state.terms.settings))
             given += devices
             added += (new := tuple(self._entries(resource, devices, allocated.recorded)))
             entries = record(entries, new)
-        devices_by_slot = by_slot(checked.host.facts.functions, given)
+        devices_by_slot = by_slot(host.facts.functions, given)
         targets = [(device.id, device.target) for device in given]
         try:
-            self._gate.allocate(resource, devices_by_slot, targets, lambda: self._record(checked.host, given, entries))
+            self._gate.allocate(resource, devices_by_slot, targets, lambda: self._record(host, given, entries))
         except RefusedError as error:
             raise AllocationRefusedError(error.reason) from error
         self._allocations.add(added, allocated.recorded)
@@ -313,15 +319,16 @@ class Allocator:
             )
 
 
-def _asked(inventory: Inventory, allocated: Allocated, device: Candidate, former: FormerTenants) -> AskedDevice:
+def _to_read(snapshot: _Snapshot, device: Candidate, former: FormerTenants) -> AskedDevice:
     """Return the request to read a device again."""
+    groups, allocated = snapshot.host.groups, snapshot.allocated
     return AskedDevice(
         carrier=device.carrier,
         gpu=device.target.gpu,
         vgpu=device.target.vgpu,
         framework=device.framework,
         group=device.group,
-        members=inventory.groups.get(device.group, ()) if device.group is not None else (),
+        members=groups.get(device.group, ()) if device.group is not None else (),
         may_open=allocated.allocated_devices.not_started(device, allocated.unfinished),
         had_tenant=former.needs_reset(device.target.gpu, _kind(device)),
     )
