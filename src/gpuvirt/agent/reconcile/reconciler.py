@@ -14,6 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 
 from gpuvirt.agent.change.changehost import ChangeHost
 from gpuvirt.agent.change.steps.changes import Change
@@ -41,7 +42,7 @@ from gpuvirt.model.node.circumstances import Surroundings
 from gpuvirt.model.node.desiredunits import DesiredUnits
 from gpuvirt.model.node.duechanges import Difference, attempts_after, compare, decide_changes
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems
 
 
 class Reconciler:
@@ -107,9 +108,7 @@ class Reconciler:
         """Decide, and return the units whose changes begin now; the gates and the notes follow."""
         recorded = self._change_host.original_drivers
         journal = hostfiles.journal(recorded).value.of_boot(inventory.facts.platform.boot_id)
-        self._reports.problem(
-            "drivers", nodeproblems.drivers_lost(recorded, recorded.name) if journal.damaged else None
-        )
+        self._reports.problem("drivers", _lost(recorded) if journal.damaged else None)
         self._difference = difference = compare(inventory, self._desired, journal)
         self._take_rollbacks()
         decided = decide_changes(difference, self._surroundings(inventory), self._attempts, self._clock.monotonic_s())
@@ -203,3 +202,13 @@ class Reconciler:
         for number, reason in enumerate(attempts.noted):
             self._reports.problem(f"change {unit} {number}", reason)
         self._attempts[unit] = attempts
+
+
+def _lost(recorded: Path) -> Reason:
+    return nodeproblems.lost(
+        ReasonCode.DRIVERS_LOST,
+        recorded,
+        "was damaged or can't be read; the drivers and overrides that it recorded are unknown",
+        "GPUs return to the driver that modules.alias names; the next boot clears all overrides",
+        Seen("", f"a damaged file is kept beside it, as {recorded.name}.damaged"),
+    )
