@@ -20,8 +20,6 @@ COPY constraints.txt /wheels/
 RUN pip install --no-cache-dir --constraint /wheels/constraints.txt --find-links /wheels \
   "gpuvirt-schedules[libvirt,vsphere] @ file://$(echo /wheels/gpuvirt_schedules-*.whl)" \
   && rm -r /wheels
-# The controller issues the webhook's certificate by openssl, which ca-certificates brings.
-RUN openssl version
 ENV PYTHONDONTWRITEBYTECODE=1
 USER 0:0
 

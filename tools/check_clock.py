@@ -39,7 +39,7 @@ ALLOWED: Mapping[str, str] = {
     "shares/awayworkers.py": "when a worker comes back, for people",
     "controller/webhookcertificate/certificate.py": "times of certificates, which clients judge by the wall clock",
     "controller/webhookcertificate/keeper.py": "times of certificates; a step of the clock issues one early or late",
-    "controller/webhookcertificate/rotation.py": "the times of certificates; they are valid for months",
+    "controller/webhookcertificate/signing.py": "the times of certificates; they are valid for months",
     "controller/announcer.py": "times of events, for people",
     "controller/controller.py": "times of statuses, and of the history of reverts",
     "controller/decisions.py": "times of statuses, and of the history of reverts",

@@ -19,7 +19,6 @@ APART: Mapping[str, str] = {
     "cli/output/sharesrender.py": "output is apart from commands",
     "controller/operands/dcgm.py": OPERAND,
     "controller/operands/deviceplugin.py": OPERAND,
-    "controller/webhookcertificate/rotation.py": "decides; its importer writes",
     "hardware/access/writer.py": "started by its path",
     "hardware/vgpu/sriov_vf.py": "one of the back ends of vGPUs",
     "agent/kubelet/grpcservers.py": "the simulated kubelet uses it, too",

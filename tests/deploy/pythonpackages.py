@@ -13,8 +13,8 @@ NAME = re.compile(r"[A-Za-z0-9._-]+")
 DIST_INFO = ".dist-info"
 EXTRAS = ("libvirt", "vsphere")
 """The extras of gpuvirt-schedules that the Dockerfile installs."""
-BROUGHT = frozenset({"annotated-doc", "markdown-it-py", "mdurl", "pygments", "shellingham"})
-"""The distributions that typer and rich bring."""
+BROUGHT = frozenset({"annotated-doc", "cffi", "markdown-it-py", "mdurl", "pycparser", "pygments", "shellingham"})
+"""The distributions that typer, rich and cryptography bring."""
 MADE_BY_PYTHON = "__pycache__"
 WHITEOUT = ".wh."
 """The beginning of the name of a file by which a layer hides what is below it."""

@@ -1,5 +1,6 @@
 """Connections to a kubeconfig's server: proxies, server names, unchecked certificates, impersonation."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -74,15 +75,27 @@ async def test_a_proxy_may_require_credentials(
                     await get(client)
                     continue
                 with pytest.raises(
-                    UnreachableError, match=rf"the proxy {url}: .*(407 As Said|rejects the user)"
+                    UnreachableError,
+                    match=rf"the proxy {url}: .*(407 As Said|password authentication failure)",
                 ) as refused:
                     await get(client)
                 assert "other" not in str(refused.value)
     assert proxy.logins[0] == login
 
 
+@pytest.mark.parametrize("scheme", ["http", "socks5"])
+async def test_a_proxy_that_closes_the_connection_is_reported(
+    tmp_path: Path, authority: Authority, scheme: str
+) -> None:
+    closing = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with closing:
+        url = f"{scheme}://127.0.0.1:{closing.sockets[0].getsockname()[1]}"
+        with pytest.raises(UnreachableError, match=f"https://127.0.0.1:1: the proxy {url}: "):
+            await get(client_of(tmp_path, 1, here(authority, f", proxy-url: '{url}'")))
+
+
 @pytest.mark.parametrize(
-    ("scheme", "refusal", "reported"), [("http", 503, "got 503 As Said"), ("socks5", 4, "the host is unreachable")]
+    ("scheme", "refusal", "reported"), [("http", 503, "got 503 As Said"), ("socks5", 4, "Host unreachable")]
 )
 async def test_a_proxy_that_cannot_reach_the_server_is_reported(
     tmp_path: Path, authority: Authority, server: Pair, scheme: str, refusal: int, reported: str

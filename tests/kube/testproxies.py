@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from socket import inet_ntoa
 
 import h11
 
@@ -52,10 +53,13 @@ class TestProxy:
             if self.logins[-1] != self._login:
                 await writer.drain()
                 return
-        head = await reader.readexactly(5)
-        assert head[:4] == bytes([5, 1, 0, 3]), "by name, so that the proxy resolves it"
-        name, port = await reader.readexactly(head[4]), await reader.readexactly(2)
-        self.asked.append(f"{name.decode()}:{int.from_bytes(port)}")
+        head = await reader.readexactly(4)
+        if head == bytes([5, 1, 0, 1]):
+            name = inet_ntoa(await reader.readexactly(4))
+        else:
+            assert head == bytes([5, 1, 0, 3]), "by name, so that the proxy resolves it"
+            name = (await reader.readexactly((await reader.readexactly(1))[0])).decode()
+        self.asked.append(f"{name}:{int.from_bytes(await reader.readexactly(2))}")
         writer.write(bytes([5, self._refusal, 0, 1, 127, 0, 0, 1, 0, 1]))
         await self._lead(reader, writer, leads=not self._refusal)
 

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from gpuvirt import __version__
 from gpuvirt.clock import RealClock
-from gpuvirt.kube.access.credentials import Credentials, TlsIdentity
-from gpuvirt.kube.access.proxies import authority
+from gpuvirt.kube.access.credentials import Credentials, TlsIdentity, authority
 from gpuvirt.kube.connection import Connection, opened
 from gpuvirt.kube.failures import BrokenError, NotSentError, NotUnderstoodError, UnreachableError
 

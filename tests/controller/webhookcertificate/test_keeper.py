@@ -1,6 +1,8 @@
 """The certificate's keeper beside an API server: what it writes, with real certificates, and what it leaves alone."""
 
 import ssl
+import subprocess
+import sys
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,10 +14,16 @@ import pytest
 from typing_extensions import override
 
 from gpuvirt.clock import RealClock
-from gpuvirt.controller.webhookcertificate import certificate
-from gpuvirt.controller.webhookcertificate.certificate import NotIssuedError, certificates_in, issue, pair_of
-from gpuvirt.controller.webhookcertificate.keeper import CertificateKeeper, CertificateNames
-from gpuvirt.controller.webhookcertificate.rotation import RENEW_BEFORE, VALID_DAYS
+from gpuvirt.controller.webhookcertificate import keeper
+from gpuvirt.controller.webhookcertificate.certificate import certificates_in, pair_of
+from gpuvirt.controller.webhookcertificate.keeper import (
+    RENEW_BEFORE,
+    VALID_DAYS,
+    CertificateKeeper,
+    CertificateNames,
+    NotIssuedError,
+    issue,
+)
 from gpuvirt.facts.ids import parse_namespace, parse_object_name
 from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client
@@ -238,10 +246,26 @@ def test_a_key_of_another_certificate_is_no_pair() -> None:
     assert one.certificate.names == {"a.svc"}
 
 
-def test_a_missing_openssl_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certificate, "OPENSSL", "no-such-openssl")
-    with pytest.raises(NotIssuedError, match="the program no-such-openssl is not installed"):
+@pytest.mark.parametrize(
+    ("program", "reported"),
+    [
+        (("no-such-program",), "can't be run: .*no-such-program"),
+        ((sys.executable, "-c", "exit('it has no entropy')"), r"\(exit status 1\): it has no entropy$"),
+        ((sys.executable, "-c", ""), r"\(exit status 0\): $"),
+    ],
+)
+def test_a_child_that_signs_nothing_is_reported(
+    monkeypatch: pytest.MonkeyPatch, program: tuple[str, ...], reported: str
+) -> None:
+    monkeypatch.setattr(keeper, "SIGNING", program)
+    with pytest.raises(NotIssuedError, match=reported):
         issue("a.svc", 1)
+
+
+def test_the_child_alone_loads_the_library_that_signs() -> None:
+    script = "import sys, gpuvirt.controller.process; print(*(name for name in sys.modules if 'cryptography' in name))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
 
 
 def test_a_long_name_is_no_common_name() -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.controller.webhookcertificate.certificate import Certificate, Pair
-from gpuvirt.controller.webhookcertificate.rotation import (
+from gpuvirt.controller.webhookcertificate.keeper import (
     OVERLAP,
     RENEW_BEFORE,
     SETTLE,

@@ -112,6 +112,11 @@ class Credentials:
         return TlsIdentity(ca, certificate, key, is_insecure=self.is_insecure)
 
 
+def authority(host: str, port: int) -> str:
+    """Return a host and a port in the form of URLs and headers."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
     """The CA that a connection trusts and the certificate that it shows, by their content.

@@ -1,24 +1,100 @@
-"""Turns a context of a kubeconfig into credentials, with all fields that kubectl uses.
+"""Turns a context of a kubeconfig into credentials, with all fields that kubectl uses, and connects through its proxy.
 
 It rejects the same kubeconfigs as kubectl, and names the file and field. Source: client-go, tools/clientcmd and rest.
+A proxy is HTTP CONNECT (RFC 9110), with or without TLS to the proxy, or SOCKS5. It resolves the API server's name.
 """
 
+import asyncio
 import base64
 import binascii
 import logging
+import ssl
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+import h11
 
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
 from gpuvirt.kube.access import kubeconfig
-from gpuvirt.kube.access.credentials import Credentials, Material, Password
+from gpuvirt.kube.access.credentials import Credentials, Material, Password, Streams, authority
 from gpuvirt.kube.access.execplugin import ExecPlugin, command_of
 from gpuvirt.kube.access.kubeconfig import Cluster, Context, Merged, NamedEntry, User
-from gpuvirt.kube.access.proxies import PORTS, Proxy, proxy_of
+
+PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
+READ_BYTES = 1 << 16
+
+
+class ProxyError(OSError):
+    """The proxy is unreachable or refuses the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """The address of a proxy, and the login for it."""
+
+    scheme: str
+    host: str
+    port: int
+    login: tuple[str, str] | None = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """The URL of the proxy without a password."""
+        return f"{self.scheme}://{authority(self.host, self.port)}"
+
+    async def open(self, host: str, port: int) -> Streams:
+        """Return a connection to a host through the proxy; raises ProxyError."""
+        if self.scheme.startswith("socks"):
+            return await self._open_by_socks(host, port)
+        try:
+            context = ssl.create_default_context() if self.scheme == "https" else None
+            reader, writer = await asyncio.open_connection(self.host, self.port, ssl=context, limit=READ_BYTES)
+        except OSError as error:
+            raise ProxyError(f"the proxy {self.text} is unreachable: {error}") from error
+        try:
+            await self._connect((reader, writer), authority(host, port))
+        except BaseException as error:
+            writer.transport.abort()
+            if isinstance(error, OSError | h11.ProtocolError):
+                raise ProxyError(f"the proxy {self.text}: {error}") from error
+            raise
+        return reader, writer
+
+    async def _open_by_socks(self, host: str, port: int) -> Streams:
+        from python_socks import ProxyConnectionError, ProxyType
+        from python_socks import ProxyError as RefusedError
+        from python_socks.async_.asyncio.v2 import Proxy as SocksProxy
+
+        user, password = self.login or (None, None)
+        proxy = SocksProxy(ProxyType.SOCKS5, self.host, self.port, user, password, rdns=True)
+        try:
+            streams = await proxy.connect(host, port)
+        except ProxyConnectionError as error:
+            raise ProxyError(f"the proxy {self.text} is unreachable: {error.__cause__}") from error
+        except (OSError, RefusedError, asyncio.IncompleteReadError) as error:
+            raise ProxyError(f"the proxy {self.text}: {error}") from error
+        return streams.reader, streams.writer
+
+    async def _connect(self, streams: Streams, target: str) -> None:
+        (reader, writer), http, headers = streams, h11.Connection(h11.CLIENT), [("Host", target)]
+        if self.login is not None:
+            pair = base64.b64encode(":".join(self.login).encode()).decode()
+            headers.append(("Proxy-Authorization", f"Basic {pair}"))
+        writer.write(http.send(h11.Request(method="CONNECT", target=target, headers=headers)) or b"")
+        writer.write(http.send(h11.EndOfMessage()) or b"")
+        await writer.drain()
+        while (event := http.next_event()) is h11.NEED_DATA:
+            http.receive_data(await reader.read(READ_BYTES))
+        if not isinstance(event, h11.Response) or not 200 <= event.status_code < 300:
+            answer = "no answer"
+            if isinstance(event, h11.Response):
+                answer = f"{event.status_code} {event.reason.decode('latin-1')}"
+            raise ProxyError(f"expected a connection to {target}, got {answer}")
+
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +186,11 @@ def _proxy(cluster: NamedEntry[Cluster]) -> Proxy | None:
     if not written:
         return None
     expected = f"SCHEME://HOST:PORT with one of the schemes {', '.join(PORTS)}"
-    if (scheme := _url(cluster, "proxy-url", written, expected).scheme) not in PORTS:
-        raise cluster.fault(f"expected {expected}, got the scheme {scheme!r}", "proxy-url")
-    return proxy_of(written)
+    url = _url(cluster, "proxy-url", written, expected)
+    if url.scheme not in PORTS:
+        raise cluster.fault(f"expected {expected}, got the scheme {url.scheme!r}", "proxy-url")
+    login = (unquote(url.username), unquote(url.password or "")) if url.username is not None else None
+    return Proxy(url.scheme, url.hostname or "", url.port or PORTS[url.scheme], login)
 
 
 def _url(cluster: NamedEntry[Cluster], key: str, written: str, expected: str) -> SplitResult:
