@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.clock import Signal
-from gpuvirt.controller.decisions import decide, deciding
+from gpuvirt.controller.decisions import basis_of, decide, slices
 from gpuvirt.controller.deployment.decisions import Existing
 from gpuvirt.controller.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.controller.nodememory import DecidedNodes
@@ -163,7 +163,8 @@ def test_decisions_with_a_memory_equal_those_from_scratch(data: st.DataObject, c
     for _ in range(data.draw(st.integers(1, 12))):
         cluster.change(data)
         picture = cluster.listed_again if data.draw(st.sampled_from([False] * 5 + [True])) else cluster.picture
-        for _ in islice(deciding(picture, settings, (), AT, memory), data.draw(st.integers(0, 3))):
+        basis = basis_of(picture, settings, AT, memory)
+        for _ in islice(slices(basis, picture, memory), data.draw(st.integers(0, 3))):
             cluster.change(data)  # a slice of an older picture is no harm
         memory.forget(data.draw(st.integers(0, 9)))
         picture = cluster.picture
@@ -176,7 +177,8 @@ def test_a_slice_decides_some_nodes_and_the_decision_those_that_are_left() -> No
         DecidedNodes(slice_nodes=20),
     )
     picture = replace(picture, nodes=ObjectMap.of(picture.nodes), gpu_nodes=ObjectMap.of(picture.gpu_nodes))
-    decided = [memory.decided for _ in deciding(picture, SETTINGS, (), AT, memory)]
+    basis = basis_of(picture, SETTINGS, AT, memory)
+    decided = [memory.decided for _ in slices(basis, picture, memory)]
     assert [before <= most for before, most in zip(decided, (25, 50), strict=True)] == [True, True]
     assert memory.decided == 50
     assert decide(picture, SETTINGS, (), AT, memory) == decide(picture, SETTINGS, (), AT)

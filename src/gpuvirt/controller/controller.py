@@ -12,7 +12,7 @@ import msgspec
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.controller.announcer import Announcer
-from gpuvirt.controller.decisions import Decisions, deciding
+from gpuvirt.controller.decisions import Decisions, basis_of, decide_from, slices
 from gpuvirt.controller.deployment.decisions import Existing
 from gpuvirt.controller.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject
 from gpuvirt.controller.follower import Follower
@@ -206,15 +206,11 @@ class Controller:
 
     async def _decided(self, picture: Picture) -> Decisions:
         """Return the decisions from a picture; other tasks have their turns between the slices of the nodes."""
-        now, failures = self._dependencies.clock.now(), self._writer.failures
-        running = deciding(picture, self._settings, failures, now, self._memory)
-        while True:
-            try:
-                next(running)
-            except StopIteration as ended:
-                found: Decisions = ended.value
-                return found
+        now, failures, memory = self._dependencies.clock.now(), self._writer.failures, self._memory
+        basis = basis_of(picture, self._settings, now, memory)
+        for _ in slices(basis, picture, memory):
             await self._dependencies.clock.sleep(0)
+        return decide_from(basis, picture, self._settings, failures, now, memory)
 
     def _forget(self) -> None:
         """Forget the parts of the nodes that are due in the slow round."""

@@ -1,6 +1,6 @@
 """The controller's decisions from one picture of the cluster: the writes, the events and the policy's status."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 import msgspec
@@ -58,12 +58,22 @@ class Decisions(msgspec.Struct, frozen=True):
     """The history of patches of KubeVirt; None if it has not changed."""
 
 
-class PolicyBasis(msgspec.Struct, frozen=True):
-    """A valid policy, the decisions for KubeVirt, and the inputs that the decisions for all nodes share."""
+class Serving(msgspec.Struct, frozen=True):
+    """A valid policy that the controller carries out, and the inputs that the decisions for all nodes share."""
 
     policy: ClusterPolicy
     kubevirt: KubeVirtDecisions
     cluster: ClusterInputs
+
+
+class Basis(msgspec.Struct, frozen=True):
+    """The active policy, and what is decided before nodes are."""
+
+    choice: Choice
+    problems: tuple[Reason, ...]
+    """The problems for which the controller carries out nothing of the policy."""
+    serving: Serving | None
+    """None with problems."""
 
 
 def decide(
@@ -77,42 +87,55 @@ def decide(
 
     With a memory, only the nodes are decided whose part of the picture has changed since; the result is the same.
     """
-    running = deciding(picture, settings, failures, at, memory if memory is not None else DecidedNodes())
-    while True:
-        try:
-            next(running)
-        except StopIteration as ended:
-            found: Decisions = ended.value
-            return found
+    memory = memory if memory is not None else DecidedNodes()
+    return decide_from(basis_of(picture, settings, at, memory), picture, settings, failures, at, memory)
 
 
-def deciding(
-    picture: Picture, settings: ControllerSettings, failures: Sequence[str], at: datetime, memory: DecidedNodes
-) -> Generator[None, None, Decisions]:
-    """Return the same as `decide`; yield after each slice of the nodes, so that others have their turn."""
+def basis_of(picture: Picture, settings: ControllerSettings, at: datetime, memory: DecidedNodes) -> Basis | None:
+    """Return what is decided before nodes are; None without a ClusterPolicy."""
     choice = choose(picture.policies.values())
-    scheduling = scheduler.decide(settings.shared, picture.services, picture.existing, settings.namespace)
     if choice is None:
+        return None
+    problems = tuple(_problems(choice, picture, settings))
+    if problems or not isinstance(choice.policy, ClusterPolicy):
+        return Basis(choice, problems, None)
+    policy = policies.beside(choice.policy) if settings.coexists else choice.policy
+    return Basis(choice, problems, _serving(policy, picture, settings, at, memory))
+
+
+def slices(basis: Basis | None, picture: Picture, memory: DecidedNodes) -> Iterator[None]:
+    """Decide the nodes into the memory; yield whenever some are decided, so that others have their turn."""
+    if basis is not None and basis.serving is not None:
+        yield from memory.slices(picture, basis.serving.cluster)
+
+
+def decide_from(
+    basis: Basis | None,
+    picture: Picture,
+    settings: ControllerSettings,
+    failures: Sequence[str],
+    at: datetime,
+    memory: DecidedNodes,
+) -> Decisions:
+    """Return the same as `decide`, from the basis of the picture."""
+    scheduling = scheduler.decide(settings.shared, picture.services, picture.existing, settings.namespace)
+    if basis is None:
         # Without a ClusterPolicy the controller changes no node, and deployed operands stay.
         return Decisions(scheduling.writes)
-    problems = tuple(_problems(choice, picture, settings))
-    basis = _basis(choice, picture, settings, at, memory) if not problems else None
-    if basis is None:
-        found, deployed, kubevirt = (
-            NodesSummary(),
-            Deployment(),
-            KubeVirtDecisions(histories=picture.kubevirt.histories),
-        )
+    choice, problems, serving = basis.choice, basis.problems, basis.serving
+    if serving is None:
+        nodes, deployed = NodesSummary(), Deployment()
+        kubevirt = KubeVirtDecisions(histories=picture.kubevirt.histories)
         reported = {key.name: gpu_node for key, gpu_node in picture.gpu_nodes.items()}
         of_nodes = tuple(invalidstates.of_reports(reported))
     else:
-        found, kubevirt = (yield from memory.deciding(picture, basis.cluster)), basis.kubevirt
-        deployed = _deployment(picture, basis.policy, settings, found)
-        of_nodes = (*invalidstates.of_config_map(basis.policy, picture), *found.invalid)
+        nodes, kubevirt = memory.decide(picture, serving.cluster), serving.kubevirt
+        deployed = _deployment(picture, serving.policy, settings, nodes)
+        of_nodes = (*invalidstates.of_config_map(serving.policy, picture), *nodes.invalid)
     invalid = (*invalidstates.of_policy(choice.stored.metadata.name, problems, deployed.faults), *of_nodes)
     progress = PolicyFacts(
-        nodes=found.verdicts,
-        switched_off=found.switched_off,
+        nodes=nodes.verdicts,
+        switched_off=nodes.switched_off,
         operands=(
             *deployed.faults,
             *(f"DaemonSet {state.name}: {state.against}" for state in deployed.states if state.against),
@@ -126,13 +149,13 @@ def deciding(
     )
     statuses = _statuses(choice, progress, settings, at)
     return Decisions(
-        (*found.writes, *deployed.writes, *kubevirt.writes, *scheduling.writes, *statuses),
+        (*nodes.writes, *deployed.writes, *kubevirt.writes, *scheduling.writes, *statuses),
         (
-            *found.announcements,
+            *nodes.announcements,
             *invalid_announcements(choice, invalid),
             *policy_announcements(choice, status.verdict_of(progress)),
         ),
-        found.verdicts,
+        nodes.verdicts,
         progress,
         choice.stored.metadata.name,
         deployed.states,
@@ -140,24 +163,20 @@ def deciding(
     )
 
 
-def _basis(
-    choice: Choice, picture: Picture, settings: ControllerSettings, at: datetime, memory: DecidedNodes
-) -> PolicyBasis | None:
-    """Return what all nodes depend on; None for a policy that is not valid."""
-    if not isinstance(choice.policy, ClusterPolicy):
-        return None
-    policy = policies.beside(choice.policy) if settings.coexists else choice.policy
+def _serving(
+    policy: ClusterPolicy, picture: Picture, settings: ControllerSettings, at: datetime, memory: DecidedNodes
+) -> Serving:
     serves = policy.spec.sandbox_workloads.mode is not SandboxMode.KATA
     manage = settings.manages_kubevirt and serves
     kubevirt = kubevirts.decide(picture.kubevirt, memory.observed(picture), settings.namespace, at, manage=manage)
     kubevirt = kubevirt if serves else kubevirts.beside_kata(kubevirt, picture.kubevirt)
     has_image = settings.image is not None
-    desired = msgspec.structs.replace(policy, metadata=Metadata(name=policy.metadata.name), status=None)
+    desired = replace(policy, metadata=Metadata(name=policy.metadata.name), status=None)
     around = replace(policies.around_of(policy), labels_vgpu_types=settings.labels_vgpu_types)
     deployer = Deployer(desired, has_image, has_daemon_sets=has_image, beside=settings.coexists)
     vgpu_switch = policies.vgpu_switch_of(policy, kubevirt)
     defaults, scheduled = policies.defaults_of(policy), picture.scheduled.configs
-    return PolicyBasis(policy, kubevirt, ClusterInputs(defaults, around, vgpu_switch, deployer, scheduled))
+    return Serving(policy, kubevirt, ClusterInputs(defaults, around, vgpu_switch, deployer, scheduled))
 
 
 def _kubevirt_verdict(picture: Picture, kubevirt: KubeVirtDecisions) -> ReadyCondition | None:
@@ -172,24 +191,18 @@ def _deployment(
     if settings.image is None:
         return Deployment()
     policy = policies.while_leaving(policy) if nodes.drains else policy
-    rendered = render(policy, site_of(picture, policy, settings, settings.image, nodes))
-    return deployment.decide(policy, rendered, picture.existing, nodes.workloads, nodes.with_used_vgpus)
-
-
-def site_of(
-    picture: Picture, policy: ClusterPolicy, settings: ControllerSettings, image: str, nodes: NodesSummary
-) -> RenderInputs:
-    """Return the facts of the cluster and the controller that operands depend on."""
-    existing = {name: tuple(keys) for name in config_maps_of(policy) if (keys := picture.entries_of(name)) is not None}
-    return RenderInputs(
+    named = {name: picture.entries_of(name) for name in config_maps_of(policy)}
+    inputs = RenderInputs(
         settings,
-        image,
+        settings.image,
         vgpu_os=nodes.vgpu_systems,
         container_os=nodes.container_systems,
         has_container_nodes=nodes.has_container_nodes,
         runtime=nodes.runtime,
-        config_maps=existing,
+        config_maps={name: keys for name, keys in named.items() if keys is not None},
     )
+    rendered = render(policy, inputs)
+    return deployment.decide(policy, rendered, picture.existing, nodes.workloads, nodes.with_used_vgpus)
 
 
 def _problems(choice: Choice, picture: Picture, settings: ControllerSettings) -> Iterator[Reason]:

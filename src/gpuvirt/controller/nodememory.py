@@ -4,7 +4,7 @@ Nodes and GpuNodes come in parts that two pictures share where nothing has chang
 has. Within such a part, only the nodes whose own inputs have changed are decided.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -80,8 +80,17 @@ class DecidedNodes:
                 self._observed[number] = part, observed_of(part.nodes, part.gpu_nodes)
         return observed_together([self._observed[number][1] for number in sorted(self._observed)])
 
-    def deciding(self, picture: Picture, cluster: ClusterInputs) -> Generator[None, None, NodesSummary]:
-        """Return the decisions for all nodes; yield whenever some have been decided, so that others have their turn."""
+    def decide(self, picture: Picture, cluster: ClusterInputs) -> NodesSummary:
+        """Return the decisions for all nodes."""
+        for _ in self.slices(picture, cluster):
+            pass
+        decided = [self._parts[number] for number in sorted(self._parts)]
+        orphaned = together([part.orphaned for part in decided])
+        summary = together([part.summary for part in decided])
+        return replace(summary, writes=(*summary.writes, *orphaned.writes))
+
+    def slices(self, picture: Picture, cluster: ClusterInputs) -> Iterator[None]:
+        """Decide the nodes that have changed; yield whenever some are decided, so that others have their turn."""
         if cluster != self._cluster:
             self._cluster, self._parts = cluster, {}
         pods, due = self._pods_by_node(picture.existing.pods), self.decided + self._slice_nodes
@@ -94,10 +103,6 @@ class DecidedNodes:
             if self.decided >= due:
                 due = self.decided + self._slice_nodes
                 yield
-        decided = [self._parts[number] for number in sorted(self._parts)]
-        orphaned = together([part.orphaned for part in decided])
-        found = together([part.summary for part in decided])
-        return replace(found, writes=(*found.writes, *orphaned.writes))
 
     def forget(self, number: int) -> None:
         """Forget one part of the nodes, so that it is decided again. All numbers up to `PARTS` are a whole round."""

@@ -7,19 +7,11 @@ images are passed on: which of them an image reads is not known.
 it is empty or has the default of the kind's documentation. The fields of a disabled operand do not count.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-
-import msgspec
 
 from gpuvirt.controller.operands.agent import KATA_ALIASES
 from gpuvirt.plain import Plain
-
-_NAMED = ("repository", "image", "version", "imagePullPolicy", "imagePullSecrets")
-_POD = ("resources", "env", "hostNetwork")
-_RUN = ("enabled", *_NAMED, *_POD, "args")
-"""The fields that gpuvirt acts on for an operand with an image of the policy."""
-
 
 AGENT_READS = (
     *("GPUVIRT_AWAIT_CONTROLLER", "GPUVIRT_CONFIG", "GPUVIRT_HOST_ROOT", "GPUVIRT_KUBELET_DIR", "GPUVIRT_LISTEN"),
@@ -34,93 +26,75 @@ VALIDATOR_READS = (
 """The variables that the checks of `gpuvirt validate` read."""
 _BELOW = ("GRPC_*", "KUBERNETES_*", "LANG", "LC_*", "LD_*", "MALLOC_*", "NVIDIA_*", "PYTHON*", "SSL_CERT_*", "TZ")
 """Patterns of the variables that the programs' libraries, their interpreter and the container runtime read."""
-
-
-class _Known(msgspec.Struct, frozen=True):
-    """The fields that gpuvirt acts on in a part of the policy."""
-
-    whole: tuple[str, ...] = ()
-    """Fields that gpuvirt acts on completely."""
-    parts: Mapping[str, "_Known"] = msgspec.field(default_factory=dict)
-    """Fields that gpuvirt acts on partly."""
-    defaults: Mapping[str, Plain] = msgspec.field(default_factory=dict)
-    """Documented defaults of ignored fields, which do not count as set with these values."""
-    variables: tuple[str, ...] | None = None
-    """The environment variables of `env` that gpuvirt's own program reads, as patterns; None for another program."""
-    off: bool | None = None
-    """Whether the part is disabled if `enabled` is not set; None if it has no such field."""
-
-
-def _agents(*more: str, **parts: _Known) -> _Known:
-    """Return the fields for an operand that is a part of the agent, and so has no image of its own."""
-    return _Known(more, parts, variables=(), off=False)
-
-
-_UNKNOWN_ON, _UNKNOWN_OFF = _Known(off=False), _Known(off=True)
-_CONFIG = _Known(("name", "default"))
-_ON_DEMAND = _Known(("names", "prefix", "types", "idleCount", "sizes"))
-_SHARES = _Known(("enforcement", "gpuMemoryMib"), {"hamiCore": _Known(("library",)), "mps": _Known(("enabled",))})
-_OF_CHECKS = (*VALIDATOR_READS, *_BELOW)
-_ONLY_SWITCH = _Known((*_NAMED, *_POD, "args", "defaultMode", "config"), off=True)
-"""An operand that gpuvirt never deploys: only its field `enabled` is reported."""
-ACTED_ON = _Known(
-    parts={
-        "kataSandboxDevicePlugin": _agents("enabled"),
-        "ccManager": _ONLY_SWITCH,
-        "kataManager": _ONLY_SWITCH,
-        "operator": _Known(("runtimeClass",), defaults={"defaultRuntime": "docker"}),
-        "daemonsets": _Known(
-            ("labels", "annotations", "tolerations", "priorityClassName", "updateStrategy"),
-            {"rollingUpdate": _Known(("maxUnavailable",))},
-        ),
-        "hostPaths": _Known(("rootFS", "driverInstallDir", "kubeletRootDir")),
-        "cdi": _Known(("enabled", "nriPluginEnabled")),
-        "mig": _Known(("strategy",)),
-        "sandboxWorkloads": _Known(("enabled", "defaultWorkload", "mode")),
-        "vfioManager": _agents("enabled"),
-        "vgpuManager": _Known(_RUN, {"kernelModuleConfig": _Known(("name",))}, off=True),
-        "vgpuDeviceManager": _agents("enabled", config=_CONFIG),
-        "sandboxDevicePlugin": _Known(
-            (
-                *("enabled", "requireReset", "graceWithoutDriver", "vfioNodes", "resourcesWithoutGpus"),
-                *("imagePullSecrets", "resources", "hostNetwork"),
-            ),
-            {"onDemand": _ON_DEMAND, "shares": _SHARES},
-            variables=(*AGENT_READS, *_BELOW),
-            off=False,
-        ),
-        "validator": _Known(
-            ("enabled", "imagePullSecrets", "resources", "hostNetwork"),
-            {name: _Known(variables=_OF_CHECKS) for name in ("driver", "toolkit", "plugin")},
-            variables=_OF_CHECKS,
-            off=False,
-        ),
-        "driver": _Known(
-            (*_RUN, "kernelModuleType", "startupProbe", "secretEnv", "useNvidiaDriverCRD"),
-            {
-                "manager": _Known((*_NAMED, "env")),
-                "kernelModuleConfig": _Known(("name",)),
-                "rdma": _UNKNOWN_OFF,
-            },
-            off=False,
-        ),
-        "toolkit": _Known((*(name for name in _RUN if name != "args"), "installDir"), off=False),
-        "devicePlugin": _Known(_RUN, {"mps": _Known(defaults={"root": "/run/nvidia/mps"})}, off=False),
-        "dcgm": _Known(_RUN, defaults={"hostPort": 5555}, off=False),
-        "dcgmExporter": _Known(
-            (*_RUN, "podAnnotations", "podLabels", "service", "hostPID"),
-            {"config": _Known(("name",)), "serviceMonitor": _UNKNOWN_OFF, "hpcJobMapping": _UNKNOWN_OFF},
-            off=False,
-        ),
-        "gfd": _Known(_RUN, off=False),
-        "migManager": _UNKNOWN_ON,
-        "nodeStatusExporter": _UNKNOWN_OFF,
-        "gds": _UNKNOWN_OFF,
-        "gdrcopy": _UNKNOWN_OFF,
-        "psp": _UNKNOWN_OFF,
-    },
+_NAMED = "repository image version imagePullPolicy imagePullSecrets"
+_POD = "resources env hostNetwork"
+_RUN = f"enabled {_NAMED} {_POD} args"
+"""The fields that gpuvirt acts on for an operand with an image of the policy."""
+_ONLY_SWITCH = f"{_NAMED} {_POD} args defaultMode config"
+"""Of an operand that gpuvirt never deploys, only the field `enabled` is reported."""
+ACTED_ON: Mapping[str, str] = {
+    "kataSandboxDevicePlugin": "enabled",
+    "ccManager": _ONLY_SWITCH,
+    "kataManager": _ONLY_SWITCH,
+    "operator": "runtimeClass",
+    "daemonsets": "labels annotations tolerations priorityClassName updateStrategy",
+    "daemonsets.rollingUpdate": "maxUnavailable",
+    "hostPaths": "rootFS driverInstallDir kubeletRootDir",
+    "cdi": "enabled nriPluginEnabled",
+    "mig": "strategy",
+    "sandboxWorkloads": "enabled defaultWorkload mode",
+    "vfioManager": "enabled",
+    "vgpuManager": _RUN,
+    "vgpuManager.kernelModuleConfig": "name",
+    "vgpuDeviceManager": "enabled",
+    "vgpuDeviceManager.config": "name default",
+    "sandboxDevicePlugin": "enabled requireReset graceWithoutDriver vfioNodes resourcesWithoutGpus"
+    " imagePullSecrets resources hostNetwork",
+    "sandboxDevicePlugin.onDemand": "names prefix types idleCount sizes",
+    "sandboxDevicePlugin.shares": "enforcement gpuMemoryMib",
+    "sandboxDevicePlugin.shares.hamiCore": "library",
+    "sandboxDevicePlugin.shares.mps": "enabled",
+    "validator": "enabled imagePullSecrets resources hostNetwork",
+    "validator.driver": "",
+    "validator.toolkit": "",
+    "validator.plugin": "",
+    "driver": f"{_RUN} kernelModuleType startupProbe secretEnv useNvidiaDriverCRD",
+    "driver.manager": f"{_NAMED} env",
+    "driver.kernelModuleConfig": "name",
+    "toolkit": f"enabled {_NAMED} {_POD} installDir",
+    "devicePlugin": _RUN,
+    "devicePlugin.mps": "",
+    "dcgm": _RUN,
+    "dcgmExporter": f"{_RUN} podAnnotations podLabels service hostPID",
+    "dcgmExporter.config": "name",
+    "gfd": _RUN,
+}
+"""The fields that gpuvirt acts on, in the operands' renderers and in the controller, by the part of the spec."""
+VARIABLES: Mapping[str, tuple[str, ...]] = {
+    # Parts of the agent have no program of their own.
+    **dict.fromkeys(("kataSandboxDevicePlugin", "vfioManager", "vgpuDeviceManager"), ()),
+    "sandboxDevicePlugin": (*AGENT_READS, *_BELOW),
+    **dict.fromkeys(
+        ("validator", "validator.driver", "validator.toolkit", "validator.plugin"), (*VALIDATOR_READS, *_BELOW)
+    ),
+}
+"""Patterns of the variables of `env` that gpuvirt's own programs read, by the part of the spec."""
+DEFAULTS: Mapping[str, Plain] = {
+    "operator.defaultRuntime": "docker",
+    "devicePlugin.mps.root": "/run/nvidia/mps",
+    "dcgm.hostPort": 5555,
+}
+"""Documented defaults of ignored fields, which do not count as set with these values."""
+ON = (
+    *("kataSandboxDevicePlugin", "vfioManager", "vgpuDeviceManager", "sandboxDevicePlugin", "validator", "driver"),
+    *("toolkit", "devicePlugin", "dcgm", "dcgmExporter", "gfd", "migManager"),
 )
-"""All fields that gpuvirt acts on, in the operands' renderers and in the controller."""
+"""The parts that are enabled if `enabled` is not set."""
+OFF = (
+    *("ccManager", "kataManager", "vgpuManager", "driver.rdma", "dcgmExporter.serviceMonitor", "gds", "gdrcopy"),
+    *("dcgmExporter.hpcJobMapping", "nodeStatusExporter", "psp"),
+)
+"""The parts that are disabled if `enabled` is not set."""
 FOR_VMS = ("vfioManager", "vgpuManager", "vgpuDeviceManager", "sandboxDevicePlugin")
 """Operands whose fields do not count if no node is for VMs."""
 FOR_KATA = ("kataSandboxDevicePlugin",)
@@ -135,35 +109,28 @@ def unsupported(spec: Plain) -> tuple[str, ...]:
     has_vms = _field(sandbox, "enabled") is True
     has_kata = has_vms and _field(sandbox, "mode") == "kata"
     idle = {*(() if has_vms else FOR_VMS), *(() if has_kata else FOR_KATA)}
-    relevant = {name: value for name, value in spec.items() if name not in idle}
-    found = set(_ignored_in(relevant, ACTED_ON, "$.spec"))
+    found = set(_ignored_in({name: value for name, value in spec.items() if name not in idle}, ""))
     if has_kata:
         plugins = ("sandboxDevicePlugin", "kataSandboxDevicePlugin")
-        found -= {f"$.spec.{plugin}.env[{name}]" for plugin in plugins for name in KATA_ALIASES}
-    return tuple(sorted(found))
+        found -= {f"{plugin}.env[{name}]" for plugin in plugins for name in KATA_ALIASES}
+    return tuple(sorted(f"$.spec.{path}" for path in found))
 
 
-def _ignored_in(value: Plain, known: _Known, path: str) -> Iterator[str]:
-    if not isinstance(value, dict):
-        if _is_set(value):
-            yield path
-        return
-    if _is_off(value, known):
-        return
-    is_ignored = not known.whole and not known.parts and not known.defaults and known.variables is None
-    if is_ignored:
-        yield path
-        return
-    for name, inner in value.items():
-        if name == "env" and known.variables is not None:
-            yield from (f"{path}.env[{variable}]" for variable in _unread(inner, known.variables))
-        elif name in known.parts:
-            yield from _ignored_in(inner, known.parts[name], f"{path}.{name}")
-        elif name not in known.whole and _is_set(inner) and inner != known.defaults.get(name):
-            yield f"{path}.{name}"
+def _ignored_in(part: Mapping[str, Plain], path: str) -> Iterator[str]:
+    acted_on = ACTED_ON.get(path, "").split()
+    for name, value in part.items():
+        at = f"{path}.{name}" if path else name
+        if isinstance(value, dict) and _is_off(value, at):
+            continue
+        if name == "env" and path in VARIABLES:
+            yield from (f"{at}[{variable}]" for variable in _unread(value, VARIABLES[path]))
+        elif isinstance(value, dict) and at in ACTED_ON:
+            yield from _ignored_in(value, at)
+        elif name not in acted_on and _is_set(value) and value != DEFAULTS.get(at):
+            yield at
 
 
-def _unread(env: Plain, read: Sequence[str]) -> Iterator[str]:
+def _unread(env: Plain, read: tuple[str, ...]) -> Iterator[str]:
     """Yield the names of the variables with a value that a program does not read, by the patterns of those it reads."""
     for variable in env if isinstance(env, list) else ():
         name, value = str(_field(variable, "name")), _field(variable, "value")
@@ -173,13 +140,9 @@ def _unread(env: Plain, read: Sequence[str]) -> Iterator[str]:
             yield name
 
 
-def _is_off(value: Mapping[str, Plain], known: _Known) -> bool:
-    if not _is_set(dict(value)):
-        return True
-    if known.off is None:
-        return False
-    enabled = value.get("enabled")
-    return enabled is False or (enabled is None and known.off)
+def _is_off(part: Mapping[str, Plain], path: str) -> bool:
+    enabled = part.get("enabled")
+    return (enabled is False and path in (*ON, *OFF)) or (enabled is None and path in OFF)
 
 
 def _is_set(value: Plain) -> bool:
