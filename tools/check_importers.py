@@ -17,8 +17,7 @@ MOST_LINES = 300
 KIND, CHECK, OPERAND = "one of the kinds", "one of the checks", "one of the operands"
 APART: Mapping[str, str] = {
     "cli/output/sharesrender.py": "output is apart from commands",
-    "controller/operands/dcgm.py": OPERAND,
-    "controller/operands/deviceplugin.py": OPERAND,
+    "controller/operands/toolkit.py": OPERAND,
     "hardware/access/writer.py": "started by its path",
     "hardware/vgpu/sriov_vf.py": "one of the back ends of vGPUs",
     "agent/kubelet/grpcservers.py": "the simulated kubelet uses it, too",

@@ -10,7 +10,7 @@ from crd import Crd, whole
 from crdschema import Rule, Schema, description_of, structural, without_nulls
 from msgspec.structs import replace
 
-from gpuvirt.controller.operands import images, specchecks
+from gpuvirt.controller.operands import images, inputs
 from gpuvirt.kube.kinds import clusterpolicy
 
 HEAD = """\
@@ -38,11 +38,11 @@ _NRI = Rule(
     "!(has(self.cdi) && has(self.cdi.nriPluginEnabled) && self.cdi.nriPluginEnabled)"
     " || !(has(self.cdi.enabled) && !self.cdi.enabled)"
     " && !(has(self.toolkit) && has(self.toolkit.enabled) && !self.toolkit.enabled)",
-    specchecks.NRI_NEEDS,
+    inputs.NRI_NEEDS,
 )
 _UNAVAILABLE = Rule(
-    f"self.matches('{specchecks.UNAVAILABLE}')",
-    specchecks.NOT_A_SHARE,
+    f"self.matches('{inputs.UNAVAILABLE}')",
+    inputs.NOT_A_SHARE,
 )
 _RULES: tuple[tuple[str, tuple[Rule, ...]], ...] = (
     ("", (_NRI,)),

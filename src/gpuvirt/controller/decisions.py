@@ -15,9 +15,8 @@ from gpuvirt.controller.nodedecisions import ClusterInputs
 from gpuvirt.controller.nodememory import DecidedNodes
 from gpuvirt.controller.nodes.problems import Deployer, NodeVerdict
 from gpuvirt.controller.nodesummary import NodesSummary
-from gpuvirt.controller.operands.inputs import RenderInputs
+from gpuvirt.controller.operands.inputs import RenderInputs, spec_faults
 from gpuvirt.controller.operands.rendering import config_maps_of, render
-from gpuvirt.controller.operands.specchecks import spec_faults
 from gpuvirt.controller.picture import Picture
 from gpuvirt.controller.policy import invalidstates, policies, status
 from gpuvirt.controller.policy.status import PolicyFacts, ReadyCondition

@@ -11,9 +11,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt import documents, plain
-from gpuvirt.controller.operands.inputs import RenderInputs
+from gpuvirt.controller.operands.inputs import RenderInputs, spec_faults
 from gpuvirt.controller.operands.rendering import config_maps_of, render
-from gpuvirt.controller.operands.specchecks import spec_faults
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.errors import ConfigError
 from gpuvirt.kube.kinds import clusterpolicy

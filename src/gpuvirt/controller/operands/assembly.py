@@ -10,8 +10,7 @@ from hashlib import sha256
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.controller.operands.inputs import MANAGED_BY, PART_OF, OperandName, RenderInputs
-from gpuvirt.controller.operands.specchecks import is_share
+from gpuvirt.controller.operands.inputs import MANAGED_BY, PART_OF, OperandName, RenderInputs, is_share
 from gpuvirt.kube.kinds import workloads
 from gpuvirt.kube.kinds.clusterpolicy import API_VERSION, KIND, ClusterPolicy, Daemonsets, UpdateStrategy
 from gpuvirt.kube.kinds.containeroperands import ProbeTiming

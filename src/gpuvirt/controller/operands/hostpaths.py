@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from gpuvirt.kube.kinds.clusterpolicy import HostPaths
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, HostPaths
 from gpuvirt.kube.kinds.podparts import EnvSource, EnvVar, FieldReference, HostPathSource, Volume, VolumeMount
 
 DRIVER_DIR = "/run/nvidia/driver"
@@ -24,6 +24,11 @@ def driver_of(paths: HostPaths) -> str:
 def kubelet_of(paths: HostPaths) -> str:
     """Return the kubelet's root folder."""
     return (paths.kubelet_root_dir or KUBELET).rstrip("/") or "/"
+
+
+def toolkit_of(policy: ClusterPolicy) -> str:
+    """Return the folder of the host into which the container toolkit is installed."""
+    return policy.spec.toolkit.install_dir or "/usr/local/nvidia"
 
 
 def field_of(name: str, path: str) -> EnvVar:

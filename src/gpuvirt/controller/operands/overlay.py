@@ -1,20 +1,60 @@
 """The changes that a policy and the controller's settings make to the manifest of one operand (`bases`).
 
 An operand begins with `base`, makes the changes that it alone has, and ends with `assembly.daemon_set`.
+
+Contract: NVIDIA's operator, whose images the operands on nodes for containers run. `nvidia.com/gpu.deploy.*` labels
+select their nodes. They wait for files in `/run/nvidia/validations`, with containers of gpuvirt's image. They access
+GPUs by the RuntimeClass that the container toolkit configures, or by the annotation of its NRI plugin.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 from msgspec.structs import replace
 
-from gpuvirt.controller.operands import assembly, bases, containernodes, hostpaths, images
+from gpuvirt.controller.operands import assembly, bases, hostpaths, images
 from gpuvirt.controller.operands.inputs import RenderInputs
-from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.kube.kinds.operandparts import Operand
 from gpuvirt.kube.kinds.podparts import Container, EnvVar
 from gpuvirt.kube.kinds.workloads import DaemonSet, LabelSelector
 from gpuvirt.kube.labels import OS_LABEL
+
+RUNTIME_CLASS = "nvidia"
+
+
+def is_desired(inputs: RenderInputs, operand: Operand) -> bool:
+    """Return whether an operand for containers runs; null is true, and without nodes for containers none runs."""
+    return operand.enabled is not False and not inputs.settings.coexists and inputs.has_container_nodes
+
+
+def image_of(
+    inputs: RenderInputs, operand: Operand, path: str, variable: str
+) -> Generator[SpecFault, None, str | None]:
+    """Return an operand's image; None if the operand does not run, or after yielding the fault of its field `path`."""
+    if not is_desired(inputs, operand):
+        return None
+    image = images.image_of(operand, path, inputs.settings.images, variable)
+    if isinstance(image, str):
+        return image
+    yield image
+    return None
+
+
+def runtime_class_of(policy: ClusterPolicy) -> str:
+    """Return the RuntimeClass of pods that access all GPUs; empty if the NRI plugin injects GPUs."""
+    return "" if has_nri(policy) else policy.spec.operator.runtime_class or RUNTIME_CLASS
+
+
+def has_cdi(policy: ClusterPolicy) -> bool:
+    """Return whether container runtimes inject GPUs by CDI."""
+    return policy.spec.cdi.enabled is not False
+
+
+def has_nri(policy: ClusterPolicy) -> bool:
+    """Return whether the container toolkit runs its NRI plugin."""
+    return has_cdi(policy) and policy.spec.cdi.nri_plugin_enabled is True
+
 
 OWN_IMAGE = "gpuvirt"
 """The image of containers that run gpuvirt itself."""
@@ -79,5 +119,5 @@ def _with_own_image(container: Container, inputs: RenderInputs) -> Container:
 
 def _with_gpus(found: DaemonSet, policy: ClusterPolicy) -> DaemonSet:
     """Return a manifest that has either the RuntimeClass by which its pods get GPUs, or the NRI plugin's annotation."""
-    found = bases.with_pod(found, runtime_class_name=containernodes.runtime_class_of(policy))
-    return found if containernodes.has_nri(policy) else bases.with_metadata(found, annotations={})
+    found = bases.with_pod(found, runtime_class_name=runtime_class_of(policy))
+    return found if has_nri(policy) else bases.with_metadata(found, annotations={})

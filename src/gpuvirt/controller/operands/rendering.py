@@ -3,13 +3,10 @@
 from collections.abc import Callable, Iterator
 
 from gpuvirt.controller.operands.agent import agent, labeller, mps_daemon
-from gpuvirt.controller.operands.dcgm import dcgm, dcgm_exporter
-from gpuvirt.controller.operands.deviceplugin import device_plugin, gfd
-from gpuvirt.controller.operands.driver import driver
+from gpuvirt.controller.operands.containers import dcgm, dcgm_exporter, device_plugin, gfd, validator
+from gpuvirt.controller.operands.drivers import driver, vgpu_manager
 from gpuvirt.controller.operands.inputs import Fault, OperandName, Rendered, RenderInputs
 from gpuvirt.controller.operands.toolkit import runtime_classes, toolkit
-from gpuvirt.controller.operands.validator import validator
-from gpuvirt.controller.operands.vgpumanager import vgpu_manager
 from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.kube.kinds.workloads import Manifest
 

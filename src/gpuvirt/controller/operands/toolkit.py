@@ -10,18 +10,16 @@ from pathlib import PurePosixPath
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.controller.operands import assembly, bases, containernodes, hostpaths, overlay
+from gpuvirt.controller.operands import assembly, bases, hostpaths, overlay
+from gpuvirt.controller.operands.containers import validating
 from gpuvirt.controller.operands.hostpaths import ANY_FOLDER, host
 from gpuvirt.controller.operands.inputs import OperandName, RenderInputs
-from gpuvirt.controller.operands.validator import validating
 from gpuvirt.kube.kinds import workloads
 from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.kube.kinds.podparts import EnvVar, Volume, VolumeMount
 from gpuvirt.kube.kinds.workloads import DaemonSet, Manifest, RuntimeClass
 
 PATH = "$.spec.toolkit"
-IMAGE_VARIABLE = "CONTAINER_TOOLKIT_IMAGE"
-INSTALL_DIR = "/usr/local/nvidia"
 INSTALLED = "toolkit-install-dir"
 """The volume of that folder, which has the same path in the container."""
 
@@ -81,11 +79,11 @@ NRI_SOCKET = RuntimeFile("NRI_SOCKET", "/var/run/nri/nri.sock", "/runtime/nri-so
 
 def runtime_classes(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the RuntimeClasses; none if the NRI plugin injects GPUs."""
-    main = containernodes.runtime_class_of(policy)
+    main = overlay.runtime_class_of(policy)
     if inputs.settings.coexists or not inputs.has_container_nodes or not main:
         return
-    more = (f"{containernodes.RUNTIME_CLASS}-cdi", f"{containernodes.RUNTIME_CLASS}-legacy")
-    for name in (main, *(more if containernodes.has_cdi(policy) else ())):
+    more = (f"{overlay.RUNTIME_CLASS}-cdi", f"{overlay.RUNTIME_CLASS}-legacy")
+    for name in (main, *(more if overlay.has_cdi(policy) else ())):
         about = assembly.metadata(policy, inputs, OperandName.RUNTIME_CLASSES, name, clusterwide=True)
         yield RuntimeClass(api_version=workloads.NODE, metadata=about, handler=name)
 
@@ -93,10 +91,8 @@ def runtime_classes(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Man
 def toolkit(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
     """Yield the toolkit's DaemonSet, or the fault for which it cannot be deployed."""
     desired = policy.spec.toolkit
-    image = containernodes.image_of(inputs, desired, PATH, IMAGE_VARIABLE)
-    if isinstance(image, SpecFault):
-        yield image
-    if not isinstance(image, str):
+    image = yield from overlay.image_of(inputs, desired, PATH, "CONTAINER_TOOLKIT_IMAGE")
+    if image is None:
         return
     runtime_files = RUNTIMES.get(inputs.runtime)
     if runtime_files is None:
@@ -106,10 +102,12 @@ def toolkit(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | 
             " install the container toolkit on the hosts, and set enabled to false",
         )
         return
-    if containernodes.has_nri(policy):
+    if overlay.has_nri(policy):
         runtime_files = (*runtime_files, NRI_SOCKET)
     found = _installing(validating(overlay.base(policy, inputs, "toolkit"), policy, inputs), policy)
-    env = overlay.with_values(bases.main_of(found).env, {"RUNTIME": inputs.runtime, "ROOT": install_dir_of(policy)})
+    env = overlay.with_values(
+        bases.main_of(found).env, {"RUNTIME": inputs.runtime, "ROOT": hostpaths.toolkit_of(policy)}
+    )
     found = bases.with_main(found, env=(*env, *_variables(policy, inputs)))
     found = overlay.configured(found, inputs, replace(desired, args=()), image)
     env = _of_the_container(bases.main_of(found).env, policy, runtime_files)
@@ -118,14 +116,9 @@ def toolkit(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | 
     yield assembly.daemon_set(policy, inputs, found)
 
 
-def install_dir_of(policy: ClusterPolicy) -> str:
-    """Return the folder of the host into which the toolkit is installed."""
-    return policy.spec.toolkit.install_dir or INSTALL_DIR
-
-
 def _installing(found: DaemonSet, policy: ClusterPolicy) -> DaemonSet:
     """Return the manifest with the folder into which the toolkit is installed."""
-    folder = install_dir_of(policy)
+    folder = hostpaths.toolkit_of(policy)
     volumes, mounts = bases.pod_of(found).volumes, bases.main_of(found).volume_mounts
     placed = (replace(mount, mount_path=folder) if mount.name == INSTALLED else mount for mount in mounts)
     chosen = (hostpaths.host(INSTALLED, folder) if volume.name == INSTALLED else volume for volume in volumes)
@@ -159,16 +152,16 @@ def _sources(text: str) -> str:
 
 def _variables(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[EnvVar]:
     if inputs.runtime == "containerd":
-        runtime_class = policy.spec.operator.runtime_class or containernodes.RUNTIME_CLASS
+        runtime_class = policy.spec.operator.runtime_class or overlay.RUNTIME_CLASS
         yield EnvVar(name="CONTAINERD_RUNTIME_CLASS", value=runtime_class)
     else:
         yield EnvVar(name="CRIO_CONFIG_MODE", value="config")
-    if containernodes.has_cdi(policy):
+    if overlay.has_cdi(policy):
         yield EnvVar(name="CDI_ENABLED", value="true")
         yield EnvVar(name="NVIDIA_RUNTIME_SET_AS_DEFAULT", value="false")
         yield EnvVar(name="NVIDIA_CONTAINER_RUNTIME_MODE", value="cdi")
         yield EnvVar(name="NVIDIA_CONTAINER_RUNTIME_MODES_CDI_DEFAULT_KIND", value="management.nvidia.com/gpu")
-    if containernodes.has_nri(policy):
+    if overlay.has_nri(policy):
         yield EnvVar(name="ENABLE_NRI_PLUGIN", value="true")
         yield hostpaths.field_of("NRI_NAMESPACE", "metadata.namespace")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from gpuvirt.controller.operands.inputs import spec_faults
 from gpuvirt.controller.operands.rendering import render
-from gpuvirt.controller.operands.specchecks import spec_faults
 from gpuvirt.kube.kinds.workloads import DaemonSet
 from gpuvirt.plain import Plain
 from tests.controller.operands.policies import ALL_KINDS, full, policy_of
