@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from bench.clusternodes import Json, name_of, node, reported_gpu_node
 from bench.controllermemory import read
 from gpuvirt.controller.decisions import decide
-from gpuvirt.controller.deployment.decisions import Existing
+from gpuvirt.controller.deployment import Existing
 from gpuvirt.controller.nodememory import DecidedNodes
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.picture import Picture

@@ -13,7 +13,7 @@ import msgspec
 from gpuvirt.cli.changes import vgpuscheduler
 from gpuvirt.cli.output import fleetrender, vfiorender, vgpurender
 from gpuvirt.controller.clusterstatus import ClusterStatus
-from gpuvirt.controller.report import Row as ComponentRow
+from gpuvirt.controller.clusterstatus import Row as ComponentRow
 from gpuvirt.diagnosis import findings
 from gpuvirt.diagnosis.explanation import DeviceExplanation
 from gpuvirt.diagnosis.vms.nodeexplanation import NodeExplanation

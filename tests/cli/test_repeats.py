@@ -6,9 +6,8 @@ from gpuvirt.cli.diagnosis.status import print_status
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output import fleetrender
 from gpuvirt.cli.output.repeats import Repeats
-from gpuvirt.controller.clusterstatus import ClusterStatus
-from gpuvirt.controller.policy.invalidstates import InvalidValue
-from gpuvirt.controller.report import Row
+from gpuvirt.controller.clusterstatus import ClusterStatus, Row
+from gpuvirt.controller.policy.policies import InvalidValue
 from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, ReasonStatus, Status
 from gpuvirt.kube.kinds.parts import Condition
 from gpuvirt.kube.resources import Metadata

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.cli.diagnosis.status import print_status
 from gpuvirt.cli.output.tables import NARROWEST, Column, Table, paragraph
-from gpuvirt.controller.clusterstatus import ClusterStatus
-from gpuvirt.controller.report import Row
+from gpuvirt.controller.clusterstatus import ClusterStatus, Row
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host

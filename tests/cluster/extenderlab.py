@@ -15,7 +15,7 @@ import yaml
 from lab.cluster.controlplane import ControlPlane
 
 from gpuvirt.clock import RealClock
-from gpuvirt.controller.scheduler.decisions import Tls, extender
+from gpuvirt.controller.scheduler import Tls, extender
 from gpuvirt.extender.process import EXTENDER_LEASE
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.shares.objects import SharingPod

@@ -11,7 +11,7 @@ import msgspec
 import yaml
 from lab.cluster.controlplane import ControlPlane
 
-from gpuvirt.controller.scheduler.decisions import SCHEDULER
+from gpuvirt.controller.scheduler import SCHEDULER
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, PodShares
 from gpuvirt.model.shares.quantities import units_of
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE

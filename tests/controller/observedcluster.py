@@ -7,10 +7,9 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.controller.decisions import Decisions, decide
-from gpuvirt.controller.deployment.decisions import Existing
+from gpuvirt.controller.deployment import Existing
 from gpuvirt.controller.kubevirt.decisions import KubeVirtObserved
-from gpuvirt.controller.nodes.resolve import OwnedGpuNode
-from gpuvirt.controller.nodes.scheduled import ScheduledConfigs
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode, ScheduledConfigs
 from gpuvirt.controller.picture import Picture
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.writes import PatchPolicyStatus

@@ -14,8 +14,7 @@ from random import Random
 from urllib.parse import parse_qs
 
 from gpuvirt.clock import Clock, RealClock
-from gpuvirt.controller.controller import Controller, ControllerDependencies
-from gpuvirt.controller.otheroperator import its_leases
+from gpuvirt.controller.controller import Controller, ControllerDependencies, its_leases
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client

@@ -4,10 +4,10 @@ import pytest
 from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
+from gpuvirt.controller.controller import LEASE, QUIET_S, OtherOperator
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.controller.nodes.resolve import AppliedSpec, OwnedGpuNode
-from gpuvirt.controller.otheroperator import LEASE, QUIET_S, OtherOperator
 from gpuvirt.controller.picture import OperandPods, pods_by_node
 from gpuvirt.controller.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.kube.cache import Delta

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
 from gpuvirt.controller.decisions import Decisions
-from gpuvirt.controller.deployment.decisions import Existing
-from gpuvirt.controller.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
+from gpuvirt.controller.deployment import DIGEST_ANNOTATION, Existing, Mark, StoredObject, covers, digest_of
 from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.writer import Write

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from gpuvirt.controller import process
 from gpuvirt.controller.controller import log_invalid
 from gpuvirt.controller.decisions import Decisions
-from gpuvirt.controller.deployment.decisions import Existing
-from gpuvirt.controller.deployment.drift import StoredObject
+from gpuvirt.controller.deployment import Existing, StoredObject
 from gpuvirt.controller.policy.status import INVALID, status_of
 from gpuvirt.controller.writes import PatchNode, PatchPolicyStatus
 from gpuvirt.kube.kinds.clusterpolicy import State

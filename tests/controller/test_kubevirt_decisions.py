@@ -6,9 +6,9 @@ from msgspec.structs import replace
 from msgspec.structs import replace as with_
 
 from gpuvirt.controller.decisions import Decisions
-from gpuvirt.controller.deployment.drift import StoredObject
+from gpuvirt.controller.deployment import StoredObject
 from gpuvirt.controller.kubevirt.decisions import HISTORY, KubeVirtObserved, PatchKubeVirt, kept_histories, kept_text
-from gpuvirt.controller.kubevirt.names import Requesting
+from gpuvirt.controller.kubevirt.offered import Requesting
 from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.controller.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.kube.kinds.core import NodeStatus

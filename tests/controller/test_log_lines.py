@@ -6,9 +6,8 @@ import pytest
 from typing_extensions import override
 
 from gpuvirt.controller.controller import log_invalid
-from gpuvirt.controller.logline import MOST_LOGGED, logged
-from gpuvirt.controller.policy.invalidstates import InvalidValue
-from gpuvirt.controller.writer import Write
+from gpuvirt.controller.policy.policies import InvalidValue
+from gpuvirt.controller.writer import MOST_LOGGED, Write, logged
 from gpuvirt.controller.writes import PatchPolicyStatus
 from gpuvirt_sim.clock import SimClock
 from tests.controller.observedcluster import ObservedCluster, node, policy

@@ -11,12 +11,12 @@ from msgspec.structs import replace as with_
 
 from gpuvirt.clock import RealClock
 from gpuvirt.controller import process
+from gpuvirt.controller.clusterstatus import Row, rows
 from gpuvirt.controller.controller import Controller, ControllerDependencies
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.nodes.problems import Deployer
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.policy.status import verdict_of
-from gpuvirt.controller.report import Row, rows
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.kube.access.credentials import Credentials

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpuvirt.clock import Signal
 from gpuvirt.controller.decisions import basis_of, decide, slices
-from gpuvirt.controller.deployment.decisions import Existing
+from gpuvirt.controller.deployment import Existing
 from gpuvirt.controller.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.controller.nodememory import DecidedNodes
 from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode

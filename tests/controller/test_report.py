@@ -1,6 +1,6 @@
 """`gpuvirt status`: a row for each component of each node, from the reports of agents and from pods."""
 
-from gpuvirt.controller.report import rows
+from gpuvirt.controller.clusterstatus import rows
 from gpuvirt.kube.kinds.core import ContainerState, ContainerStatus, Node, Pod, PodSpec, PodStatus, Waiting
 from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Offered, Status, Totals
 from gpuvirt.kube.kinds.parts import Condition

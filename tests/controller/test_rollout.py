@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.controller.deployment.decisions import rollout
+from gpuvirt.controller.deployment import rollout
 from gpuvirt.kube.kinds.core import Condition, Pod, PodSpec, PodStatus
 from gpuvirt.kube.labels import TEMPLATE_LABEL
 from gpuvirt.kube.resources import Metadata

@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.controller.nodes.placement import NodePlacement
-from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode, VgpuSwitch, spec_of
-from gpuvirt.controller.nodes.scheduled import (
+from gpuvirt.controller.nodes.resolve import (
     ConfiguredPhase,
     KeptConfig,
+    ManagedMetadata,
     NodeConfig,
+    OwnedGpuNode,
     ScheduledConfig,
     ScheduledConfigs,
+    VgpuSwitch,
     config_of,
+    spec_of,
 )
 from gpuvirt.controller.writes import ApplyGpuNode
 from gpuvirt.kube.client import FIELD_MANAGER

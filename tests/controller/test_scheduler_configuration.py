@@ -5,9 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.controller.decisions import Decisions
-from gpuvirt.controller.deployment.decisions import Existing
-from gpuvirt.controller.deployment.drift import StoredObject
-from gpuvirt.controller.scheduler.decisions import CONFIG_KEY, CONFIG_MAP, EXTENDER, EXTENDERS_KEY, SCHEDULER, url_of
+from gpuvirt.controller.deployment import Existing, StoredObject
+from gpuvirt.controller.scheduler import CONFIG_KEY, CONFIG_MAP, EXTENDER, EXTENDERS_KEY, SCHEDULER, url_of
 from gpuvirt.controller.settings import SharedResource
 from gpuvirt.controller.writes import ApplyObject, DeleteObject
 from gpuvirt.facts.ids import ResourceName

@@ -1,7 +1,7 @@
 """Each write of the controller has a log line with the change and the reason."""
 
+from gpuvirt.controller.kubevirt.changes import PatchHistory
 from gpuvirt.controller.kubevirt.decisions import PatchKubeVirt
-from gpuvirt.controller.kubevirt.history import PatchHistory
 from gpuvirt.controller.kubevirt.planning import KubeVirtPlan
 from gpuvirt.controller.nodes.resolve import AppliedSpec, applied
 from gpuvirt.controller.writes import ApplyGpuNode, DeleteObject, PatchNode, WriteTarget

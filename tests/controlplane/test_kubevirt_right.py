@@ -6,10 +6,9 @@ from datetime import UTC, datetime
 import pytest
 from lab.cluster.kubevirtkinds import SOURCES
 
-from gpuvirt.controller.kubevirt.changes import ANNOTATION
+from gpuvirt.controller.kubevirt.changes import ANNOTATION, PatchHistory
 from gpuvirt.controller.kubevirt.decisions import HISTORY
-from gpuvirt.controller.kubevirt.history import PatchHistory
-from gpuvirt.controller.kubevirt.names import Names, names_of
+from gpuvirt.controller.kubevirt.offered import Names, names_of
 from gpuvirt.controller.kubevirt.picture import KubeVirtPicture
 from gpuvirt.controller.kubevirt.planning import KubeVirtPlan, Manner, plan
 from gpuvirt.controller.kubevirt.undoer import undo

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.controller.scheduler.decisions import WEIGHT
+from gpuvirt.controller.scheduler import WEIGHT
 from gpuvirt.extender.filtering import MOST_STEPS, filtered
 from gpuvirt.extender.intervals import ExtenderIntervals
 from gpuvirt.extender.places import Places

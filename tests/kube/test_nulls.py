@@ -16,7 +16,7 @@ from gpuvirt import documents, nulls
 from gpuvirt.agent.kubelet.checkpoint import Checkpoint
 from gpuvirt.controller import definitions
 from gpuvirt.controller.definitions import Definition
-from gpuvirt.controller.deployment.drift import StoredObject
+from gpuvirt.controller.deployment import StoredObject
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.setup import KubeletConfig
 from gpuvirt.kube.access.execplugin import ExecCredential

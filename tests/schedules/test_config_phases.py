@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.controller.nodes.resolve import OwnedGpuNode
-from gpuvirt.controller.nodes.scheduled import KeptConfig, NodeConfig, config_of
+from gpuvirt.controller.nodes.resolve import KeptConfig, NodeConfig, OwnedGpuNode, config_of
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_schedules.controller.configurednodes import unapplied

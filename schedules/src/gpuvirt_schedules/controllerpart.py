@@ -6,7 +6,7 @@ from random import Random
 from gpuvirt.clock import Clock
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.picture import Picture
-from gpuvirt.controller.scheduledsource import ScheduledSource
+from gpuvirt.controller.schedulespart import ScheduledSource
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.kinds.core import ReadNode

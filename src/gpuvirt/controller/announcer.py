@@ -6,7 +6,7 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.controller.nodes.placement import NodePlacement
-from gpuvirt.controller.policy.invalidstates import InvalidValue
+from gpuvirt.controller.policy.policies import InvalidValue
 from gpuvirt.controller.policy.status import INVALID, ReadyCondition
 from gpuvirt.kube import events
 from gpuvirt.kube.client import Client

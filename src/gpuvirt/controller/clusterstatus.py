@@ -1,28 +1,222 @@
-"""The state of a cluster's GPU nodes, read once from the API server for `gpuvirt status`."""
+"""The state of a cluster's GPU nodes, read once from the API server for `gpuvirt status`: each component of each node.
+
+The components are those that NVIDIA's operator runs as pods. On nodes for VMs most of them are parts of the node agent,
+which reports their states in the GpuNode; the others are pods.
+"""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
-from gpuvirt.controller.deployment.drift import StoredObject
-from gpuvirt.controller.nodes.placement import placement_of
-from gpuvirt.controller.nodes.problems import Deployer
+from gpuvirt.controller.deployment import StoredObject
+from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
+from gpuvirt.controller.nodes.problems import Deployer, NodeProblem, ObservedNode, problems_of
+from gpuvirt.controller.operands.inputs import OperandName
+from gpuvirt.controller.picture import NO_PODS, pods_by_node
 from gpuvirt.controller.policy import policies
-from gpuvirt.controller.policy.invalidstates import InvalidValue, of_node
-from gpuvirt.controller.policy.status import READY
-from gpuvirt.controller.report import Row, rows
+from gpuvirt.controller.policy import status as policy_status
+from gpuvirt.controller.policy.policies import InvalidValue, of_node
 from gpuvirt.facts.ids import Namespace, parse_namespace
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, Choice, ClusterPolicy, StoredPolicy, choose
 from gpuvirt.kube.kinds.core import Node, Pod
-from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.kube.labels import OPERAND_LABEL, OPERANDS_OFF_ANNOTATION
+from gpuvirt.kube.kinds.gpunode import GPU_NODES, READY, GpuNode, Status
+from gpuvirt.kube.kinds.parts import Condition
+from gpuvirt.kube.labels import (
+    AGENT,
+    DEPLOY,
+    DRIVER,
+    OPERAND_LABEL,
+    OPERANDS_LABEL,
+    OPERANDS_OFF_ANNOTATION,
+    PRESENT_LABEL,
+    TOOLKIT,
+    VFIO_MANAGER,
+    VGPU_DEVICE_MANAGER,
+    VGPU_DRIVER,
+    WORKLOAD_LABEL,
+    deploy_label,
+)
 from gpuvirt.kube.resources import NODES, KubernetesObject, Resource, daemon_sets, pods
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.desired.workload import Workload
+from gpuvirt.model.reasons import Reason, ReasonCode
+
+PLUGIN, VALIDATOR, VFIO, VGPU_DEVICE_MANAGER_COMPONENT = (
+    "sandbox-device-plugin",
+    "sandbox-validator",
+    "vfio-manager",
+    "vgpu-device-manager",
+)
+SHARED_GPUS, ON_DEMAND_VGPUS = "shared-gpus", "on-demand-vgpus"
+CHANGERS: Mapping[str, str] = {
+    Workload.PASSTHROUGH: VFIO,
+    Workload.VGPU: VGPU_DEVICE_MANAGER_COMPONENT,
+    Workload.SHARED: SHARED_GPUS,
+    Workload.ON_DEMAND: ON_DEMAND_VGPUS,
+}
+"""The component that stands for the agent's changes of GPUs, by workload."""
+_AGENT_WORKLOADS = CHANGERS.keys()
+PODS: Mapping[str, str] = {
+    OperandName.VGPU_MANAGER: "vgpu-manager",
+    OperandName.MPS: "mps-daemon",
+    OperandName.DRIVER: "driver",
+    OperandName.TOOLKIT: "container-toolkit",
+    OperandName.VALIDATOR: "operator-validator",
+    OperandName.DEVICE_PLUGIN: "device-plugin",
+    OperandName.DCGM: "dcgm",
+    OperandName.DCGM_EXPORTER: "dcgm-exporter",
+    OperandName.GFD: "gpu-feature-discovery",
+}
+RUNNING, OFF = "Running", "Off"
+ALL_OPERANDS = "operands"
+"""The component that stands for all components of a node on which an admin has switched them off."""
+CHECKS = ("VfioPciReady", "VgpuManagerReady", "VgpuDevicesReady")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One component on one node."""
+
+    node: str
+    workload: str
+    """The node's workload by its deployed operands; `-` without operands."""
+    component: str
+    ready: bool
+    state: str
+    """`Running`, or a reason's code."""
+    detail: str = ""
+
+
+def rows(
+    nodes: Iterable[Node],
+    gpu_nodes: Mapping[str, GpuNode],
+    pods: Sequence[Pod],
+    deployer: Deployer | None = None,
+) -> tuple[Row, ...]:
+    """Return the components of all nodes with GPUs, by node; without a ClusterPolicy none counts as missing."""
+    by_node: dict[str, list[Pod]] = {}
+    for pod in pods:
+        by_node.setdefault(pod.spec.node_name, []).append(pod)
+    of_nodes, found = pods_by_node(pods), list[Row]()
+    for node in sorted(nodes, key=lambda node: node.metadata.name):
+        name = node.metadata.name
+        if node.metadata.labels.get(PRESENT_LABEL) == "true":
+            gpu_node = gpu_nodes.get(name)
+            observed = _observed(node, gpu_node, of_nodes.get(name, NO_PODS).apps, deployer)
+            problems = problems_of(observed, deployer) if deployer else ()
+            found += _rows_of(node, gpu_node, observed, problems, by_node.get(name, ()))
+    return tuple(found)
+
+
+def _observed(node: Node, gpu_node: GpuNode | None, apps: frozenset[str], deployer: Deployer | None) -> ObservedNode:
+    labels = node.metadata.labels
+    defaults = policies.defaults_of(deployer.policy) if deployer is not None else Defaults(sandboxed=True)
+    placement = leaving(placement_of(labels, gpu_node, defaults), labels, gpu_node, spec_is_due=False)
+    return ObservedNode(labels, placement, gpu_node, apps, node.resources)
+
+
+def _rows_of(
+    node: Node, gpu_node: GpuNode | None, observed: ObservedNode, problems: Sequence[NodeProblem], pods: Sequence[Pod]
+) -> Iterator[Row]:
+    name, workload = node.metadata.name, _workload(node.metadata.labels)
+    if observed.placement.operands_off:
+        yield Row(name, workload, ALL_OPERANDS, ready=True, state=OFF, detail=f"label {OPERANDS_LABEL}=false")
+        return
+    of_agent = next((problem.reason for problem in problems if problem.component == AGENT), None)
+    has_agent = workload in _AGENT_WORKLOADS
+    if has_agent:
+        yield from _agent_rows(node, workload, gpu_node, of_agent)
+    for problem in problems:
+        if problem.component != AGENT or not has_agent:
+            state, detail = str(problem.reason.code), _detail(problem.reason)
+            yield Row(name, workload, problem.component, ready=False, state=state, detail=detail)
+    yield from _pod_rows(name, workload, pods)
+
+
+def _detail(reason: Reason) -> str:
+    """Return a reason's text without the code, which has a column of its own."""
+    return reason.text.removeprefix(f"{reason.code}: ")
+
+
+def _workload(labels: Mapping[str, str]) -> str:
+    """Return the workload that a node's operands serve now; a changed label may not have taken effect yet."""
+    deploys = {key for key, value in labels.items() if key.startswith(DEPLOY) and value != "false"}
+    if deploy_label(VGPU_DEVICE_MANAGER) in deploys:
+        return str(Workload.VGPU)
+    if deploy_label(VFIO_MANAGER) in deploys:
+        return str(Workload.PASSTHROUGH)
+    if deploy_label(DRIVER) in deploys:
+        return str(Workload.CONTAINER)
+    if {deploy_label(AGENT), deploy_label(TOOLKIT)} <= deploys:
+        return str(Workload.SHARED)
+    if {deploy_label(AGENT), deploy_label(VGPU_DRIVER)} <= deploys:
+        return str(Workload.ON_DEMAND)
+    return labels.get(WORKLOAD_LABEL, "-")
+
+
+def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Reason | None) -> Iterator[Row]:
+    name, status = node.metadata.name, gpu_node.status if gpu_node is not None else None
+    changer = CHANGERS[workload]
+    checks = () if workload == Workload.SHARED else (VALIDATOR,)
+    if status is None or problem is not None:
+        # The report of an agent that no longer runs may be outdated.
+        state = str(problem.code) if problem is not None else "NotReported"
+        detail = (
+            _detail(problem)
+            if problem is not None
+            else "the node agent has not reported yet; see the log of its pod if this lasts"
+        )
+        for component in (PLUGIN, *checks, changer):
+            yield Row(name, workload, component, ready=False, state=state, detail=detail)
+        return
+    yield _plugin(name, workload, status)
+    failed = [condition for condition in status.conditions if condition.type in CHECKS and condition.status != "True"]
+    state, why = _first(failed)
+    for component in checks:
+        yield Row(name, workload, component, ready=not failed, state=state, detail=why)
+    unready = [condition for condition in status.conditions if condition.type == READY and condition.status != "True"]
+    done = f"{status.totals.gpus} GPUs, {status.totals.modes or 'no'} mode"
+    if workload == Workload.VGPU:
+        # The config that the agent applies, which differs from the label if that is invalid or overridden.
+        configs = sorted({gpu.vgpu_config for gpu in status.gpus if gpu.vgpu_config is not None})
+        done = f"{status.totals.vgpus} vGPUs, config {', '.join(configs) or 'none'}"
+    elif workload == Workload.ON_DEMAND:
+        done = f"{status.totals.gpus} GPUs, {status.totals.vgpus} vGPUs of pods"
+    state, why = _first(unready)
+    yield Row(name, workload, changer, ready=not unready, state=state, detail=why or done)
+
+
+def _plugin(name: str, workload: str, status: Status) -> Row:
+    offered = ", ".join(
+        f"{resource.healthy} {resource.name}" + (f" ({resource.allocated} allocated)" if resource.allocated else "")
+        for resource in status.resources
+        if resource.healthy or resource.allocated
+    )
+    unregistered = [resource.name for resource in status.resources if not resource.registered and resource.healthy]
+    if unregistered:
+        detail = f"not registered with the kubelet: {', '.join(unregistered)}"
+        return Row(name, workload, PLUGIN, ready=False, state="NotRegistered", detail=detail)
+    return Row(name, workload, PLUGIN, ready=True, state=RUNNING, detail=offered or "no devices to offer")
+
+
+def _pod_rows(node: str, workload: str, pods: Iterable[Pod]) -> Iterator[Row]:
+    for pod in sorted(pods, key=lambda pod: pod.metadata.name):
+        component, ready = PODS.get(pod.app), pod.status.ready
+        if pod.app == OperandName.AGENT and workload in _AGENT_WORKLOADS and not ready:
+            component = OperandName.AGENT.value  # a ready agent has only the rows of its parts
+        if component is not None:
+            state, why = (RUNNING, "") if ready else (pod.status.phase or "Unknown", pod.status.waiting_reason)
+            yield Row(node, workload, component, ready=ready, state=state, detail=why)
+
+
+def _first(failed: Sequence[Condition]) -> tuple[str, str]:
+    if not failed:
+        return RUNNING, ""
+    return failed[0].reason, failed[0].message.removeprefix(f"{failed[0].reason}: ")
+
 
 T = TypeVar("T", bound=KubernetesObject)
 
@@ -100,7 +294,7 @@ async def ask(client: Client, namespace: Namespace) -> ClusterStatus:
         listed(daemon_sets(namespace), StoredObject, (NotFoundError, ForbiddenError)),
     )
     conditions = status.conditions if status is not None else ()
-    ready = next((condition for condition in conditions if condition.type == READY), None)
+    ready = next((condition for condition in conditions if condition.type == policy_status.READY), None)
     by_name = {gpu_node.metadata.name: gpu_node for gpu_node in gpu_nodes}
     deployer = None
     if choice is not None and isinstance(choice.policy, ClusterPolicy):

@@ -13,29 +13,24 @@ import msgspec
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.controller.announcer import Announcer
 from gpuvirt.controller.decisions import Decisions, basis_of, decide_from, slices
-from gpuvirt.controller.deployment.decisions import Existing
-from gpuvirt.controller.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject
-from gpuvirt.controller.follower import Follower
+from gpuvirt.controller.deployment import DIGEST_ANNOTATION, Existing, Mark, StoredObject
 from gpuvirt.controller.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
 from gpuvirt.controller.kubevirt.stores import KubeVirtStores
-from gpuvirt.controller.logline import logged
 from gpuvirt.controller.nodememory import DecidedNodes
-from gpuvirt.controller.nodes.resolve import OwnedGpuNode
-from gpuvirt.controller.nodes.scheduled import ScheduledConfigs
-from gpuvirt.controller.otheroperator import OtherOperator, its_leases
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode, ScheduledConfigs
 from gpuvirt.controller.picture import Picture, read_of, read_of_gpu_node, read_of_pod
-from gpuvirt.controller.policy.invalidstates import InvalidValue
-from gpuvirt.controller.scheduledsource import ScheduledSource
-from gpuvirt.controller.scheduler.decisions import EXTENDER
+from gpuvirt.controller.policy.policies import InvalidValue
+from gpuvirt.controller.scheduler import EXTENDER
+from gpuvirt.controller.schedulespart import Follower, ScheduledSource
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.store import AnyStore, Store
-from gpuvirt.controller.writer import ObjectWriter, Write
+from gpuvirt.controller.writer import ObjectWriter, Write, logged
 from gpuvirt.controller.writes import ApplyGpuNode, ApplyObject, DeleteObject, PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.kube.apigroups import ApiGroups
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.collection import Collection
-from gpuvirt.kube.election import Lease
+from gpuvirt.kube.election import DURATION_S, Lease
 from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
 from gpuvirt.kube.kinds.core import Pod, ReadNode, Service
@@ -43,8 +38,42 @@ from gpuvirt.kube.kinds.gpunode import GPU_NODES
 from gpuvirt.kube.kinds.workloads import made_in
 from gpuvirt.kube.labels import OPERAND_LABEL
 from gpuvirt.kube.objects import PARTS, ObjectKey
-from gpuvirt.kube.resources import NODES, config_maps, pods, services
+from gpuvirt.kube.resources import NODES, Resource, config_maps, pods, services
 from gpuvirt.tasks import keep_going
+
+LEASE = "53822513.nvidia.com"
+"""The lease of NVIDIA's operator in all its versions. Its Deployment may have any name, and may be scaled to zero; a
+lease that is being renewed proves that it runs. Source: gpu-operator's leader election.
+"""
+QUIET_S = 4.0 * DURATION_S
+"""A lease that names a holder counts as renewed until it has not changed for this time."""
+
+
+def its_leases() -> Collection[Lease]:
+    """Return the collection of the operator's leases in all namespaces."""
+    return Collection(Resource("leases", "coordination.k8s.io", "v1"), Lease, LEASE)
+
+
+class OtherOperator:
+    """The observed leases of NVIDIA's operator."""
+
+    def __init__(self) -> None:
+        self._observed: dict[ObjectKey, tuple[Lease, float]] = {}
+        """Each lease as last observed, and when its current state was first observed."""
+
+    def observe(self, delta: Delta[Lease], now_s: float) -> None:
+        """Store the leases, and the time of those that have changed."""
+        fresh = {key: delta.objects[key] for key in delta.changed if key in delta.objects}
+        self._observed = {key: seen for key, seen in self._observed.items() if key in delta.objects}
+        self._observed |= {key: (lease, now_s) for key, lease in fresh.items()}
+
+    def active(self, now_s: float) -> str | None:
+        """Return the lease that the operator renews, with its holder; None if none is being renewed."""
+        for key, (lease, since_s) in sorted(self._observed.items()):
+            if lease.spec.holder_identity and now_s - since_s < QUIET_S:
+                return f"lease {key.namespace}/{key.name}, held by {lease.spec.holder_identity}"
+        return None
+
 
 log = logging.getLogger(__name__)
 

@@ -6,22 +6,20 @@ from datetime import datetime
 import msgspec
 from msgspec.structs import replace
 
+from gpuvirt.controller import deployment, scheduler
 from gpuvirt.controller.announcer import Announcement, invalid_announcements, policy_announcements
-from gpuvirt.controller.deployment import decisions as deployment
-from gpuvirt.controller.deployment.decisions import Deployment, OperandState
+from gpuvirt.controller.deployment import Deployment, OperandState
 from gpuvirt.controller.kubevirt import decisions as kubevirts
 from gpuvirt.controller.kubevirt.decisions import Histories, KubeVirtDecisions
-from gpuvirt.controller.nodedecisions import ClusterInputs
+from gpuvirt.controller.nodedecisions import ClusterInputs, NodesSummary
 from gpuvirt.controller.nodememory import DecidedNodes
 from gpuvirt.controller.nodes.problems import Deployer, NodeVerdict
-from gpuvirt.controller.nodesummary import NodesSummary
 from gpuvirt.controller.operands.inputs import RenderInputs, spec_faults
 from gpuvirt.controller.operands.rendering import config_maps_of, render
 from gpuvirt.controller.picture import Picture
-from gpuvirt.controller.policy import invalidstates, policies, status
+from gpuvirt.controller.policy import policies, status
 from gpuvirt.controller.policy.status import PolicyFacts, ReadyCondition
 from gpuvirt.controller.policy.unsupported import unsupported
-from gpuvirt.controller.scheduler import decisions as scheduler
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.writer import Write
 from gpuvirt.controller.writes import PatchPolicyStatus, WriteTarget
@@ -126,12 +124,12 @@ def decide_from(
         nodes, deployed = NodesSummary(), Deployment()
         kubevirt = KubeVirtDecisions(histories=picture.kubevirt.histories)
         reported = {key.name: gpu_node for key, gpu_node in picture.gpu_nodes.items()}
-        of_nodes = tuple(invalidstates.of_reports(reported))
+        of_nodes = tuple(policies.of_reports(reported))
     else:
         nodes, kubevirt = memory.decide(picture, serving.cluster), serving.kubevirt
         deployed = _deployment(picture, serving.policy, settings, nodes)
-        of_nodes = (*invalidstates.of_config_map(serving.policy, picture), *nodes.invalid)
-    invalid = (*invalidstates.of_policy(choice.stored.metadata.name, problems, deployed.faults), *of_nodes)
+        of_nodes = (*policies.of_config_map(serving.policy, picture), *nodes.invalid)
+    invalid = (*policies.of_policy(choice.stored.metadata.name, problems, deployed.faults), *of_nodes)
     progress = PolicyFacts(
         nodes=nodes.verdicts,
         switched_off=nodes.switched_off,

@@ -10,9 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.controller.kubevirt.decisions import NodesObserved, observed_of, observed_together
-from gpuvirt.controller.nodedecisions import ClusterInputs, NodeInputs, decide_node, orphans
+from gpuvirt.controller.nodedecisions import ClusterInputs, NodeInputs, NodesSummary, decide_node, orphans, together
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
-from gpuvirt.controller.nodesummary import NodesSummary, together
 from gpuvirt.controller.picture import NO_PODS, OperandPods, Picture, pods_by_node
 from gpuvirt.controller.store import Objects
 from gpuvirt.kube.kinds.core import Pod, ReadNode

@@ -4,11 +4,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpuvirt.controller.deployment.decisions import Existing
-from gpuvirt.controller.deployment.drift import StoredObject
+from gpuvirt.controller.deployment import Existing, StoredObject
 from gpuvirt.controller.kubevirt.decisions import KubeVirtObserved
-from gpuvirt.controller.nodes.resolve import OwnedGpuNode
-from gpuvirt.controller.nodes.scheduled import ScheduledConfigs
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode, ScheduledConfigs
 from gpuvirt.controller.store import Objects
 from gpuvirt.kube.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.kube.kinds.core import Pod, ReadNode, Service

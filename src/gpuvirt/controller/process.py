@@ -14,8 +14,7 @@ from gpuvirt.clock import Clock, RealClock
 from gpuvirt.controller.controller import Controller, ControllerDependencies
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.policy.status import verdict_of
-from gpuvirt.controller.scheduledsource import ScheduledSource
-from gpuvirt.controller.schedulespart import Schedules, SchedulesPart
+from gpuvirt.controller.schedulespart import ScheduledSource, Schedules, SchedulesPart
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.webhookcertificate.keeper import CertificateKeeper, CertificateNames
 from gpuvirt.facts.ids import ObjectName, parse_namespace

@@ -1,14 +1,49 @@
-"""The part of the controller that runs VgpuSchedules: the distribution gpuvirt-schedules brings it."""
+"""The part of the controller that runs VgpuSchedules: the distribution gpuvirt-schedules brings it.
+
+It takes the controller's observations, so that no object is watched twice.
+"""
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import datetime
 from random import Random
 from typing import Protocol, cast
 
-from gpuvirt.clock import Clock
-from gpuvirt.controller.follower import Follower
-from gpuvirt.controller.scheduledsource import ScheduledSource
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode, ScheduledConfigs
+from gpuvirt.controller.picture import Picture
+from gpuvirt.controller.store import AnyStore
 from gpuvirt.distributions import SCHEDULES, load_part
+from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.core import ReadNode
+
+
+class Follower(Protocol):
+    """Receives the controller's observations; each method returns at once."""
+
+    def observe_nodes(self, delta: Delta[ReadNode]) -> None:
+        """Record changes of nodes."""
+        ...
+
+    def observe_gpu_nodes(self, delta: Delta[OwnedGpuNode]) -> None:
+        """Record changes of GpuNodes."""
+        ...
+
+    def observe_picture(self, picture: Picture) -> None:
+        """Record the observed state that decisions follow from."""
+        ...
+
+
+class ScheduledSource(Protocol):
+    """The VgpuSchedules of one term as the leader."""
+
+    def store(self, changed: Signal) -> AnyStore:
+        """Return the store of the schedules, which the controller follows; it sets `changed`."""
+        ...
+
+    def at(self, now: datetime) -> ScheduledConfigs:
+        """Return what the schedules that the store has say at a moment."""
+        ...
 
 
 class Schedules(Follower, Protocol):

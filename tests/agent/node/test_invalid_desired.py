@@ -18,12 +18,12 @@ from gpuvirt.agent.cluster.gpunodekeeper import events_between
 from gpuvirt.agent.cluster.noderequests import OF_VGPUS, OF_WORKLOAD, request_of_config_map, state_labels
 from gpuvirt.cli.evidence import gather
 from gpuvirt.cli.output import diagnosisrender, render
+from gpuvirt.controller import clusterstatus
 from gpuvirt.controller import process as controllermetrics
-from gpuvirt.controller import report
 from gpuvirt.controller.controller import log_invalid
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
-from gpuvirt.controller.policy.invalidstates import of_node
+from gpuvirt.controller.policy.policies import of_node
 from gpuvirt.controller.policy.status import INVALID
 from gpuvirt.controller.policy.status import status_of as policy_status_of
 from gpuvirt.diagnosis.diagnosis import report as diagnose
@@ -266,7 +266,7 @@ def status_rows(reports: NodeReports) -> str:
     found = msgspec.structs.replace(
         labelled, metadata=msgspec.structs.replace(labelled.metadata, labels={**labelled.metadata.labels, **deploy})
     )
-    rows = report.rows([found], {"node01": GpuNode(metadata=Metadata(name="node01"), status=reports.after)}, ())
+    rows = clusterstatus.rows([found], {"node01": GpuNode(metadata=Metadata(name="node01"), status=reports.after)}, ())
     return " ".join(row.detail for row in rows if not row.ready and row.state == reports.case.code)
 
 

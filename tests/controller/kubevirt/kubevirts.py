@@ -5,9 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from gpuvirt.controller.kubevirt.history import PatchHistory
-from gpuvirt.controller.kubevirt.names import Names
-from gpuvirt.controller.kubevirt.offered import Offered
+from gpuvirt.controller.kubevirt.changes import PatchHistory
+from gpuvirt.controller.kubevirt.offered import Names, Offered
 from gpuvirt.controller.kubevirt.picture import KubeVirtPicture
 from gpuvirt.controller.kubevirt.planning import KubeVirtPlan, Manner, plan
 from gpuvirt.controller.kubevirt.undoer import Undoing, undo

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.controller.kubevirt.changes import ANNOTATION
-from gpuvirt.controller.kubevirt.names import Names
+from gpuvirt.controller.kubevirt.offered import Names
 from gpuvirt.controller.kubevirt.planning import Manner
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.plain import Plain

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuvirt.controller.kubevirt.names import Names
+from gpuvirt.controller.kubevirt.offered import Names
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.model.kubevirt.gracegpus import GRACE_GATES
 from gpuvirt.model.reasons import ReasonCode

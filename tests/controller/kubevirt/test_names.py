@@ -4,8 +4,7 @@ import msgspec
 import pytest
 import yaml
 
-from gpuvirt.controller.kubevirt.names import Names, Requesting, names_of, on_nodes
-from gpuvirt.controller.kubevirt.offered import needs_mdevs, offered_of
+from gpuvirt.controller.kubevirt.offered import Names, Requesting, names_of, needs_mdevs, offered_of, on_nodes
 from gpuvirt.controller.kubevirt.undoer import held_names
 from gpuvirt.controller.kubevirt.versions import has_mdev_field, has_mdev_gate
 from gpuvirt.kube.kinds.core import WholePod

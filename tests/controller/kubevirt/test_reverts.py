@@ -3,8 +3,8 @@
 from copy import deepcopy
 from datetime import timedelta
 
-from gpuvirt.controller.kubevirt import history as histories
-from gpuvirt.controller.kubevirt.history import PatchHistory
+from gpuvirt.controller.kubevirt import changes as histories
+from gpuvirt.controller.kubevirt.changes import PatchHistory
 from gpuvirt.model.reasons import ReasonCode
 from tests.controller.kubevirt.kubevirts import BEGINNING, Cluster, codes, kubevirt
 

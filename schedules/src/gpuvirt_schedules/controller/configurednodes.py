@@ -5,8 +5,7 @@ from datetime import datetime
 
 import msgspec
 
-from gpuvirt.controller.nodes.resolve import OwnedGpuNode
-from gpuvirt.controller.nodes.scheduled import origin_of
+from gpuvirt.controller.nodes.resolve import OwnedGpuNode, origin_of
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.kinds.core import ReadNode

@@ -8,7 +8,7 @@ import logging
 import msgspec
 
 from gpuvirt.clock import Clock
-from gpuvirt.controller.logline import logged
+from gpuvirt.controller.writer import logged
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.failures import ApiError
 from gpuvirt.kube.kinds.parts import Condition

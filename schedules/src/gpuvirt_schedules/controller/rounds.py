@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
-from gpuvirt.controller.logline import logged
+from gpuvirt.controller.writer import logged
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.kube.failures import ApiError, ApiRefusedError, ConflictError, ForbiddenError, NotFoundError
 from gpuvirt.model.reasons import Reason

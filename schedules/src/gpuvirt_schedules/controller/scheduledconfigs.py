@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from gpuvirt.clock import Signal
-from gpuvirt.controller.nodes.scheduled import ConfiguredPhase, ScheduledConfig, ScheduledConfigs
+from gpuvirt.controller.nodes.resolve import ConfiguredPhase, ScheduledConfig, ScheduledConfigs
 from gpuvirt.controller.store import AnyStore, Store
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds.vgpuschedule import PhaseSpec, VgpuSchedule, vgpu_schedules

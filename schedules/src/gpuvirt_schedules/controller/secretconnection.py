@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from gpuvirt.clock import Clock
-from gpuvirt.controller.logline import logged
+from gpuvirt.controller.writer import logged
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import ApiError, NotFoundError
 from gpuvirt.kube.kinds.secrets import Secret, secrets

@@ -11,7 +11,7 @@ from gpuvirt import __version__, documents
 from gpuvirt.cli.parameters import apiserver
 from gpuvirt.clock import RealClock
 from gpuvirt.controller.install import images as image_lists
-from gpuvirt.controller.install import installing, verifying
+from gpuvirt.controller.install import installing
 from gpuvirt.kube.client import Client
 
 app = typer.Typer(
@@ -128,7 +128,7 @@ def verify(
     client, own = Client(credentials), apiserver.own_namespace(namespace, credentials)
 
     async def run() -> None:
-        async for line in verifying.verify(client, own, RealClock(), timeout):
+        async for line in installing.verify(client, own, RealClock(), timeout):
             print(line, flush=True)
 
     asyncio.run(run())

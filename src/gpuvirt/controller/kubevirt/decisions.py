@@ -11,11 +11,18 @@ from operator import itemgetter
 
 import msgspec
 
-from gpuvirt.controller.deployment.drift import StoredObject
-from gpuvirt.controller.kubevirt import history
-from gpuvirt.controller.kubevirt.history import PatchHistory
-from gpuvirt.controller.kubevirt.names import Requesting, names_of, on_nodes
-from gpuvirt.controller.kubevirt.offered import Offered, may_have_mdevs, offered_of, united
+from gpuvirt.controller.deployment import StoredObject
+from gpuvirt.controller.kubevirt import changes
+from gpuvirt.controller.kubevirt.changes import PatchHistory
+from gpuvirt.controller.kubevirt.offered import (
+    Offered,
+    Requesting,
+    may_have_mdevs,
+    names_of,
+    offered_of,
+    on_nodes,
+    united,
+)
 from gpuvirt.controller.kubevirt.picture import KubeVirtPicture
 from gpuvirt.controller.kubevirt.planning import KubeVirtPlan, Manner, plan
 from gpuvirt.controller.kubevirt.subject import MANAGED_BY
@@ -167,7 +174,7 @@ def beside_kata(decided: KubeVirtDecisions, observed: KubeVirtObserved) -> KubeV
 def kept_histories(stored: StoredObject | None) -> Histories:
     """Return the histories in a ConfigMap."""
     data = stored.texts if stored is not None else None
-    return {uid: history.decode(text) for uid, text in (data or {}).items()}
+    return {uid: changes.decode(text) for uid, text in (data or {}).items()}
 
 
 def kept_text(stored: StoredObject | None) -> str | None:
@@ -203,7 +210,7 @@ def _writes(
     plans: Sequence[KubeVirtPlan], histories: Histories, observed: KubeVirtObserved, namespace: str
 ) -> Sequence[ApplyObject | PatchKubeVirt]:
     """Return the write of the ConfigMap if it is outdated, and the patches only once it is up to date."""
-    data = {uid: history.encode(known) for uid, known in histories.items()}
+    data = {uid: changes.encode(known) for uid, known in histories.items()}
     if data and _text(data) != observed.kept:
         labels = {MANAGED_BY: "gpuvirt"}
         metadata = ObjectMeta(name=HISTORY, namespace=namespace, labels=labels)

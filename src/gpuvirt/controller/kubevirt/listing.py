@@ -15,8 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import msgspec
 
 from gpuvirt.controller.kubevirt.changes import DeviceList, OurChanges, OurEntry
-from gpuvirt.controller.kubevirt.names import Names
-from gpuvirt.controller.kubevirt.offered import Offered
+from gpuvirt.controller.kubevirt.offered import Names, Offered
 from gpuvirt.controller.kubevirt.subject import PermittedEntry, PermittingObject
 from gpuvirt.model.devices.selectors import normal, spellings
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, clusterproblems

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.controller.kubevirt.changes import MANAGE_ANNOTATION
-from gpuvirt.controller.kubevirt.names import Names
-from gpuvirt.controller.kubevirt.offered import ByKubeVirt, Offered, offered_by_kubevirt
+from gpuvirt.controller.kubevirt.offered import ByKubeVirt, Names, Offered, offered_by_kubevirt
 from gpuvirt.controller.kubevirt.subject import (
     PermittedEntry,
     PermittingObject,

@@ -10,18 +10,19 @@ from datetime import datetime
 
 import msgspec
 
-from gpuvirt.controller.kubevirt import history as histories
+from gpuvirt.controller.kubevirt import changes as histories
 from gpuvirt.controller.kubevirt.changes import (
     ANNOTATION,
     MANAGE_ANNOTATION,
+    MOST_REVERTS,
     DeviceList,
     OurChanges,
     OurEntry,
     OurSwitch,
+    PatchHistory,
     changes_of,
     text_of,
 )
-from gpuvirt.controller.kubevirt.history import MOST_REVERTS, PatchHistory
 from gpuvirt.controller.kubevirt.listing import ListChanges, ListingInputs, is_ours, listing_of
 from gpuvirt.controller.kubevirt.mediated import Handling, handling_of, holds, second_owner
 from gpuvirt.controller.kubevirt.offered import ByKubeVirt, Offered, selects

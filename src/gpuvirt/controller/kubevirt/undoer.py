@@ -24,8 +24,7 @@ from gpuvirt.controller.kubevirt.changes import (
 )
 from gpuvirt.controller.kubevirt.listing import is_ours
 from gpuvirt.controller.kubevirt.mediated import handling_of, holds
-from gpuvirt.controller.kubevirt.names import names_of
-from gpuvirt.controller.kubevirt.offered import needs_mdevs, offered_of, selects
+from gpuvirt.controller.kubevirt.offered import names_of, needs_mdevs, offered_of, selects
 from gpuvirt.controller.kubevirt.picture import KubeVirtPicture, subject_of
 from gpuvirt.controller.kubevirt.subject import MEDIATED, PermittedEntry, PermittingObject
 from gpuvirt.controller.kubevirt.versions import GPU, HOST_DEVICES

@@ -3,8 +3,7 @@
 Source: KubeVirt's releases.
 """
 
-from gpuvirt.controller.kubevirt.names import Names
-from gpuvirt.controller.kubevirt.offered import Offered
+from gpuvirt.controller.kubevirt.offered import Names, Offered
 from gpuvirt.controller.kubevirt.subject import PermittingObject
 from gpuvirt.model.kubevirt.version import Version
 

@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 
 from gpuvirt.controller.nodes.problems import NodeVerdict
-from gpuvirt.controller.policy.invalidstates import InvalidValue
+from gpuvirt.controller.policy.policies import InvalidValue
 from gpuvirt.kube.kinds.clusterpolicy import ERROR, NodeCounts, State, Status
 from gpuvirt.kube.kinds.parts import Condition
 from gpuvirt.kube.labels import OPERANDS_LABEL

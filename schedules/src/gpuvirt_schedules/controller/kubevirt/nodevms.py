@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from gpuvirt.controller.nodes.scheduled import origin_of
+from gpuvirt.controller.nodes.resolve import origin_of
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.collection import Collection

@@ -12,8 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gpuvirt import plain
-from gpuvirt.controller.deployment.decisions import Existing
-from gpuvirt.controller.deployment.drift import DIGEST_ANNOTATION, StoredObject, is_due, signed
+from gpuvirt.controller.deployment import DIGEST_ANNOTATION, Existing, StoredObject, is_due, signed
 from gpuvirt.controller.settings import SharedResource
 from gpuvirt.controller.store import Objects
 from gpuvirt.controller.writes import ApplyObject, DeleteObject, WriteTarget
