@@ -10,7 +10,6 @@ from gpuvirt.controller.nodes.labels import Around, desired_labels, desired_labe
 from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
 from gpuvirt.kube.kinds.parts import Condition
-from gpuvirt.kube.labelpatch import DesiredLabels, patch_of
 from gpuvirt.kube.labels import (
     ALL,
     DEPLOY,
@@ -19,6 +18,8 @@ from gpuvirt.kube.labels import (
     OPERANDS_OFF_ANNOTATION,
     SETS,
     VGPU_DRIVER_LABEL,
+    DesiredLabels,
+    patch_of,
 )
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL, Workload

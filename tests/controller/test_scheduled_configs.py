@@ -25,8 +25,7 @@ from gpuvirt.controller.nodes.resolve import (
 from gpuvirt.controller.writes import ApplyGpuNode
 from gpuvirt.kube.client import FIELD_MANAGER
 from gpuvirt.kube.kinds.gpunode import Origins, Spec
-from gpuvirt.kube.labels import CONFIG_LABEL
-from gpuvirt.kube.labelselector import LabelSelector
+from gpuvirt.kube.labels import CONFIG_LABEL, LabelSelector
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import Workload
 from tests.controller.observedcluster import ObservedCluster, node

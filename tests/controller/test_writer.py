@@ -10,7 +10,7 @@ from typing_extensions import override
 from gpuvirt.controller.writer import AT_ONCE
 from gpuvirt.controller.writes import PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, NodeCounts, Status
-from gpuvirt.kube.labelpatch import DesiredLabels, LabelPatch
+from gpuvirt.kube.labels import DesiredLabels, LabelPatch
 from gpuvirt.kube.resources import NODES
 from tests.controller.writeserver import Server, StatusServer, label, writing
 

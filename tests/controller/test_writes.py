@@ -8,7 +8,7 @@ from gpuvirt.controller.writes import ApplyGpuNode, DeleteObject, PatchNode, Wri
 from gpuvirt.kube.jsonpatch import Op, Operation
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, Origins, Withheld
 from gpuvirt.kube.kinds.kubevirt import KUBEVIRTS
-from gpuvirt.kube.labelpatch import DesiredLabels, LabelPatch
+from gpuvirt.kube.labels import DesiredLabels, LabelPatch
 from gpuvirt.kube.resources import NODES
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from tests.controller.observedcluster import ObservedCluster, node

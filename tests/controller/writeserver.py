@@ -9,7 +9,7 @@ from random import Random
 from gpuvirt.controller.writer import ObjectWriter, Write
 from gpuvirt.controller.writes import PatchNode, PatchPolicyStatus, WriteTarget
 from gpuvirt.kube.failures import ApiRefusedError
-from gpuvirt.kube.labelpatch import DesiredLabels, LabelPatch
+from gpuvirt.kube.labels import DesiredLabels, LabelPatch
 from gpuvirt.kube.resources import NODES
 from gpuvirt_sim.clock import SimClock
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt import nulls
-from gpuvirt.kube.labelselector import LabelSelector
+from gpuvirt.kube.labels import LabelSelector
 
 KEYS, VALUES = "abc", "xyz"
 LABELS = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES))

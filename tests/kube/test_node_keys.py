@@ -10,7 +10,6 @@ from gpuvirt.agent.cluster.noderequests import MOST_REASON, request_of_config_ma
 from gpuvirt.agent.cluster.operands import OPERAND_LABELS, observed_of, operand_labels
 from gpuvirt.kube.failures import ApiRefusedError, ForbiddenError, UnauthorizedError, UnreachableError
 from gpuvirt.kube.kinds.core import ConfigMap, Node, Pod
-from gpuvirt.kube.labelpatch import patch_of, patched
 from gpuvirt.kube.labels import (
     CONFIG_LABEL,
     ENFORCEMENT_LABEL,
@@ -18,6 +17,8 @@ from gpuvirt.kube.labels import (
     REASON_ANNOTATION,
     STATE_LABEL,
     WORKLOAD_LABEL,
+    patch_of,
+    patched,
 )
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.resources import Metadata

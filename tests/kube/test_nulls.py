@@ -25,7 +25,7 @@ from gpuvirt.kube.failures import Status
 from gpuvirt.kube.kinds import gpunode, podparts, workloads
 from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
 from gpuvirt.kube.kinds.core import Node
-from gpuvirt.kube.labelpatch import DesiredLabels, LabelPatch, patched
+from gpuvirt.kube.labels import DesiredLabels, LabelPatch, patched
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.kubevirt import kubevirt
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt

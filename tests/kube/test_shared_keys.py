@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuvirt.agent.cluster.nodelabels import shared_claim
 from gpuvirt.controller.install.uninstall import left_of
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.kube.labelpatch import patch_of
+from gpuvirt.kube.labels import patch_of
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.gpumodes import DesiredMode

@@ -12,7 +12,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.kinds.vgpuschedule import HypervisorSpec, PhaseSpec, SecretPlace, SecretRef, Spec, VgpuSchedule
-from gpuvirt.kube.labelselector import LabelSelector
+from gpuvirt.kube.labels import LabelSelector
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.reasons import with_code
 from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKind, MayCallUntil

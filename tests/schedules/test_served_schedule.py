@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.failures import ConflictError
-from gpuvirt.kube.labelselector import LabelSelector, Requirement
+from gpuvirt.kube.labels import LabelSelector, Requirement
 from gpuvirt.model.workers.hypervisor import Answer, Call, Power, VmKey
 from gpuvirt_schedules.controller.objects import duration_s
 from gpuvirt_schedules.controller.rounds import AGAIN_S

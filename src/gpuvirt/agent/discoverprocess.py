@@ -20,7 +20,7 @@ from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError, NotFoundError, retried
 from gpuvirt.kube.kinds.core import Node
-from gpuvirt.kube.labelpatch import DesiredLabels, patch_of
+from gpuvirt.kube.labels import DesiredLabels, patch_of
 from gpuvirt.kube.reflector import Reflector, Waits
 from gpuvirt.kube.resources import NODES, Metadata
 from gpuvirt.loops.serialworker import SerialWorker, ThreadWorker

@@ -22,7 +22,6 @@ from gpuvirt.controller.policy.policies import InvalidValue, of_node
 from gpuvirt.controller.writes import ApplyGpuNode, DeleteObject, PatchNode, WriteTarget
 from gpuvirt.kube.kinds.core import ReadNode
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, READY
-from gpuvirt.kube.labelpatch import patch_of
 from gpuvirt.kube.labels import (
     DRIVER,
     OS_LABEL,
@@ -34,6 +33,7 @@ from gpuvirt.kube.labels import (
     WITH_TOOLKIT,
     WITH_VGPU_DRIVER,
     deploy_label,
+    patch_of,
 )
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.resources import NODES

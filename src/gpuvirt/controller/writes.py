@@ -8,7 +8,7 @@ from gpuvirt.controller.nodes.resolve import AppliedGpuNode
 from gpuvirt.kube.kinds.clusterpolicy import ERROR, Status
 from gpuvirt.kube.kinds.gpunode import READY
 from gpuvirt.kube.kinds.workloads import Manifest
-from gpuvirt.kube.labelpatch import LabelPatch
+from gpuvirt.kube.labels import LabelPatch
 from gpuvirt.kube.resources import Resource
 
 

@@ -9,9 +9,8 @@ import asyncio
 import logging
 
 from gpuvirt.clock import Clock
-from gpuvirt.kube.client import Client
+from gpuvirt.kube.client import Client, GroupVersion
 from gpuvirt.kube.failures import ApiError
-from gpuvirt.kube.groupversions import GroupVersion
 from gpuvirt.kube.resources import Resource
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,43 @@ from gpuvirt.clock import Clock
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiRefusedError, NotStreamedError, RbacRequest, UnreachableError, failure
-from gpuvirt.kube.groupversions import GROUPS_PATH, Groups, GroupVersion
 from gpuvirt.kube.resources import KubernetesObject, Resource
 from gpuvirt.kube.transport import Answer, Request, Transport
 from gpuvirt.kube.watchevents import Events, Listed, beginning, decoded, listed, watched
+
+GROUPS_PATH = "/apis"
+
+
+class GroupVersion(msgspec.Struct, frozen=True):
+    """A version of an API group that the server has; the core group, without a name, is not among them."""
+
+    group: str
+    version: str
+
+
+class ServedVersion(msgspec.Struct):
+    """A version of a group, as the server lists it."""
+
+    version: str
+
+
+class ServedGroup(msgspec.Struct):
+    """A group with its versions."""
+
+    name: str
+    versions: tuple[ServedVersion, ...] = ()
+
+
+class Groups(msgspec.Struct):
+    """The answer for `/apis`."""
+
+    groups: tuple[ServedGroup, ...] = ()
+
+    @property
+    def all_versions(self) -> frozenset[GroupVersion]:
+        """All groups in all their versions."""
+        return frozenset(GroupVersion(group.name, of.version) for group in self.groups for of in group.versions)
+
 
 T = TypeVar("T", bound=KubernetesObject)
 D = TypeVar("D")

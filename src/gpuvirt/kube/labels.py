@@ -2,9 +2,15 @@
 
 Source: NVIDIA's operator and its vgpu-device-manager for `nvidia.com/...`, NFD for `feature.node.kubernetes.io/...`.
 gpuvirt defines those of `gpuvirt.io`. `model` has the labels that the agent and `gpuvirt discover` decide by. An
-annotation that only one module uses is defined in that module.
+annotation that only one module uses is defined in that module. The patches and selectors of labels are below.
 """
 
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from gpuvirt import nulls
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired import enforcement
 from gpuvirt.model.desired.settings import CONTAINER_RESOURCES, Settings
 from gpuvirt.model.desired.workload import LABEL, VGPU_CONFIG_LABEL, Workload
@@ -166,3 +172,88 @@ OPERAND_LABEL = "gpuvirt.io/operand"
 """The label of each object with the operand that it belongs to."""
 TEMPLATE_LABEL = "gpuvirt.io/template"
 """The label of each pod with a digest of the DaemonSet's pod template that it was created from."""
+
+
+# --- desired labels, and the merge patch that sets those that differ
+
+Fields = dict[str, msgspec.Raw]
+"""An undecoded object that is written back whole."""
+
+
+class DesiredLabels(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Desired labels and annotations by name; None deletes one."""
+
+    labels: dict[str, str | None] = {}
+    annotations: dict[str, str | None] = {}
+
+
+class LabelPatch(msgspec.Struct, frozen=True):
+    """A merge patch of an object's labels and annotations."""
+
+    metadata: DesiredLabels
+
+
+def patch_of(desired: Sequence[DesiredLabels], observed: Metadata) -> LabelPatch | None:
+    """Return the patch for the keys that differ; None if none does."""
+    labels = _differing([keys.labels for keys in desired], observed.labels)
+    annotations = _differing([keys.annotations for keys in desired], observed.annotations)
+    return LabelPatch(DesiredLabels(labels, annotations)) if labels or annotations else None
+
+
+def _differing(desired: Sequence[dict[str, str | None]], observed: dict[str, str]) -> dict[str, str | None]:
+    return {key: value for keys in desired for key, value in keys.items() if observed.get(key) != value}
+
+
+def patched(whole: Fields, patch: LabelPatch) -> Fields:
+    """Return an object with a patch applied and all other fields unchanged."""
+    metadata = nulls.decode(whole["metadata"], Fields)
+    for field, changes in (("labels", patch.metadata.labels), ("annotations", patch.metadata.annotations)):
+        if not changes:
+            continue
+        has = field in metadata and not nulls.is_null(metadata[field])
+        before = nulls.decode(metadata[field], dict[str, str]) if has else {}
+        after = {key: value for key, value in (before | changes).items() if value is not None}
+        metadata[field] = msgspec.Raw(msgspec.json.encode(after))
+    return whole | {"metadata": msgspec.Raw(msgspec.json.encode(metadata))}
+
+
+# --- label selectors
+#
+# Source: Kubernetes' API reference, meta/v1, LabelSelector: all requirements must hold; NotIn and DoesNotExist hold for
+# an object without the label; a selector without requirements matches each object. The owner of the field that holds a
+# selector says what null means there; mostly, that it matches none.
+
+
+class Requirement(msgspec.Struct, frozen=True, gc=False):
+    """A requirement on the value of one label."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Return whether labels satisfy the requirement; an operator that is not known is never satisfied."""
+        match self.operator:
+            case "In":
+                return self.key in labels and labels[self.key] in self.values
+            case "NotIn":
+                return self.key not in labels or labels[self.key] not in self.values
+            case "Exists":
+                return self.key in labels
+            case "DoesNotExist":
+                return self.key not in labels
+            case _:
+                return False
+
+
+class LabelSelector(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A selector of objects by their labels."""
+
+    match_labels: dict[str, str] = {}
+    match_expressions: tuple[Requirement, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Return whether all requirements hold for labels."""
+        if any(labels.get(key) != value for key, value in self.match_labels.items()):
+            return False
+        return all(requirement.holds(labels) for requirement in self.match_expressions)

@@ -12,7 +12,7 @@ import msgspec
 
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.collection import Collection
-from gpuvirt.kube.labelselector import LabelSelector
+from gpuvirt.kube.labels import LabelSelector
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.resources import Resource
 from gpuvirt.model.shares.eviction import BudgetName

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
-from gpuvirt.kube.labelpatch import DesiredLabels
+from gpuvirt.kube.labels import DesiredLabels
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.offers.ondemand.typesannotation import VGPU_TYPES_ANNOTATION
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION

@@ -7,7 +7,7 @@ from datetime import datetime
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds import vgpuschedule as kind
 from gpuvirt.kube.kinds.parts import Condition
-from gpuvirt.kube.labelselector import LabelSelector
+from gpuvirt.kube.labels import LabelSelector
 from gpuvirt.model.reasons import Reason, joined
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import VmKey

@@ -17,7 +17,7 @@ from gpuvirt.kube.failures import NotFoundError
 from gpuvirt.kube.kinds.core import Node, WholePod
 from gpuvirt.kube.kinds.vgpuschedule import API_VERSION, KIND, PhaseSpec, VgpuSchedule, vgpu_schedules
 from gpuvirt.kube.kinds.vgpuschedule import Status as StoredStatus
-from gpuvirt.kube.labelselector import LabelSelector, Requirement
+from gpuvirt.kube.labels import LabelSelector, Requirement
 from gpuvirt.kube.resources import NODES, VersionPrecondition, pods
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workers.hypervisor import Answer, VmKey

@@ -11,8 +11,8 @@ from gpuvirt.clock import Clock
 from gpuvirt.controller.writer import logged
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import ApiError, NotFoundError
-from gpuvirt.kube.kinds.secrets import Secret, secrets
 from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.kube.kinds.workloads import Secret, secrets
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workers.connection import KEYS, HypervisorCredentials, HypervisorKind, MayCallUntil, OpenHypervisor
 from gpuvirt.model.workers.hypervisor import Abilities, Answer, Call, Hypervisor, Refused, VmKey, VmsReading, VmsUnknown

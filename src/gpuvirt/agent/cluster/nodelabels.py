@@ -19,7 +19,7 @@ from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import PatchType
 from gpuvirt.kube.failures import ForbiddenError, retried
 from gpuvirt.kube.kinds.core import Node
-from gpuvirt.kube.labelpatch import DesiredLabels, Fields, LabelPatch, patch_of, patched
+from gpuvirt.kube.labels import DesiredLabels, Fields, LabelPatch, patch_of, patched
 from gpuvirt.kube.resources import NODES, Metadata
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.view import NodeView

@@ -8,7 +8,6 @@ from gpuvirt import plain
 from gpuvirt.agent.cluster.nodelabels import LabelClaim
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.kinds.core import ConfigMap, Node
-from gpuvirt.kube.labelpatch import DesiredLabels
 from gpuvirt.kube.labels import (
     CONFIG_LABEL,
     ENFORCEMENT_LABEL,
@@ -17,6 +16,7 @@ from gpuvirt.kube.labels import (
     WORKLOAD_LABEL,
     WORKLOAD_REASON_ANNOTATION,
     WORKLOAD_STATE_LABEL,
+    DesiredLabels,
 )
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.loops.cell import Cell

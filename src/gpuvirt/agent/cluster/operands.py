@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from gpuvirt.agent.cluster.nodelabels import LabelClaim
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds.core import Pod
-from gpuvirt.kube.labelpatch import DesiredLabels
-from gpuvirt.kube.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, deploy_label
+from gpuvirt.kube.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, DesiredLabels, deploy_label
 from gpuvirt.kube.resources import Metadata, pods
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import OperandsObserved

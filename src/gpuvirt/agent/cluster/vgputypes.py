@@ -16,7 +16,7 @@ from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.events import About, EventDraft, EventLevel, Reporter
 from gpuvirt.kube.failures import ConflictError, NotFoundError
 from gpuvirt.kube.kinds.gpunode import API_VERSION, KIND, GpuNode
-from gpuvirt.kube.labelpatch import DesiredLabels
+from gpuvirt.kube.labels import DesiredLabels
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.offers.ondemand.typesannotation import (

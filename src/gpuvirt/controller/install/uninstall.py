@@ -34,7 +34,6 @@ from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.kube.kinds.core import AnyObject, Node, Pod
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.kube.kinds.workloads import made_in
-from gpuvirt.kube.labelpatch import DesiredLabels, patch_of
 from gpuvirt.kube.labels import (
     AGENT_KEYS,
     NODE_LABEL,
@@ -42,7 +41,9 @@ from gpuvirt.kube.labels import (
     OS_LABEL,
     VGPU_DRIVER,
     VGPU_DRIVER_LABEL,
+    DesiredLabels,
     deploy_label,
+    patch_of,
 )
 from gpuvirt.kube.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.model.offers import discovery

@@ -11,7 +11,6 @@ import msgspec
 
 from gpuvirt.controller.nodes.placement import NodePlacement
 from gpuvirt.controller.operands.images import os_tag
-from gpuvirt.kube.labelpatch import DesiredLabels
 from gpuvirt.kube.labels import (
     AGENT,
     AGENT_GOES,
@@ -34,6 +33,7 @@ from gpuvirt.kube.labels import (
     VGPU_DRIVER_LABEL,
     VGPU_HOST_DRIVER_LABEL,
     WITH_VGPU_DRIVER,
+    DesiredLabels,
     deploy_label,
 )
 from gpuvirt.kube.resources import Metadata

@@ -15,8 +15,7 @@ import msgspec
 from gpuvirt.controller.nodes.placement import NodePlacement
 from gpuvirt.kube.client import FIELD_MANAGER
 from gpuvirt.kube.kinds.gpunode import API_VERSION, KIND, Origins, ReadGpuNode, Withheld
-from gpuvirt.kube.labels import CONFIG_LABEL, WITH_VGPU_DRIVER
-from gpuvirt.kube.labelselector import LabelSelector
+from gpuvirt.kube.labels import CONFIG_LABEL, WITH_VGPU_DRIVER, LabelSelector
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.vgpudefaults import DEFAULT

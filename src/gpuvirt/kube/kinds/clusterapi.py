@@ -6,7 +6,7 @@ reconciler skips; openshift/machine-api-operator, pkg/controller/machinehealthch
 
 import msgspec
 
-from gpuvirt.kube.labelselector import LabelSelector
+from gpuvirt.kube.labels import LabelSelector
 from gpuvirt.kube.resources import Metadata, Resource
 
 CLUSTER_API, OPENSHIFT = "cluster.x-k8s.io", "machine.openshift.io"

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuvirt.kube.kinds.parts import Condition, Part
-from gpuvirt.kube.labelselector import LabelSelector
+from gpuvirt.kube.labels import LabelSelector
 from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.model.workers.connection import HypervisorKind
 from gpuvirt.model.workers.nodevms import VmStep

@@ -5,9 +5,9 @@ Source: Kubernetes' API reference: apps/v1, core/v1, rbac.authorization.k8s.io/v
 
 import msgspec
 
-from gpuvirt.kube.kinds.manifests import Kind, Written
+from gpuvirt.kube.kinds.manifests import Kind, OwnerReference, Written
 from gpuvirt.kube.kinds.podparts import PodTemplate
-from gpuvirt.kube.resources import Resource, daemon_sets
+from gpuvirt.kube.resources import Metadata, Resource, daemon_sets
 
 APPS, CORE, RBAC, NODE = "apps/v1", "v1", "rbac.authorization.k8s.io/v1", "node.k8s.io/v1"
 
@@ -149,3 +149,30 @@ def made_in(namespace: str) -> tuple[Resource, ...]:
 def encoded(manifest: Manifest) -> bytes:
     """Return an object as deterministic JSON."""
     return msgspec.json.encode(manifest, order="deterministic")
+
+
+# --- Secrets with certificates
+
+TLS = "kubernetes.io/tls"
+"""The type of a Secret with `tls.crt` and `tls.key`, which can't be changed."""
+
+
+class SecretMetadata(Metadata, frozen=True, rename="camel", omit_defaults=True):
+    """The metadata of a Secret with its owner: Kubernetes deletes the Secret after the owner."""
+
+    owner_references: tuple[OwnerReference, ...] = ()
+
+
+class Secret(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """A Secret. JSON has the values in base64."""
+
+    metadata: SecretMetadata
+    data: dict[str, bytes] = {}
+    type: str = TLS
+    api_version: str = "v1"
+    kind: str = "Secret"
+
+
+def secrets(namespace: str) -> Resource:
+    """Return the Secrets of a namespace."""
+    return Resource("secrets", namespace=namespace)

@@ -16,7 +16,7 @@ from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.core import OwnedMetadata, WholePod
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, READY, Gpu, GpuNode
-from gpuvirt.kube.labelselector import LabelSelector
+from gpuvirt.kube.labels import LabelSelector
 from gpuvirt.kube.resources import Resource
 from gpuvirt.model.allocation.launcherpods import user_text
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
