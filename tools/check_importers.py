@@ -34,7 +34,6 @@ APART: Mapping[str, str] = {
     "agent/outlets.py": "a part of the agent, which only puts parts together",
     "webhook/pages.py": "answers requests; its importer is the process",
     "webhook/review.py": "reads and writes reviews; its importer answers requests",
-    "gpuvirt_schedules/commands/schedulecheckrender.py": "output is apart from commands",
 }
 """The modules that stay apart from their only importer."""
 

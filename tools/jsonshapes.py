@@ -22,7 +22,7 @@ from gpuvirt.kube.kinds import gpunode
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.overview import SharesOverview
 from gpuvirt.plans.nodeplan import NodePlan
-from gpuvirt_schedules.decide import reports, workerchecks
+from gpuvirt_schedules.decide import reports
 from gpuvirt_sim.commands import sim
 
 COMMANDS: Mapping[str, object] = {
@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, object] = {
     "schedule show NAME": reports.ScheduleDetail,
     "schedule history NAME": reports.ScheduleHistory,
     "schedule plan NAME": reports.SchedulePlan,
-    "schedule check NAME": workerchecks.ScheduleCheck,
+    "schedule check NAME": reports.ScheduleCheck,
     "schedule switch NAME PHASE": reports.SwitchResult,
     "vfio status": list[vfiorender.VfioGpu],
     "vfio bind": list[vfiorender.VfioResult],

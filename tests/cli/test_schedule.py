@@ -17,11 +17,10 @@ from gpuvirt.cli.output.tables import Cell
 from gpuvirt.errors import ConfigError
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.workers.spec import Leave
-from gpuvirt_schedules.commands import schedulecheckrender, schedulerender
+from gpuvirt_schedules.commands import schedulerender
 from gpuvirt_schedules.commands.schedule import plan
 from gpuvirt_schedules.decide.forecast import PlannedStep
-from gpuvirt_schedules.decide.reports import ScheduleRow, SwitchRow, WorkerRow
-from gpuvirt_schedules.decide.workerchecks import WorkerCheck
+from gpuvirt_schedules.decide.reports import ScheduleRow, SwitchRow, WorkerCheck, WorkerRow
 from tests.cli.commandline import ran
 from tests.extender.podapi import serving
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
@@ -162,8 +161,8 @@ def test_the_json_of_a_worker_has_what_its_row_shows(row: WorkerRow) -> None:
 
 @given(st.builds(WorkerCheck, reason=st.none()), st.sampled_from(Leave))
 def test_the_json_of_a_check_has_what_its_row_shows(row: WorkerCheck, leave: Leave) -> None:
-    shown = plain(schedulecheckrender.check_cells(row, leave))
-    assert shown == plain(schedulecheckrender.check_cells(read(row, WorkerCheck), leave))
+    shown = plain(schedulerender.check_cells(row, leave))
+    assert shown == plain(schedulerender.check_cells(read(row, WorkerCheck), leave))
 
 
 @given(st.lists(st.builds(PlannedStep), max_size=3), st.lists(st.builds(SwitchRow), max_size=3))

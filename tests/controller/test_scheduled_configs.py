@@ -107,7 +107,7 @@ OTHER = replace(GPUS, schedule="other")
         ((), IN_POOL, None),
         ((GPUS,), {"pool": "cpu"}, None),
         ((GPUS,), IN_POOL, OF_NIGHT),
-        # The phase of now has no vGPU config for the node, which another phase has.
+        # The current phase has no vGPU config for the node, which another phase has.
         ((replace(GPUS, layout=None),), IN_POOL, None),
         ((replace(GPUS, layout=replace(NIGHT, nodes=LabelSelector({"pool": "big"}))),), IN_POOL, None),
         ((replace(GPUS, layout=None, is_followed=False),), IN_POOL, KeptConfig(("gpus",))),

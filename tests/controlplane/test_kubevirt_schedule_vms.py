@@ -15,8 +15,7 @@ from gpuvirt.kube.failures import ConflictError
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Call, Power, VmKey, VmProof, VmsUnknown, WorkerVm
 from gpuvirt.model.workers.spec import SAVED_STRATEGY
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms, VmWriter
-from gpuvirt_schedules.controller.kubevirt.judging import VmObjects
-from gpuvirt_schedules.controller.kubevirt.virtualmachines import StateChange, Vm, Vmi, virtual_machines
+from gpuvirt_schedules.controller.kubevirt.virtualmachines import StateChange, Vm, Vmi, VmObjects, virtual_machines
 from tests.cluster.kubevirtkinds import install
 from tests.cluster.labnamespace import LabNamespace
 

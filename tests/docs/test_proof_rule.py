@@ -9,7 +9,7 @@ from msgspec.structs import fields
 
 from gpuvirt.model.workers.hypervisor import Call, Hypervisor, VmProof
 from gpuvirt_schedules.controller.kubevirt.connection import VmWriter
-from gpuvirt_schedules.hypervisors.backend import BackEnd
+from gpuvirt_schedules.hypervisors.messages import BackEnd
 
 RULE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "tools/check_proofs.py"))
 

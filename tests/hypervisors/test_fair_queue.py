@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from gpuvirt_schedules.hypervisors.fairqueue import FairQueue
+from gpuvirt_schedules.hypervisors.connection import FairQueue
 
 
 class Queue:

@@ -9,19 +9,16 @@ from typing import cast
 import pytest
 from typing_extensions import override
 
-from gpuvirt_schedules.hypervisors.backend import BackEndError
-from gpuvirt_schedules.hypervisors.messages import Problem
+from gpuvirt_schedules.hypervisors.messages import BackEndError, Problem
 
 if find_spec("libvirt") is None:
     pytest.skip("no libvirt-python", allow_module_level=True)
 
 import libvirt
 
-from gpuvirt_schedules.hypervisors.libvirt.backend import never_suspended, read, start
-from gpuvirt_schedules.hypervisors.libvirt.devices import VmDevices, devices_of, mdev_type
-from gpuvirt_schedules.hypervisors.libvirt.faults import FAULTS, problem_of
+from gpuvirt_schedules.hypervisors.libvirt.backend import VmDevices, devices_of, mdev_type, never_suspended, read, start
 from gpuvirt_schedules.hypervisors.libvirt.running import Running
-from gpuvirt_schedules.hypervisors.libvirt.session import LibvirtSession
+from gpuvirt_schedules.hypervisors.libvirt.session import FAULTS, LibvirtSession, problem_of
 
 pytestmark = pytest.mark.ring("libvirt")
 UUID = "c2177883-f1bb-47f0-914d-32a22e3a8804"

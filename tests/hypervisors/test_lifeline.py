@@ -13,8 +13,7 @@ import pytest
 from gpuvirt.model.workers.connection import DEAD_AFTER_S, HypervisorCredentials
 from gpuvirt.model.workers.hypervisor import VmsUnknown
 from gpuvirt_schedules.hypervisors import child
-from gpuvirt_schedules.hypervisors.backend import BackEndError
-from gpuvirt_schedules.hypervisors.messages import Problem, Start
+from gpuvirt_schedules.hypervisors.messages import BackEndError, Problem, Start
 from tests.hypervisors.simulated import CLOCK, PATIENCE_S, connected, is_running
 from tests.mount.mounting import until
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.model.workers.hypervisor import Abilities, Ability, VmKey
-from gpuvirt_schedules.hypervisors.backend import BackEndError
 from gpuvirt_schedules.hypervisors.connection import CODES, reason, worded
 from gpuvirt_schedules.hypervisors.messages import (
     ANSWERS,
     ORDERS,
     Answer,
+    BackEndError,
     Checked,
     CheckVms,
     Failed,
@@ -26,8 +26,7 @@ from gpuvirt_schedules.hypervisors.messages import (
     Vms,
     line,
 )
-from gpuvirt_schedules.hypervisors.vsphere.faults import FAULTS, problem_of
-from gpuvirt_schedules.hypervisors.vsphere.session import place
+from gpuvirt_schedules.hypervisors.vsphere.session import FAULTS, place, problem_of
 
 TIMES = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 ORDER = st.from_type(Start) | st.builds(Renew, TIMES) | st.from_type(Read) | st.from_type(Make) | st.from_type(CheckVms)

@@ -27,10 +27,8 @@ from gpuvirt.model.workers.hypervisor import (
 )
 from gpuvirt_schedules.hypervisors import connection
 from gpuvirt_schedules.hypervisors.childprocess import ChildProcess
-from gpuvirt_schedules.hypervisors.connection import ChildHypervisor
-from gpuvirt_schedules.hypervisors.fairqueue import FairQueue
+from gpuvirt_schedules.hypervisors.connection import ChildHypervisor, FairQueue, SharedHypervisors
 from gpuvirt_schedules.hypervisors.messages import Order, Read
-from gpuvirt_schedules.hypervisors.sharing import SharedHypervisors
 from tests.hypervisors.simulated import CLOCK, Center, center, connected, is_running, key
 from tests.web.certificates import Authority
 

@@ -74,7 +74,7 @@ async def test_a_worker_gets_the_whole_gpu_at_night(center: Center, authority: A
     assert {found[f"worker{number}"].power for number in (1, 2, 3)} == {Power.SUSPENDED}
     calls = [call for call in center.vsphere.state.calls if call.endswith(" worker0")]
     assert [call.split()[0] for call in calls] == ["Shutdown", "Reconfigure", "PowerOn"]
-    assert center.vsphere.state.calls[-1] == "PowerOn worker0", "after all others were seen off"
+    assert center.vsphere.state.calls[-1] == "PowerOn worker0", "after all others were confirmed off"
     metadata = evening.served.objects[f"{NODES}/worker0"]["metadata"]
     assert isinstance(metadata, dict)
     assert metadata["labels"] == {"pool": "gpu", "at": "night", "vgpu.type": "v100-16q"}

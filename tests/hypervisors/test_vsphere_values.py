@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from pyVmomi import vim, vmodl
 
 from gpuvirt.model.workers.hypervisor import Action, Call, Power, VmKey, VmProof, WorkerVm
-from gpuvirt_schedules.hypervisors.backend import BackEndError
-from gpuvirt_schedules.hypervisors.messages import Problem
-from gpuvirt_schedules.hypervisors.vsphere.backend import VSphere, abilities, worker_vm
-from gpuvirt_schedules.hypervisors.vsphere.properties import FoundObject
+from gpuvirt_schedules.hypervisors.messages import BackEndError, Problem
+from gpuvirt_schedules.hypervisors.vsphere.backend import FoundObject, VSphere, abilities, worker_vm
 from gpuvirt_schedules.hypervisors.vsphere.session import VsphereSession
 
 WHOLE: dict[str, object] = {

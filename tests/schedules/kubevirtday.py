@@ -5,7 +5,7 @@ from uuid import uuid5
 
 from typing_extensions import override
 
-from gpuvirt_schedules.controller.kubevirt.judging import UUID_NAMESPACE
+from gpuvirt_schedules.controller.kubevirt.virtualmachines import UUID_NAMESPACE
 from tests.kube.scriptedapi import Call, Reply
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
 from tests.schedules.servedkubevirt import NAMESPACE, Guest, ServedKubeVirt

@@ -4,7 +4,7 @@ from typing_extensions import override
 
 from gpuvirt.model.workers.hypervisor import Action, Call, Power
 from gpuvirt.model.workers.spec import Phase, PhaseName, WorkerProfile
-from gpuvirt_schedules.decide.actions import MarkNode
+from gpuvirt_schedules.decide.nextstep import MarkNode
 from gpuvirt_schedules.decide.times import timeline_of
 from gpuvirt_sim.schedules.cluster import PHASE_LABEL
 from tests.schedules.choices import Choices

@@ -11,8 +11,8 @@ from gpuvirt.model.workers.spec import WorkerProfile
 from gpuvirt.model.workers.status import Worker
 from gpuvirt_schedules.controller import rounds
 from gpuvirt_schedules.controller.vmcalls import VmCalls
-from gpuvirt_schedules.decide import arriving, leaving, matching, profiles, transition, vmstops, workers
-from gpuvirt_schedules.decide.moves import Round
+from gpuvirt_schedules.decide import matching, nextstep, transition, vmstops, workers
+from gpuvirt_schedules.decide.nextstep import ScheduleContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _by_name(node: WorkerNode, vms: Mapping[VmKey, WorkerVm]) -> tuple[WorkerVm,
     return tuple(vm for vm in reversed(list(vms.values())) if vm.name == node.name)[:1]
 
 
-def _once_asked(worker: Worker, vm: WorkerVm, profile: WorkerProfile, around: Round) -> bool:
+def _once_asked(worker: Worker, vm: WorkerVm, profile: WorkerProfile, around: ScheduleContext) -> bool:
     """Take a type for set once a call to set it was made."""
     last = around.observed.calls.get(worker.vm)
     return IS_TYPE_READ(worker, vm, profile, around) or (last is not None and last.action is Action.SET_VGPU_TYPE)
@@ -65,7 +65,7 @@ def _untyped(worker: Worker) -> Worker:
 
 
 READ = VmCalls.read
-IS_TYPE_READ = profiles.is_type_read
+IS_TYPE_READ = nextstep.is_type_read
 LATEST: dict[int, tuple[VmCalls, Mapping[VmKey, WorkerVm]]] = {}
 """The latest readings. They keep their connections, so that no other one gets the same id."""
 
@@ -74,29 +74,31 @@ REMOVALS: Mapping[str, tuple[Patch, ...]] = {
     "reading after an unknown outcome": (Patch(VmCalls, "read", _read_once),),
     "closing after an unknown outcome": (Patch(VmCalls, "close", _stay_open),),
     "older connections are dead": (Patch(VmCalls, "alone_in_s", property(lambda calls: 0.0)),),
-    "pods gone": (Patch(leaving, "pods_left", lambda pods: ()),),
-    "cordon before eviction": (Patch(leaving, "is_cordoned", lambda node: True),),
-    "what kubectl drain leaves": (Patch(leaving, "blockers", lambda pods, drain: ()),),
-    "vGPU seen free": (Patch(arriving, "is_gpu_free", lambda around: True),),
+    "pods gone": (Patch(workers, "pods_left", lambda pods: ()),),
+    "cordon before eviction": (Patch(workers, "is_cordoned", lambda node: True),),
+    "what kubectl drain leaves": (Patch(workers, "blockers", lambda pods, drain: ()),),
+    "vGPU seen free": (Patch(workers, "is_gpu_free", lambda around: True),),
     "match of VM and Node": (
         Patch(matching, "candidates", _by_name),
         Patch(matching, "is_consistent", lambda node, vm: True),
         Patch(matching, "is_same", lambda node, vm: True),
     ),
     "new heartbeat": (
-        Patch(arriving, "is_alive", lambda worker, node: node.is_ready),
+        Patch(workers, "is_alive", lambda worker, node: node.is_ready),
         Patch(workers, "is_alive", lambda worker, node: node.is_ready),
     ),
-    "admin's cordon": (Patch(arriving, "is_cordon_of", lambda node, mine: node.is_unschedulable),),
+    "admin's cordon": (Patch(workers, "is_cordon_of", lambda node, mine: node.is_unschedulable),),
     "unknown is not off": (Patch(VmCalls, "read", _unknown_as_off),),
 }
 
 PROFILE_REMOVALS: Mapping[str, tuple[Patch, ...]] = {
-    "VM seen off before another type": (Patch(arriving, "is_seen_off", lambda vm: True),),
-    "type read back before a start": (Patch(arriving, "is_type_read", _once_asked),),
-    "other types seen off before a start": (Patch(transition, "is_changing_type", lambda worker, profile, vms: False),),
-    "no suspension with a type that changes": (Patch(leaving, "keeps_type", lambda worker, vm: True),),
-    "labels with the uncordon": (Patch(arriving, "label_changes", lambda schedule, worker, node, phase: ()),),
+    "VM confirmed off before another type": (Patch(workers, "is_confirmed_off", lambda vm: True),),
+    "type read back before a start": (Patch(workers, "is_type_read", _once_asked),),
+    "other types confirmed off before a start": (
+        Patch(transition, "is_changing_type", lambda worker, profile, vms: False),
+    ),
+    "no suspension with a type that changes": (Patch(workers, "keeps_type", lambda worker, vm: True),),
+    "labels with the uncordon": (Patch(workers, "label_changes", lambda schedule, worker, node, phase: ()),),
     "types of a missing Node": (Patch(workers, "without_node", _untyped),),
 }
 """The guards of a change of vGPU types, noticed in a world with profiles."""
@@ -112,6 +114,6 @@ VM_REMOVALS: Mapping[str, tuple[Patch, ...]] = {
     "other users of a GPU": (Patch(vmstops, "_may_stop", lambda gpu, waits: not any(waits.values())),),
     "budgets of VMs": (Patch(vmstops, "_budget", lambda seen, used, around, known: None),),
     "budgets settle": (Patch(vmstops, "_is_settling", lambda vm, now: False),),
-    "unknown VMs stay": (Patch(vmstops, "_seen", lambda vm, around: around.seen.vms.get(vm.vm)),),
+    "unknown VMs stay": (Patch(vmstops, "_observed", lambda vm, ctx: ctx.observed.vms.get(vm.vm)),),
 }
 """The guards of VMs that are stopped for a vGPU config, noticed in a world with such VMs."""

@@ -7,10 +7,9 @@ import pytest
 
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuMode, Spec
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt_schedules.commands import schedulecheckrender
+from gpuvirt_schedules.commands import schedulerender
 from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions
-from gpuvirt_schedules.decide.noderows import NodeCheck
-from gpuvirt_schedules.decide.workerchecks import ScheduleCheck
+from gpuvirt_schedules.decide.reports import NodeCheck, ScheduleCheck
 from tests.agent.node.nodewithvgpus import FIRST
 from tests.schedules.coverednode import NODE, POLICY, covered, put_report
 from tests.schedules.scheduleday import Day
@@ -53,7 +52,7 @@ async def test_a_check_names_the_vgpus_that_would_change_and_who_uses_them(
     assert night.in_the_way == ("VM default/vm-a",), "a VM and its pod are one user"
     (other,) = (node for node in found.nodes if node.phase == "day")
     assert (other.gpus, other.reason, other.unknown) == ((), None, ())
-    schedulecheckrender.check(found)
+    schedulerender.check(found)
     text = capsys.readouterr().out
     assert "4 GPUs" in text
     assert f"{FIRST}: 2 x T4-8Q -> 1 x T4-8Q (while these users stay)" in text
@@ -84,7 +83,7 @@ async def test_a_check_says_why_a_node_would_not_get_the_vgpu_config(
     assert str(reason.code) == code
     assert words in reason.text
     assert not found.holds
-    schedulecheckrender.check(found)
+    schedulerender.check(found)
     text = " ".join(capsys.readouterr().out.split())
     assert words in text
     assert "The schedule can't switch all nodes." in text
@@ -143,7 +142,7 @@ async def test_what_a_user_may_not_read_is_unknown(
     night = nights(found)
     assert (night.reason, night.gpus) == (None, ())
     assert "forbidden" in night.unknown[0]
-    schedulecheckrender.check(found)
+    schedulerender.check(found)
     assert "not known: " in capsys.readouterr().out
 
 

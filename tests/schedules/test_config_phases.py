@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from gpuvirt.controller.nodes.resolve import KeptConfig, NodeConfig, OwnedGpuNode, config_of
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt_schedules.controller.configurednodes import unapplied
+from gpuvirt_schedules.controller.configurednodes import configs_of, unapplied
 from gpuvirt_schedules.controller.objects import conditions_of, schedule_of, status_of
-from gpuvirt_schedules.controller.scheduledconfigs import configs_of
 from gpuvirt_schedules.decide.faults import faults, shared_nodes
 from tests.schedules.configcluster import SPEC
 from tests.schedules.configuredpool import stored

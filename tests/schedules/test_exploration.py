@@ -1,4 +1,4 @@
-"""Transitions end in the phase of now, or are held with a reason, whatever fails; each guard is needed for that."""
+"""Transitions end in the current phase, or are held with a reason, whatever fails; each guard is needed for that."""
 
 from collections.abc import Mapping
 

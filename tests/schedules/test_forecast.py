@@ -12,7 +12,7 @@ from gpuvirt.model.workers.observed import NodePod, ScheduleObservation, WorkerN
 from gpuvirt.model.workers.spec import Drain, Leave, Phase, PhaseName, Schedule, WorkerProfile
 from gpuvirt.model.workers.status import ScheduleStatus, WorkerStep
 from gpuvirt_schedules.decide.forecast import Forecast, PlannedAction, assumed_vms, forecast
-from gpuvirt_schedules.decide.leaving import blockers, pods_left
+from gpuvirt_schedules.decide.workers import blockers, pods_left
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 EVENING = datetime(2026, 1, 5, 20, tzinfo=UTC)

@@ -23,18 +23,16 @@ from gpuvirt.model.workers.hypervisor import (
     VmsUnknown,
     WorkerVm,
 )
-from gpuvirt.model.workers.nodevms import NodeVm, SeenVm, VmStep
+from gpuvirt.model.workers.nodevms import NodeVm, ObservedVm, VmStep
 from gpuvirt.model.workers.observed import LastCall, WorkerNode
 from gpuvirt.model.workers.spec import Drain, Phase, PhaseName, PhaseOverride, Schedule
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus, Worker, WorkerStep
 from gpuvirt_schedules.controller.commandreading import read_schedule, read_schedules
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
-from gpuvirt_schedules.controller.kubevirt.judging import VmObjects, refusal, shutdown_refusal
-from gpuvirt_schedules.controller.kubevirt.virtualmachines import Vm
-from gpuvirt_schedules.decide.byhand import switch_by_hand
+from gpuvirt_schedules.controller.kubevirt.virtualmachines import Vm, VmObjects, refusal, shutdown_refusal
 from gpuvirt_schedules.decide.faults import faults
 from gpuvirt_schedules.decide.matching import candidates, match, prove, prove_user
-from gpuvirt_schedules.decide.times import CronLineError, verify_line
+from gpuvirt_schedules.decide.times import CronLineError, switch_by_hand, verify_line
 from tests.kube.scriptedapi import NOT_FOUND, Reply, scripted
 from tests.kube.scriptedapi import Call as Request
 from tests.schedules.servedkubevirt import KEY, NAMESPACE, VMIS, VMS, ServedKubeVirt, connected, convert_vm
@@ -155,7 +153,7 @@ def test_a_node_that_names_another_vm_is_matched_again() -> None:
 
 def test_a_vm_that_was_created_again_is_not_the_user_of_a_gpu() -> None:
     known = NodeVm(KEY, "vms", "a", NodeName("node"), PhaseName("night"), VmStep.STOP)
-    seen = SeenVm(KEY, "vms", "a", is_on=True, instance="vmi")
+    seen = ObservedVm(KEY, "vms", "a", is_on=True, instance="vmi")
     assert prove_user(known, seen) == VmProof(KEY, "vmi")
     assert prove_user(known, replace(seen, vm=VmKey("new"))) is None
 

@@ -1,7 +1,7 @@
 """Switches while controllers are killed anywhere, calls fail, answers are lost, and a budget forbids evictions.
 
 Controllers are processes that SIGKILL ends, with children of their own that pyVmomi has; the vCenter is simulated, and
-one of its calls in ten fails. Time is fast. Each switch ends in the phase of now, or is held with its reason.
+one of its calls in ten fails. Time is fast. Each switch ends in the current phase, or is held with its reason.
 """
 
 import asyncio

@@ -11,9 +11,8 @@ from gpuvirt.model.workers.hypervisor import Abilities, Ability, Action, Call, P
 from gpuvirt.model.workers.observed import ScheduleObservation, WorkerNode
 from gpuvirt.model.workers.spec import Phase, PhaseName, Schedule, WorkerProfile
 from gpuvirt.model.workers.status import ScheduleStatus, Worker, WorkerStep
-from gpuvirt_schedules.decide.actions import CallVm, MarkNode
-from gpuvirt_schedules.decide.faults import faults
-from gpuvirt_schedules.decide.profilefaults import missing_profiles
+from gpuvirt_schedules.decide.faults import faults, missing_profiles
+from gpuvirt_schedules.decide.nextstep import CallVm, MarkNode
 from gpuvirt_schedules.decide.times import timeline_of
 from gpuvirt_schedules.decide.transition import Advance, advance
 

@@ -12,7 +12,7 @@ from gpuvirt.model.workers.hypervisor import Answer, Call, Power, VmKey
 from gpuvirt_schedules.controller.objects import duration_s
 from gpuvirt_schedules.controller.rounds import AGAIN_S
 from gpuvirt_schedules.controller.scheduleapi import selector_text
-from gpuvirt_schedules.decide.actions import MarkNode
+from gpuvirt_schedules.decide.nextstep import MarkNode
 from tests.kube.scriptedapi import Call as Request
 from tests.kube.scriptedapi import Reply
 from tests.schedules.modelhypervisor import Connection

@@ -15,9 +15,8 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.spec import Leave, VmPolicy
 from gpuvirt.shares.awayworkers import stopped_by
-from gpuvirt_schedules.commands import schedulecheckrender, schedulerender
-from gpuvirt_schedules.controller.schedulemetrics import of_schedules
-from gpuvirt_schedules.controller.telemetry import ScheduleTelemetry
+from gpuvirt_schedules.commands import schedulerender
+from gpuvirt_schedules.controller.schedulemetrics import ScheduleTelemetry, of_schedules
 from gpuvirt_schedules.decide.reports import ScheduleState
 from tests.cli.commandline import printed
 from tests.extender.podapi import serving
@@ -135,7 +134,7 @@ async def test_a_check_says_that_vms_in_the_way_are_shut_down(
     spec: Object = {**msgspec.to_builtins(schedule.spec), "phases": msgspec.to_builtins(phases)}
     day.served.put(SCHEDULE, {**day.served.objects[SCHEDULE], "spec": spec})
     async with asking(day, server, authority.certificate) as questions:
-        schedulecheckrender.check(await questions.check("gpus"))
+        schedulerender.check(await questions.check("gpus"))
     lines = shown()
     found = lines[lines.index("bare01 night T4-4Q 4 GPUs VM default/vm-a") :]
     text = "VMs among these users are shut down (vms: Stop), if all users of their GPU are VMs that may be"

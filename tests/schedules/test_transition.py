@@ -23,9 +23,8 @@ from gpuvirt.model.workers.hypervisor import (
 from gpuvirt.model.workers.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.workers.spec import Begin, Drain, Leave, OnTimeout, Schedule
 from gpuvirt.model.workers.status import ScheduleStatus, Worker, WorkerStep
-from gpuvirt_schedules.decide.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
 from gpuvirt_schedules.decide.matching import candidates
-from gpuvirt_schedules.decide.moves import HELD_AGAIN_S
+from gpuvirt_schedules.decide.nextstep import HELD_AGAIN_S, CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
 from gpuvirt_schedules.decide.transition import ROUND_S, VM_ROUND_S, Advance
 from tests.schedules.workerround import (
     CORDONED,

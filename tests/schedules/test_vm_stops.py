@@ -10,7 +10,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.reasons import schedules as schedulereasons
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Answer, OutcomeUnknown, Refused, VmKey
-from gpuvirt.model.workers.nodevms import BlockedGpu, NodeVm, SeenVm, SeenVms, VmStep
+from gpuvirt.model.workers.nodevms import BlockedGpu, NodeVm, ObservedVm, ObservedVms, VmStep
 from gpuvirt.model.workers.observed import LastCall
 from gpuvirt.model.workers.spec import Drain, OnTimeout, Phase, PhaseName, Schedule, VmPolicy
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
@@ -22,8 +22,8 @@ CERTAIN = EVENING + timedelta(seconds=LATE_S)
 OF_DAY, OF_NIGHT = (Phase(name, "0 7 * * *", vgpu_config="c", vms=VmPolicy.STOP) for name in (DAY, NIGHT))
 SCHEDULE = Schedule("gpus", "UTC", (OF_DAY, OF_NIGHT), drain=Drain(60.0), generation=1)
 A, B = VmKey("a"), VmKey("b")
-ON = SeenVm(A, "vms", "a", is_on=True)
-ALSO_ON = SeenVm(B, "vms", "b", is_on=True)
+ON = ObservedVm(A, "vms", "a", is_on=True)
+ALSO_ON = ObservedVm(B, "vms", "b", is_on=True)
 OFF = replace(ON, is_on=False, is_halted=True)
 ENDING = replace(ON, is_changing=True, is_halted=True)
 BLOCKED = BlockedGpu(NODE, "0000:65:00.0", (A,))
@@ -33,11 +33,11 @@ STOPPED = replace(STOP, step=VmStep.STOPPED, since=EVENING - timedelta(hours=1))
 REFUSAL = reasons.vm_not_stopped("vms/b", "a VirtualMachinePool controls it")
 
 
-def seen(*vms: SeenVm, gpus: tuple[BlockedGpu, ...] = (BLOCKED,), last: LastCall | None = None) -> SeenVms:
-    return SeenVms({vm.vm: vm for vm in vms}, {}, gpus, {A: last} if last is not None else {})
+def seen(*vms: ObservedVm, gpus: tuple[BlockedGpu, ...] = (BLOCKED,), last: LastCall | None = None) -> ObservedVms:
+    return ObservedVms({vm.vm: vm for vm in vms}, {}, gpus, {A: last} if last is not None else {})
 
 
-def decided(observed: SeenVms, *before: NodeVm, at: datetime = EVENING, phase: Phase = OF_NIGHT,
+def decided(observed: ObservedVms, *before: NodeVm, at: datetime = EVENING, phase: Phase = OF_NIGHT,
             schedule: Schedule = SCHEDULE) -> NextVms:  # fmt: skip
     return next_vms(schedule, phase, before, observed, at)
 
@@ -190,10 +190,10 @@ def test_a_vm_whose_start_an_admin_has_changed_is_the_admin_s() -> None:
 @pytest.mark.parametrize("step", [VmStep.STOP, VmStep.STOPPED])
 def test_a_vm_that_is_unknown_stays_in_the_status(phase: Phase, step: VmStep) -> None:
     unknown = schedulereasons.hypervisor_unknown("HypervisorForbidden", "forbidden")
-    found = decided(SeenVms(unknown={"vms": unknown}), replace(STOP, step=step), phase=phase)
+    found = decided(ObservedVms(unknown={"vms": unknown}), replace(STOP, step=step), phase=phase)
     assert [(vm.vm, vm.reason) for vm in found.vms] == [(A, unknown)]
     assert not found.actions
-    assert decided(SeenVms(), replace(STOP, step=step), phase=phase) == NextVms(), "it was deleted"
+    assert decided(ObservedVms(), replace(STOP, step=step), phase=phase) == NextVms(), "it was deleted"
 
 
 def test_a_vm_that_runs_and_need_not_go_any_more_is_not_stopped() -> None:

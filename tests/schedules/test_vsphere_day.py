@@ -29,7 +29,7 @@ async def test_the_day_of_the_document(tmp_path: Path, authority: Authority, ser
             await until(lambda: cluster.has_reached("day"))
             assert all(cluster.running(name) for name in WORKERS)
             assert not cluster.running("worker4")
-            assert vcenter.vsphere.state.calls == [], "the phase of now holds already"
+            assert vcenter.vsphere.state.calls == [], "the current phase holds already"
 
             await until(lambda: cluster.status().get("announced") == "night")
             await until(lambda: all("gpuvirt.io/leaves-soon" in cluster.taints(name) for name in WORKERS))

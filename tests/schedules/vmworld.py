@@ -15,7 +15,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.reasons import schedules as vmreasons
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Answer, OutcomeUnknown, Refused, VmKey
-from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms, VmStep
+from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, ObservedVm, ObservedVms, VmStep
 from gpuvirt.model.workers.spec import OnTimeout, Phase, PhaseName, Schedule, VmPolicy
 from gpuvirt.model.workers.status import ConfiguredNode
 from gpuvirt_schedules.controller.rounds import ClusterReading, StoredSchedule
@@ -95,7 +95,7 @@ class VmWorld(World):
 
     @property
     def phase(self) -> PhaseName:
-        """The phase of now."""
+        """The current phase."""
         schedule, until, phase = self._phase_until
         if schedule is not self.schedule or self.now >= until:
             timeline = timeline_of(self.schedule)
@@ -266,17 +266,17 @@ class VmApi(ModelApi):
         return replace(found, configured=(ConfiguredNode(NODE, phase, config, why),))
 
     @override
-    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> SeenVms:
+    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> ObservedVms:
         """Return the VMs and the GPUs, in this order."""
         del known
         await self._read("list VMs")
         world = self._vms
         if not world.are_vms_known:
-            return SeenVms(unknown={NAMESPACE: reasons.hypervisor_unknown("HypervisorForbidden", "forbidden")})
+            return ObservedVms(unknown={NAMESPACE: reasons.hypervisor_unknown("HypervisorForbidden", "forbidden")})
         self._versions = {guest.key: guest.version for guest in world.guests.values()}
         vms = {guest.key: _seen(guest, world.disruptions_allowed()) for guest in world.guests.values()}
         gpus = tuple(_gpu(gpu, world) for gpu in range(4)) if any(node.node == NODE for node in waiting) else ()
-        return SeenVms(vms, {}, tuple(gpu for gpu in gpus if gpu.vms or gpu.others))
+        return ObservedVms(vms, {}, tuple(gpu for gpu in gpus if gpu.vms or gpu.others))
 
     @override
     async def change_vm(self, change: ChangeVm) -> Answer:
@@ -304,11 +304,11 @@ class VmApi(ModelApi):
         return Accepted() if is_made else Refused("WrongPowerState", "the VM has changed")
 
 
-def _seen(guest: Guest, allowed: int) -> SeenVm:
+def _seen(guest: Guest, allowed: int) -> ObservedVm:
     where = f"{NAMESPACE}/{guest.key}"
     refusal = vmreasons.vm_not_stopped(where, "a VirtualMachinePool controls it") if guest.is_controlled else None
     by_admin = vmreasons.vm_not_stopped(where, "Halted by an admin")
-    return SeenVm(
+    return ObservedVm(
         guest.key,
         NAMESPACE,
         guest.key,

@@ -10,7 +10,7 @@ from gpuvirt.model.workers.hypervisor import Abilities, Ability, Action, Power, 
 from gpuvirt.model.workers.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.workers.spec import Phase, PhaseName, Schedule
 from gpuvirt.model.workers.status import ScheduleStatus, Worker
-from gpuvirt_schedules.decide.actions import CallVm
+from gpuvirt_schedules.decide.nextstep import CallVm
 from gpuvirt_schedules.decide.times import timeline_of
 from gpuvirt_schedules.decide.transition import Advance, advance
 

@@ -16,16 +16,16 @@ from gpuvirt.kube.failures import ApiRefusedError, BrokenError, ConflictError, N
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workers.connection import DEAD_AFTER_S
 from gpuvirt.model.workers.hypervisor import Action, Answer, Call, Hypervisor, Power, VmKey
-from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, SeenVms
+from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, ObservedVms
 from gpuvirt.model.workers.observed import NodePod
 from gpuvirt.model.workers.spec import Drain, Leave, OnTimeout, Phase, PhaseName, PhaseOverride, Schedule
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
 from gpuvirt_schedules.controller.rounds import ClusterReading, Rounds, StoredSchedule
 from gpuvirt_schedules.controller.vmcalls import VmCalls
-from gpuvirt_schedules.decide.actions import MarkNode
-from gpuvirt_schedules.decide.leaving import pods_left
+from gpuvirt_schedules.decide.nextstep import MarkNode
 from gpuvirt_schedules.decide.times import timeline_of
 from gpuvirt_schedules.decide.transition import Advance
+from gpuvirt_schedules.decide.workers import pods_left
 from gpuvirt_sim.clock import SimTimer
 from tests.schedules.choices import Choices
 from tests.schedules.modelcluster import BIND_S, ModelCluster, NodeObject, PodObject
@@ -558,10 +558,10 @@ class ModelApi:
         self._world.cluster.mark(node, MINE, cordon=action.cordon, taint=action.taint, labels=action.labels)
         await self._answer(is_lost=is_lost)
 
-    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> SeenVms:
+    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> ObservedVms:
         """Return nothing: no node has GPUs of its own."""
         del waiting, known
-        return SeenVms()
+        return ObservedVms()
 
     async def change_vm(self, change: ChangeVm) -> Answer:
         """Refuse: no node has GPUs of its own."""

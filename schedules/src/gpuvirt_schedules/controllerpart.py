@@ -11,12 +11,12 @@ from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.kinds.core import ReadNode
 from gpuvirt.model.workers.connection import MayCallUntil
+from gpuvirt_schedules.controller.configurednodes import StoredConfigs
 from gpuvirt_schedules.controller.keeper import ScheduleKeeper
-from gpuvirt_schedules.controller.scheduledconfigs import StoredConfigs
+from gpuvirt_schedules.controller.nodemarks import unmark_workers
 from gpuvirt_schedules.controller.schedulemetrics import of_schedules
 from gpuvirt_schedules.controller.secretconnection import Opener
-from gpuvirt_schedules.controller.workermarks import unmark_workers
-from gpuvirt_schedules.hypervisors.sharing import SharedHypervisors
+from gpuvirt_schedules.hypervisors.connection import SharedHypervisors
 
 __all__ = ["Schedules", "scheduled_configs", "unmark_workers"]
 

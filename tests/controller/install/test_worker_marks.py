@@ -2,7 +2,7 @@
 
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client
-from gpuvirt_schedules.controller.workermarks import unmark_workers
+from gpuvirt_schedules.controller.nodemarks import unmark_workers
 from tests.kube.scriptedapi import scripted
 from tests.schedules.scheduleday import Day
 from tests.schedules.servedschedule import NODES, Object

@@ -17,7 +17,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
-from gpuvirt_schedules.commands import schedulecheckrender, schedulerender
+from gpuvirt_schedules.commands import schedulerender
 from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions
 from gpuvirt_schedules.controller.commandreading import written_schedule
 from gpuvirt_schedules.decide.reports import ScheduleState, SwitchResult
@@ -161,7 +161,7 @@ def check(
     """
     found = asyncio.run(_questions(kubeconfig, context, namespace).check(name))
     if not render.print_document(found, output):
-        schedulecheckrender.check(found)
+        schedulerender.check(found)
     raise typer.Exit(0 if found.holds else 1)
 
 

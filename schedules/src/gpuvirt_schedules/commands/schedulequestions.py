@@ -17,7 +17,7 @@ from gpuvirt.kube.client import Client
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.kube.kinds.vgpuschedule import VALID, HypervisorSpec, VgpuSchedule
+from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
@@ -30,29 +30,31 @@ from gpuvirt.model.workers.observed import ScheduleObservation
 from gpuvirt.model.workers.spec import Phase, PhaseName, Schedule
 from gpuvirt.model.workers.status import ScheduleStatus
 from gpuvirt.plans.knownconfigs import KnownConfigs, read_known_configs
-from gpuvirt.plans.nodeplan import GpuPlan, plan_node
+from gpuvirt.plans.nodeplan import plan_node
 from gpuvirt_schedules.controller import commandreading as reading
-from gpuvirt_schedules.controller.configcondition import stored_state
 from gpuvirt_schedules.controller.configurednodes import not_followed
-from gpuvirt_schedules.controller.objects import schedule_of, status_of
+from gpuvirt_schedules.controller.objects import schedule_of, status_of, stored_state
 from gpuvirt_schedules.controller.rounds import StoredSchedule
 from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects, selector_text
 from gpuvirt_schedules.controller.secretconnection import Opener
 from gpuvirt_schedules.decide import reports
-from gpuvirt_schedules.decide.byhand import has_passed, switch_by_hand
 from gpuvirt_schedules.decide.faults import faults
 from gpuvirt_schedules.decide.forecast import Forecast, assumed_vms, forecast, with_configs
-from gpuvirt_schedules.decide.noderows import GpuCheck, NodeCheck, node_rows, vm_rows
 from gpuvirt_schedules.decide.reports import (
+    GpuCheck,
+    NodeCheck,
+    NodeRow,
+    ScheduleCheck,
     ScheduleDetail,
     ScheduleHistory,
     SchedulePlan,
     ScheduleRow,
     ScheduleState,
     SwitchResult,
+    VmRow,
+    worker_checks,
 )
-from gpuvirt_schedules.decide.times import moment, timeline_of
-from gpuvirt_schedules.decide.workerchecks import ScheduleCheck, worker_checks
+from gpuvirt_schedules.decide.times import has_passed, moment, switch_by_hand, timeline_of
 from gpuvirt_schedules.decide.workers import members
 from gpuvirt_schedules.hypervisors.connection import open_hypervisor
 
@@ -115,11 +117,10 @@ def _check(node: NodeName, phase: Phase, config: str, reports: NodeReports, know
             None,
         )
     concerned = (gpu for gpu in plan.gpus if gpu.changes or gpu.in_the_way or gpu.reasons)
-    return NodeCheck(node, phase.name, config, refused, tuple(map(_gpu_check, concerned)), plan.unknown, phase.vms)
-
-
-def _gpu_check(gpu: GpuPlan) -> GpuCheck:
-    return GpuCheck(gpu.address, gpu.vgpus, gpu.vgpus_then, gpu.in_the_way, gpu.reasons, gpu.unknown)
+    gpus = tuple(
+        GpuCheck(gpu.address, gpu.vgpus, gpu.vgpus_then, gpu.in_the_way, gpu.reasons, gpu.unknown) for gpu in concerned
+    )
+    return NodeCheck(node, phase.name, config, refused, gpus, plan.unknown, phase.vms)
 
 
 class Asks(Enum):
@@ -170,13 +171,14 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
             )
         )
         switches = () if zone is None else reports.switch_rows(schedule, self._now())
+        place, configs = spec.hypervisor.kube_virt, stored_state(known.stored)
         return ScheduleDetail(
             known.row,
             schedule.leave,
             schedule.announce_s,
             schedule.drain.timeout_s,
             schedule.drain.on_timeout,
-            _hypervisor_text(spec.hypervisor),
+            f"KubeVirt {place.namespace}" if place is not None else " ".join(spec.hypervisor.secret or ()),
             reports.phase_rows(schedule, selectors, nodes, switches),
             tuple(
                 reports.OverrideRow(override.phase, moment(override.begin, zone), moment(override.end, zone))
@@ -184,9 +186,15 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
                 if zone is not None
             ),
             reports.worker_rows(known.status),
-            node_rows(known.status),
-            _configs_text(known.stored),
-            vm_rows(known.status),
+            tuple(
+                NodeRow(node.node, node.phase, node.vgpu_config, node.is_applied, node.reason)
+                for node in known.status.nodes
+            ),
+            None if configs is None or configs[0] == "True" else configs[2],
+            tuple(
+                VmRow(vm.where, vm.node, vm.phase, vm.step, vm.since, vm.is_held, vm.is_forced, vm.reason)
+                for vm in known.status.vms
+            ),
         )
 
     async def history(self, name: str) -> ScheduleHistory:
@@ -212,7 +220,7 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
         return await self._plan(_known(replace(stored, metadata=metadata, spec=written.spec), self._now()))
 
     async def plan(self, name: str) -> SchedulePlan:
-        """Return the switches of two weeks, and the steps of the next one."""
+        """Return the switches of two weeks, and the steps of the next worker."""
         return await self._plan(await self._known(name))
 
     async def _plan(self, known: _Known) -> SchedulePlan:
@@ -220,13 +228,14 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
         if known.problems:
             return SchedulePlan(known.row, (), None, None)
         switches = reports.switch_rows(known.schedule, now)
+        left_out = tuple(timeline_of(known.schedule).left_out(now, now + reports.AHEAD))
         if not switches:  # what is observed now says nothing of a switch in years
-            return SchedulePlan(known.row, switches, None, None, reports.left_out(known.schedule, now))
+            return SchedulePlan(known.row, switches, None, None, left_out)
         known, observed = await self._observed(known)
         if known.problems:
             return SchedulePlan(known.row, (), None, None)
         steps, assumed = await self._forecast(known, known.schedule, observed, switches[0].at)
-        return SchedulePlan(known.row, switches, steps, assumed, reports.left_out(known.schedule, now))
+        return SchedulePlan(known.row, switches, steps, assumed, left_out)
 
     async def check(self, name: str) -> ScheduleCheck:
         """Return what the hypervisor says of each worker, and agents of each node; changes nothing."""
@@ -237,7 +246,10 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
         vms, abilities = await self._ask(known, observed, Asks.ALWAYS)
         observed = replace(observed, vms=vms)
         workers = tuple(worker_checks(known.schedule, known.status, observed, abilities))
-        nodes = await self._node_checks(known) if known.config_nodes else ()
+        nodes: tuple[NodeCheck, ...] = ()
+        if known.config_nodes:
+            found, configs = await read_reports(self.client), await read_known_configs(self.client, self.namespace)
+            nodes = tuple(node_checks(known.schedule, known.config_nodes, found, configs))
         return ScheduleCheck(known.row, known.schedule.leave, reports.unknown_reason(vms), workers, nodes)
 
     async def switch(
@@ -268,11 +280,6 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
         passed = partial(has_passed, known.schedule, now)
         await reading.add_override(self.client, self.namespace, known.stored, switch.override, passed)
         return replace(result, written=True)
-
-    async def _node_checks(self, known: _Known) -> tuple[NodeCheck, ...]:
-        """Return the changes that each phase would make on its nodes."""
-        found, configs = await read_reports(self.client), await read_known_configs(self.client, self.namespace)
-        return tuple(node_checks(known.schedule, known.config_nodes, found, configs))
 
     def _now(self) -> datetime:
         return self.clock.now().replace(microsecond=0)
@@ -324,17 +331,6 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
             return vms, abilities
         finally:
             await hypervisor.close()
-
-
-def _hypervisor_text(spec: HypervisorSpec) -> str:
-    if spec.kube_virt is not None:
-        return f"KubeVirt {spec.kube_virt.namespace}"
-    return " ".join(spec.secret) if spec.secret is not None else ""
-
-
-def _configs_text(stored: VgpuSchedule) -> str | None:
-    found = stored_state(stored)
-    return found[2] if found is not None and found[0] != "True" else None
 
 
 _NOT_ASKED = VmsUnknown("", "not asked yet")

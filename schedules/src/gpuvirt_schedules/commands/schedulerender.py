@@ -1,6 +1,6 @@
-"""The output of `gpuvirt schedule`: schedules, workers, switches and steps, with times in the schedule's zone."""
+"""The output of `gpuvirt schedule`: schedules, workers, switches, steps and checks, with times in its zone."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from rich.console import Console
@@ -9,12 +9,16 @@ from rich.text import Text
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.render import say_reason
 from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
-from gpuvirt.model.reasons import Reason
-from gpuvirt.model.workers.spec import VmPolicy
+from gpuvirt.model.reasons import Reason, with_code
+from gpuvirt.model.workers.hypervisor import Ability
+from gpuvirt.model.workers.spec import Leave, VmPolicy
 from gpuvirt.model.workers.status import Outcome, PastSwitch
 from gpuvirt_schedules.decide.forecast import Forecast, ForecastBudget, PlannedAction, PlannedStep
-from gpuvirt_schedules.decide.noderows import VmRow
 from gpuvirt_schedules.decide.reports import (
+    NodeCheck,
+    NodeRow,
+    PhaseRow,
+    ScheduleCheck,
     ScheduleDetail,
     ScheduleHistory,
     SchedulePlan,
@@ -22,6 +26,8 @@ from gpuvirt_schedules.decide.reports import (
     ScheduleState,
     SwitchResult,
     SwitchRow,
+    VmRow,
+    WorkerCheck,
     WorkerRow,
 )
 from gpuvirt_schedules.decide.times import ZoneError, zone_of
@@ -135,44 +141,39 @@ def detail(found: ScheduleDetail) -> None:
     drain = f"drain {found.drain_timeout_s:g} s, then {found.on_timeout}"
     text = f"announce {found.announce_s:g} s, {drain}, leave {found.leave}, {found.hypervisor or 'no hypervisor'}"
     say(out, text, style="dim")
-    phases = Table(PHASE_COLUMNS)
-    for phase in found.phases:
-        types = ", ".join(phase.vgpu_types) or NOTHING
-        start, config = when(phase.next_start, row.time_zone), phase.vgpu_config or NOTHING
-        phases.add(
-            phase.name,
-            phase.start,
-            start,
-            phase.workers or NOTHING,
-            types,
-            phase.nodes or NOTHING,
-            config,
-            _vms(phase.vms),
-        )
-    below(out, phases, is_empty=not found.phases)
+    zone = row.time_zone
+    below(out, PHASE_COLUMNS, [(phase_cells(phase, zone), ()) for phase in found.phases])
     if found.configs is not None:
         say(out, found.configs, style="yellow")
-    overrides = Table(OVERRIDE_COLUMNS)
-    for override in found.overrides:
-        begin, end = when(override.begin, row.time_zone), when(override.end, row.time_zone)
-        overrides.add(override.phase, begin, end)
-    below(out, overrides, is_empty=not found.overrides)
-    workers = Table(WORKER_COLUMNS)
-    for worker in found.workers:
-        why = () if worker.reason is None else (worker.reason.text,)
-        workers.add(*worker_cells(worker, row.time_zone), below=why)
-    below(out, workers, is_empty=not found.workers)
-    nodes = Table(NODE_COLUMNS)
-    for node in found.nodes:
-        applied = Text("yes", style="green") if node.applied else Text("no", style="yellow")
-        why = () if node.reason is None else (node.reason.text,)
-        nodes.add(node.node, node.phase, node.vgpu_config, applied, below=why)
-    below(out, nodes, is_empty=not found.nodes)
-    vms = Table(VM_COLUMNS)
-    for vm in found.vms:
-        why = () if vm.reason is None else (vm.reason.text,)
-        vms.add(*vm_cells(vm, row.time_zone), below=why)
-    below(out, vms, is_empty=not found.vms)
+    spans = ((entry.phase, when(entry.begin, zone), when(entry.end, zone)) for entry in found.overrides)
+    below(out, OVERRIDE_COLUMNS, [(cells, ()) for cells in spans])
+    below(out, WORKER_COLUMNS, [(worker_cells(worker, zone), _why(worker.reason)) for worker in found.workers])
+    below(out, NODE_COLUMNS, [(applied_cells(node), _why(node.reason)) for node in found.nodes])
+    below(out, VM_COLUMNS, [(vm_cells(vm, zone), _why(vm.reason)) for vm in found.vms])
+
+
+def _why(reason: Reason | None) -> tuple[str, ...]:
+    return () if reason is None else (reason.text,)
+
+
+def applied_cells(node: NodeRow) -> tuple[Cell, ...]:
+    """Return the cells of a node whose vGPU config the current phase sets."""
+    applied = Text("yes", style="green") if node.applied else Text("no", style="yellow")
+    return node.node, node.phase, node.vgpu_config, applied
+
+
+def phase_cells(phase: PhaseRow, zone: str) -> tuple[Cell, ...]:
+    """Return the cells of a phase."""
+    return (
+        phase.name,
+        phase.start,
+        when(phase.next_start, zone),
+        phase.workers or NOTHING,
+        ", ".join(phase.vgpu_types) or NOTHING,
+        phase.nodes or NOTHING,
+        phase.vgpu_config or NOTHING,
+        NOTHING if phase.vms is VmPolicy.WAIT else str(phase.vms),
+    )
 
 
 def vm_cells(vm: VmRow, zone: str) -> tuple[Cell, ...]:
@@ -269,13 +270,11 @@ def step_table(rows: Iterable[PlannedStep]) -> Table:
     """Return the table of steps in their order."""
     table = Table(STEP_COLUMNS)
     for step in rows:
-        table.add(step.node, step.action, _target(step), _budgets(step.budgets))
+        # Which VMs are stopped is decided once the node's agent reports what it waits for.
+        is_open = step.action is PlannedAction.STOP_VMS
+        target = f"VMs whose vGPUs {step.target} removes" if is_open else step.target
+        table.add(step.node, step.action, target, _budgets(step.budgets))
     return table
-
-
-def _target(step: PlannedStep) -> str:
-    """Return what a step acts on; which VMs are stopped is decided once the node's agent reports what it waits for."""
-    return f"VMs whose vGPUs {step.target} removes" if step.action is PlannedAction.STOP_VMS else step.target
 
 
 def _budgets(budgets: tuple[ForecastBudget, ...] | None) -> Cell:
@@ -321,12 +320,115 @@ def head(out: Console, row: ScheduleRow) -> None:
             say_reason(out, reason)
 
 
-def below(out: Console, table: Table, *, is_empty: bool) -> None:
-    """Print a table below what was printed, if it has rows."""
-    if not is_empty:
-        out.print()
-        table.print(out)
+def below(out: Console, columns: Sequence[Column], rows: Sequence[tuple[Sequence[Cell], Iterable[str]]]) -> None:
+    """Print a table below what was printed, if it has rows: the cells of each, and the texts below it."""
+    if not rows:
+        return
+    table = Table(columns)
+    for cells, texts in rows:
+        table.add(*cells, below=texts)
+    out.print()
+    table.print(out)
 
 
-def _vms(policy: VmPolicy) -> str:
-    return NOTHING if policy is VmPolicy.WAIT else str(policy)
+CHECK_COLUMNS = (
+    Column("NODE"),
+    Column("PHASES", folds=True),
+    Column("VM", folds=True),
+    Column("POWER"),
+    Column("VGPUS", folds=True, optional=True),
+    Column("SUSPEND"),
+    Column("SHUT DOWN"),
+    Column("START"),
+    Column("SET TYPE", optional=True),
+)
+NODE_CHECK_COLUMNS = (
+    Column("NODE"),
+    Column("PHASE"),
+    Column("VGPU CONFIG"),
+    Column("CHANGES"),
+    Column("IN THE WAY NOW", folds=True, optional=True),
+)
+NOT_PROVEN = "not proven"
+
+
+def check(found: ScheduleCheck) -> None:
+    """Print what the hypervisor says of each worker, what changes on each node, and whether the schedule can switch."""
+    out = console()
+    head(out, found.schedule)
+    if found.hypervisor is not None:
+        say_reason(out, found.hypervisor, style="bold red")
+    leave = found.leave
+    workers = [(check_cells(worker, leave), _check_texts(worker, leave)) for worker in found.workers]
+    below(out, CHECK_COLUMNS, workers)
+    below(out, NODE_CHECK_COLUMNS, [(node_cells(node), node_texts(node)) for node in found.nodes])
+    out.print()
+    what = "workers and nodes" if found.nodes and found.workers else "nodes" if found.nodes else "workers"
+    if found.holds:
+        say(out, f"No known obstacle keeps the {what} from switching.", style="green")
+    else:
+        say(out, f"The schedule can't switch all {what}.", style="bold red")
+
+
+def check_cells(worker: WorkerCheck, leave: Leave) -> tuple[Cell, ...]:
+    """Return the cells of one worker; what the schedule does not use is dim."""
+    return (
+        worker.node,
+        ", ".join(worker.phases) or NOTHING,
+        worker.vm or NOTHING,
+        str(worker.power) if worker.power is not None else UNKNOWN,
+        ", ".join(worker.vgpu_types) or NOTHING,
+        _ability(worker.suspend, used=worker.leaves(leave) is worker.suspend),
+        _ability(worker.shut_down, used=worker.leaves(leave) is worker.shut_down),
+        _ability(worker.start, used=True),
+        _ability(worker.set_vgpu_type, used=True) if worker.is_retyped else NOTHING,
+    )
+
+
+def _ability(ability: Ability | None, *, used: bool) -> Text:
+    if ability is None:
+        return Text(UNKNOWN, style="yellow" if used else "dim")
+    word = {True: "yes", False: "no", None: NOT_PROVEN}[ability.is_possible]
+    style = {True: "green", False: "bold red", None: "yellow"}[ability.is_possible]
+    return Text(word, style=style if used else "dim")
+
+
+def _check_texts(worker: WorkerCheck, leave: Leave) -> tuple[str, ...]:
+    used = worker.used(leave)
+    whys = (with_code(ability.code, ability.text) for ability in used if ability is not None and ability.code)
+    types = (f"vGPU types of its phases: {', '.join(worker.phase_types)}",) if worker.is_retyped else ()
+    return (*_why(worker.reason), *types, *dict.fromkeys(whys), *worker.remarks)
+
+
+def node_cells(node: NodeCheck) -> tuple[Cell, ...]:
+    """Return the cells of a node in a phase."""
+    if node.reason is not None:
+        changes = Text("no", style="bold red")
+    elif node.unknown:
+        changes = Text(UNKNOWN, style="yellow")
+    else:
+        count = len(node.gpus)
+        changes = Text("none" if not count else "1 GPU" if count == 1 else f"{count} GPUs", style="green")
+    users = ", ".join(node.in_the_way)
+    return node.node, node.phase, node.vgpu_config, changes, Text(users, style="yellow") if users else NOTHING
+
+
+def node_texts(node: NodeCheck) -> Iterator[str]:
+    """Yield the lines below a node: why it would not change, and what would on each GPU."""
+    if node.reason is not None:
+        yield node.reason.text
+    yield from (f"not known: {text}" for text in node.unknown)
+    for gpu in node.gpus:
+        then = UNKNOWN if gpu.vgpus_then is None else counts(gpu.vgpus_then)
+        waits = " (while these users stay)" if gpu.in_the_way else ""
+        yield f"{gpu.address}: {counts(gpu.vgpus)} -> {then}{waits}"
+        yield from (f"{gpu.address}: {text}" for text in gpu.reasons)
+    if node.in_the_way and node.vms is VmPolicy.STOP:
+        yield "VMs among these users are shut down (vms: Stop), if all users of their GPU are VMs that may be"
+    for text in dict.fromkeys(text for gpu in node.gpus for text in gpu.unknown):
+        yield f"not known here: {text}"
+
+
+def counts(vgpus: Mapping[str, int]) -> str:
+    """Return vGPUs by type: `4 x A10-4Q`."""
+    return ", ".join(f"{count} x {name}" for name, count in sorted(vgpus.items())) or "no vGPUs"

@@ -1,16 +1,22 @@
-"""Whether nodes have the vGPU config of a schedule's phase: by the GpuNodes that the controller watches anyway."""
+"""The vGPU configs that schedules have for nodes, by specs and the time, and whether nodes have those of the phase.
 
-from collections.abc import Iterator, Mapping
+The latter is by the GpuNodes that the controller watches anyway.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 import msgspec
 
-from gpuvirt.controller.nodes.resolve import OwnedGpuNode, origin_of
+from gpuvirt.clock import Signal
+from gpuvirt.controller.nodes.resolve import ConfiguredPhase, OwnedGpuNode, ScheduledConfig, ScheduledConfigs, origin_of
+from gpuvirt.controller.store import AnyStore, Store
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds.core import ReadNode
 from gpuvirt.kube.kinds.gpunode import READY, Spec
-from gpuvirt.kube.kinds.vgpuschedule import PhaseSpec, VgpuSchedule
+from gpuvirt.kube.kinds.vgpuschedule import PhaseSpec, VgpuSchedule, vgpu_schedules
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -18,7 +24,63 @@ from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.spec import PhaseName, Schedule
 from gpuvirt.model.workers.status import ConfiguredNode
 from gpuvirt.plans.knownconfigs import KnownConfigs
-from gpuvirt_schedules.controller.scheduledconfigs import phase_now
+from gpuvirt_schedules.controller.objects import schedule_of, schedule_time
+from gpuvirt_schedules.decide.faults import faults
+from gpuvirt_schedules.decide.times import timeline_of
+
+
+class StoredConfigs:
+    """The schedules in one term as the leader, as the controller's decisions about nodes need them."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._store: Store[VgpuSchedule] | None = None
+
+    def store(self, changed: Signal) -> AnyStore:
+        """Return the store of the schedules; a change of a status does not set `changed`."""
+        collection = Collection(vgpu_schedules(self._namespace), VgpuSchedule)
+        self._store = Store(
+            collection, changed, reads=lambda stored: (stored.metadata.name, stored.metadata.generation, stored.spec)
+        )
+        return self._store
+
+    def at(self, now: datetime) -> ScheduledConfigs:
+        """Return what the schedules say at a moment."""
+        return configs_of(self._store.known.values() if self._store is not None else (), now)
+
+
+def configs_of(schedules: Iterable[VgpuSchedule], clock_now: datetime) -> ScheduledConfigs:
+    """Return what schedules say at a moment of the vGPU configs of nodes."""
+    found, switches = list[ScheduledConfig](), list[datetime]()
+    for stored in schedules:
+        covers = tuple(phase.nodes for phase in stored.config_phases if phase.nodes is not None)
+        if not covers:
+            continue
+        name = stored.metadata.name
+        schedule, texts = schedule_of(stored)
+        now = schedule_time(stored, clock_now)
+        if texts or schedule.is_suspended or faults(schedule, now):
+            found.append(ScheduledConfig(name, covers, is_followed=False))
+            continue
+        timeline = timeline_of(schedule)
+        current, following = timeline.current(now), timeline.next_switch(now)
+        if following is not None:
+            switches.append(following.at)
+        begun = phase_now(stored, schedule, clock_now)
+        layout = (
+            ConfiguredPhase(begun.name, begun.vgpu_config, begun.nodes)
+            if begun is not None and begun.nodes is not None and begun.vgpu_config is not None
+            else None
+        )
+        found.append(ScheduledConfig(name, covers, layout, is_followed=current is not None))
+    return ScheduledConfigs(tuple(sorted(found, key=lambda config: config.schedule)), min(switches, default=None))
+
+
+def phase_now(stored: VgpuSchedule, schedule: Schedule, now: datetime) -> PhaseSpec | None:
+    """Return the current phase of a schedule without faults; None if none has begun."""
+    current = timeline_of(schedule).current(schedule_time(stored, now))
+    return next((phase for phase in stored.spec.phases if current is not None and phase.name == current.phase), None)
+
 
 MOST_PROBLEM = 500
 """The most characters of an agent's message that a schedule's status repeats; there may be many nodes."""
@@ -81,7 +143,7 @@ class ConfiguredNodes:
         return self._configs if self._configs is not None else KnownConfigs(unread="not observed yet")
 
     def of(self, stored: VgpuSchedule, schedule: Schedule, now: datetime) -> tuple[ConfiguredNode, ...] | None:
-        """Return the nodes of the phase of now of a schedule without faults; None until all objects are observed."""
+        """Return the nodes of the current phase of a schedule without faults; None until all objects are observed."""
         if self._nodes is None or self._gpu_nodes is None:
             return None
         phase = phase_now(stored, schedule, now)

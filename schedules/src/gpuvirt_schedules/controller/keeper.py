@@ -25,37 +25,31 @@ from gpuvirt.model.workers.spec import Schedule
 from gpuvirt.model.workers.status import ScheduleStatus
 from gpuvirt.plans.knownconfigs import configs_known
 from gpuvirt.tasks import keep_going
-from gpuvirt_schedules.controller.abandonedmarks import AbandonedMarks
-from gpuvirt_schedules.controller.configcondition import is_outdated
 from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
-from gpuvirt_schedules.controller.objects import schedule_of, schedule_time, status_of
-from gpuvirt_schedules.controller.otherschedules import OtherSchedules
+from gpuvirt_schedules.controller.nodemarks import AbandonedMarks
+from gpuvirt_schedules.controller.objects import is_outdated, schedule_of, schedule_time, status_of, time_of
 from gpuvirt_schedules.controller.refusals import RefusedSchedules, is_followed, is_refused
 from gpuvirt_schedules.controller.rounds import Rounds
-from gpuvirt_schedules.controller.scheduleapi import ScheduleObjects
+from gpuvirt_schedules.controller.scheduleapi import OtherSchedules, ScheduleObjects
+from gpuvirt_schedules.controller.schedulemetrics import ScheduleTelemetry
 from gpuvirt_schedules.controller.secretconnection import FindSchedule
-from gpuvirt_schedules.controller.telemetry import ScheduleTelemetry
 from gpuvirt_schedules.controller.vmcalls import VmCalls
-from gpuvirt_schedules.controller.vmstatuses import time_of
-from gpuvirt_schedules.controller.workertypes import PhaseTypes, types_of
+from gpuvirt_schedules.controller.workerobjects import types_of
 from gpuvirt_schedules.decide.faults import faults
 from gpuvirt_schedules.decide.times import timeline_of
 from gpuvirt_schedules.decide.transition import due_at
 
 
-# The schedules that must look at their workers between switches: a node was labelled, deleted, or registered again.
-#
-# The nodes are those that the controller watches anyway. A heartbeat of a node changes neither its labels nor its uid.
-class _Seen(msgspec.Struct, frozen=True):
-    uid: str
-    labels: Mapping[str, str]
-
-
 class ObservedNodes:
-    """The nodes as they were observed last, and those that a schedule has not followed yet."""
+    """The nodes as they were observed last, and those that a schedule has not followed yet.
+
+    A schedule looks at its workers between switches when a node was labelled, deleted, or registered again. The nodes
+    are those that the controller watches anyway. A heartbeat of a node changes neither its labels nor its uid.
+    """
 
     def __init__(self) -> None:
-        self._nodes: dict[str, _Seen] = {}
+        self._nodes: dict[str, tuple[str, Mapping[str, str]]] = {}
+        """The uid and the labels of each node."""
         self._pending: set[str] = set()
 
     @property
@@ -73,7 +67,7 @@ class ObservedNodes:
         is_changed = False
         for name in names:
             metadata = found.get(name)
-            now = _Seen(metadata.uid, metadata.labels) if metadata is not None else None
+            now = (metadata.uid, metadata.labels) if metadata is not None else None
             if now != self._nodes.get(name):
                 is_changed = True  # also of a node that is pending already: it was deleted, and is back
                 self._pending.add(name)
@@ -98,17 +92,17 @@ class ObservedNodes:
         return frozenset(moved)
 
     def _is_behind(self, schedule: VgpuSchedule, name: str, worker: WorkerStatus | None) -> bool:
-        node = self._nodes.get(name)
-        if node is None:
+        if name not in self._nodes:
             return worker is not None and bool(worker.node_uid)
-        types: PhaseTypes = types_of(schedule.spec.phases, node.labels)
+        uid, labels = self._nodes[name]
+        types = types_of(schedule.spec.phases, labels)
         if worker is None:
             return bool(types)
         if not types:
-            was_replaced = worker.node_uid != node.uid
+            was_replaced = worker.node_uid != uid
             return not was_replaced or worker.code != ReasonCode.WORKER_LABELS_LOST
         given = {str(phase): vgpu_type for phase, vgpu_type in types.items() if vgpu_type is not None}
-        return (worker.node_uid, {*worker.phases}, worker.types) != (node.uid, {*types}, given)
+        return (worker.node_uid, {*worker.phases}, worker.types) != (uid, {*types}, given)
 
 
 Connect = Callable[[FindSchedule], Hypervisor]
@@ -177,7 +171,6 @@ class ScheduleKeeper:
         """When a round was last begun for a schedule because the nodes of its status had changed."""
         self._moved: dict[str, float] = {}
         """The schedules with other workers than their statuses say, and when a round was last begun for it."""
-
         self._early: dict[str, EarlyConnection] = {}
         """The connections for announced switches, which are opened at the announcement."""
         self._shared: set[str] = set()
@@ -316,10 +309,10 @@ class ScheduleKeeper:
             await self._removed.wait()
 
     def _calls(self, name: str) -> VmCalls:
-        return VmCalls(partial(self._open, name), self._clock, self._may_write, self._since_s, self.telemetry)
+        async def connect() -> Hypervisor:
+            return self._connect(lambda: self._store.get(name, self._namespace))
 
-    async def _open(self, name: str) -> Hypervisor:
-        return self._connect(lambda: self._store.get(name, self._namespace))
+        return VmCalls(connect, self._clock, self._may_write, self._since_s, self.telemetry)
 
     def _due_at(self, stored: VgpuSchedule, now: datetime) -> datetime | None:
         schedule, problems = schedule_of(stored)

@@ -1,16 +1,20 @@
-"""VgpuSchedules as the model's records: specs with what is wrong in their texts, and statuses in both directions."""
+"""VgpuSchedules as the model's records: specs with what is wrong in their texts, and statuses in both directions.
+
+The condition ConfigsKnown of a status says whether each phase names a vGPU config that exists, before it begins.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds import vgpuschedule as kind
 from gpuvirt.kube.kinds.parts import Condition
-from gpuvirt.kube.labels import LabelSelector
-from gpuvirt.model.reasons import Reason, joined
+from gpuvirt.kube.kinds.vgpuschedule import CONFIGS_KNOWN, VgpuSchedule
+from gpuvirt.model.reasons import Reason, ReasonCode, joined
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import VmKey
+from gpuvirt.model.workers.nodevms import NodeVm
 from gpuvirt.model.workers.spec import Drain, Leave, Phase, PhaseName, PhaseOverride, Schedule, VmPolicy, WorkerProfile
 from gpuvirt.model.workers.status import (
     ConfiguredNode,
@@ -20,10 +24,56 @@ from gpuvirt.model.workers.status import (
     Worker,
     not_before_switch,
 )
-from gpuvirt_schedules.controller import vmstatuses
-from gpuvirt_schedules.controller.configcondition import configs_state
-from gpuvirt_schedules.controller.vmstatuses import text_of, texts_of, time_of
 from gpuvirt_schedules.decide.transition import Advance
+
+
+def texts_of(reason: Reason | None) -> tuple[str, str, str, str]:
+    """Return the code, the subject, the message and the fix that a status has; empty ones without a reason."""
+    return (str(reason.code), reason.subject, reason.message, reason.fix or "") if reason is not None else ("",) * 4
+
+
+def time_of(text: str) -> datetime | None:
+    """Return a time in UTC; None if it is none, which begins the step again."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        return None
+
+
+def text_of(at: datetime) -> str:
+    """Return a time as a status has it."""
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+State = tuple[str, str, str]
+"""Status, reason and message of a condition."""
+
+
+def configs_state(stored: VgpuSchedule, unknown: tuple[Reason, ...] | None) -> State | None:
+    """Return the condition's state; None for a schedule that has no vGPU configs, or while nothing is observed.
+
+    `unknown` has the phases whose vGPU config is missing or not known; None keeps what the status says.
+    """
+    if not stored.config_phases:
+        return None
+    if unknown is None:
+        return stored_state(stored)
+    if not unknown:
+        return "True", "ConfigsKnown", ""
+    missing = tuple(reason for reason in unknown if reason.code is ReasonCode.CONFIG_INVALID)
+    return ("False", *joined(missing)) if missing else ("Unknown", *joined(unknown))
+
+
+def stored_state(stored: VgpuSchedule) -> State | None:
+    """Return what the status says; None if it has no such condition."""
+    found = (condition for condition in stored.status.conditions if condition.type == CONFIGS_KNOWN)
+    return next(((condition.status, condition.reason, condition.message) for condition in found), None)
+
+
+def is_outdated(stored: VgpuSchedule, unknown: tuple[Reason, ...] | None) -> bool:
+    """Return whether the status says something else than what is observed."""
+    return configs_state(stored, unknown) != stored_state(stored)
+
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[hms])+", re.ASCII)
@@ -73,7 +123,7 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
     schedule = Schedule(
         stored.metadata.name,
         spec.time_zone,
-        tuple(_phase_of(phase) for phase in spec.phases),
+        tuple(map(_phase, spec.phases)),
         tuple(overrides),
         DEFAULT_ANNOUNCE_S if announce_s is None else announce_s,
         drain,
@@ -115,32 +165,31 @@ def _hypervisor_faults(spec: kind.Spec) -> Iterator[Reason]:
         yield reasons.spec_invalid("spec.leave", "is Suspend, which KubeVirt does not support; expected ShutDown")
 
 
-def _phase_of(phase: kind.PhaseSpec) -> Phase:
+def _phase(phase: kind.PhaseSpec) -> Phase:
     profiles = tuple(
         WorkerProfile(profile.vgpu_type, tuple(sorted(profile.labels.items()))) for profile in phase.profiles
     )
     selectors = (phase.workers, phase.nodes, *(profile.workers for profile in phase.profiles))
-    keys = {key for selector in selectors if selector is not None for key in _keys(selector)}
+    keys = {
+        key
+        for selector in selectors
+        if selector is not None
+        for key in (*selector.match_labels, *(requirement.key for requirement in selector.match_expressions))
+    }
     return Phase(PhaseName(phase.name), phase.start, profiles, tuple(sorted(keys)), phase.vgpu_config, phase.vms)
-
-
-def _keys(selector: LabelSelector) -> Iterator[str]:
-    """Yield the keys of the labels that a selector names."""
-    yield from selector.match_labels
-    yield from (requirement.key for requirement in selector.match_expressions)
 
 
 def status_of(stored: kind.VgpuSchedule) -> ScheduleStatus:
     """Return the status as the model has it."""
     status = stored.status
     return ScheduleStatus(
-        _phase(status.phase),
+        PhaseName(status.phase) if status.phase is not None else None,
         _transition(status.transition),
-        _phase(status.announced),
-        tuple(_worker(worker) for worker in status.workers),
+        PhaseName(status.announced) if status.announced is not None else None,
+        tuple(map(_worker, status.workers)),
         status.observed_generation,
-        tuple(_node(node) for node in status.nodes),
-        tuple(vmstatuses.vm_of(vm) for vm in status.vms),
+        tuple(map(_node, status.nodes)),
+        tuple(map(_vm, status.vms)),
         time_of(status.last_switch or ""),
         _transition(status.given_up),
         tuple(_switches(status.history)),
@@ -172,7 +221,7 @@ def written(
         given_up=_written_transition(status.given_up),
         workers=tuple(_written_worker(worker) for worker in status.workers),
         nodes=tuple(_written_node(node) for node in status.nodes),
-        vms=tuple(vmstatuses.written_vm(vm) for vm in status.vms),
+        vms=tuple(map(_written_vm, status.vms)),
         history=tuple(_written_switch(switch) for switch in status.history),
         observed_generation=status.generation,
         conditions=tuple(conditions_of(before, status, problems, now, unknown)),
@@ -289,6 +338,32 @@ def _written_node(node: ConfiguredNode) -> kind.NodeStatus:
     )
 
 
+def _vm(vm: kind.VmStatus) -> NodeVm:
+    reason = reasons.stored(vm.code, vm.subject, vm.message, vm.fix)
+    key, node, phase = VmKey(vm.uid), NodeName(vm.node), PhaseName(vm.phase)
+    since = time_of(vm.since)
+    return NodeVm(key, vm.namespace, vm.name, node, phase, vm.step, since, vm.held, vm.forced, reason)
+
+
+def _written_vm(vm: NodeVm) -> kind.VmStatus:
+    code, subject, message, fix = texts_of(vm.reason)
+    return kind.VmStatus(
+        namespace=vm.namespace,
+        name=vm.name,
+        uid=vm.vm,
+        node=vm.node,
+        phase=vm.phase,
+        step=vm.step,
+        since=text_of(vm.since) if vm.since is not None else "",
+        held=vm.is_held,
+        forced=vm.is_forced,
+        code=code,
+        subject=subject,
+        message=message,
+        fix=fix,
+    )
+
+
 def _switches(stored: Iterable[kind.PastSwitchStatus]) -> Iterator[PastSwitch]:
     """Yield the last switches, without one whose beginning is no time."""
     for switch in stored:
@@ -319,10 +394,6 @@ def _written_switch(switch: PastSwitch) -> kind.PastSwitchStatus:
         evicted=switch.evicted,
         deleted=switch.deleted,
     )
-
-
-def _phase(name: str | None) -> PhaseName | None:
-    return PhaseName(name) if name is not None else None
 
 
 def _local(text: str) -> datetime | None:

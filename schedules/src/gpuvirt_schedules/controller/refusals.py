@@ -49,7 +49,11 @@ class RefusedSchedules:
     def due_in_s(self, stored: VgpuSchedule) -> float | None:
         """Return the seconds until a schedule has to be reported; None if it has not. At 0, `report` is then called."""
         key, generation = key_of(stored), stored.metadata.generation
-        if is_followed(stored) or self._written.get(key) == generation or _is_reported(stored):
+        is_reported = is_refused(stored) and any(
+            condition.type == VALID and condition.observed_generation == generation
+            for condition in stored.status.conditions
+        )
+        if is_followed(stored) or self._written.get(key) == generation or is_reported:
             self._first_s.pop(key, None)
             return None
         now_s = self._clock.monotonic_s()
@@ -91,10 +95,3 @@ def is_refused(stored: VgpuSchedule) -> bool:
 def is_followed(stored: VgpuSchedule) -> bool:
     """Return whether a controller of the schedule's namespace writes its status."""
     return any(condition.type == VALID for condition in stored.status.conditions) and not is_refused(stored)
-
-
-def _is_reported(stored: VgpuSchedule) -> bool:
-    return is_refused(stored) and any(
-        condition.type == VALID and condition.observed_generation == stored.metadata.generation
-        for condition in stored.status.conditions
-    )

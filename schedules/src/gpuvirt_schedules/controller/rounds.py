@@ -17,16 +17,15 @@ from gpuvirt.kube.failures import ApiError, ApiRefusedError, ConflictError, Forb
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Abilities, Accepted, Action, Answer, VmKey, VmsUnknown
-from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, SeenVms
+from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, ObservedVms
 from gpuvirt.model.workers.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.workers.spec import PhaseName, Schedule, VmPolicy, phase_named
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus, not_before_switch
-from gpuvirt_schedules.controller.telemetry import ScheduleTelemetry
+from gpuvirt_schedules.controller.schedulemetrics import ScheduleTelemetry
 from gpuvirt_schedules.controller.vmcalls import VmCalls
-from gpuvirt_schedules.decide.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
 from gpuvirt_schedules.decide.faults import faults
 from gpuvirt_schedules.decide.history import PodsTaken, with_history
-from gpuvirt_schedules.decide.moves import HELD_AGAIN_S
+from gpuvirt_schedules.decide.nextstep import HELD_AGAIN_S, CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
 from gpuvirt_schedules.decide.times import timeline_of
 from gpuvirt_schedules.decide.transition import Advance, advance
 from gpuvirt_schedules.decide.vmstops import is_in_use, next_vms, round_s
@@ -62,7 +61,7 @@ class ClusterReading(msgspec.Struct, frozen=True):
     """Workers and nodes of another schedule, workers without a profile in one of their phases, or whose VMs something
     may delete."""
     configured: tuple[ConfiguredNode, ...] | None = None
-    """The nodes that have a vGPU config by the phase of now; None if that was not observed."""
+    """The nodes that have a vGPU config by the current phase; None if that was not observed."""
     claims: Mapping[VmKey, str] = msgspec.field(default_factory=dict)
     """The VMs that other schedules have matched with Nodes, each with that node and schedule, in words."""
     config_nodes: Mapping[PhaseName, frozenset[NodeName]] = msgspec.field(default_factory=dict)
@@ -90,7 +89,7 @@ class ScheduleApi(Protocol):
         """Change the marks of a node of the version that was read."""
         ...
 
-    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> SeenVms:
+    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> ObservedVms:
         """Return the users of GPUs of the nodes that wait, and the VMs that the status has."""
         ...
 
@@ -256,15 +255,15 @@ class Rounds:
             return decided, ()
         stops = is_known and phase.vms is VmPolicy.STOP
         waiting = [node for node in decided.status.nodes if stops and is_in_use(node.reason)]
-        seen = replace(await self._seen_vms(waiting, before), rounds_since=rounds_since)
+        seen = replace(await self._observed_vms(waiting, before), rounds_since=rounds_since)
         found = next_vms(schedule, phase, before, seen, now)
         status = replace(decided.status, vms=found.vms)
         pauses_s = [pause for pause in (decided.pause_s, round_s(schedule, phase, status)) if pause is not None]
         return replace(decided, status=status, pause_s=min(pauses_s, default=None)), found.actions
 
-    async def _seen_vms(self, waiting: list[ConfiguredNode], before: tuple[NodeVm, ...]) -> SeenVms:
+    async def _observed_vms(self, waiting: list[ConfiguredNode], before: tuple[NodeVm, ...]) -> ObservedVms:
         if not waiting and not before:
-            return SeenVms()
+            return ObservedVms()
         now_s, seen = self._clock.monotonic_s(), await self._api.read_vms(waiting, before)
         calls = {key: LastCall(action, answer, now_s - at_s) for key, (action, answer, at_s) in self._changed.items()}
         return replace(seen, calls=calls)

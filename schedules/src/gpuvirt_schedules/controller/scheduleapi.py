@@ -1,4 +1,8 @@
-"""One schedule's requests to the API server: what a round reads, and its writes with the versions that it has read."""
+"""One schedule's requests to the API server: what a round reads, and its writes with the versions that it has read.
+
+A round also reads the schedules of the namespace, to find workers and VMs that two have. A hundred schedules in a
+switch read all hundred each second: those who ask at the same time share one reading, without histories and conditions.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -15,23 +19,30 @@ from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.events import About, events_of
 from gpuvirt.kube.failures import NotFoundError
 from gpuvirt.kube.kinds.core import Node, WholePod
-from gpuvirt.kube.kinds.vgpuschedule import API_VERSION, KIND, PhaseSpec, VgpuSchedule, vgpu_schedules
+from gpuvirt.kube.kinds.vgpuschedule import (
+    API_VERSION,
+    KIND,
+    PhaseSpec,
+    Spec,
+    VgpuSchedule,
+    WorkerStatus,
+    vgpu_schedules,
+)
 from gpuvirt.kube.kinds.vgpuschedule import Status as StoredStatus
 from gpuvirt.kube.labels import LabelSelector, Requirement
-from gpuvirt.kube.resources import NODES, VersionPrecondition, pods
+from gpuvirt.kube.resources import NODES, Metadata, VersionPrecondition, pods
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workers.hypervisor import Answer, VmKey
-from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, SeenVms
+from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, ObservedVms
 from gpuvirt.model.workers.observed import NodePod
 from gpuvirt.model.workers.spec import PhaseName
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
 from gpuvirt.plans.knownconfigs import KnownConfigs
 from gpuvirt_schedules.controller import objects
 from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
-from gpuvirt_schedules.controller.coveragereading import CoverageReading
+from gpuvirt_schedules.controller.coverage import CoverageReading
 from gpuvirt_schedules.controller.kubevirt.nodevms import NodeVms
 from gpuvirt_schedules.controller.nodemarks import marks_patch
-from gpuvirt_schedules.controller.otherschedules import OtherSchedule, OtherSchedules
 from gpuvirt_schedules.controller.rounds import ClusterReading, StoredSchedule
 from gpuvirt_schedules.controller.scheduleevents import event_drafts
 from gpuvirt_schedules.controller.workerobjects import (
@@ -41,19 +52,46 @@ from gpuvirt_schedules.controller.workerobjects import (
     LEASES,
     AttachmentObject,
     LeaseObject,
+    PhaseTypes,
     node_pod,
+    type_of,
     worker_of,
 )
-from gpuvirt_schedules.controller.workertypes import PhaseTypes, type_of
-from gpuvirt_schedules.decide.actions import MarkNode
-from gpuvirt_schedules.decide.faults import shared_nodes, shared_workers
-from gpuvirt_schedules.decide.profilefaults import missing_profiles
+from gpuvirt_schedules.decide.faults import missing_profiles, shared_nodes, shared_workers
+from gpuvirt_schedules.decide.nextstep import MarkNode
 from gpuvirt_schedules.decide.transition import Advance
+from gpuvirt_schedules.sharedreading import SharedReading
+
+
+class _Status(msgspec.Struct, frozen=True):
+    workers: tuple[WorkerStatus, ...] = ()
+
+
+class OtherSchedule(msgspec.Struct, frozen=True):
+    """A schedule without the parts of its status that others do not need."""
+
+    metadata: Metadata
+    spec: Spec = Spec()
+    status: _Status = _Status()
+
+
+class OtherSchedules:
+    """The schedules of one namespace."""
+
+    def __init__(
+        self, client: Client, namespace: str, on_shared: Callable[[Iterable[str]], None] | None = None
+    ) -> None:
+        """`on_shared` is called with the names of schedules that a reading shows to share workers."""
+        self.on_shared = on_shared
+        self._listed = SharedReading(lambda: client.list(Collection(vgpu_schedules(namespace), OtherSchedule)))
+
+    async def read(self) -> tuple[OtherSchedule, ...]:
+        """Return all schedules, from a reading that began after this was called; raises ApiError."""
+        return (await self._listed.read()).items
+
 
 EVICTION_S = 10.0
 """How long the API server may take for an eviction, which asks all budgets."""
-
-
 READS_AT_ONCE = 8
 """How many requests about single nodes are under way at once."""
 T = TypeVar("T")
@@ -150,7 +188,8 @@ class ScheduleObjects:
             name: worker_of(node, types.get(name, {}), renewals[name], now_s - self._cordoned_s.get(name, now_s))
             for name, node in found.items()
         }
-        placed = await _of_each(nodes, self._read_pods)
+        pods_of = await _of_each(nodes, lambda name: self._client.list(Collection(ALL_PODS, WholePod, on_node=name)))
+        placed = {name: tuple(map(node_pod, listed.items)) for name, listed in pods_of.items()}
         attachments = (await self._client.list(Collection(ATTACHMENTS, AttachmentObject))).items if nodes else ()
         attached = {
             name: tuple(volume.metadata.name for volume in attachments if volume.spec.node_name == name)
@@ -158,15 +197,21 @@ class ScheduleObjects:
         }
         workers = [found[name] for name, node in nodes.items() if node.phases]
         configs = await self._read_config_nodes()
-        schedules = await self._read_schedules()
+        # This schedule is as it was read, or as a command has it from a file.
+        others = [other for other in await self._others.read() if other.metadata.name != self._name]
+        own = (OtherSchedule(self._object.metadata, self._object.spec),) if self._object is not None else ()
+        schedules = (*others, *own)
         places = [found.spec.hypervisor.kube_virt for found in schedules]
         self._worker_namespaces = frozenset(place.namespace for place in places if place is not None)
         problems = (*self._shared(schedules, configs), *missing_profiles(nodes.values()))
         problems += await self._coverage.faults(workers)
         config_nodes = {phase: frozenset(found) for phase, found in configs.items()}
-        return ClusterReading(
-            nodes, placed, attached, problems, self._configured_nodes(stored), self._claims(schedules), config_nodes
+        configured = (
+            self._configured.of(self._object, stored.schedule, self._clock.now())
+            if self._configured is not None and self._object is not None
+            else None
         )
+        return ClusterReading(nodes, placed, attached, problems, configured, self._claims(schedules), config_nodes)
 
     def _claims(self, schedules: Iterable[OtherSchedule]) -> Mapping[VmKey, str]:
         """Return the VMs that other schedules have matched, each with its node; one without a Node claims nothing."""
@@ -177,12 +222,6 @@ class ScheduleObjects:
             for worker in schedule.status.workers
             if worker.vm and worker.node_uid
         }
-
-    def _configured_nodes(self, stored: StoredSchedule) -> tuple[ConfiguredNode, ...] | None:
-        """Return the nodes that have a vGPU config by the phase of now; None if that is not observed."""
-        if self._configured is None or self._object is None:
-            return None
-        return self._configured.of(self._object, stored.schedule, self._clock.now())
 
     async def record(
         self, stored: StoredSchedule, status: ScheduleStatus, problems: tuple[Reason, ...], advance: Advance
@@ -224,7 +263,7 @@ class ScheduleObjects:
         """Delete a pod, with its grace period."""
         await self._client.delete(pods(pod.namespace), pod.name, pod.uid)
 
-    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> SeenVms:
+    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> ObservedVms:
         """Return the users of GPUs of the nodes that wait, and the VMs that the status has."""
         configs = self._configured.configs if self._configured is not None else KnownConfigs(unread="not observed")
         return await self._vms.read(waiting, known, configs, self._worker_namespaces)
@@ -262,12 +301,6 @@ class ScheduleObjects:
             if phase.nodes is not None
         }
 
-    async def _read_schedules(self) -> tuple[OtherSchedule, ...]:
-        """Return the schedules of the namespace; this one is as it was read, or as a command has it from a file."""
-        others = (found for found in await self._others.read() if found.metadata.name != self._name)
-        own = self._object
-        return (*others, *((OtherSchedule(own.metadata, own.spec),) if own is not None else ()))
-
     def _shared(
         self, schedules: Sequence[OtherSchedule], configs: Mapping[PhaseName, Mapping[NodeName, Node]]
     ) -> tuple[Reason, ...]:
@@ -287,10 +320,6 @@ class ScheduleObjects:
             return (await self._client.get(LEASES, name, LeaseObject)).spec.renew_time
         except NotFoundError:
             return None
-
-    async def _read_pods(self, name: NodeName) -> tuple[NodePod, ...]:
-        listed = await self._client.list(Collection(ALL_PODS, WholePod, on_node=name))
-        return tuple(node_pod(pod) for pod in listed.items)
 
 
 async def _of_each(names: Iterable[NodeName], read: Callable[[NodeName], Awaitable[T]]) -> dict[NodeName, T]:

@@ -1,35 +1,51 @@
-"""The metrics of VgpuSchedules, on the controller's page; a controller without schedules does not load this module."""
+"""The metrics of VgpuSchedules, on the controller's page, and the counts of one term as the leader that they show."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
+import msgspec
+
 from gpuvirt.kube.kinds.vgpuschedule import CONFIGS_KNOWN, READY, VgpuSchedule
+from gpuvirt.loops.histogram import Histogram
+from gpuvirt.model.workers.hypervisor import Accepted, Answer, Call
 from gpuvirt.model.workers.nodevms import VmStep
 from gpuvirt.model.workers.spec import VmPolicy
+from gpuvirt.model.workers.status import RESTING, ScheduleStatus, WorkerStep
 from gpuvirt.web.exposition import counter, gauge, histograms
-from gpuvirt_schedules.controller.telemetry import ScheduleTelemetry
+from gpuvirt_schedules.controller.objects import time_of
+
+STEP_BUCKETS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+ACCEPTED = "accepted"
+
+
+class ScheduleTelemetry(msgspec.Struct):
+    """All counters. Their keys are the labels of the metrics."""
+
+    calls: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
+    """Calls to hypervisors by action and result: `accepted`, or the code."""
+    steps_s: dict[WorkerStep, Histogram] = msgspec.field(default_factory=dict)
+    """How long workers were in each step that has ended."""
+
+    def observe_call(self, call: Call, answer: Answer) -> None:
+        """Count a call with its answer."""
+        result = ACCEPTED if isinstance(answer, Accepted) else answer.code
+        self.calls[str(call.action), str(result)] += 1
+
+    def observe_round(self, before: ScheduleStatus, after: ScheduleStatus, now: datetime) -> None:
+        """Count the steps that a round has ended."""
+        steps = {worker.node: worker.step for worker in after.workers}
+        for worker in before.workers:
+            if worker.step in RESTING or worker.step is WorkerStep.NONE or worker.since is None:
+                continue
+            if steps.get(worker.node, worker.step) is not worker.step:
+                histogram = self.steps_s.setdefault(worker.step, Histogram(STEP_BUCKETS_S))
+                histogram.observe(max(0.0, (now - worker.since).total_seconds()))
 
 
 def of_schedules(schedules: Iterable[VgpuSchedule], telemetry: ScheduleTelemetry) -> Iterator[str]:
     """Yield the lines of the metrics; the schedules are those of the controller's namespace."""
     found = tuple(schedules)
-    yield from _of_switches(found)
-    yield from _of_delays(found)
-    yield from histograms(
-        "gpuvirt_schedule_step_seconds",
-        "How long workers were in the steps of switches.",
-        ("step",),
-        [((str(step),), histogram) for step, histogram in sorted(telemetry.steps_s.items())],
-    )
-    yield from counter(
-        "gpuvirt_schedule_calls_total",
-        "Calls to hypervisors, by result: accepted, or the code of the reason.",
-        ("action", "result"),
-        telemetry.calls.items(),
-    )
-
-
-def _of_switches(found: Sequence[VgpuSchedule]) -> Iterator[str]:
     yield from gauge(
         "gpuvirt_schedule_phase",
         "1 for the phase that a VgpuSchedule has reached last.",
@@ -54,9 +70,6 @@ def _of_switches(found: Sequence[VgpuSchedule]) -> Iterator[str]:
         ("schedule", "reason"),
         [sample for stored in found for sample in _condition(stored, CONFIGS_KNOWN)],
     )
-
-
-def _of_delays(found: Sequence[VgpuSchedule]) -> Iterator[str]:
     yield from gauge(
         "gpuvirt_schedule_held_workers",
         "Workers of a VgpuSchedule whose step was not done in time.",
@@ -86,6 +99,18 @@ def _of_delays(found: Sequence[VgpuSchedule]) -> Iterator[str]:
             for step in VmStep
         ],
     )
+    yield from histograms(
+        "gpuvirt_schedule_step_seconds",
+        "How long workers were in the steps of switches.",
+        ("step",),
+        [((str(step),), histogram) for step, histogram in sorted(telemetry.steps_s.items())],
+    )
+    yield from counter(
+        "gpuvirt_schedule_calls_total",
+        "Calls to hypervisors, by result: accepted, or the code of the reason.",
+        ("action", "result"),
+        telemetry.calls.items(),
+    )
 
 
 def _has_vms(stored: VgpuSchedule) -> bool:
@@ -94,13 +119,9 @@ def _has_vms(stored: VgpuSchedule) -> bool:
 
 def _next_switch(stored: VgpuSchedule) -> Iterator[tuple[tuple[str, ...], float]]:
     status = stored.status
-    if status.next_phase is None or status.next_switch is None:
-        return
-    try:
-        at_s = datetime.fromisoformat(status.next_switch).timestamp()
-    except ValueError:  # another program has written the status
-        return
-    yield (stored.metadata.name, status.next_phase), at_s
+    at = time_of(status.next_switch or "")  # None, too, if another program has written the status
+    if status.next_phase is not None and at is not None:
+        yield (stored.metadata.name, status.next_phase), at.timestamp()
 
 
 def _condition(stored: VgpuSchedule, name: str) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -44,12 +44,9 @@ class _SecretVersion(msgspec.Struct, frozen=True):
     version: str
 
 
-class _Namespace(msgspec.Struct, frozen=True):
-    name: str
-
-
 class _Opened(msgspec.Struct, frozen=True):
-    source: _SecretVersion | _Namespace
+    source: _SecretVersion | str
+    """A Secret, or the namespace of KubeVirt's VMs."""
     hypervisor: Hypervisor
 
 
@@ -85,10 +82,14 @@ class SecretConnection:
 
     async def _current(self) -> Hypervisor | VmsUnknown:
         """Return the connection by the schedule as it is now."""
-        namespace = self._kubevirt_namespace()
-        if namespace is not None:
-            return await self._open_kubevirt(_Namespace(namespace))
-        named = self._secret()
+        stored = self._schedule()
+        place = stored.spec.hypervisor.kube_virt if stored is not None else None
+        if place is not None:
+            if self._opened is None or self._opened.source != place.namespace:
+                await self.close()
+                self._opened = _Opened(place.namespace, KubeVirtVms(self._opener.client, place.namespace))
+            return self._opened.hypervisor
+        named = stored.spec.hypervisor.secret if stored is not None else None
         if named is None:
             await self.close()
             return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, "the schedule does not exist, or names no Secret")
@@ -113,7 +114,8 @@ class SecretConnection:
                 )
             )
         except ApiError as error:
-            if opened is not None and _is_of(opened.source, kind, name):
+            last = opened.source if opened is not None else ""
+            if opened is not None and isinstance(last, _SecretVersion) and (last.kind, last.name) == (kind, name):
                 return opened.hypervisor
             await self.close()
             return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, logged(str(error)))
@@ -122,21 +124,6 @@ class SecretConnection:
             return opened.hypervisor
         await self.close()
         return await self._open(source, secret)
-
-    def _secret(self) -> tuple[HypervisorKind, str] | None:
-        stored = self._schedule()
-        return stored.spec.hypervisor.secret if stored is not None else None
-
-    def _kubevirt_namespace(self) -> str | None:
-        stored = self._schedule()
-        place = stored.spec.hypervisor.kube_virt if stored is not None else None
-        return place.namespace if place is not None else None
-
-    async def _open_kubevirt(self, source: _Namespace) -> Hypervisor:
-        if self._opened is None or self._opened.source != source:
-            await self.close()
-            self._opened = _Opened(source, KubeVirtVms(self._opener.client, source.name))
-        return self._opened.hypervisor
 
     async def _open(self, source: _SecretVersion, secret: Secret) -> Hypervisor | VmsUnknown:
         credentials = HypervisorCredentials.of(source.kind, secret.data)
@@ -155,10 +142,6 @@ class SecretConnection:
         hypervisor = await opener.open_hypervisor(source.kind, credentials, opener.clock, opener.may_call_until_s)
         self._opened = _Opened(source, hypervisor)
         return hypervisor
-
-
-def _is_of(source: _SecretVersion | _Namespace, kind: HypervisorKind, name: str) -> bool:
-    return isinstance(source, _SecretVersion) and (source.kind, source.name) == (kind, name)
 
 
 def _unknown(reason: Reason) -> VmsUnknown:

@@ -19,7 +19,7 @@ from gpuvirt.model.workers.hypervisor import (
     VmsUnknown,
 )
 from gpuvirt.model.workers.observed import LastCall
-from gpuvirt_schedules.controller.telemetry import ScheduleTelemetry
+from gpuvirt_schedules.controller.schedulemetrics import ScheduleTelemetry
 
 ANSWER_S = 60.0
 """How long an answer is awaited. Without one the connection is closed, so that its request comes to nothing later."""

@@ -1,19 +1,34 @@
-"""Workers' objects as a schedule sees them: marks of nodes, their Leases, pods to drain, VolumeAttachments.
+"""Workers' objects as a schedule sees them: marks and phases of nodes, their Leases, pods to drain, VolumeAttachments.
 
 Source: Kubernetes' API reference, storage/v1, coordination.k8s.io/v1.
 """
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.kube.kinds.core import ENDED, STATIC_POD, Node, WholePod
+from gpuvirt.kube.kinds.vgpuschedule import PhaseSpec
 from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.model.workers import spec
 from gpuvirt.model.workers.observed import NodePod, WorkerNode
 from gpuvirt.model.workers.spec import PhaseName
+from gpuvirt_schedules.controller.objects import time_of
+
+PhaseTypes = Mapping[PhaseName, str | None]
+"""The phases of a node, each with the vGPU type of its profile; None where no profile selects the node."""
+
+
+def types_of(phases: Iterable[PhaseSpec], labels: Mapping[str, str]) -> PhaseTypes:
+    """Return the phases whose workers a node is one of, by its labels."""
+    return {PhaseName(phase.name): type_of(phase, labels) for phase in phases if phase.has_worker(labels)}
+
+
+def type_of(phase: PhaseSpec, labels: Mapping[str, str]) -> str | None:
+    """Return the vGPU type that the first profile of a phase that selects a node gives its VM."""
+    return next((profile.vgpu_type for profile in phase.profiles if profile.workers.matches(labels)), None)
+
 
 CORDONED_BY = spec.CORDONED_BY
 ANNOUNCED = "gpuvirt.io/leaves-soon"
@@ -50,7 +65,7 @@ def worker_of(
         is_announced(node),
         node.is_ready,
         renewal,
-        _time(renewal),
+        time_of(renewal or ""),
         cordoned_for_s,
         {phase: vgpu_type for phase, vgpu_type in types.items() if vgpu_type is not None},
         node.metadata.labels,
@@ -95,10 +110,3 @@ class AttachmentObject(msgspec.Struct, frozen=True):
 
     metadata: Metadata
     spec: _AttachmentSpec = _AttachmentSpec()
-
-
-def _time(text: str | None) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC) if text is not None else None
-    except ValueError:
-        return None

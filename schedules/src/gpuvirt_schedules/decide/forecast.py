@@ -4,7 +4,7 @@
 succeeds at once, whatever the budgets say: those are shown beside it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 
@@ -17,7 +17,6 @@ from gpuvirt.model.workers.hypervisor import (
     Abilities,
     Ability,
     Action,
-    Call,
     Power,
     Refused,
     VmKey,
@@ -25,13 +24,13 @@ from gpuvirt.model.workers.hypervisor import (
     WorkerVm,
 )
 from gpuvirt.model.workers.nodevms import VmStep
-from gpuvirt.model.workers.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
+from gpuvirt.model.workers.observed import LastCall, ScheduleObservation, WorkerNode
 from gpuvirt.model.workers.spec import Leave, PhaseName, Schedule, VmPolicy
 from gpuvirt.model.workers.status import RESTING, ScheduleStatus, WorkerStep
-from gpuvirt_schedules.decide.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
-from gpuvirt_schedules.decide.leaving import CORDON_SETTLES_S, pods_left
+from gpuvirt_schedules.decide.nextstep import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
 from gpuvirt_schedules.decide.times import timeline_of
 from gpuvirt_schedules.decide.transition import advance
+from gpuvirt_schedules.decide.workers import CORDON_SETTLES_S, pods_left
 
 MOST_ROUNDS = 100
 """A worker takes some ten rounds, and all workers of a phase go on in the same ones."""
@@ -135,7 +134,8 @@ class _Model(msgspec.Struct):
                 kind = PlannedAction.EVICT if isinstance(action, EvictPod) else PlannedAction.DELETE
                 covering = None if budgets is None else budgets.get(pod.uid, ())
                 self.steps.append(PlannedStep(action.node, kind, pod.where, covering))
-                self._end(action.node, pod)
+                left = tuple(other for other in self.observed.pods.get(action.node, ()) if other.uid != pod.uid)
+                self.observed = replace(self.observed, pods={**self.observed.pods, action.node: left})
             case CallVm():
                 self._call(action)
 
@@ -172,25 +172,21 @@ class _Model(msgspec.Struct):
     def _put(self, node: WorkerNode) -> None:
         self.observed = replace(self.observed, nodes={**self.observed.nodes, node.name: node})
 
-    def _end(self, node: NodeName, pod: NodePod) -> None:
-        left = tuple(other for other in self.observed.pods.get(node, ()) if other.uid != pod.uid)
-        self.observed = replace(self.observed, pods={**self.observed.pods, node: left})
-
-    def _refusal(self, call: Call) -> Refused | None:
-        found = self.abilities.get(call.vm)
-        ability = _ability(found, call.action) if found is not None else None
-        if ability is None or ability.is_possible is not False:  # unknown: the call is made, and may be refused
-            return None
-        return Refused(ability.code, ability.text)
-
     def _call(self, action: CallVm) -> None:
         vms, call = self.observed.vms, action.call
         if isinstance(vms, VmsUnknown):
             return
         vm = vms[call.vm]
-        refused = self._refusal(call)
-        if refused is not None:
-            calls = {**self.observed.calls, call.vm: LastCall(call.action, refused, 0.0)}
+        found = self.abilities.get(call.vm)
+        by_action = {
+            Action.SUSPEND: found.suspend if found is not None else None,
+            Action.SHUT_DOWN: found.shut_down if found is not None else None,
+            Action.START: found.start if found is not None else None,
+            Action.SET_VGPU_TYPE: found.set_vgpu_type if found is not None else None,
+        }
+        ability = by_action.get(call.action)
+        if ability is not None and ability.is_possible is False:  # unknown: the call is made, and may be refused
+            calls = {**self.observed.calls, call.vm: LastCall(call.action, Refused(ability.code, ability.text), 0.0)}
             self.observed = replace(self.observed, calls=calls)
             return
         target = f"{vm.name} {call.vgpu_type}" if call.vgpu_type else vm.name
@@ -204,15 +200,6 @@ class _Model(msgspec.Struct):
         elif node is not None:
             self.started.discard(action.node)
             self._put(replace(node, is_ready=False))
-
-
-def _ability(found: Abilities, action: Action) -> Ability | None:
-    return {
-        Action.SUSPEND: found.suspend,
-        Action.SHUT_DOWN: found.shut_down,
-        Action.START: found.start,
-        Action.SET_VGPU_TYPE: found.set_vgpu_type,
-    }.get(action)
 
 
 def forecast(
@@ -230,9 +217,12 @@ def forecast(
     """
     timeline = timeline_of(schedule)
     current = timeline.current(at)
-    model = _Model(replace(_settled(observed), abilities=_known(abilities, observed)), schedule, abilities)
+    keys, unproven = observed.vms if not isinstance(observed.vms, VmsUnknown) else (), Ability(None)
+    # The abilities of a VM that was not asked about are not proven, and keep nothing.
+    known = {key: abilities.get(key, Abilities(key, unproven, unproven, unproven, unproven)) for key in keys}
+    model = _Model(replace(_settled(observed), abilities=known), schedule, abilities)
     for _ in range(MOST_ROUNDS):
-        known, steps = status, len(model.steps)
+        before, steps = status, len(model.steps)
         decided = advance(schedule, timeline, status, model.observed, at)
         status = decided.status
         for action in decided.actions:
@@ -240,7 +230,7 @@ def forecast(
         if status.transition is None and not decided.actions:
             break
         model.pass_round()
-        if _progress(status) == _progress(known) and len(model.steps) == steps:
+        if _progress(status) == _progress(before) and len(model.steps) == steps:
             break
     waiting = tuple(
         WaitingWorker(worker.node, worker.step, worker.reason)
@@ -249,13 +239,6 @@ def forecast(
     )
     phase = current.phase if current is not None else PhaseName("")
     return Forecast(phase, at, tuple(model.steps), waiting)
-
-
-def _known(abilities: Mapping[VmKey, Abilities], observed: ScheduleObservation) -> Mapping[VmKey, Abilities]:
-    """Return the abilities of all VMs; those of a VM that was not asked about are not proven, and keep nothing."""
-    keys = observed.vms if not isinstance(observed.vms, VmsUnknown) else ()
-    unproven = Ability(None)
-    return {key: abilities.get(key, Abilities(key, unproven, unproven, unproven, unproven)) for key in keys}
 
 
 def with_configs(
@@ -272,14 +255,12 @@ def with_configs(
         for action in (PlannedAction.SET_VGPU_CONFIG, PlannedAction.STOP_VMS)
         if action is PlannedAction.SET_VGPU_CONFIG or phase.vms is VmPolicy.STOP
     )
-    return replace(found, steps=(*_vm_starts(found, status), *found.steps, *steps))
-
-
-def _vm_starts(found: Forecast, status: ScheduleStatus) -> Iterator[PlannedStep]:
-    """Yield the starts of VMs that a phase has stopped which ends then."""
-    for vm in status.vms:
-        if vm.phase != found.phase and vm.step is not VmStep.WAIT:
-            yield PlannedStep(vm.node, PlannedAction.START, vm.where)
+    starts = (  # of VMs that a phase has stopped which ends then
+        PlannedStep(vm.node, PlannedAction.START, vm.where)
+        for vm in status.vms
+        if vm.phase != found.phase and vm.step is not VmStep.WAIT
+    )
+    return replace(found, steps=(*starts, *found.steps, *steps))
 
 
 def assumed_vms(status: ScheduleStatus, nodes: Mapping[NodeName, WorkerNode], leave: Leave) -> Mapping[VmKey, WorkerVm]:

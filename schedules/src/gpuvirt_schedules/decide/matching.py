@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workers.hypervisor import Power, VmKey, VmProof, VmsReading, VmsUnknown, WorkerVm
-from gpuvirt.model.workers.nodevms import NodeVm, SeenVm
+from gpuvirt.model.workers.nodevms import NodeVm, ObservedVm
 from gpuvirt.model.workers.observed import WorkerNode
 from gpuvirt.model.workers.status import NO_VM, Worker
 
@@ -78,7 +78,7 @@ def prove(worker: Worker, node: WorkerNode | None, vms: Mapping[VmKey, WorkerVm]
     return _not_matched(worker.node, (vm.full_name,))
 
 
-def prove_user(vm: NodeVm, seen: SeenVm) -> VmProof | None:
+def prove_user(vm: NodeVm, seen: ObservedVm) -> VmProof | None:
     """Return the proof that a VM is the one whose pod has the GPU; None for another VM, whatever its name.
 
     The status has the UID that the controllers of the pod have named, and the VirtualMachine has it now.
@@ -125,11 +125,8 @@ def _spellings(uuid: str) -> frozenset[str]:
     if len(text) != UUID_LENGTH or text.count("-") != 4:
         return frozenset({text} - {""})
     *fields, last = text.split("-", 3)
-    return frozenset({text, "-".join((*map(_swapped, fields), last))})
-
-
-def _swapped(field: str) -> str:
-    return "".join(reversed([field[at : at + 2] for at in range(0, len(field), 2)]))
+    swapped = ["".join(reversed([field[at : at + 2] for at in range(0, len(field), 2)])) for field in fields]
+    return frozenset({text, "-".join((*swapped, last))})
 
 
 def _not_matched(node: str, similar: Sequence[str]) -> Reason:

@@ -1,6 +1,6 @@
-"""The output of `gpuvirt schedule`: a schedule's state, its phases and workers, its switches, and a forecast."""
+"""The output of `gpuvirt schedule`: the state of schedules, workers, nodes and VMs, switches, checks and a forecast."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import takewhile
@@ -10,12 +10,80 @@ import msgspec
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
-from gpuvirt.model.workers.hypervisor import VmsReading, VmsUnknown
+from gpuvirt.model.workers.hypervisor import Abilities, Ability, Power, VmKey, VmsReading, VmsUnknown
+from gpuvirt.model.workers.nodevms import VmStep
+from gpuvirt.model.workers.observed import ScheduleObservation
 from gpuvirt.model.workers.spec import Leave, PhaseName, Schedule, VmPolicy
 from gpuvirt.model.workers.status import PastSwitch, ScheduleStatus, WorkerStep
 from gpuvirt_schedules.decide.forecast import Forecast
-from gpuvirt_schedules.decide.noderows import NodeRow, VmRow
+from gpuvirt_schedules.decide.matching import prove
+from gpuvirt_schedules.decide.nextstep import keeps_type
 from gpuvirt_schedules.decide.times import Switch, Timeline, timeline_of
+from gpuvirt_schedules.decide.workers import members
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    """A node that has a vGPU config by the current phase, as the status has it."""
+
+    node: NodeName
+    phase: PhaseName
+    vgpu_config: str
+    applied: bool
+    reason: Reason | None
+    """Why it is not applied."""
+
+
+class VmRow(msgspec.Struct, frozen=True):
+    """A VM whose vGPU the vGPU config of a phase removes, as the status has it."""
+
+    vm: str
+    """Its namespace and name: `default/vm-1`."""
+    node: NodeName
+    phase: PhaseName
+    """The phase that waits for it, stops it or has stopped it."""
+    step: VmStep
+    since: datetime | None
+    held: bool
+    forced: bool
+    """Whether it was stopped against a PodDisruptionBudget."""
+    reason: Reason | None
+
+
+class GpuCheck(msgspec.Struct, frozen=True):
+    """A GPU whose vGPUs would change, or that something keeps from changing."""
+
+    address: str
+    vgpus: Mapping[str, int]
+    """Its vGPUs now, by type as in configs."""
+    vgpus_then: Mapping[str, int] | None
+    """The vGPUs that it would have while the current users stay; None where that is not known."""
+    in_the_way: tuple[str, ...]
+    """The VMs, other pods and processes that use vGPUs which would go: the node waits for them."""
+    reasons: tuple[str, ...]
+    """Why its agent would refuse the change, or wait."""
+    unknown: tuple[str, ...]
+    """The facts that only the node can show."""
+
+
+class NodeCheck(msgspec.Struct, frozen=True):
+    """The changes that the vGPU config of one phase would make on a node, by the current report of its agent."""
+
+    node: NodeName
+    phase: PhaseName
+    vgpu_config: str
+    reason: Reason | None
+    """Why the node would not get the vGPU config, even if nobody used its vGPUs."""
+    gpus: tuple[GpuCheck, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Why it is not known what would change on the node."""
+    vms: VmPolicy = VmPolicy.WAIT
+    """The policy for the VMs among the users in `in_the_way`."""
+
+    @property
+    def in_the_way(self) -> tuple[str, ...]:
+        """The users for which the node would wait."""
+        return tuple(dict.fromkeys(user for gpu in self.gpus for user in gpu.in_the_way))
+
 
 AHEAD = timedelta(days=14)
 """How far ahead the switches are listed."""
@@ -227,20 +295,97 @@ def worker_rows(status: ScheduleStatus) -> tuple[WorkerRow, ...]:
 
 def switch_rows(schedule: Schedule, now: datetime) -> tuple[SwitchRow, ...]:
     """Return the switches of the next two weeks of a schedule without faults."""
-    until, announce = now + AHEAD, timedelta(seconds=schedule.announce_s)
-
-    def is_near(switch: Switch) -> bool:
-        return switch.at <= until
-
-    near = takewhile(is_near, timeline_of(schedule).switches(now))
+    announce = timedelta(seconds=schedule.announce_s)
+    near = takewhile(lambda switch: switch.at <= now + AHEAD, timeline_of(schedule).switches(now))
     return tuple(SwitchRow(switch.at, switch.at - announce, switch.phase) for switch in near)
-
-
-def left_out(schedule: Schedule, now: datetime) -> tuple[Switch, ...]:
-    """Return the phases that spring leaves out in the next two weeks of a schedule without faults."""
-    return tuple(timeline_of(schedule).left_out(now, now + AHEAD))
 
 
 def unknown_reason(vms: VmsReading) -> Reason | None:
     """Return why a hypervisor gave no answer; None if it gave one."""
     return reasons.hypervisor_unknown(vms.code, vms.text) if isinstance(vms, VmsUnknown) else None
+
+
+class WorkerCheck(msgspec.Struct, frozen=True):
+    """The hypervisor's report on one worker's VM."""
+
+    node: NodeName
+    phases: tuple[PhaseName, ...]
+    vm: str
+    power: Power | None
+    """None while no VM is matched."""
+    vgpu_types: tuple[str, ...]
+    suspend: Ability | None
+    """The abilities are None where the hypervisor reported nothing about the VM."""
+    shut_down: Ability | None
+    start: Ability | None
+    remarks: tuple[str, ...]
+    reason: Reason | None
+    """Why no call would be made for the worker."""
+    set_vgpu_type: Ability | None = None
+    phase_types: tuple[str, ...] = ()
+    """The types that its phases give its VM, if a switch changes the type: the VM is then shut down."""
+
+    @property
+    def is_retyped(self) -> bool:
+        """Whether a switch changes the vGPU type of the VM."""
+        return bool(self.phase_types)
+
+    def leaves(self, leave: Leave) -> Ability | None:
+        """Return the ability by which the worker leaves at the end of its phase."""
+        return self.suspend if leave is Leave.SUSPEND and not self.is_retyped else self.shut_down
+
+    def used(self, leave: Leave) -> tuple[Ability | None, ...]:
+        """Return the abilities that the schedule uses."""
+        return (self.leaves(leave), self.start, *((self.set_vgpu_type,) if self.is_retyped else ()))
+
+
+class ScheduleCheck(msgspec.Struct, frozen=True):
+    """The checks of each worker and each node of a schedule before anything happens."""
+
+    schedule: ScheduleRow
+    leave: Leave
+    hypervisor: Reason | None
+    """Why the hypervisor gave no answer."""
+    workers: tuple[WorkerCheck, ...]
+    nodes: tuple[NodeCheck, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is known to keep the schedule from switching."""
+        if self.schedule.state is ScheduleState.INVALID or self.hypervisor is not None:
+            return False
+        if any(node.reason is not None for node in self.nodes):
+            return False
+        used = [ability for worker in self.workers for ability in worker.used(self.leave)]
+        is_refused = any(ability is None or ability.is_possible is False for ability in used)
+        return not is_refused and all(worker.reason is None for worker in self.workers)
+
+
+def worker_checks(
+    schedule: Schedule,
+    status: ScheduleStatus,
+    observed: ScheduleObservation,
+    abilities: Mapping[VmKey, Abilities],
+) -> Iterator[WorkerCheck]:
+    """Yield what holds for each worker; `abilities` has what the hypervisor reported about VMs."""
+    for worker in members(status.workers, observed, schedule.name).workers:
+        node = observed.nodes.get(worker.node)
+        vms = observed.vms
+        vm = None if isinstance(vms, VmsUnknown) else vms.get(worker.vm)
+        proof = None if isinstance(vms, VmsUnknown) else prove(worker, node, vms)
+        keeps = keeps_type(worker, vm) if vm is not None else len({name for _, name in worker.types}) < 2
+        known = abilities.get(worker.vm) if worker.vm else None
+        yield WorkerCheck(
+            worker.node,
+            worker.phases,
+            vm.name if vm is not None else worker.vm_name,
+            vm.power if vm is not None else None,
+            vm.vgpu_types if vm is not None else (),
+            known.suspend if known is not None else None,
+            known.shut_down if known is not None else None,
+            known.start if known is not None else None,
+            known.remarks if known is not None else (),
+            proof if isinstance(proof, Reason) else None,
+            known.set_vgpu_type if known is not None else None,
+            () if keeps else tuple(vgpu_type for _, vgpu_type in worker.types),
+        )

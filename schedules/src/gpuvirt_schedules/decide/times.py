@@ -1,18 +1,21 @@
-"""When the phases of a schedule begin: its cron lines in its time zone, and its overrides.
+"""When the phases of a schedule begin: its cron lines in its time zone, its overrides, and a switch by hand.
 
 A cron line has the five fields of Vixie cron, as Debian's cron reads them (cronsim): a time in the hour that spring
 leaves out begins at the end of that hour, and a time in the hour that autumn repeats begins once, the first time.
 """
 
+import re
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from functools import lru_cache
 from itertools import islice, takewhile
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from cronsim import CronSim, CronSimError
+from msgspec.structs import replace
 
+from gpuvirt.errors import ConfigError
 from gpuvirt.model.workers.spec import Phase, PhaseName, PhaseOverride, Schedule
 
 FIELDS = 5
@@ -143,7 +146,7 @@ class Timeline:
         )
 
     def current(self, now: datetime) -> Switch | None:
-        """Return the phase of now, and when it began; None if no phase has ever begun. A later override counts more."""
+        """Return the current phase, and when it began; None if no phase has begun yet. A later override counts more."""
         if self._found is not None and self._found.holds(now):
             return self._found.current
         return self._search(now)
@@ -229,3 +232,78 @@ class Timeline:
                 yield start
             else:  # a start at the very end of an override counts
                 starts = starts_after(line, end - timedelta(microseconds=1), self.zone)
+
+
+TIME_OF_DAY = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9]", re.ASCII)
+DAY_AND_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}", re.ASCII)
+EXPECTED = "2026-12-28T07:00 or 07:00, in the schedule's time zone"
+LONGEST = timedelta(days=366)
+"""The longest switch without an end: nobody means the end of another override in years."""
+
+
+class HandSwitch(msgspec.Struct, frozen=True):
+    """A switch by hand. Its times are in UTC, those of the override in the schedule's time zone."""
+
+    override: PhaseOverride
+    begin: datetime
+    end: datetime
+    schedule: Schedule
+    """The schedule as it is once the override is written."""
+
+
+def switch_by_hand(schedule: Schedule, name: str, until: str, now: datetime) -> HandSwitch | None:
+    """Return the switch to a phase of a schedule without faults; None if the phase holds anyway until the next switch.
+
+    `until` is empty for the next switch. The override begins with the minute of `now`, so that it holds at once. Raises
+    ConfigError for a phase that does not exist, and for a time that is none or has passed.
+    """
+    phase = _phase(schedule, name)
+    timeline = timeline_of(schedule)
+    current, following = timeline.current(now), timeline.next_switch(now)
+    if following is not None and following.at > now + LONGEST:
+        following = None
+    if not until and current is not None and current.phase == phase:
+        return None
+    if not until and following is None:
+        raise ConfigError(f"is missing, and no phase begins within a year; expected {EXPECTED}", where="--until")
+    zone = timeline.zone
+    end = following.at.astimezone(zone).replace(tzinfo=None) if following is not None else now
+    end = _end(until, now, zone) if until else end
+    begin = now.astimezone(zone).replace(tzinfo=None, second=0, microsecond=0)
+    if moment(end, zone) <= now:
+        raise ConfigError(f"is {end:%Y-%m-%dT%H:%M}, which has passed; expected {EXPECTED}", where="--until")
+    override = PhaseOverride(phase, begin, end)
+    after = replace(schedule, overrides=(*schedule.overrides, override), generation=schedule.generation + 1)
+    return HandSwitch(override, moment(begin, zone), moment(end, zone), after)
+
+
+def has_passed(schedule: Schedule, now: datetime, until: str) -> bool:
+    """Return whether the end of an override is a time that has passed; a text that is no time is none."""
+    try:
+        return moment(datetime.fromisoformat(until), timeline_of(schedule).zone) <= now
+    except ValueError:
+        return False
+
+
+def _phase(schedule: Schedule, name: str) -> PhaseName:
+    names = [str(phase.name) for phase in schedule.phases]
+    if name not in names:
+        where = f"VgpuSchedule {schedule.name}"
+        raise ConfigError(
+            f"no phase has the name {name!r}; expected one of {', '.join(names)}", where=where, path="$.spec.phases"
+        )
+    return PhaseName(name)
+
+
+def _end(text: str, now: datetime, zone: ZoneInfo) -> datetime:
+    """Return a local time without a zone; a time of day is the next one."""
+    if TIME_OF_DAY.fullmatch(text):
+        local = now.astimezone(zone).replace(tzinfo=None)
+        today = datetime.combine(local.date(), time.fromisoformat(text))
+        return today if today > local else today + timedelta(days=1)
+    if not DAY_AND_TIME.fullmatch(text):
+        raise ConfigError(f"is {text!r}; expected {EXPECTED}", where="--until")
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"is {text!r}, which is not a date; expected {EXPECTED}", where="--until") from error

@@ -1,8 +1,8 @@
-"""The transition of a schedule to the phase of now: what is done next, as a function of what was observed.
+"""The transition of a schedule to the current phase: what is done next, as a function of what was observed.
 
-All workers of other phases, and those whose vGPU gets another type, leave, and are seen off, before a worker of the
-phase of now is started: then only types of one phase have parts of the GPU. Each round decides again from what was read
-in that round; the status is written before the actions are taken.
+All workers of other phases, and those whose vGPU gets another type, leave, and are confirmed off, before a worker of
+the current phase is started: then only types of one phase have parts of the GPU. Each round decides again from what was
+read in that round; the status is written before the actions are taken.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,20 +12,31 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.reasons import Reason, ReasonCode, schedules
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Abilities, VmKey, VmsUnknown, WorkerVm
 from gpuvirt.model.workers.observed import ScheduleObservation, elapsed_s
 from gpuvirt.model.workers.spec import Begin, Leave, OnTimeout, PhaseName, Schedule, phase_named
 from gpuvirt.model.workers.status import RESTING, ScheduleStatus, Transition, Worker, WorkerStep
-from gpuvirt_schedules.decide.actions import MarkNode, ScheduleAction
-from gpuvirt_schedules.decide.arriving import arriving
-from gpuvirt_schedules.decide.leaving import leaving
-from gpuvirt_schedules.decide.moves import HELD_AGAIN_S, Move, Round, found_vm, is_off, mark, proven_vm
-from gpuvirt_schedules.decide.profiles import is_changing_type, keeps_type, profile_of, type_fault
+from gpuvirt_schedules.decide.nextstep import (
+    HELD_AGAIN_S,
+    MarkNode,
+    NextStep,
+    ScheduleAction,
+    ScheduleContext,
+    found_vm,
+    is_changing_type,
+    is_off,
+    keeps_type,
+    mark,
+    pending,
+    profile_of,
+    proven_vm,
+    type_fault,
+)
 from gpuvirt_schedules.decide.times import Switch, Timeline
 from gpuvirt_schedules.decide.vmstops import round_s
-from gpuvirt_schedules.decide.workers import Members, members, released
+from gpuvirt_schedules.decide.workers import Members, arriving, leaving, members, released
 
 # Whether a switch may begin: no worker is drained before the hypervisor says that each VM which leaves can leave.
 #
@@ -34,30 +45,24 @@ BEGUN = frozenset({WorkerStep.DRAIN, WorkerStep.DETACH, WorkerStep.LEAVE})
 """The steps of a worker whose node needs no cordon of the schedule, since an admin has cordoned it."""
 
 
-def unbegun(workers: Iterable[Worker], around: Round) -> tuple[Worker, ...]:
+def unbegun(workers: Iterable[Worker], ctx: ScheduleContext) -> tuple[Worker, ...]:
     """Return the workers that have to leave, and from which nothing was taken yet."""
-    if around.schedule.begin is Begin.ANYWAY:
+    if ctx.schedule.begin is Begin.ANYWAY:
         return ()
     return tuple(
         worker
         for worker in workers
-        if worker.node in around.others
-        and not is_off(around.observed.vms, worker.vm)
-        and not _has_begun(worker, around)
+        if worker.node in ctx.others
+        and not is_off(ctx.observed.vms, worker.vm)
+        and worker.step not in BEGUN
+        and not ((node := ctx.node_of(worker)) is not None and node.cordoned_by == ctx.schedule.name)
     )
 
 
-def vms_to_check(workers: Iterable[Worker], around: Round) -> frozenset[VmKey]:
-    """Return the VMs of which it has to be known whether they can leave, before the first of their nodes is drained."""
-    if isinstance(around.observed.vms, VmsUnknown):
-        return frozenset()
-    return frozenset(worker.vm for worker in unbegun(workers, around) if worker.vm)
-
-
-def waits(workers: Iterable[Worker], around: Round) -> Mapping[NodeName, Move]:
-    """Return the moves of workers that do not begin to leave, as one of them can't; nothing if all can."""
-    leaving = unbegun(workers, around)
-    staying = {worker.node: move for worker in leaving for move in _stays(worker, around)}
+def waits(workers: Iterable[Worker], ctx: ScheduleContext) -> Mapping[NodeName, NextStep]:
+    """Return the next steps of workers that do not begin to leave, as one of them can't; nothing if all can."""
+    leaving = unbegun(workers, ctx)
+    staying = {worker.node: next_step for worker in leaving for next_step in _stays(worker, ctx)}
     if not staying:
         return {}
     waiting = {
@@ -65,50 +70,45 @@ def waits(workers: Iterable[Worker], around: Round) -> Mapping[NodeName, Move]:
             ReasonCode.OTHERS_STAY,
             f"node {worker.node}",
             "is not drained, because not all VMs that leave are known to be able to:"
-            f" {schedules.listed(sorted(staying))}",
+            f" {reasons.listed(sorted(staying))}",
             fix="see what those workers wait for, or set begin: Anyway in the schedule",
         )
         for worker in leaving
     }
-    return {node: staying.get(node, Move(WorkerStep.CHECK, reason=reason)) for node, reason in waiting.items()}
+    return {node: staying.get(node, NextStep(WorkerStep.CHECK, reason=reason)) for node, reason in waiting.items()}
 
 
-def _has_begun(worker: Worker, around: Round) -> bool:
-    node = around.node_of(worker)
-    return worker.step in BEGUN or (node is not None and node.cordoned_by == around.schedule.name)
-
-
-def _stays(worker: Worker, around: Round) -> Iterator[Move]:
-    """Yield the move of a worker that can't leave, or of which that is unknown; nothing if it can."""
-    proof, vm, abilities = proven_vm(worker, around), found_vm(worker, around), around.observed.abilities
-    if isinstance(proof, Move) or isinstance(vm, Move):
-        yield proof if isinstance(proof, Move) else Move(WorkerStep.MATCH)
-    elif around.node_of(worker) is None:
-        yield Move(WorkerStep.CHECK, reason=reasons.node_not_registered(worker.node))
-    elif (lacking := type_fault(worker, vm, around)) is not None:
+def _stays(worker: Worker, ctx: ScheduleContext) -> Iterator[NextStep]:
+    """Yield the next step of a worker that can't leave, or of which that is unknown; nothing if it can."""
+    proof, vm, abilities = proven_vm(worker, ctx), found_vm(worker, ctx), ctx.observed.abilities
+    if isinstance(proof, NextStep) or isinstance(vm, NextStep):
+        yield proof if isinstance(proof, NextStep) else NextStep(WorkerStep.MATCH)
+    elif ctx.node_of(worker) is None:
+        yield NextStep(WorkerStep.CHECK, reason=reasons.node_not_registered(worker.node))
+    elif (lacking := type_fault(worker, vm, ctx)) is not None:
         yield lacking
     elif isinstance(abilities, VmsUnknown):
-        yield Move(WorkerStep.READ, reason=reasons.hypervisor_unknown(abilities.code, abilities.text))
+        yield NextStep(WorkerStep.READ, reason=reasons.hypervisor_unknown(abilities.code, abilities.text))
     elif worker.vm not in abilities:
-        yield Move(WorkerStep.CHECK, reason=reasons.step_pending(worker.node, WorkerStep.CHECK))
+        yield pending(worker, WorkerStep.CHECK)
     else:
-        yield from _refusals(worker, vm, abilities[worker.vm], around)
+        yield from _refusals(worker, vm, abilities[worker.vm], ctx)
 
 
-def _refusals(worker: Worker, vm: WorkerVm, abilities: Abilities, around: Round) -> Iterator[Move]:
-    """Yield the move of a worker whose VM certainly can't leave, or not get the vGPU type of the phase.
+def _refusals(worker: Worker, vm: WorkerVm, abilities: Abilities, ctx: ScheduleContext) -> Iterator[NextStep]:
+    """Yield the next step of a worker whose VM certainly can't leave, or not get the vGPU type of the phase.
 
     An ability that is not proven keeps nothing: a vCenter says nothing of a type that no host offers, and libvirt
     nothing without QEMU's answer. `onTimeout: Force` takes the power of a guest that can't be shut down.
     """
-    is_suspended = around.schedule.leave is Leave.SUSPEND and keeps_type(worker, vm)
-    is_forced = not is_suspended and around.schedule.drain.on_timeout is OnTimeout.FORCE
+    is_suspended = ctx.schedule.leave is Leave.SUSPEND and keeps_type(worker, vm)
+    is_forced = not is_suspended and ctx.schedule.drain.on_timeout is OnTimeout.FORCE
     needed = () if is_forced else (abilities.suspend if is_suspended else abilities.shut_down,)
-    if around.phase in worker.phases:
+    if ctx.phase in worker.phases:
         needed = (*needed, abilities.set_vgpu_type)
     for ability in needed:
         if ability.is_possible is False:
-            yield Move(WorkerStep.CHECK, reason=reasons.call_refused(worker.node, ability.code, ability.text))
+            yield NextStep(WorkerStep.CHECK, reason=reasons.call_refused(worker.node, ability.code, ability.text))
 
 
 DEADLINES_S: Mapping[WorkerStep, float] = {
@@ -167,19 +167,39 @@ def advance(
     if _is_settled(schedule, status, found, phase):
         marks = tuple(_announcements(schedule, status, found.workers, phase, observed, ()))
         return Advance(replace(status, workers=found.workers), marks, following, ROUND_S if marks else None)
-    status, begins = _begun(schedule, status, phase, now)
-    workers = tuple(_lifted(worker, now) for worker in found.workers) if begins else found.workers
-    around = _round(schedule, workers, observed, phase, now)
-    unchecked = vms_to_check(workers, around)
-    moves = _moves(workers, found.released, around, phase)
-    recorded = [_recorded(worker, move, around) for worker, move in moves]
+    last = status.transition
+    begins = last is None or last.phase != phase or last.generation != schedule.generation
+    if begins:
+        status = replace(status, transition=Transition(phase, now, schedule.generation))
+    workers = found.workers
+    if begins:  # which lifts all holds
+        workers = tuple(replace(worker, since=now, is_held=False, forced=0) for worker in workers)
+    others = (
+        worker.node
+        for worker in workers
+        if (phase not in worker.phases and not is_off(observed.vms, worker.vm))
+        or is_changing_type(worker, profile_of(schedule, worker, phase), observed.vms)
+    )
+    ctx = ScheduleContext(schedule, observed, now, tuple(others), phase)
+    # It has to be known whether these VMs can leave, before the first of their nodes is drained.
+    is_unread = isinstance(observed.vms, VmsUnknown)
+    unchecked = frozenset(worker.vm for worker in unbegun(workers, ctx) if worker.vm and not is_unread)
+    next_steps = _next_steps(workers, found.released, ctx, phase)
+    recorded = [_recorded(worker, next_step, ctx) for worker, next_step in next_steps]
     after = tuple(worker for worker, _ in recorded)
     actions: tuple[ScheduleAction, ...] = tuple(action for _, taken in recorded for action in taken)
     actions += tuple(_announcements(schedule, status, after, phase, observed, actions))
     status = replace(status, workers=after, generation=schedule.generation)
     if all(worker.step in RESTING for worker in after):
         status = replace(status, phase=phase, transition=None)
-    elif current is not None and phase == current.phase and _is_out_of_reach(status, following, now):
+    elif (
+        current is not None
+        and phase == current.phase
+        and status.held
+        and following is not None
+        and following.phase == status.phase
+        and (following.at - now).total_seconds() <= OUT_OF_REACH_S
+    ):  # a held switch ends too late to be worth it, and the phase before it comes next anyway
         status = replace(status, given_up=Transition(phase, current.at, schedule.generation))
     return Advance(status, actions, following, _pause_s(status, actions, now), unchecked)
 
@@ -224,13 +244,6 @@ def _given_up(schedule: Schedule, status: ScheduleStatus, current: Switch | None
     return last if last is not None and is_current and last.generation == schedule.generation else None
 
 
-def _is_out_of_reach(status: ScheduleStatus, following: Switch | None, now: datetime) -> bool:
-    """Return whether a held switch ends too late to be worth it, and the phase before it comes next anyway."""
-    if following is None or following.phase != status.phase or not status.held:
-        return False
-    return (following.at - now).total_seconds() <= OUT_OF_REACH_S
-
-
 def _announced(schedule: Schedule, following: Switch | None, now: datetime) -> PhaseName | None:
     begin = quiet_until(schedule, following)
     return following.phase if following is not None and begin is not None and begin <= now else None
@@ -245,76 +258,46 @@ def _is_settled(schedule: Schedule, status: ScheduleStatus, found: Members, phas
     return not found.released and known == now
 
 
-def _begun(schedule: Schedule, status: ScheduleStatus, phase: PhaseName, now: datetime) -> tuple[ScheduleStatus, bool]:
-    """Return the status with the transition to a phase, and whether it begins now, which lifts all holds."""
-    last = status.transition
-    if last is not None and last.phase == phase and last.generation == schedule.generation:
-        return status, False
-    return replace(status, transition=Transition(phase, now, schedule.generation)), True
-
-
-def _lifted(worker: Worker, now: datetime) -> Worker:
-    return replace(worker, since=now, is_held=False, forced=0)
-
-
-def _round(
-    schedule: Schedule, workers: tuple[Worker, ...], observed: ScheduleObservation, phase: PhaseName, now: datetime
-) -> Round:
-    others = (
-        worker
-        for worker in workers
-        if (phase not in worker.phases and not is_off(observed.vms, worker.vm))
-        or is_changing_type(worker, profile_of(schedule, worker, phase), observed.vms)
-    )
-    return Round(schedule, observed, now, tuple(worker.node for worker in others), phase)
-
-
-def _moves(
-    workers: tuple[Worker, ...], freed: tuple[Worker, ...], around: Round, phase: PhaseName
-) -> Iterator[tuple[Worker, Move]]:
-    """Yield the workers with their moves, and the nodes that still have the schedule's marks without being workers."""
-    mine, observed = around.schedule.name, around.observed
-    staying = waits(workers, around)
+def _next_steps(
+    workers: tuple[Worker, ...], freed: tuple[Worker, ...], ctx: ScheduleContext, phase: PhaseName
+) -> Iterator[tuple[Worker, NextStep]]:
+    """Yield the workers with their next steps, and nodes that still have the schedule's marks but are no workers."""
+    mine, observed = ctx.schedule.name, ctx.observed
+    staying = waits(workers, ctx)
     for worker in workers:
         if worker.node in staying:
             yield worker, staying[worker.node]
         else:
-            yield worker, arriving(worker, around, mine) if phase in worker.phases else leaving(worker, around)
+            yield worker, arriving(worker, ctx, mine) if phase in worker.phases else leaving(worker, ctx)
     for worker in freed:
-        move = released(worker, observed.nodes[worker.node], observed, mine)
-        if move is not None:
-            yield worker, move
+        next_step = released(worker, observed.nodes[worker.node], observed, mine)
+        if next_step is not None:
+            yield worker, next_step
 
 
-def deadline_s(step: WorkerStep, schedule: Schedule) -> float | None:
-    """Return how long a step may take; None: as long as what it waits for."""
-    if step is not WorkerStep.DRAIN:
-        return DEADLINES_S.get(step)
-    drain = schedule.drain
-    return drain.timeout_s + (FORCED_S if drain.on_timeout is OnTimeout.FORCE else 0.0)
-
-
-def _recorded(worker: Worker, move: Move, around: Round) -> tuple[Worker, tuple[ScheduleAction, ...]]:
+def _recorded(worker: Worker, next_step: NextStep, ctx: ScheduleContext) -> tuple[Worker, tuple[ScheduleAction, ...]]:
     """Return a worker in its step, and the actions to take; those of a held one are taken every `HELD_AGAIN_S`."""
-    is_same = worker.step is move.step and worker.since is not None
-    since = min(worker.since, around.now) if is_same and worker.since is not None else around.now
-    limit_s = deadline_s(move.step, around.schedule)
-    is_late = limit_s is not None and elapsed_s(since, around.now, around.observed.rounds_since) >= limit_s
+    is_same = worker.step is next_step.step and worker.since is not None
+    since = min(worker.since, ctx.now) if is_same and worker.since is not None else ctx.now
+    limit_s, drain = DEADLINES_S.get(next_step.step), ctx.schedule.drain
+    if next_step.step is WorkerStep.DRAIN:
+        limit_s = drain.timeout_s + (FORCED_S if drain.on_timeout is OnTimeout.FORCE else 0.0)
+    is_late = limit_s is not None and elapsed_s(since, ctx.now, ctx.observed.rounds_since) >= limit_s
     is_held = is_late or (is_same and worker.is_held)
-    reason = move.reason if move.reason is not None else worker.reason if move.step in RESTING else None
-    problem = around.observed.forbidden.get(worker.node)
-    if move.actions and problem is not None:  # no budget, and no slow API server
+    reason = next_step.reason if next_step.reason is not None else worker.reason if next_step.step in RESTING else None
+    problem = ctx.observed.forbidden.get(worker.node)
+    if next_step.actions and problem is not None:  # no budget, and no slow API server
         reason = reasons.right_missing(f"node {worker.node}", problem)
     after = replace(
         worker,
-        step=move.step,
+        step=next_step.step,
         since=since,
         is_held=is_held,
-        renewal=move.renewal,
+        renewal=next_step.renewal,
         reason=reason,
-        forced=worker.forced + (0 if is_held else move.forced),
+        forced=worker.forced + (0 if is_held else next_step.forced),
     )
-    return after, move.actions
+    return after, next_step.actions
 
 
 def _announcements(
@@ -331,17 +314,13 @@ def _announcements(
         node = observed.nodes.get(worker.node)
         if node is None or worker.step is not WorkerStep.SERVING or phase not in worker.phases or node.name in changed:
             continue
-        leaves = status.announced is not None and leaves_for(schedule, worker, phase, status.announced)
+        following, leaves = status.announced, False
+        if following is not None:
+            before, after = profile_of(schedule, worker, phase), profile_of(schedule, worker, following)
+            is_retyped = after is not None and (before is None or before.vgpu_type != after.vgpu_type)
+            leaves = following not in worker.phases or is_retyped
         if node.is_announced != leaves:
             yield mark(node, taint=leaves)
-
-
-def leaves_for(schedule: Schedule, worker: Worker, phase: PhaseName, following: PhaseName) -> bool:
-    """Return whether a worker of a phase is drained when another one begins."""
-    if following not in worker.phases:
-        return True
-    before, after = profile_of(schedule, worker, phase), profile_of(schedule, worker, following)
-    return after is not None and (before is None or before.vgpu_type != after.vgpu_type)
 
 
 def _pause_s(status: ScheduleStatus, actions: tuple[ScheduleAction, ...], now: datetime) -> float | None:
@@ -353,13 +332,9 @@ def _pause_s(status: ScheduleStatus, actions: tuple[ScheduleAction, ...], now: d
         return AFTER_MARKS_S
     if waiting and all(worker.is_held or worker.step is WorkerStep.WAIT_FOR_GPU for worker in waiting):
         return HELD_AGAIN_S
-    is_quick = any(_changes_soon(worker, now) for worker in waiting)
-    return VM_ROUND_S if is_quick else ROUND_S
-
-
-def _changes_soon(worker: Worker, now: datetime) -> bool:
-    """Return whether what a worker waits for takes seconds."""
-    if worker.is_held:
-        return False
-    is_new = worker.since is not None and (now - worker.since).total_seconds() < QUICK_DRAIN_S
-    return worker.step in CHANGING or (worker.step in {WorkerStep.DRAIN, WorkerStep.DETACH} and is_new)
+    for worker in waiting:
+        is_new = worker.since is not None and (now - worker.since).total_seconds() < QUICK_DRAIN_S
+        is_draining = worker.step in {WorkerStep.DRAIN, WorkerStep.DETACH} and is_new
+        if not worker.is_held and (worker.step in CHANGING or is_draining):
+            return VM_ROUND_S  # what the worker waits for takes seconds
+    return ROUND_S

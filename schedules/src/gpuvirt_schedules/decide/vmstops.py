@@ -14,17 +14,17 @@ from msgspec.structs import replace
 from gpuvirt.model.reasons import Reason, ReasonCode, without_code
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Call, OutcomeUnknown, VmKey
-from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms, VmStep
+from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, ObservedVm, ObservedVms, VmStep
 from gpuvirt.model.workers.observed import elapsed_s
 from gpuvirt.model.workers.spec import OnTimeout, Phase, Schedule, VmPolicy
 from gpuvirt.model.workers.status import ScheduleStatus
 from gpuvirt_schedules.decide.matching import prove_user
-from gpuvirt_schedules.decide.moves import CALL_AGAIN_S, HELD_AGAIN_S
+from gpuvirt_schedules.decide.nextstep import CALL_AGAIN_S, HELD_AGAIN_S
 
 DEADLINE_S = 600.0
 """How long a VM may take to end, or to start."""
 BUDGET_SETTLES_S = 10.0
-"""How long after a VM was seen off its budgets may still count it."""
+"""How long after a VM was confirmed off its budgets may still count it."""
 LATE_S = 60.0
 """How long after a call without an answer it may still take effect: the API server ends requests after a minute."""
 CHANGING_ROUND_S = 1.0
@@ -38,36 +38,38 @@ class NextVms(msgspec.Struct, frozen=True):
     actions: tuple[ChangeVm, ...] = ()
 
 
-class _Round(msgspec.Struct, frozen=True):
+class _VmContext(msgspec.Struct, frozen=True):
     schedule: Schedule
     phase: Phase
-    seen: SeenVms
+    observed: ObservedVms
     now: datetime
     due: Mapping[VmKey, NodeVm] = msgspec.field(default_factory=dict)
-    """The VMs that the phase of now stops, or waits for."""
+    """The VMs that the current phase stops, or waits for."""
 
     def elapsed_s(self, since: datetime) -> float:
         """Return how long a step has taken while this leader made rounds."""
-        return elapsed_s(since, self.now, self.seen.rounds_since)
+        return elapsed_s(since, self.now, self.observed.rounds_since)
 
 
-def next_vms(schedule: Schedule, phase: Phase, before: tuple[NodeVm, ...], seen: SeenVms, now: datetime) -> NextVms:
-    """Return the next status of the VMs, and the actions that follow; `phase` is that of now."""
-    around = _Round(schedule, phase, seen, now)
-    around = replace(around, due=_due(around, {vm.vm: vm for vm in before if vm.phase == phase.name}))
+def next_vms(
+    schedule: Schedule, phase: Phase, before: tuple[NodeVm, ...], observed: ObservedVms, now: datetime
+) -> NextVms:
+    """Return the next status of the VMs, and the actions that follow; `phase` is the current one."""
+    ctx = _VmContext(schedule, phase, observed, now)
+    ctx = replace(ctx, due=_due(ctx, {vm.vm: vm for vm in before if vm.phase == phase.name}))
     found, actions = list[NodeVm](), list[ChangeVm]()
     ended = {vm.vm: vm for vm in before if vm.phase != phase.name or vm.step is VmStep.START}
     for vm in ended.values():
-        after, action = _starting(vm, around)
+        after, action = _starting(vm, ctx)
         found += [after] if after is not None else []
         actions += [action] if action is not None else []
     begun = {vm.vm: vm for vm in before if vm.vm not in ended and vm.step is not VmStep.WAIT}
     for vm in begun.values():
-        after, action = _stopping(vm, around)
+        after, action = _stopping(vm, ctx)
         found += [after] if after is not None else []
         actions += [action] if action is not None else []
     # A VM of a phase that has ended is started first. One that is new is stopped in the next round, by another reading.
-    found += [vm for key, vm in around.due.items() if key not in ended and key not in begun]
+    found += [vm for key, vm in ctx.due.items() if key not in ended and key not in begun]
     return NextVms(tuple(sorted(found, key=lambda vm: (vm.namespace, vm.name, vm.vm))), tuple(actions))
 
 
@@ -87,42 +89,50 @@ def is_in_use(reason: Reason | None) -> bool:
     return reason is not None and reason.code is ReasonCode.VGPU_IN_USE
 
 
-def _due(around: _Round, known: Mapping[VmKey, NodeVm]) -> Mapping[VmKey, NodeVm]:
+def _due(ctx: _VmContext, known: Mapping[VmKey, NodeVm]) -> Mapping[VmKey, NodeVm]:
     """Return the VMs of GPUs that wait for them: in step Stop if they may be stopped now, else in step Wait."""
-    if around.phase.vms is not VmPolicy.STOP:
+    if ctx.phase.vms is not VmPolicy.STOP:
         return {}
     found, used = dict[VmKey, NodeVm](), Counter[str]()
-    for gpu in around.seen.gpus:
-        waits = dict(_waits(gpu, around, known, used))
+    for gpu in ctx.observed.gpus:
+        waits = dict(_waits(gpu, ctx, known, used))
         for key in gpu.vms:
             last = found.get(key)
             if last is not None and last.step is VmStep.STOP:
                 continue
-            found[key] = _due_vm(gpu, key, around, known.get(key), waits)
+            found[key] = _due_vm(gpu, key, ctx, known.get(key), waits)
             if _may_stop(gpu, waits):
-                used.update(around.seen.vms[key].budgets.keys())
+                used.update(ctx.observed.vms[key].budgets.keys())
     return found
 
 
 def _due_vm(
-    gpu: BlockedGpu, key: VmKey, around: _Round, known: NodeVm | None, waits: Mapping[VmKey, Reason | None]
+    gpu: BlockedGpu, key: VmKey, ctx: _VmContext, known: NodeVm | None, waits: Mapping[VmKey, Reason | None]
 ) -> NodeVm:
     """Return a VM of a GPU with its step."""
-    seen, may_stop = around.seen.vms[key], _may_stop(gpu, waits)
+    observed, may_stop = ctx.observed.vms[key], _may_stop(gpu, waits)
     step = VmStep.STOP if may_stop else VmStep.WAIT
-    since = known.since if known is not None and known.step is step else around.now
-    reason = reasons.vm_pending(seen.where, step)
+    since = known.since if known is not None and known.step is step else ctx.now
+    reason = reasons.vm_pending(observed.where, step)
     if not may_stop:
-        staying = [around.seen.vms[other].where for other, why in waits.items() if why is not None and other != key]
+        staying = [ctx.observed.vms[other].where for other, why in waits.items() if why is not None and other != key]
         reason = waits[key] or reasons.vm_not_stopped(
-            seen.where,
+            observed.where,
             f"other users of its GPU on node {gpu.node} stay: {', '.join((*gpu.others, *staying))}",
             "stop those users, or see what they wait for; then all VMs of the GPU are stopped",
         )
     has_begun = known is not None and known.step is not VmStep.WAIT
-    is_forced = may_stop and not has_begun and any(count <= 0 for count in seen.budgets.values())
+    is_forced = may_stop and not has_begun and any(count <= 0 for count in observed.budgets.values())
     return NodeVm(
-        key, seen.namespace, seen.name, gpu.node, around.phase.name, step, since, is_forced=is_forced, reason=reason
+        key,
+        observed.namespace,
+        observed.name,
+        gpu.node,
+        ctx.phase.name,
+        step,
+        since,
+        is_forced=is_forced,
+        reason=reason,
     )
 
 
@@ -132,52 +142,51 @@ def _may_stop(gpu: BlockedGpu, waits: Mapping[VmKey, Reason | None]) -> bool:
 
 
 def _waits(
-    gpu: BlockedGpu, around: _Round, known: Mapping[VmKey, NodeVm], used: Counter[str]
+    gpu: BlockedGpu, ctx: _VmContext, known: Mapping[VmKey, NodeVm], used: Counter[str]
 ) -> Iterator[tuple[VmKey, Reason | None]]:
     """Yield the VMs of a GPU, each with why it is not stopped now; None if it may be, or is being stopped."""
     used = Counter(used)
     for key in gpu.vms:
-        seen, last = around.seen.vms[key], known.get(key)
+        observed, last = ctx.observed.vms[key], known.get(key)
         if last is not None and last.step is VmStep.STOP:
             yield key, None
             continue
-        why = _keeps(seen, last)
-        if why is None and not _is_late(last, around):
-            why = _budget(seen, used, around, known)
-        used.update(seen.budgets.keys())
+        why = _keeps(observed, last)
+        if why is None and not _is_late(last, ctx):
+            why = _budget(observed, used, ctx, known)
+        used.update(observed.budgets.keys())
         yield key, why
 
 
-def _keeps(seen: SeenVm, last: NodeVm | None) -> Reason | None:
+def _keeps(observed: ObservedVm, last: NodeVm | None) -> Reason | None:
     """Return why a VM is not stopped, whatever its budgets say."""
     if last is not None and last.step is VmStep.STOPPED:
-        return reasons.vm_not_stopped(seen.where, "an admin has started it in this phase")
-    if seen.stop_refusal is not None:
-        return seen.stop_refusal
-    if seen.start_refusal is not None:
-        return reasons.vm_not_stopped(seen.where, f"it could not be started again: {seen.start_refusal.text}")
-    if seen.is_changing or not seen.is_on:
-        return reasons.vm_not_stopped(seen.where, "KubeVirt is still carrying out another change of it")
+        return reasons.vm_not_stopped(observed.where, "an admin has started it in this phase")
+    if observed.stop_refusal is not None:
+        return observed.stop_refusal
+    if observed.start_refusal is not None:
+        return reasons.vm_not_stopped(observed.where, f"it could not be started again: {observed.start_refusal.text}")
+    if observed.is_changing or not observed.is_on:
+        return reasons.vm_not_stopped(observed.where, "KubeVirt is still carrying out another change of it")
     return None
 
 
-def _is_late(last: NodeVm | None, around: _Round) -> bool:
+def _is_late(last: NodeVm | None, ctx: _VmContext) -> bool:
     """Return whether a VM has waited so long that `onTimeout: Force` takes no budget for a reason."""
-    drain = around.schedule.drain
+    drain = ctx.schedule.drain
     if last is None or last.step is not VmStep.WAIT or last.since is None:
         return False
-    return drain.on_timeout is OnTimeout.FORCE and around.elapsed_s(last.since) >= drain.timeout_s
+    return drain.on_timeout is OnTimeout.FORCE and ctx.elapsed_s(last.since) >= drain.timeout_s
 
 
-def _budget(seen: SeenVm, used: Counter[str], around: _Round, known: Mapping[VmKey, NodeVm]) -> Reason | None:
+def _budget(observed: ObservedVm, used: Counter[str], ctx: _VmContext, known: Mapping[VmKey, NodeVm]) -> Reason | None:
     """Return the budget that keeps a VM; one that has just allowed a stop may not count that VM yet."""
-    # It is not asked by an eviction, which KubeVirt answers with a migration.
-    for name, allowed in sorted(seen.budgets.items()):
+    for name, allowed in sorted(observed.budgets.items()):
         if allowed - used[name] <= 0:
-            return reasons.vm_budget(seen.where, name)
-        if any(_is_settling(vm, around.now) for vm in known.values()):
+            return reasons.vm_budget(observed.where, name)
+        if any(_is_settling(vm, ctx.now) for vm in known.values()):
             return reasons.vm_not_stopped(
-                seen.where,
+                observed.where,
                 f"PodDisruptionBudget {name} may not count a VM yet that was just stopped",
                 "wait for some seconds",
             )
@@ -190,72 +199,72 @@ def _is_settling(vm: NodeVm, now: datetime) -> bool:
     return vm.step is VmStep.STOPPED and vm.since is not None and (now - vm.since).total_seconds() < BUDGET_SETTLES_S
 
 
-def _stopping(vm: NodeVm, around: _Round) -> tuple[NodeVm | None, ChangeVm | None]:
-    """Return a VM that the phase of now stops, or has stopped; None once it is no longer the schedule's."""
-    seen = _seen(vm, around)
-    if not isinstance(seen, SeenVm):
-        return (replace(vm, reason=seen), None) if seen is not None else (None, None)
-    due = around.due.get(vm.vm)
+def _stopping(vm: NodeVm, ctx: _VmContext) -> tuple[NodeVm | None, ChangeVm | None]:
+    """Return a VM that the current phase stops, or has stopped; None once it is no longer the schedule's."""
+    observed = _observed(vm, ctx)
+    if not isinstance(observed, ObservedVm):
+        return (replace(vm, reason=observed), None) if observed is not None else (None, None)
+    due = ctx.due.get(vm.vm)
     if vm.step is not VmStep.STOP:
         return replace(vm, reason=due.reason if due is not None else None), None
-    if not seen.is_on and not seen.is_changing:
-        return replace(vm, step=VmStep.STOPPED, since=around.now, is_held=False, reason=None), None
-    if seen.is_changing:
-        return _timed(vm, around), None
+    if not observed.is_on and not observed.is_changing:
+        return replace(vm, step=VmStep.STOPPED, since=ctx.now, is_held=False, reason=None), None
+    if observed.is_changing:
+        return _timed(vm, ctx), None
     if due is None or due.step is not VmStep.STOP:
-        return (None if _is_certain(vm, around) else vm), None  # it runs, and must not be stopped any more
-    return _called(vm, seen, Action.SHUT_DOWN, around)
+        return (None if _is_certain(vm, ctx) else vm), None  # it runs, and must not be stopped any more
+    return _called(vm, observed, Action.SHUT_DOWN, ctx)
 
 
-def _starting(vm: NodeVm, around: _Round) -> tuple[NodeVm | None, ChangeVm | None]:
+def _starting(vm: NodeVm, ctx: _VmContext) -> tuple[NodeVm | None, ChangeVm | None]:
     """Return a VM whose phase has ended; None once it runs, or is an admin's."""
     if vm.step is VmStep.WAIT:
         return None, None
     if vm.step is not VmStep.START:
-        vm = replace(vm, step=VmStep.START, since=around.now, is_held=False)
-    seen = _seen(vm, around)
-    if not isinstance(seen, SeenVm):
-        return (replace(vm, reason=seen), None) if seen is not None else (None, None)
-    if seen.is_on and not seen.is_halted and not seen.is_changing:
+        vm = replace(vm, step=VmStep.START, since=ctx.now, is_held=False)
+    observed = _observed(vm, ctx)
+    if not isinstance(observed, ObservedVm):
+        return (replace(vm, reason=observed), None) if observed is not None else (None, None)
+    if observed.is_on and not observed.is_halted and not observed.is_changing:
         reason = reasons.vm_pending(vm.where, vm.step)
-        return (None if _is_certain(vm, around) else replace(vm, is_held=False, reason=reason)), None
-    if seen.is_changing:
-        return _timed(vm, around), None
-    return _started(vm, seen, around)
+        return (None if _is_certain(vm, ctx) else replace(vm, is_held=False, reason=reason)), None
+    if observed.is_changing:
+        return _timed(vm, ctx), None
+    return _started(vm, observed, ctx)
 
 
-def _started(vm: NodeVm, seen: SeenVm, around: _Round) -> tuple[NodeVm | None, ChangeVm | None]:
+def _started(vm: NodeVm, observed: ObservedVm, ctx: _VmContext) -> tuple[NodeVm | None, ChangeVm | None]:
     """Return a VM that is off, and is to be started."""
-    if vm.phase == around.phase.name:  # the phase has begun again before the VM was started
-        return replace(vm, step=VmStep.STOPPED, since=around.now, is_held=False, reason=None), None
-    if seen.start_refusal is not None:
+    if vm.phase == ctx.phase.name:  # the phase has begun again before the VM was started
+        return replace(vm, step=VmStep.STOPPED, since=ctx.now, is_held=False, reason=None), None
+    if observed.start_refusal is not None:
         return None, None  # an admin has changed how it is started
-    return _called(vm, seen, Action.START, around)
+    return _called(vm, observed, Action.START, ctx)
 
 
-def _is_certain(vm: NodeVm, around: _Round) -> bool:
+def _is_certain(vm: NodeVm, ctx: _VmContext) -> bool:
     """Return whether no call for a VM can take effect any more, also none of a controller that has died."""
-    last = around.seen.calls.get(vm.vm)
-    age_s = around.elapsed_s(vm.since) if vm.since is not None else 0.0
+    last = ctx.observed.calls.get(vm.vm)
+    age_s = ctx.elapsed_s(vm.since) if vm.since is not None else 0.0
     return age_s >= LATE_S and (last is None or last.age_s >= LATE_S)
 
 
-def _seen(vm: NodeVm, around: _Round) -> SeenVm | Reason | None:
+def _observed(vm: NodeVm, ctx: _VmContext) -> ObservedVm | Reason | None:
     """Return what is seen of a VM; a Reason if that is unknown, None if the VM does not exist any more."""
-    unknown = around.seen.unknown.get(vm.namespace)
-    return unknown if unknown is not None else around.seen.vms.get(vm.vm)
+    unknown = ctx.observed.unknown.get(vm.namespace)
+    return unknown if unknown is not None else ctx.observed.vms.get(vm.vm)
 
 
-def _timed(vm: NodeVm, around: _Round) -> NodeVm:
+def _timed(vm: NodeVm, ctx: _VmContext) -> NodeVm:
     """Return a VM in a step that goes on; a step that was held stays held, also when another controller leads."""
-    since = min(vm.since, around.now) if vm.since is not None else around.now
-    is_held = vm.is_held or around.elapsed_s(since) >= DEADLINE_S
+    since = min(vm.since, ctx.now) if vm.since is not None else ctx.now
+    is_held = vm.is_held or ctx.elapsed_s(since) >= DEADLINE_S
     return replace(vm, since=since, is_held=is_held, reason=reasons.vm_pending(vm.where, vm.step))
 
 
-def _called(vm: NodeVm, seen: SeenVm, action: Action, around: _Round) -> tuple[NodeVm, ChangeVm | None]:
+def _called(vm: NodeVm, observed: ObservedVm, action: Action, ctx: _VmContext) -> tuple[NodeVm, ChangeVm | None]:
     """Return a VM with the call that brings it further, which is not made again while it may take effect."""
-    vm, last = _timed(vm, around), around.seen.calls.get(vm.vm)
+    vm, last = _timed(vm, ctx), ctx.observed.calls.get(vm.vm)
     if last is not None and last.action is action:
         if not isinstance(last.answer, Accepted):
             vm = replace(
@@ -269,5 +278,5 @@ def _called(vm: NodeVm, seen: SeenVm, action: Action, around: _Round) -> tuple[N
         again_s = HELD_AGAIN_S if vm.is_held else 0.0 if isinstance(last.answer, OutcomeUnknown) else CALL_AGAIN_S
         if last.age_s < again_s:
             return vm, None
-    proof = prove_user(vm, seen)
+    proof = prove_user(vm, observed)
     return vm, ChangeVm(vm.namespace, vm.name, Call(proof, action)) if proof is not None else None

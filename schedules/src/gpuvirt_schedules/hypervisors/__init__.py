@@ -1,4 +1,4 @@
 """Connections to hypervisors that run worker VMs, each in a disposable child process.
 
-`sharing` opens them, `connection` is one in this process, `child` the program of the other process.
+`connection` opens them, `child` is the program of the other process.
 """

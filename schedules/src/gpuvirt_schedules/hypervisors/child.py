@@ -17,12 +17,13 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic  # noqa: TID251  the kernel's clock, by which the parent names the end of the lease
 
-from gpuvirt_schedules.hypervisors.backend import BackEnd, BackEndError
 from gpuvirt_schedules.hypervisors.messages import (
     MOST_CALLS,
     MOST_CHECKS,
     ORDERS,
     Answer,
+    BackEnd,
+    BackEndError,
     Checked,
     CheckVms,
     Failed,
@@ -106,8 +107,10 @@ class Child:
             answer = Failed(request.id, error.problem, self._shown(error.text), error.is_certain)
         except Exception as error:  # noqa: BLE001  a defect: the call may have been sent
             answer = Failed(request.id, Problem.FAILED, self._shown(f"{type(error).__name__}: {error}"), False)
+        data = line(answer)
         with self._writing:
-            _write(self._output, line(answer))
+            while data:
+                data = data[os.write(self._output, data) :]
 
     def _answered(self, request: Request) -> Answer:
         back_end = self._opened()
@@ -145,11 +148,6 @@ def opened(start: Start) -> BackEnd:
     except ImportError as error:
         raise BackEndError(Problem.NOT_INSTALLED, f"{error}: {start.kind}", is_certain=True) from error
     return VSphere(start.server, start.ca, start.user, start.password)
-
-
-def _write(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 if __name__ == "__main__":

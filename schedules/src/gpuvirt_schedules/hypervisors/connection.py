@@ -1,14 +1,17 @@
 """One connection to a hypervisor: it starts the child, tells it of the lease, and ends it when it hangs or is idle.
 
-`sharing` opens it. What can fail between a connection and its hypervisor is worded here, since the child imports no
-reasons.
+What can fail between a connection and its hypervisor is worded here, since the child imports no reasons. Schedules with
+the same hypervisor and account share one connection, and its child: a child takes some 25 MiB and a session at the
+hypervisor, and each reading is of all VMs. A hundred schedules of one vCenter may switch at once.
 """
 
 import asyncio
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.clock import Clock, Timer
@@ -29,7 +32,6 @@ from gpuvirt.model.workers.hypervisor import (
 )
 from gpuvirt.model.workers.hypervisor import Answer as CallAnswer
 from gpuvirt_schedules.hypervisors.childprocess import ChildProcess
-from gpuvirt_schedules.hypervisors.fairqueue import FairQueue
 from gpuvirt_schedules.hypervisors.messages import (
     MOST_CALLS,
     MOST_CHECKS,
@@ -45,6 +47,51 @@ from gpuvirt_schedules.hypervisors.messages import (
     Vms,
 )
 from gpuvirt_schedules.sharedreading import SharedReading
+
+
+class FairQueue:
+    """Some places, for requests of several owners. It belongs to one event loop."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._waiting: dict[object, deque[asyncio.Future[None]]] = {}
+        """The requests that wait, by owner; the owner whose turn is next comes first."""
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return sum(map(len, self._waiting.values()))
+
+    async def take(self, owner: object) -> None:
+        """Wait for a place, which is the caller's until `leave`."""
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            else:
+                turns = self._waiting[owner]
+                turns.remove(turn)
+                if not turns:
+                    del self._waiting[owner]
+            raise
+
+    def leave(self) -> None:
+        """Give a place to the next request that waits."""
+        if not self._waiting:
+            self._free += 1
+            return
+        owner = next(iter(self._waiting))
+        turns = self._waiting.pop(owner)
+        turns.popleft().set_result(None)
+        if turns:
+            self._waiting[owner] = turns
+
 
 CODES: Mapping[Problem, ReasonCode] = {
     Problem.UNREACHABLE: ReasonCode.HYPERVISOR_UNREACHABLE,
@@ -249,7 +296,9 @@ class ChildHypervisor:
             if isinstance(request, Make):
                 await self._drop(child, f"{text} to another call")
             else:
-                self._retire(child)
+                self._forget(child)  # it may hang, and gets no more requests; its calls may still be answered
+                if not child.is_gone:
+                    self._retired.add(child)
         except asyncio.CancelledError:
             if isinstance(request, Make):
                 self._forget(child)
@@ -258,12 +307,6 @@ class ChildHypervisor:
         if answer is None or (child in self._retired and not child.is_calling):
             await self._drop(child)
         return answer if answer is not None else Failed(request.id, Problem.ENDED, child.ended_for, False)
-
-    def _retire(self, child: ChildProcess) -> None:
-        """Send nothing more to a child that may hang; its calls may still be answered."""
-        self._forget(child)
-        if not child.is_gone:
-            self._retired.add(child)
 
     def _may_ask(self) -> bool:
         return not self._is_closed and self._clock.monotonic_s() < self._may_call_until_s()
@@ -315,9 +358,8 @@ async def _killed(child: ChildProcess, why: str = "") -> None:
         log.warning("a child that was killed has not ended: the kernel blocks it", extra={"pid": child.pid})
 
 
-def start_order(kind: HypervisorKind, credentials: HypervisorCredentials) -> Start:
+def start_order(kind: HypervisorKind, given: HypervisorCredentials) -> Start:
     """Return the first order of a child."""
-    given = credentials
     return Start(kind, given.server, given.ca, given.user, given.password, given.certificate, given.key)
 
 
@@ -326,3 +368,58 @@ async def open_hypervisor(
 ) -> Hypervisor:
     """Return a connection, whose child starts with the first request. Never raises: errors are answers."""
     return ChildHypervisor(start_order(kind, credentials), clock, may_call_until_s)
+
+
+class _Shared(msgspec.Struct):
+    connection: ChildHypervisor
+    users: int = 0
+
+
+class SharedHypervisors:
+    """The connections of one term as the leader, by hypervisor and credentials. The last user of one closes it."""
+
+    def __init__(self) -> None:
+        self._opened: dict[Start, _Shared] = {}
+
+    async def open(
+        self, kind: HypervisorKind, credentials: HypervisorCredentials, clock: Clock, may_call_until_s: MayCallUntil
+    ) -> Hypervisor:
+        """Return a connection, as `connection.open_hypervisor` does. Another password is another connection."""
+        start = start_order(kind, credentials)
+        shared = self._opened.setdefault(start, _Shared(ChildHypervisor(start, clock, may_call_until_s)))
+        shared.users += 1
+        return _User(self, start, shared.connection)
+
+    async def release(self, start: Start) -> None:
+        """Close a connection that nobody uses any more."""
+        shared = self._opened[start]
+        shared.users -= 1
+        if not shared.users:
+            del self._opened[start]
+            await shared.connection.close()
+
+
+class _User:
+    """One schedule's use of a connection."""
+
+    def __init__(self, owner: SharedHypervisors, start: Start, connection: ChildHypervisor) -> None:
+        self._owner, self._start, self._connection = owner, start, connection
+        self._is_closed = False
+
+    async def read(self) -> VmsReading:
+        """Return all VMs that the hypervisor shows to this user."""
+        return await self._connection.read()
+
+    async def call(self, call: Call) -> CallAnswer:
+        """Make one call."""
+        return await self._connection.call(call, self)
+
+    async def check(self, vms: Iterable[VmKey]) -> Mapping[VmKey, Abilities] | VmsUnknown:
+        """Return the possible actions on each of these VMs."""
+        return await self._connection.check(vms, self)
+
+    async def close(self) -> None:
+        """End this use; the child ends with the last one."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self._owner.release(self._start)

@@ -1,10 +1,16 @@
-"""The messages between a connection and its child: one JSON object a line, over the child's standard streams."""
+"""The messages between a connection and its child, and the interface of a back end that answers them in the child.
 
+A message is one JSON object a line, over the child's standard streams.
+"""
+
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 from typing_extensions import override
 
+from gpuvirt.errors import GpuvirtError
 from gpuvirt.model.workers.hypervisor import Abilities, Call, VmKey, WorkerVm
 
 MOST_CALLS, MOST_CHECKS = 32, 8
@@ -125,3 +131,30 @@ ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 def line(message: Order | Answer) -> bytes:
     """Return a message as a line; JSON has no line end within."""
     return msgspec.json.encode(message) + b"\n"
+
+
+class BackEndError(GpuvirtError):
+    """A request to a hypervisor failed."""
+
+    def __init__(self, problem: Problem, text: str, *, is_certain: bool) -> None:
+        """`is_certain`: the hypervisor has certainly not carried out the call, and will not."""
+        super().__init__(f"{problem}: {text}")
+        self.problem = problem
+        self.text = text
+        self.is_certain = is_certain
+
+
+class BackEnd(Protocol):
+    """The client of one hypervisor, which connects with the first request. All methods raise BackEndError."""
+
+    def read(self) -> Sequence[WorkerVm]:
+        """Return all VMs."""
+        ...
+
+    def make(self, call: Call) -> None:
+        """Make a call once; return when the hypervisor has accepted it."""
+        ...
+
+    def check(self, vms: Sequence[VmKey]) -> Sequence[Abilities]:
+        """Return the possible actions on these VMs, without VMs that do not exist. Codes are a `Problem`."""
+        ...

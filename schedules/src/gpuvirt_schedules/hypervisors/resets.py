@@ -57,10 +57,6 @@ def reset_connections() -> None:
             if not str(link.readlink()).startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(link.name))) as found:
-                _reset(found)
-
-
-def _reset(found: socket.socket) -> None:
-    if found.family in {socket.AF_INET, socket.AF_INET6} and found.type == socket.SOCK_STREAM:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
+                if found.family in {socket.AF_INET, socket.AF_INET6} and found.type == socket.SOCK_STREAM:
+                    found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)

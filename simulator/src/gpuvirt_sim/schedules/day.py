@@ -11,13 +11,13 @@ from gpuvirt.kube.failures import ApiRefusedError, ConflictError, NotFoundError
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workers.connection import DEAD_AFTER_S
 from gpuvirt.model.workers.hypervisor import Answer, Hypervisor, Refused
-from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, SeenVms
+from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, ObservedVms
 from gpuvirt.model.workers.observed import NodePod, ScheduleObservation
 from gpuvirt.model.workers.spec import Schedule
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
 from gpuvirt_schedules.controller.rounds import ClusterReading, Rounds, StoredSchedule
 from gpuvirt_schedules.controller.vmcalls import VmCalls
-from gpuvirt_schedules.decide.actions import MarkNode
+from gpuvirt_schedules.decide.nextstep import MarkNode
 from gpuvirt_schedules.decide.times import timeline_of
 from gpuvirt_schedules.decide.transition import Advance, due_at
 from gpuvirt_sim.clock import SimTimer
@@ -130,10 +130,10 @@ class SimDay(msgspec.Struct):
         self.cluster.mark(node, self.spec.name, cordon=action.cordon, taint=action.taint, labels=action.labels)
         self.report(action.text)
 
-    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> SeenVms:
+    async def read_vms(self, waiting: Iterable[ConfiguredNode], known: Iterable[NodeVm]) -> ObservedVms:
         """Return nothing: no node of the day has GPUs of its own."""
         del waiting, known
-        return SeenVms()
+        return ObservedVms()
 
     async def change_vm(self, change: ChangeVm) -> Answer:
         """Refuse: no node of the day has GPUs of its own."""

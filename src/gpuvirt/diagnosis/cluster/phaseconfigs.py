@@ -60,7 +60,7 @@ def _of_node(
         for phase in schedule.config_phases
         if phase.vgpu_config is not None and phase.configures(labels)
     )
-    # The status is of the phase of now once it names the node in it.
+    # The status is of the current phase once it names the node in it.
     waits = None if own is not None and own.applied else own.message if own is not None else "it has no status yet"
     zone, following = schedule.spec.time_zone, status.next_phase
     yield from node_phases(

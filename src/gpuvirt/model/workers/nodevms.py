@@ -22,9 +22,9 @@ class VmStep(StrEnum):
     WAIT = "Wait"
     """It runs, and is not stopped yet; the reason says why."""
     STOP = "Stop"
-    """It has to be seen off."""
+    """It has to be confirmed off."""
     STOPPED = "Stopped"
-    """It was seen off. If an admin starts it, it is left alone until the phase ends."""
+    """It was confirmed off. If an admin starts it, it is left alone until the phase ends."""
     START = "Start"
     """The phase that has stopped it has ended: it has to be seen on."""
 
@@ -54,7 +54,7 @@ class NodeVm(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
 
-class SeenVm(msgspec.Struct, frozen=True):
+class ObservedVm(msgspec.Struct, frozen=True):
     """One VM, as the API server shows it."""
 
     vm: VmKey
@@ -92,10 +92,10 @@ class BlockedGpu(msgspec.Struct, frozen=True):
     """Its other users, and why each is none of these VMs."""
 
 
-class SeenVms(msgspec.Struct, frozen=True):
+class ObservedVms(msgspec.Struct, frozen=True):
     """One round's observation."""
 
-    vms: Mapping[VmKey, SeenVm] = msgspec.field(default_factory=dict)
+    vms: Mapping[VmKey, ObservedVm] = msgspec.field(default_factory=dict)
     unknown: Mapping[str, Reason] = msgspec.field(default_factory=dict)
     """The namespaces whose VMs could not be read."""
     gpus: tuple[BlockedGpu, ...] = ()

@@ -29,13 +29,14 @@ from gpuvirt.model.workers.hypervisor import (
     VmsUnknown,
 )
 from gpuvirt.model.workers.spec import SAVED_STRATEGY
-from gpuvirt_schedules.controller.kubevirt import judging
-from gpuvirt_schedules.controller.kubevirt.judging import BY_REQUEST, VmObjects
+from gpuvirt_schedules.controller.kubevirt import virtualmachines
 from gpuvirt_schedules.controller.kubevirt.virtualmachines import (
+    BY_REQUEST,
     RUNNING,
     StateChange,
     Vm,
     Vmi,
+    VmObjects,
     instances,
     subresources,
     virtual_machines,
@@ -161,6 +162,11 @@ class VmWriter:
         )
 
 
+def server_of(namespace: str) -> str:
+    """Return the name of a namespace's KubeVirt in reasons."""
+    return f"KubeVirt in namespace {namespace}"
+
+
 class KubeVirtVms:
     """The VirtualMachines of one namespace. No method raises: errors are answers."""
 
@@ -168,7 +174,7 @@ class KubeVirtVms:
         """Writes of `client` are sent with the lease alone (`Client.leading`)."""
         self._client = client
         self._namespace = namespace
-        self._server = f"KubeVirt in namespace {namespace}"
+        self._server = server_of(namespace)
         self._writer = VmWriter(client, namespace)
 
     async def read(self) -> VmsReading:
@@ -176,7 +182,7 @@ class KubeVirtVms:
         found = await self.objects()
         if isinstance(found, Reason):
             return VmsUnknown(found.code, found.text)
-        return {key: judging.worker_vm(objects) for key, objects in found.items()}
+        return {key: virtualmachines.worker_vm(objects) for key, objects in found.items()}
 
     async def call(self, call: Call) -> Answer:
         """Make one call for the VM as it is now, if it still runs as the VMI of the proof.
@@ -190,7 +196,7 @@ class KubeVirtVms:
         if objects is None:
             missing = hypervisor_problem(ReasonCode.VM_NOT_FOUND, self._server, "")
             return Refused(missing.code, missing.text)
-        refusal = judging.refusal(self._server, call, objects)
+        refusal = virtualmachines.refusal(self._server, call, objects)
         if refusal is not None:
             return Refused(refusal.code, refusal.text)
         try:
@@ -204,7 +210,7 @@ class KubeVirtVms:
         found = await self.objects()
         if isinstance(found, Reason):
             return VmsUnknown(found.code, found.text)
-        return {key: judging.abilities(self._server, found[key]) for key in vms if key in found}
+        return {key: virtualmachines.abilities(self._server, found[key]) for key in vms if key in found}
 
     async def close(self) -> None:
         """Do nothing: the connections are the client's, which delivers no write after the end of its lease."""

@@ -25,14 +25,13 @@ from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Answer, VmKey
-from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, SeenVm, SeenVms
+from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, ObservedVm, ObservedVms
 from gpuvirt.model.workers.status import ConfiguredNode
 from gpuvirt.plans.knownconfigs import KnownConfigs
 from gpuvirt.plans.nodeplan import GpuPlan, plan_node
-from gpuvirt_schedules.controller.kubevirt import judging
-from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
-from gpuvirt_schedules.controller.kubevirt.judging import BY_STRATEGY, VmObjects
-from gpuvirt_schedules.controller.kubevirt.virtualmachines import VM, controller_uid
+from gpuvirt_schedules.controller.kubevirt import virtualmachines
+from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms, server_of
+from gpuvirt_schedules.controller.kubevirt.virtualmachines import BY_STRATEGY, VM, VmObjects, controller_uid
 from gpuvirt_schedules.controller.workerobjects import ALL_PODS
 
 
@@ -61,7 +60,7 @@ def waiting_gpus(node: ConfiguredNode, origin: str, gpu_node: GpuNode, configs: 
         return ()
     reported = {gpu.address: gpu for gpu in status.gpus}
     return tuple(
-        WaitingGpu(node.node, gpu.address, tuple(_users(gpu, reported[gpu.address])), tuple(_obstacles(gpu)))
+        WaitingGpu(node.node, gpu.address, _users(gpu, reported[gpu.address]), tuple(_obstacles(gpu)))
         for gpu in plan.gpus
         if gpu.in_the_way
     )
@@ -80,10 +79,10 @@ def is_waiting(gpu_node: GpuNode, config: str, origin: str) -> bool:
     return ready is not None and ready.status == "False" and ready.reason == ReasonCode.VGPU_IN_USE
 
 
-def _users(plan: GpuPlan, gpu: Gpu) -> Iterator[str]:
-    """Yield the pods and processes that the plan names; VMs by their pods, whose owners are read."""
+def _users(plan: GpuPlan, gpu: Gpu) -> tuple[str, ...]:
+    """Return the pods and processes that the plan names; VMs by their pods, whose owners are read."""
     users = dict.fromkeys((*gpu.users, *(user for vgpu in gpu.vgpus for user in vgpu.users)))
-    yield from (user for user in users if user_text(user) in plan.in_the_way)
+    return tuple(user for user in users if user_text(user) in plan.in_the_way)
 
 
 def _obstacles(gpu: GpuPlan) -> Iterator[str]:
@@ -131,7 +130,7 @@ class RoundReading(msgspec.Struct, frozen=True):
     """The namespaces in which schedules have their workers."""
 
 
-def seen_vms(read: RoundReading, gpus: Iterable[WaitingGpu]) -> SeenVms:
+def observed_vms(read: RoundReading, gpus: Iterable[WaitingGpu]) -> ObservedVms:
     """Return the VMs of all namespaces, and for each GPU which of them are its users."""
     blocked, pods = list[BlockedGpu](), dict[VmKey, list[WholePod]]()
     for gpu in gpus:
@@ -147,9 +146,9 @@ def seen_vms(read: RoundReading, gpus: Iterable[WaitingGpu]) -> SeenVms:
                 others.append(found)
         blocked.append(BlockedGpu(gpu.node, gpu.address, tuple(dict.fromkeys(vms)), tuple(others)))
     objects = {key: vm for found in read.vms.values() if not isinstance(found, Reason) for key, vm in found.items()}
-    seen = {key: _seen(vm, pods.get(key, ()), read) for key, vm in objects.items()}
+    observed = {key: _observed(vm, pods.get(key, ()), read) for key, vm in objects.items()}
     unknown = {name: found for name, found in read.vms.items() if isinstance(found, Reason)}
-    return SeenVms(seen, unknown, tuple(blocked))
+    return ObservedVms(observed, unknown, tuple(blocked))
 
 
 def _vm_of(pod: WholePod, read: RoundReading) -> VmObjects | str:
@@ -167,21 +166,21 @@ def _vm_of(pod: WholePod, read: RoundReading) -> VmObjects | str:
     return f"{POD}{pod.where}, whose VMI belongs to no VirtualMachine"
 
 
-def _seen(objects: VmObjects, pods: Iterable[WholePod], read: RoundReading) -> SeenVm:
+def _observed(objects: VmObjects, pods: Iterable[WholePod], read: RoundReading) -> ObservedVm:
     vm = objects.vm
     covering = [budget for budget in read.budgets or () if any(budget.covers(pod) for pod in pods)]
     off = VmObjects(vm, None)
     is_kept_running = vm.spec.strategy in BY_STRATEGY and objects.is_on
-    return SeenVm(
+    return ObservedVm(
         VmKey(vm.metadata.uid),
         vm.metadata.namespace,
         vm.metadata.name,
         objects.is_on,
-        judging.is_changing(objects),
+        virtualmachines.is_changing(objects),
         vm.spec.strategy == "Halted",
         next(_refusals(objects, read), None),
         # A schedule halts a VM of these strategies, and starts it again by them.
-        None if is_kept_running else judging.start_refusal(_server(vm.metadata.namespace), off),
+        None if is_kept_running else virtualmachines.start_refusal(server_of(vm.metadata.namespace), off),
         {f"{found.metadata.namespace}/{found.metadata.name}": found.status.disruptions_allowed for found in covering},
         objects.instance,
     )
@@ -197,13 +196,9 @@ def _refusals(objects: VmObjects, read: RoundReading) -> Iterator[Reason]:
         yield reasons.vm_not_stopped(where, f"a {metadata.controller.kind} controls it")
     if read.budgets is None:
         yield reasons.vm_not_stopped(where, "PodDisruptionBudgets may not be listed, so none is known to allow it")
-    refusal = judging.shutdown_refusal(_server(metadata.namespace), objects)
+    refusal = virtualmachines.shutdown_refusal(server_of(metadata.namespace), objects)
     if refusal is not None:
         yield reasons.vm_not_stopped(where, refusal.text)
-
-
-def _server(namespace: str) -> str:
-    return f"KubeVirt in namespace {namespace}"
 
 
 BUDGETS = Collection(Resource("poddisruptionbudgets", "policy"), Budget)
@@ -223,7 +218,7 @@ class NodeVms:
         known: Iterable[NodeVm],
         configs: KnownConfigs,
         workers: frozenset[str],
-    ) -> SeenVms:
+    ) -> ObservedVms:
         """Return the users of GPUs of the nodes that wait, and the VMs that the status has.
 
         `workers` has the namespaces in which schedules have their workers.
@@ -231,11 +226,15 @@ class NodeVms:
         GpuNodes are read first, so that a pod that has ended since is none of the users.
         """
         gpus = [gpu for node in waiting for gpu in await self._gpus(node, configs)]
-        pods = {pod.where: pod for name in sorted({gpu.node for gpu in gpus}) for pod in await self._pods(name)}
+        pods = {
+            pod.where: pod
+            for name in sorted({gpu.node for gpu in gpus})
+            for pod in (await self._client.list(Collection(ALL_PODS, WholePod, on_node=name))).items
+        }
         launchers = {pod.metadata.namespace for pod in pods.values() if controller_uid(pod.metadata, VMI)}
         namespaces = sorted(launchers | {vm.namespace for vm in known})
         vms = {name: await KubeVirtVms(self._client, name).objects() for name in namespaces}
-        return seen_vms(RoundReading(pods, vms, await self._budgets() if launchers else (), workers), gpus)
+        return observed_vms(RoundReading(pods, vms, await self._budgets() if launchers else (), workers), gpus)
 
     async def change(self, change: ChangeVm) -> Answer:
         """Shut down or start a VM, if its state permits that."""
@@ -247,9 +246,6 @@ class NodeVms:
         except NotFoundError:
             return ()
         return waiting_gpus(node, origin_of(self._schedule, node.phase), gpu_node, configs)
-
-    async def _pods(self, node: str) -> tuple[WholePod, ...]:
-        return tuple((await self._client.list(Collection(ALL_PODS, WholePod, on_node=node))).items)
 
     async def _budgets(self) -> tuple[Budget, ...] | None:
         try:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 import libvirt
 
 from gpuvirt.model.workers.hypervisor import Call, VmKey
-from gpuvirt_schedules.hypervisors.backend import BackEndError
-from gpuvirt_schedules.hypervisors.libvirt.faults import problem_of
-from gpuvirt_schedules.hypervisors.messages import Problem
+from gpuvirt_schedules.hypervisors.libvirt.session import is_open, problem_of
+from gpuvirt_schedules.hypervisors.messages import BackEndError, Problem
 
 
 class RunningCall:
@@ -74,11 +73,3 @@ class Running:
         """Return whether a call for this VM is under way."""
         with self._lock:
             return any(other.call.vm == vm and not other.has_ended for other in self._calls)
-
-
-def is_open(connection: libvirt.virConnect) -> bool:
-    """Return whether a connection has not ended yet."""
-    try:
-        return connection.isAlive() == 1
-    except libvirt.libvirtError:
-        return False

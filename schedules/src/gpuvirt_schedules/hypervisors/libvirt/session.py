@@ -20,10 +20,71 @@ from urllib.parse import quote, urlsplit
 import libvirt
 
 from gpuvirt_schedules.hypervisors import resets
-from gpuvirt_schedules.hypervisors.backend import BackEndError
-from gpuvirt_schedules.hypervisors.libvirt.faults import opening_problem, problem_of
-from gpuvirt_schedules.hypervisors.libvirt.running import is_open
-from gpuvirt_schedules.hypervisors.messages import Problem
+from gpuvirt_schedules.hypervisors.messages import BackEndError, Problem
+
+FAULTS = {
+    libvirt.VIR_ERR_NO_DOMAIN: Problem.VM_MISSING,
+    libvirt.VIR_ERR_ACCESS_DENIED: Problem.FORBIDDEN,
+    libvirt.VIR_ERR_OPERATION_DENIED: Problem.FORBIDDEN,
+    libvirt.VIR_ERR_OPERATION_INVALID: Problem.REFUSED,
+    libvirt.VIR_ERR_OPERATION_UNSUPPORTED: Problem.REFUSED,
+    libvirt.VIR_ERR_NO_SUPPORT: Problem.REFUSED,
+    libvirt.VIR_ERR_CONFIG_UNSUPPORTED: Problem.REFUSED,
+    libvirt.VIR_ERR_ARGUMENT_UNSUPPORTED: Problem.REFUSED,
+    libvirt.VIR_ERR_INVALID_ARG: Problem.REFUSED,
+}
+"""The codes with which libvirt refuses a call before it does anything.
+
+All others say that something failed on the way: QEMU did not start, an image could not be written, a job took too long.
+"""
+OPENING = (
+    ("Failed to verify peer's certificate", Problem.NOT_TRUSTED),
+    ("Our own certificate", Problem.NOT_TRUSTED),
+    ("CA certificate", Problem.NOT_TRUSTED),
+    ("x509 key and certificate", Problem.WRONG_CREDENTIALS),
+    ("client certificate", Problem.WRONG_CREDENTIALS),
+    # The server closes the connection once it has seen the client's certificate.
+    ("Unable to read TLS confirmation", Problem.WRONG_CREDENTIALS),
+    ("authentication failed: No authentication", Problem.WRONG_CREDENTIALS),
+    ("no authentication callback", Problem.WRONG_CREDENTIALS),
+)
+"""The English messages of TLS, which a process that sets no locale always gets; the codes tell nothing apart."""
+
+
+def opening_problem(error: libvirt.libvirtError, folder: str) -> BackEndError:
+    """Return the error for a connection that could not be opened; `folder` is not shown."""
+    text = words(error).replace(f"{folder}/", "")
+    problem = next((problem for part, problem in OPENING if part in text), Problem.UNREACHABLE)
+    return BackEndError(problem, text, is_certain=True)
+
+
+def problem_of(error: Exception, *, is_certain: bool, is_alive: bool = True) -> BackEndError:
+    """Return the error for any exception of libvirt; `is_certain`: nothing can have been sent that changes a VM.
+
+    `is_alive`: whether the connection was still open after it.
+    """
+    if not isinstance(error, libvirt.libvirtError):
+        return BackEndError(Problem.INCOMPLETE, f"{type(error).__name__}: {error}", is_certain=is_certain)
+    if not is_alive:
+        return BackEndError(Problem.UNREACHABLE, words(error), is_certain=is_certain)
+    problem = FAULTS.get(error.get_error_code() or 0)
+    if problem is None:
+        return BackEndError(Problem.FAILED, words(error), is_certain=is_certain)
+    return BackEndError(problem, words(error), is_certain=True)
+
+
+def is_open(connection: libvirt.virConnect) -> bool:
+    """Return whether a connection has not ended yet."""
+    try:
+        return connection.isAlive() == 1
+    except libvirt.libvirtError:
+        return False
+
+
+def words(error: libvirt.libvirtError) -> str:
+    """Return libvirt's message."""
+    return error.get_error_message() or str(error)
+
 
 PORT = 16514
 T = TypeVar("T")
@@ -40,7 +101,10 @@ class CredentialFiles:
     def __init__(self, ca: str, certificate: str, key: str) -> None:
         """Raises OSError."""
         texts = {FIRST: ca, "clientcert.pem": certificate, "clientkey.pem": key}
-        self._files = {name: _in_memory(name, text) for name, text in texts.items()}
+        self._files = {name: os.memfd_create(name, os.MFD_CLOEXEC) for name in texts}
+        for name, text in texts.items():
+            os.truncate(self._files[name], len(data := text.encode()))
+            os.pwrite(self._files[name], data, 0)
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
@@ -68,13 +132,6 @@ def _remove_left(root: Path) -> None:
                 shutil.rmtree(folder)
 
 
-def _in_memory(name: str, text: str) -> int:
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    os.truncate(fd, len(data := text.encode()))
-    os.pwrite(fd, data, 0)
-    return fd
-
-
 class LibvirtSession:
     """One client's connections; several threads use it at once."""
 
@@ -88,7 +145,7 @@ class LibvirtSession:
         self._unused: list[libvirt.virConnect] = []
         self._refusal: BackEndError | None = None
         """The refusal of the client's certificate, which is not tried again."""
-        libvirt.registerErrorHandler(_silent, None)
+        libvirt.registerErrorHandler(lambda *_: None, None)  # prints nothing; errors are raised, too
 
     def run(self, ask: Callable[[libvirt.virConnect], T]) -> T:
         """Run a function that changes nothing, once more with a new connection if the last one has ended.
@@ -151,10 +208,6 @@ def _opened(uri: str, folder: str) -> libvirt.virConnect:
 
 def _certain(error: Exception, *, is_alive: bool) -> BackEndError:
     return error if isinstance(error, BackEndError) else problem_of(error, is_certain=True, is_alive=is_alive)
-
-
-def _silent(_: object, __: object) -> None:
-    """Print nothing; errors are raised, too."""
 
 
 def _uri(server: str) -> str:

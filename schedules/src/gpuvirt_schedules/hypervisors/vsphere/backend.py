@@ -10,18 +10,73 @@ import msgspec
 from pyVmomi import vim, vmodl
 
 from gpuvirt.model.workers.hypervisor import Abilities, Ability, Action, Call, Power, VmKey, WorkerVm
-from gpuvirt_schedules.hypervisors.backend import BackEndError
-from gpuvirt_schedules.hypervisors.messages import Problem
-from gpuvirt_schedules.hypervisors.vsphere.faults import problem_of
-from gpuvirt_schedules.hypervisors.vsphere.properties import (
-    Collector,
-    FoundObject,
-    collected,
-    properties,
-    vgpu_types,
-    vgpus,
-)
-from gpuvirt_schedules.hypervisors.vsphere.session import VsphereSession
+from gpuvirt_schedules.hypervisors.messages import BackEndError, Problem
+from gpuvirt_schedules.hypervisors.vsphere.session import VsphereSession, problem_of
+
+Collector = vmodl.query.PropertyCollector
+T = TypeVar("T")
+PAGE = 200
+"""Objects in an answer: pyVmomi has the whole answer and its objects in memory at once, 0.1 MiB a VM with devices."""
+
+
+class FoundObject(msgspec.Struct, frozen=True):
+    """One object with those of its properties that have a value."""
+
+    reference: object
+    values: dict[str, object]
+    missing: tuple[str, ...]
+    """The paths that the vCenter could not or may not read, each with the fault."""
+
+    def value(self, path: str, kind: type[T]) -> T | None:
+        """Return a property's value; None where it has none. Raises BackEndError for a value of another type."""
+        value = self.values.get(path)
+        if value is None or isinstance(value, kind):
+            return value
+        raise BackEndError(Problem.INCOMPLETE, f"{path} is a {type(value).__name__}", is_certain=True)
+
+
+def collected(content: vim.ServiceInstanceContent, spec: Collector.FilterSpec) -> Iterator[FoundObject]:
+    """Yield all objects of a filter, page by page; raises BackEndError. A session that has ended is SESSION_LOST."""
+    collector = content.propertyCollector
+    page = collector.RetrievePropertiesEx([spec], Collector.RetrieveOptions(maxObjects=PAGE))
+    while page is not None:
+        for entry in page.objects:
+            faults = [(missing.path, missing.fault) for missing in entry.missingSet or ()]
+            for _, fault in faults:
+                if isinstance(fault, vim.fault.NotAuthenticated):
+                    raise problem_of(fault, is_certain=True)
+            values = {prop.name: prop.val for prop in entry.propSet or ()}
+            lacking = (f"{path} ({type(fault).__name__.rpartition('.')[2]})" for path, fault in faults)
+            yield FoundObject(entry.obj, values, tuple(lacking))
+        page = collector.ContinueRetrievePropertiesEx(page.token) if page.token else None
+
+
+def properties(content: vim.ServiceInstanceContent, references: Sequence[object], *paths: str) -> list[FoundObject]:
+    """Return properties of some objects of one type; raises BackEndError."""
+    if not references:
+        return []
+    kind = type(references[0])
+    spec = Collector.FilterSpec(
+        objectSet=[Collector.ObjectSpec(obj=reference) for reference in references],
+        propSet=[Collector.PropertySpec(type=kind, pathSet=list(paths))],
+    )
+    return list(collected(content, spec))
+
+
+def vgpus(devices: Sequence[object]) -> list[tuple[vim.vm.device.VirtualPCIPassthrough, str]]:
+    """Return the vGPUs among a VM's devices, each with its type."""
+    return [
+        (device, device.backing.vgpu or "")
+        for device in devices
+        if isinstance(device, vim.vm.device.VirtualPCIPassthrough)
+        and isinstance(device.backing, vim.vm.device.VirtualPCIPassthrough.VmiopBackingInfo)
+    ]
+
+
+def vgpu_types(devices: Sequence[object]) -> tuple[str, ...]:
+    """Return the types of the vGPUs among a VM's devices."""
+    return tuple(name for _, name in vgpus(devices))
+
 
 # All VMs of a vCenter that the user may see.
 POWER = {"poweredOn": Power.ON, "poweredOff": Power.OFF, "suspended": Power.SUSPENDED}
@@ -124,7 +179,6 @@ def worker_vm(found: FoundObject, types: tuple[str, ...], busy: set[str]) -> Wor
 FAILS_WITHIN_S = 2.0
 """How long a task is watched. What a vCenter refuses for lack of a GPU fails as a task, within moments."""
 POLL_S = 0.1
-T = TypeVar("T")
 POSSIBLE = Ability(True)
 
 
@@ -243,8 +297,19 @@ def _gpus(host: FoundObject) -> HostGpus:
 def abilities(key: VmKey, vm: FoundObject, host: HostGpus | None) -> Abilities:
     """Return the possible actions on one VM; `host` is None while it is on no host, or its host is unknown."""
     types = vgpu_types(vm.value(DEVICES, list) or [])
+    lacking = [name for name in types if host is None or name not in host.types]
+    elsewhere = Ability(None, Problem.TYPE_MISSING, f"its host does not offer {', '.join(lacking)}; another one may")
+    not_one = Ability(False, Problem.NOT_ONE_VGPU, f"the VM has {len(types)} vGPUs")
+    tools = vm.value(TOOLS, str)
+    # Tools do not run in a VM that is off or suspended, so nothing is known of those.
+    no_tools = Ability(None, Problem.TOOLS_MISSING, f"{TOOLS} is {tools or 'not known'}")
     return Abilities(
-        key, _suspend(types, host), _shut_down(vm), _start(types, host), _set_type(types), tuple(_remarks(types, host))
+        key,
+        _suspend(types, host),
+        POSSIBLE if tools == "guestToolsRunning" else no_tools,
+        elsewhere if lacking else POSSIBLE,
+        POSSIBLE if len(types) == 1 else not_one,
+        tuple(_remarks(types, host)),
     )
 
 
@@ -256,25 +321,6 @@ def _suspend(types: Sequence[str], host: HostGpus | None) -> Ability:
         if not capability.suspendSupported:
             return Ability(False, Problem.NO_SUSPEND, f"its host says suspendSupported: false of the type {name}")
     return POSSIBLE
-
-
-def _shut_down(vm: FoundObject) -> Ability:
-    tools = vm.value(TOOLS, str)
-    if tools == "guestToolsRunning":
-        return POSSIBLE
-    # Tools do not run in a VM that is off or suspended, so nothing is known of those.
-    return Ability(None, Problem.TOOLS_MISSING, f"{TOOLS} is {tools or 'not known'}")
-
-
-def _start(types: Sequence[str], host: HostGpus | None) -> Ability:
-    lacking = [name for name in types if host is None or name not in host.types]
-    if not lacking:
-        return POSSIBLE
-    return Ability(None, Problem.TYPE_MISSING, f"its host does not offer {', '.join(lacking)}; another one may")
-
-
-def _set_type(types: Sequence[str]) -> Ability:
-    return POSSIBLE if len(types) == 1 else Ability(False, Problem.NOT_ONE_VGPU, f"the VM has {len(types)} vGPUs")
 
 
 def _remarks(types: Sequence[str], host: HostGpus | None) -> Iterator[str]:
