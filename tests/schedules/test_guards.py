@@ -10,6 +10,7 @@ from gpuvirt.facts.ids import Namespace, NodeName
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import NotFoundError
+from gpuvirt.kube.kinds.kubevirt import Vm
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import (
@@ -30,7 +31,6 @@ from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus, Worker,
 from gpuvirt_schedules.controller.commandreading import read_schedule, read_schedules
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
 from gpuvirt_schedules.controller.kubevirt.judging import VmObjects, refusal, shutdown_refusal
-from gpuvirt_schedules.controller.kubevirt.virtualmachines import Vm
 from gpuvirt_schedules.decide.byhand import switch_by_hand
 from gpuvirt_schedules.decide.faults import faults
 from gpuvirt_schedules.decide.matching import candidates, match, prove, prove_user

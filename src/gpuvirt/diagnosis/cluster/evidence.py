@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.diagnosis.cluster import states as vmstates
@@ -21,10 +20,18 @@ from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
-from gpuvirt.kube.kinds import core, vmstate
+from gpuvirt.kube.kinds import core
 from gpuvirt.kube.kinds.core import ENDED
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.kube.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
+from gpuvirt.kube.kinds.kubevirt import (
+    CLUSTER_INSTANCETYPES,
+    INSTANCETYPES,
+    KUBEVIRTS,
+    Devices,
+    Instancetype,
+    Vm,
+    Vmi,
+)
 from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.kube.resources import NODES, KubernetesObject, Resource
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
@@ -81,16 +88,6 @@ async def _read_kubevirts(client: Client, where: str) -> tuple[KubeVirt, ...]:
         return ()
 
 
-class _Owners(msgspec.Struct):
-    """The objects of one VM."""
-
-    vm: vmstate.Vm | None = None
-    vmi: vmstate.Vmi | None = None
-    pod: core.WholePod | None = None
-    pod_unread: bool = False
-    instancetype: Devices | None = None
-
-
 class _Asker:
     """Reads the evidence about one VM, VMI or pod."""
 
@@ -101,48 +98,48 @@ class _Asker:
         self._unread: list[str] = []
 
     async def ask(self) -> VmEvidence:
-        owners = await self._owners()
-        evidence = VmEvidence(
-            target=self._target,
-            vm=vmstates.vm_seen(owners.vm, owners.instancetype) if owners.vm is not None else None,
-            vmi=vmstates.vmi_seen(owners.vmi) if owners.vmi is not None else None,
-            pod=vmstates.pod_seen(owners.pod) if owners.pod is not None else None,
-            pod_unread=owners.pod_unread,
-        )
+        evidence = await self._own_objects()
         evidence = await (self._with_cluster(evidence) if evidence.found else self._with_neighbours(evidence))
         return replace(evidence, unread=tuple(dict.fromkeys(self._unread)))
 
-    async def _owners(self) -> _Owners:
-        name, owners = self._target.name, _Owners()
-        if self._target.kind is ObjectKind.POD:
-            owners.pod = await self._get(ObjectKind.POD, name, core.WholePod)
-            return owners
-        if self._target.kind is ObjectKind.VM:
-            owners.vm = await self._get(ObjectKind.VM, name, vmstate.Vm)
-            if owners.vm is None:
-                return owners
-            owners.instancetype = await self._instancetype(owners.vm)
-        owners.vmi = await self._get(ObjectKind.VMI, name, vmstate.Vmi)
+    async def _own_objects(self) -> VmEvidence:
+        """Return the evidence with the target, and with the VMI and the pod of a VM alone."""
+        target, vm, instancetype = self._target, None, Devices()
+        if target.kind is ObjectKind.POD:
+            pod = await self._get(ObjectKind.POD, target.name, core.WholePod)
+            return VmEvidence(target=target, pod=vmstates.pod_seen(pod) if pod is not None else None)
+        if target.kind is ObjectKind.VM:
+            vm = await self._get(ObjectKind.VM, target.name, Vm)
+            if vm is None:
+                return VmEvidence(target=target)
+            instancetype = await self._instancetype(vm)
+        vmi = await self._get(ObjectKind.VMI, target.name, Vmi)
         pods = await self._list(self._within(ObjectKind.POD), core.WholePod, LAUNCHERS)
-        owners.pod_unread = pods is None
-        owners.pod = vmstates.launcher_of(pods or (), name, owners.vmi)
-        return owners
+        launcher = vmstates.launcher_of(pods or (), target.name, vmi)
+        return VmEvidence(
+            target=target,
+            vm=vm,
+            instancetype=instancetype,
+            vmi=vmi,
+            pod=vmstates.pod_seen(launcher) if launcher is not None else None,
+            pod_unread=pods is None,
+        )
 
-    async def _instancetype(self, vm: vmstate.Vm) -> Devices | None:
-        """Return the devices of a VM's instance type, None if the VM has none or its instance type does not exist."""
+    async def _instancetype(self, vm: Vm) -> Devices:
+        """Return the devices of a VM's instance type, none if the VM has none or its instance type does not exist."""
         ref = vm.spec.instancetype
         if ref is None or not ref.name:
-            return None
+            return Devices()
         of_cluster = ref.kind.casefold().startswith("virtualmachinecluster")
         resource = (CLUSTER_INSTANCETYPES if of_cluster else INSTANCETYPES).collection.resource
         resource = resource if of_cluster else replace(resource, namespace=self._target.namespace)
         try:
             return (await self._client.get(resource, ref.name, Instancetype)).devices
         except NotFoundError:
-            return None
+            return Devices()
         except ForbiddenError as error:
             self._unread.append(str(error))
-            return None
+            return Devices()
 
     async def _with_cluster(self, evidence: VmEvidence) -> VmEvidence:
         pod, units = evidence.pod, self._sharing.resource
@@ -158,7 +155,7 @@ class _Asker:
         labels = {NodeName(node.metadata.name): node.metadata.labels for node in nodes or ()}
         return replace(
             evidence,
-            stopped=stopped_by(schedules, evidence.vm.uid) if evidence.vm is not None and is_off else None,
+            stopped=stopped_by(schedules, evidence.vm.metadata.uid) if evidence.vm is not None and is_off else None,
             away=away(schedules, cordons(labels)) if waits else {},
             phases=await read_phases(self._client, schedules, labels, by_name),
             shares=await self._shares(pod) if pod is not None and units in evidence.requests else None,

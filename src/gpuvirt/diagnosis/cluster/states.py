@@ -1,62 +1,20 @@
-"""Turns VMs, VMIs, pods and nodes of the API server into the evidence that `gpuvirt why` decides from."""
+"""Turns pods and nodes of the API server into the evidence that `gpuvirt why` decides from."""
 
 from collections.abc import Iterable, Mapping
 
 from gpuvirt.diagnosis.clusternodes import IOMMUFD_RESOURCE, ClusterNode
-from gpuvirt.diagnosis.vms.vmevidence import (
-    ConditionSeen,
-    DeviceRequests,
-    DeviceSeen,
-    GpuNodeSeen,
-    NodeSeen,
-    OfferSeen,
-    PodPlacement,
-    PodSeen,
-    Taint,
-    Toleration,
-    VmiSeen,
-    VmSeen,
-)
-from gpuvirt.kube.kinds import core, vmstate
-from gpuvirt.kube.kinds.core import ENDED
+from gpuvirt.diagnosis.vms.vmevidence import DeviceSeen, GpuNodeSeen, NodeSeen, OfferSeen, PodSeen
+from gpuvirt.kube.kinds import core
+from gpuvirt.kube.kinds.core import ENDED, Placement
 from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, ReasonStatus, SharesStatus, Vgpu
-from gpuvirt.kube.kinds.kubevirt import Devices
+from gpuvirt.kube.kinds.kubevirt import Vmi
 from gpuvirt.model.reasons import with_code
 from gpuvirt.model.shares.quantities import whole_amounts
-from gpuvirt.model.workers.spec import SAVED_STRATEGY
 
 LAUNCHER_LABEL, LAUNCHER = "kubevirt.io", "virt-launcher"
 VM_LABEL = "vm.kubevirt.io/name"
 CREATOR_LABEL = "kubevirt.io/created-by"
 """The label of a virt-launcher pod with the uid of its VMI."""
-
-
-def vm_seen(vm: vmstate.Vm, instancetype: Devices | None = None) -> VmSeen:
-    """Return the evidence about a VM; `instancetype` has the devices of its instance type."""
-    spec = vm.spec
-    strategy = spec.run_strategy or ("Always" if spec.running else "Halted")
-    own, more = requests_of(spec.template.spec.domain.devices), requests_of(instancetype or Devices())
-    return VmSeen(
-        run_strategy=strategy,
-        status=vm.status.printable_status,
-        has_run_strategy=spec.running is None,
-        requests=DeviceRequests((*own.gpus, *more.gpus), (*own.host_devices, *more.host_devices)),
-        placement=_placement(spec.template.spec),
-        conditions=_conditions(vm.status.conditions),
-        saved_strategy=vm.metadata.annotations.get(SAVED_STRATEGY, "") if strategy == "Halted" else "",
-        uid=vm.metadata.uid,
-    )
-
-
-def vmi_seen(vmi: vmstate.Vmi) -> VmiSeen:
-    """Return the evidence about a VMI."""
-    return VmiSeen(
-        phase=vmi.status.phase,
-        node=vmi.status.node_name,
-        requests=requests_of(vmi.spec.domain.devices),
-        placement=_placement(vmi.spec),
-        conditions=_conditions(vmi.status.conditions),
-    )
 
 
 def pod_seen(pod: core.WholePod) -> PodSeen:
@@ -75,13 +33,13 @@ def pod_seen(pod: core.WholePod) -> PodSeen:
         waiting=next(messages, ""),
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         requests=_extended(pod.spec),
-        placement=_placement(pod.spec),
-        conditions=_conditions(pod.status.conditions),
+        placement=Placement(pod.spec.node_selector, pod.spec.tolerations),
+        conditions=pod.status.conditions,
         vm=labels.get(VM_LABEL, "") if labels.get(LAUNCHER_LABEL) == LAUNCHER else "",
     )
 
 
-def launcher_of(pods: Iterable[core.WholePod], vm: str, vmi: vmstate.Vmi | None) -> core.WholePod | None:
+def launcher_of(pods: Iterable[core.WholePod], vm: str, vmi: Vmi | None) -> core.WholePod | None:
     """Return the virt-launcher pod of a VM: a running one, and during a migration the one on the VMI's node."""
     uid, node = (vmi.metadata.uid, vmi.status.node_name) if vmi is not None else ("", "")
 
@@ -96,13 +54,13 @@ def launcher_of(pods: Iterable[core.WholePod], vm: str, vmi: vmstate.Vmi | None)
 
 def node_seen(node: core.Node, gpu_node: GpuNode | None) -> NodeSeen:
     """Return the evidence about a node, with its GpuNode."""
-    ready = next((condition for condition in node.status.conditions if condition.type == "Ready"), None)
+    ready = core.condition(node.status.conditions, "Ready")
     return NodeSeen(
         name=node.metadata.name,
         ready=ready is None or ready.status == "True",
         unschedulable=node.spec.unschedulable,
         labels=node.metadata.labels,
-        taints=tuple(Taint(taint.key, taint.effect, taint.value) for taint in node.spec.taints),
+        taints=node.spec.taints,
         allocatable=_amounts(node.status.allocatable),
         gpu_node=_gpu_node(gpu_node) if gpu_node is not None else None,
     )
@@ -113,14 +71,6 @@ def cluster_node(node: core.Node) -> ClusterNode:
     count = node.status.allocatable.get(IOMMUFD_RESOURCE)
     return ClusterNode(
         node.metadata.name, node.status.node_info.kernel_version, None if count is None else count != "0"
-    )
-
-
-def requests_of(devices: Devices) -> DeviceRequests:
-    """Return the device names of a VM or VMI. A device from a ResourceClaim has no name and is left out."""
-    return DeviceRequests(
-        tuple(device.device_name for device in devices.gpus or () if device.device_name),
-        tuple(device.device_name for device in devices.host_devices or () if device.device_name),
     )
 
 
@@ -178,22 +128,6 @@ def _limits(container: core.Container) -> dict[str, int]:
     return {name: amount for name, amount in _amounts(container.resources.limits).items() if amount}
 
 
-def _amounts(quantities: Mapping[str, str | int]) -> dict[str, int]:
+def _amounts(quantities: Mapping[str, str | float]) -> dict[str, int]:
     """Return the amounts of extended resources."""
     return whole_amounts({name: quantity for name, quantity in quantities.items() if "/" in name})
-
-
-def _placement(spec: vmstate.VmiSpec | core.WholePodSpec) -> PodPlacement:
-    return PodPlacement(
-        spec.node_selector,
-        tuple(
-            Toleration(toleration.key, toleration.operator or "Equal", toleration.value, toleration.effect)
-            for toleration in spec.tolerations
-        ),
-    )
-
-
-def _conditions(found: Iterable[core.Condition]) -> tuple[ConditionSeen, ...]:
-    return tuple(
-        ConditionSeen(condition.type, condition.status, condition.reason, condition.message) for condition in found
-    )

@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpuvirt.diagnosis.findings import Finding, listed, of_reason, problem
-from gpuvirt.diagnosis.vms.vmevidence import ConditionSeen, DeviceSeen, VmEvidence, condition
+from gpuvirt.diagnosis.vms.vmevidence import DeviceSeen, VmEvidence
 from gpuvirt.diagnosis.vms.vmnodes import NodeFit
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds.core import Condition, condition
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, Reason, Seen, code_in
 from gpuvirt.model.reasons.clusterproblems import pod_missing
@@ -30,7 +31,7 @@ def no_pod(evidence: VmEvidence) -> Finding:
             tuple(Seen("API server", text) for text in evidence.unread),
             fix=("run this command as a user who may list pods in this namespace",),
         )
-    conditions = evidence.vmi.conditions if evidence.vmi is not None else ()
+    conditions = evidence.vmi.status.conditions if evidence.vmi is not None else ()
     failed = _failed_conditions(conditions)
     more = f": {failed[0].text}" if failed else " yet"
     none = Seen("pods with the label kubevirt.io=virt-launcher", "none for this VM")
@@ -38,11 +39,11 @@ def no_pod(evidence: VmEvidence) -> Finding:
     return of_reason(pod_missing(target.text, more, *seen, vmi=f"{target.name} -n {target.namespace}"), Level.ERROR)
 
 
-def _failed_conditions(conditions: Iterable[ConditionSeen]) -> list[ConditionSeen]:
+def _failed_conditions(conditions: Iterable[Condition]) -> list[Condition]:
     return [found for found in conditions if found.status == "False" and found.message]
 
 
-def _condition_seen(found: ConditionSeen) -> Seen:
+def _condition_seen(found: Condition) -> Seen:
     return Seen(f"the VMI's condition {found.type}", found.text)
 
 
@@ -173,11 +174,11 @@ def not_admitted(evidence: VmEvidence) -> Finding | None:
 def not_running(evidence: VmEvidence) -> Finding | None:
     """The pod has a node, but the pod or its guest does not run."""
     pod, vmi = evidence.pod, evidence.vmi
-    if pod is None or (pod.phase == "Running" and (vmi is None or vmi.phase in {"", "Running"})):
+    if pod is None or (pod.phase == "Running" and (vmi is None or vmi.status.phase in {"", "Running"})):
         return None
-    failed = _failed_conditions(vmi.conditions if vmi is not None else ())
+    failed = _failed_conditions(vmi.status.conditions if vmi is not None else ())
     ended = pod.phase in {"Failed", "Succeeded"}
-    state = f"VMI {vmi.phase}, pod {pod.phase}" if vmi is not None else f"pod {pod.phase}"
+    state = f"VMI {vmi.status.phase}, pod {pod.phase}" if vmi is not None else f"pod {pod.phase}"
     why = pod.waiting or pod.message or (failed[0].text if failed else "")
     return problem(
         FindingCode.POD_NOT_RUNNING,

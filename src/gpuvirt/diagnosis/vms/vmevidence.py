@@ -3,13 +3,15 @@
 None stands for objects that could not be read, an empty tuple for objects that do not exist.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
 
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds.core import Condition, Placement, Taint
+from gpuvirt.kube.kinds.kubevirt import Devices, Vm, Vmi
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
 from gpuvirt.model.workers.away import AwayWorker
 from gpuvirt.model.workers.coming import NodePhase
@@ -39,102 +41,6 @@ class ObjectRef(msgspec.Struct, frozen=True):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-class ConditionSeen(msgspec.Struct, frozen=True):
-    """A condition of an object."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-
-    @property
-    def text(self) -> str:
-        """Its reason and message on one line."""
-        return ": ".join(part for part in (self.reason, " ".join(self.message.split())) if part)
-
-
-class Toleration(msgspec.Struct, frozen=True):
-    """A taint that a pod tolerates; an empty key with `Exists` tolerates every taint."""
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-    def tolerates(self, taint: "Taint") -> bool:
-        """Return whether the toleration matches a taint (core/v1)."""
-        if self.effect not in {"", taint.effect}:
-            return False
-        if self.operator == "Exists":
-            return self.key in {"", taint.key}
-        return (self.key, self.value) == (taint.key, taint.value)
-
-
-class Taint(msgspec.Struct, frozen=True):
-    """A taint of a node."""
-
-    key: str
-    effect: str
-    value: str = ""
-
-    @property
-    def text(self) -> str:
-        """The taint as `kubectl taint` writes it."""
-        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
-
-
-class PodPlacement(msgspec.Struct, frozen=True):
-    """The node selector and tolerations of a pod; affinity is not read."""
-
-    node_selector: Mapping[str, str] = msgspec.field(default_factory=dict)
-    tolerations: tuple[Toleration, ...] = ()
-
-    def untolerated(self, taints: Iterable[Taint]) -> Taint | None:
-        """Return the first taint that the pod does not tolerate, None where it tolerates all."""
-        hard = (taint for taint in taints if taint.effect in {"NoSchedule", "NoExecute"})
-        return next((taint for taint in hard if not any(known.tolerates(taint) for known in self.tolerations)), None)
-
-
-class DeviceRequests(msgspec.Struct, frozen=True):
-    """The devices that a VM or VMI requests: a resource name for each device."""
-
-    gpus: tuple[str, ...] = ()
-    host_devices: tuple[str, ...] = ()
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """How many devices it requests of each resource."""
-        names = (*self.gpus, *self.host_devices)
-        return {name: names.count(name) for name in names}
-
-
-class VmSeen(msgspec.Struct, frozen=True):
-    """A VirtualMachine."""
-
-    run_strategy: str
-    """`Always`, `Halted`, `Manual` and so on; `running: true` means Always, `running: false` means Halted."""
-    status: str = ""
-    """`status.printableStatus`: `Stopped`."""
-    has_run_strategy: bool = True
-    """Whether the VM has `runStrategy`, not the older `running`."""
-    saved_strategy: str = ""
-    """The strategy that a VgpuSchedule has replaced by Halted; empty if none has."""
-    requests: DeviceRequests = DeviceRequests()
-    placement: PodPlacement = PodPlacement()
-    conditions: tuple[ConditionSeen, ...] = ()
-    uid: str = ""
-
-
-class VmiSeen(msgspec.Struct, frozen=True):
-    """A VirtualMachineInstance."""
-
-    phase: str = ""
-    node: str = ""
-    requests: DeviceRequests = DeviceRequests()
-    placement: PodPlacement = PodPlacement()
-    conditions: tuple[ConditionSeen, ...] = ()
-
-
 class PodSeen(msgspec.Struct, frozen=True):
     """A pod."""
 
@@ -151,8 +57,8 @@ class PodSeen(msgspec.Struct, frozen=True):
     """Its scheduling gates."""
     requests: Mapping[str, int] = msgspec.field(default_factory=dict)
     """How many devices it requests of each extended resource."""
-    placement: PodPlacement = PodPlacement()
-    conditions: tuple[ConditionSeen, ...] = ()
+    placement: Placement = Placement()
+    conditions: tuple[Condition, ...] = ()
     vm: str = ""
     """The VM, if the pod is a virt-launcher pod."""
 
@@ -215,8 +121,10 @@ class VmEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The objects that the explanation of a VM, a VMI or a pod uses."""
 
     target: ObjectRef
-    vm: VmSeen | None = None
-    vmi: VmiSeen | None = None
+    vm: Vm | None = None
+    instancetype: Devices = Devices()
+    """The devices that the VM's instance type adds."""
+    vmi: Vmi | None = None
     pod: PodSeen | None = None
     pod_unread: bool = False
     """Whether the pods of the namespace could not be read."""
@@ -248,24 +156,29 @@ class VmEvidence(msgspec.Struct, frozen=True, kw_only=True):
         ] is not None
 
     @property
-    def requests(self) -> Mapping[str, int]:
-        """How many devices are requested of each resource: by the pod, else by the VMI, else by the VM."""
-        if self.pod is not None:
-            return self.pod.devices
-        owner = self.vmi or self.vm
-        return owner.requests.counts if owner is not None else {}
+    def devices_of_vm(self) -> Devices:
+        """The devices that the VM requests, with those of its instance type."""
+        return self.vm.devices.joined(self.instancetype) if self.vm is not None else Devices()
 
     @property
-    def placement(self) -> PodPlacement:
+    def devices_of_guest(self) -> Devices:
+        """The devices that the VMI requests, else the VM."""
+        return self.vmi.devices if self.vmi is not None else self.devices_of_vm
+
+    @property
+    def requests(self) -> Mapping[str, int]:
+        """How many devices are requested of each resource: by the pod, else by the VMI, else by the VM."""
+        return self.pod.devices if self.pod is not None else self.devices_of_guest.counts
+
+    @property
+    def placement(self) -> Placement:
         """The node selector and tolerations of the pod, else of the VMI, else of the VM."""
-        owner = self.pod or self.vmi or self.vm
-        return owner.placement if owner is not None else PodPlacement()
+        if self.pod is not None:
+            return self.pod.placement
+        if self.vmi is not None:
+            return self.vmi.spec
+        return self.vm.spec.template.spec if self.vm is not None else Placement()
 
     def offers(self) -> Sequence[tuple[str, OfferSeen]]:
         """Return the offers of all nodes, each with the node's name."""
         return [(node.name, offer) for node in self.nodes or () if node.gpu_node for offer in node.gpu_node.offers]
-
-
-def condition(conditions: Iterable[ConditionSeen], kind: str) -> ConditionSeen | None:
-    """Return the condition of a type."""
-    return next((found for found in conditions if found.type == kind), None)

@@ -8,8 +8,9 @@ import msgspec
 from gpuvirt.diagnosis.explanation import StageOutcome, StageResult, blocked, until_blocked
 from gpuvirt.diagnosis.findings import Finding
 from gpuvirt.diagnosis.vms import podfindings, vmfindings, vmshares
-from gpuvirt.diagnosis.vms.vmevidence import DeviceSeen, ObjectKind, VmEvidence, condition
+from gpuvirt.diagnosis.vms.vmevidence import DeviceSeen, ObjectKind, VmEvidence
 from gpuvirt.diagnosis.vms.vmnodes import NodeFit, judge_nodes
+from gpuvirt.kube.kinds.core import condition
 
 VERSION = 1
 NOT_FOR_PODS = "does not apply to a pod"
@@ -109,7 +110,7 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeFit, ...]) -> Iterator[St
             StageResult(step, NOT_FOR_PODS, skipped=True) for step in (VmStageName.STARTED, VmStageName.PERMITTED)
         )
     else:
-        phase = evidence.vmi.phase if evidence.vmi is not None else ""
+        phase = evidence.vmi.status.phase if evidence.vmi is not None else ""
         vmi = f"its VMI is {phase}" if phase else "it was started"
         yield _result(VmStageName.STARTED, vmfindings.not_started(evidence), vmi)
         yield _permitted(evidence)

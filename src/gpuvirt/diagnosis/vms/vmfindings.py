@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 from gpuvirt.diagnosis.checks.kubevirt import host_device_gate, not_permitted_by, permitted_entry
 from gpuvirt.diagnosis.findings import Finding, listed, problem
-from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, VmEvidence, VmSeen, condition
+from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, VmEvidence
+from gpuvirt.kube.kinds.core import condition
+from gpuvirt.kube.kinds.kubevirt import Vm
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.workers.spec import SAVED_STRATEGY
@@ -69,13 +71,14 @@ def no_requests(evidence: VmEvidence) -> Finding:
 def outdated(evidence: VmEvidence) -> Finding | None:
     """The VM's requests have changed since its pod was created."""
     vm, pod, target = evidence.vm, evidence.pod, evidence.target
-    changed = condition(vm.conditions, "RestartRequired") if vm is not None else None
-    if vm is None or pod is None or changed is None or changed.status != "True" or vm.requests.counts == pod.devices:
+    changed = condition(vm.status.conditions, "RestartRequired") if vm is not None else None
+    requests = evidence.devices_of_vm.counts
+    if pod is None or changed is None or changed.status != "True" or requests == pod.devices:
         return None
     return problem(
         FindingCode.RESTART_REQUIRED,
         target.text,
-        f"now requests {counts_text(vm.requests.counts)}, but its running pod has {counts_text(pod.devices)}",
+        f"now requests {counts_text(requests)}, but its running pod has {counts_text(pod.devices)}",
         (Seen(f"{target.text} $.status.conditions", f"RestartRequired: {changed.text}"),),
         why="KubeVirt adds no GPU to a running VM",
         fix=(f"virtctl restart {target.name} -n {target.namespace}",),
@@ -92,8 +95,8 @@ def not_started(evidence: VmEvidence) -> Finding | None:
     vm, target = evidence.vm, evidence.target
     if vm is None or evidence.vmi is not None or evidence.pod is not None:
         return None
-    failure = condition(vm.conditions, "Failure")
-    seen = (Seen(f"{target.text} $.status.printableStatus", vm.status or "not set"),)
+    failure = condition(vm.status.conditions, "Failure")
+    seen = (Seen(f"{target.text} $.status.printableStatus", vm.status.printable_status or "not set"),)
     if failure is not None and failure.status == "True":
         if (gate := _gate_missing(evidence)) is not None:
             return gate
@@ -106,24 +109,24 @@ def not_started(evidence: VmEvidence) -> Finding | None:
         )
     if (by_schedule := _stopped_by_schedule(evidence, vm, seen)) is not None:
         return by_schedule
-    if vm.run_strategy in STARTS_BY_ITSELF:
-        unmet = [found.text for found in vm.conditions if found.status != "True" and found.message]
+    if vm.spec.strategy in STARTS_BY_ITSELF:
+        unmet = [found.text for found in vm.status.conditions if found.status != "True" and found.message]
         return problem(
             FindingCode.VM_NOT_STARTED,
             target.text,
-            f"has no VMI yet ({vm.status or 'no status'})",
+            f"has no VMI yet ({vm.status.printable_status or 'no status'})",
             (*seen, *(Seen(f"{target.text} $.status.conditions", text) for text in unmet)),
             fix=(
                 f"kubectl describe vm {target.name} -n {target.namespace}",
                 "check that KubeVirt's virt-controller runs",
             ),
         )
-    field, value = ("runStrategy", '"Always"') if vm.has_run_strategy else ("running", "true")
+    field, value = ("runStrategy", '"Always"') if vm.spec.running is None else ("running", "true")
     return problem(
         FindingCode.VM_STOPPED,
         target.text,
         "is stopped",
-        (Seen(f"{target.text} $.spec.runStrategy", vm.run_strategy), *seen),
+        (Seen(f"{target.text} $.spec.runStrategy", vm.spec.strategy), *seen),
         fix=(
             f"virtctl start {target.name} -n {target.namespace}",
             f"# or: kubectl patch vm {target.name} -n {target.namespace} --type merge \\",
@@ -132,14 +135,14 @@ def not_started(evidence: VmEvidence) -> Finding | None:
     )
 
 
-def _stopped_by_schedule(evidence: VmEvidence, vm: VmSeen, seen: tuple[Seen, ...]) -> Finding | None:
+def _stopped_by_schedule(evidence: VmEvidence, vm: Vm, seen: tuple[Seen, ...]) -> Finding | None:
     """Return which schedule has stopped a VM; the annotation alone shows it where schedules may not be read."""
     place = evidence.target.text
     if evidence.stopped is not None:
-        strategy = Seen(f"{place} $.spec.runStrategy", vm.run_strategy)
+        strategy = Seen(f"{place} $.spec.runStrategy", vm.spec.strategy)
         message, fix = evidence.stopped.message, evidence.stopped.command
-    elif vm.saved_strategy:
-        strategy = Seen(f"{place} $.metadata.annotations {SAVED_STRATEGY}", vm.saved_strategy)
+    elif vm.saved and vm.spec.strategy == "Halted":
+        strategy = Seen(f"{place} $.metadata.annotations {SAVED_STRATEGY}", vm.saved)
         message = "is stopped by a VgpuSchedule, which starts it once the phase that stopped it has ended"
         fix = "kubectl get vgpuschedules -A"
     else:
@@ -148,8 +151,7 @@ def _stopped_by_schedule(evidence: VmEvidence, vm: VmSeen, seen: tuple[Seen, ...
 
 
 def _gate_missing(evidence: VmEvidence) -> Finding | None:
-    owner = evidence.vmi or evidence.vm
-    if owner is None or not owner.requests.host_devices:
+    if not any(device.device_name for device in evidence.devices_of_guest.host_devices or ()):
         return None
     found = (host_device_gate(kubevirt, evidence.target.text) for kubevirt in evidence.kubevirts or ())
     return next((finding for finding in found if finding is not None), None)
@@ -159,7 +161,7 @@ def not_permitted(evidence: VmEvidence) -> Finding | None:
     """KubeVirt does not permit a device, or lacks a feature gate for it."""
     if (gate := _gate_missing(evidence)) is not None:
         return gate
-    synchronized = condition(evidence.vmi.conditions, "Synchronized") if evidence.vmi is not None else None
+    synchronized = condition(evidence.vmi.status.conditions, "Synchronized") if evidence.vmi is not None else None
     failure = synchronized.text if synchronized is not None and synchronized.status == "False" else ""
     for name in evidence.requests:
         fields = (not_permitted_by(kubevirt, name) for kubevirt in evidence.kubevirts or ())

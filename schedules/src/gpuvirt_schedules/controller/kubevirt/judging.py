@@ -8,10 +8,11 @@ from uuid import UUID, uuid5
 
 import msgspec
 
+from gpuvirt.kube.kinds.kubevirt import Devices, Vm, Vmi, VmiSpec
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import hypervisorproblems as problems
 from gpuvirt.model.workers.hypervisor import Abilities, Ability, Action, Call, Power, VmKey, WorkerVm
-from gpuvirt_schedules.controller.kubevirt.virtualmachines import VM, Devices, Vm, Vmi, VmiSpec, controller_uid
+from gpuvirt_schedules.controller.kubevirt.virtualmachines import VM, controller_uid
 
 UUID_NAMESPACE = UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
 """Of the UUID that KubeVirt derives from a VM's name where its firmware has none (firmware.go)."""
@@ -70,7 +71,7 @@ def worker_vm(objects: VmObjects) -> WorkerVm:
 
 def vgpu_types(devices: Devices) -> tuple[str, ...]:
     """Return the resources of a VM's GPUs."""
-    return tuple(device.device_name for device in (*devices.gpus, *devices.host_devices))
+    return tuple(device.device_name or "" for device in (*(devices.gpus or ()), *(devices.host_devices or ())))
 
 
 def is_shutting_down(objects: VmObjects) -> bool:
@@ -152,9 +153,10 @@ def start_refusal(server: str, objects: VmObjects) -> Reason | None:
 def type_refusal(server: str, objects: VmObjects) -> Reason | None:
     """Return why a VM can't get another vGPU type; None if it can while it is off."""
     devices = objects.vm.spec.template.spec.domain.devices
-    if len(devices.gpus) == 1 and not devices.host_devices:
+    gpus, host_devices = len(devices.gpus or ()), len(devices.host_devices or ())
+    if gpus == 1 and not host_devices:
         return None
-    text = f"spec.template has {len(devices.gpus)} gpus and {len(devices.host_devices)} hostDevices, expected 1 and 0"
+    text = f"spec.template has {gpus} gpus and {host_devices} hostDevices, expected 1 and 0"
     return problems.not_one_vgpu(server, text)
 
 
