@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.extender.pages import ExtenderPages
+from gpuvirt.extender.process import ExtenderPages
 from gpuvirt.web import connections, httpserver
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import REQUEST_S, HttpServer
