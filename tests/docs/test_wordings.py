@@ -38,7 +38,7 @@ class Wording(Protocol):
 
 
 FROM_TEXT = {
-    "diagnosis/vms/podfindings.py": "the kubelet's message",
+    "diagnosis/vms/vmfindings.py": "the kubelet's message",
     "model/offers/withholding.py": "the controller's spec",
 }
 """Modules that decode a reason of another process."""

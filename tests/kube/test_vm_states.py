@@ -6,11 +6,11 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from gpuvirt.diagnosis.cluster import states as vmstates
-from gpuvirt.diagnosis.vms.vmevidence import DeviceSeen, ObjectKind, ObjectRef, OfferSeen, VmEvidence
+from gpuvirt.diagnosis.vms import vmevidence as vmstates
+from gpuvirt.diagnosis.vms.vmevidence import DeviceSeen, ObjectKind, ObjectRef, VmEvidence
 from gpuvirt.kube.kinds import core
 from gpuvirt.kube.kinds.core import Taint, Toleration
-from gpuvirt.kube.kinds.gpunode import GpuNode
+from gpuvirt.kube.kinds.gpunode import GpuNode, Offered
 from gpuvirt.kube.kinds.kubevirt import Device, Devices, Vm, Vmi
 
 A10 = "nvidia.com/GA102GL_A10"
@@ -114,7 +114,9 @@ def test_a_node_with_the_report_of_its_agent() -> None:
     assert (seen.ready, seen.unschedulable, seen.taints) == (False, True, (Taint("gpu", "NoSchedule"),))
     assert seen.allocatable == {A10: 2, "nvidia.com/vgpu": 2000}
     assert seen.gpu_node is not None
-    assert seen.gpu_node.offers == (OfferSeen(A10, 2, registered=True, pci_vendor_selectors=("10DE:2236",)),)
+    assert seen.gpu_node.offers == (
+        Offered(name=A10, healthy=2, allocated=0, registered=True, pci_vendor_selectors=("10DE:2236",)),
+    )
     assert seen.gpu_node.devices == (
         DeviceSeen("0000:65:00.0", "0000:65:00.0", A10, ("pod team/x",)),
         DeviceSeen("0000:ca:00.0", "0000:ca:00.0", None, reasons=("NoVgpus: it has none",)),

@@ -8,21 +8,21 @@ from msgspec.structs import replace
 from gpuvirt.cli.diagnosis.why import show_vm
 from gpuvirt.diagnosis.explanation import StageOutcome
 from gpuvirt.diagnosis.target import object_target
-from gpuvirt.diagnosis.vms.podfindings import refusal_in
 from gpuvirt.diagnosis.vms.vmevidence import (
     DeviceSeen,
     GpuNodeSeen,
     NodeSeen,
     ObjectKind,
     ObjectRef,
-    OfferSeen,
     PodSeen,
     VmEvidence,
 )
 from gpuvirt.diagnosis.vms.vmexplanation import Explanation, VmStageName, explain
+from gpuvirt.diagnosis.vms.vmfindings import refusal_in
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds.core import Condition, OwnedMetadata, Placement, Taint, Toleration
+from gpuvirt.kube.kinds.gpunode import Offered
 from gpuvirt.kube.kinds.kubevirt import (
     Device,
     Devices,
@@ -54,7 +54,7 @@ REFUSED = Reason(
     (Seen("", "/proc/7/fd"),),
     "stop that VM",
 )
-OFFER = OfferSeen(A10, 2, registered=True, pci_vendor_selectors=("10DE:2236",))
+OFFER = Offered(name=A10, healthy=2, registered=True, pci_vendor_selectors=("10DE:2236",))
 GPUS = (DeviceSeen(GPU, "GA102GL [A10]", A10), DeviceSeen(OTHER, "GA102GL [A10]", A10))
 NODE = NodeSeen("node01", allocatable={A10: 2}, gpu_node=GpuNodeSeen((OFFER,), GPUS))
 PLAIN = NodeSeen("node02")
@@ -214,9 +214,7 @@ def allocated_to(name: str, count: int) -> PodSeen:
     return PodSeen(name, "other", "Running", "node01", requests={A10: count})
 
 
-def reporting(
-    *offers: OfferSeen, devices: tuple[DeviceSeen, ...] = (), counted: int = 0, withheld: str = ""
-) -> NodeSeen:
+def reporting(*offers: Offered, devices: tuple[DeviceSeen, ...] = (), counted: int = 0, withheld: str = "") -> NodeSeen:
     agent = GpuNodeSeen(offers, devices, {A10: withheld} if withheld else {})
     return NodeSeen("node01", allocatable={A10: counted}, gpu_node=agent)
 

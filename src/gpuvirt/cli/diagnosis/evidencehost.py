@@ -11,8 +11,8 @@ from gpuvirt.agent.published import statefile
 from gpuvirt.cli.evidence import EvidenceSources
 from gpuvirt.cli.parameters import options
 from gpuvirt.clock import RealClock
-from gpuvirt.diagnosis.cluster.evidence import ask_cluster
-from gpuvirt.diagnosis.clusternodes import ClusterNode
+from gpuvirt.diagnosis.clusterreading import ask_cluster
+from gpuvirt.diagnosis.evidence import ClusterNode
 from gpuvirt.documents import MOST_BYTES
 from gpuvirt.errors import ConfigError
 from gpuvirt.hardware.access.kernel import RealKernel

@@ -15,8 +15,7 @@ from gpuvirt.cli.output.diagnosisrender import explanation, print_blocker, print
 from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, completion, options
-from gpuvirt.diagnosis.cluster.evidence import ask
-from gpuvirt.diagnosis.cluster.nodeevidence import ask_node
+from gpuvirt.diagnosis.clusterreading import ask, ask_node
 from gpuvirt.diagnosis.explaining import explain_device
 from gpuvirt.diagnosis.target import is_target, joined_target, node_target, object_target
 from gpuvirt.diagnosis.vms import vmexplanation

@@ -3,16 +3,21 @@
 None stands for objects that could not be read, an empty tuple for objects that do not exist.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
 
+from gpuvirt.diagnosis.evidence import IOMMUFD_RESOURCE, ClusterNode
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.kube.kinds.core import Condition, Placement, Taint
+from gpuvirt.kube.kinds import core
+from gpuvirt.kube.kinds.core import ENDED, Condition, Placement, Taint
+from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Offered, Vgpu
 from gpuvirt.kube.kinds.kubevirt import Devices, Vm, Vmi
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
+from gpuvirt.model.reasons import with_code
+from gpuvirt.model.shares.quantities import whole_amounts
 from gpuvirt.model.workers.away import AwayWorker
 from gpuvirt.model.workers.coming import NodePhase
 
@@ -83,20 +88,10 @@ class DeviceSeen(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...] = ()
 
 
-class OfferSeen(msgspec.Struct, frozen=True):
-    """A resource as a GpuNode reports it."""
-
-    name: str
-    healthy: int
-    registered: bool
-    pci_vendor_selectors: tuple[str, ...] = ()
-    mdev_name_selectors: tuple[str, ...] = ()
-
-
 class GpuNodeSeen(msgspec.Struct, frozen=True):
     """The GpuNode of a node, in which its agent reports."""
 
-    offers: tuple[OfferSeen, ...] = ()
+    offers: tuple[Offered, ...] = ()
     devices: tuple[DeviceSeen, ...] = ()
     withheld: Mapping[str, str] = msgspec.field(default_factory=dict)
     """By resource: why the controller withholds it; the text begins with the code."""
@@ -179,6 +174,117 @@ class VmEvidence(msgspec.Struct, frozen=True, kw_only=True):
             return self.vmi.spec
         return self.vm.spec.template.spec if self.vm is not None else Placement()
 
-    def offers(self) -> Sequence[tuple[str, OfferSeen]]:
+    def offers(self) -> Sequence[tuple[str, Offered]]:
         """Return the offers of all nodes, each with the node's name."""
         return [(node.name, offer) for node in self.nodes or () if node.gpu_node for offer in node.gpu_node.offers]
+
+
+LAUNCHER_LABEL, LAUNCHER = "kubevirt.io", "virt-launcher"
+VM_LABEL = "vm.kubevirt.io/name"
+CREATOR_LABEL = "kubevirt.io/created-by"
+"""The label of a virt-launcher pod with the uid of its VMI."""
+
+
+def pod_seen(pod: core.WholePod) -> PodSeen:
+    """Return the evidence about a pod."""
+    statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
+    waiting = (status.state.waiting for status in statuses)
+    messages = (f"{state.reason}: {state.message}" if state.message else state.reason for state in waiting if state)
+    labels = pod.metadata.labels
+    return PodSeen(
+        name=pod.metadata.name,
+        namespace=pod.metadata.namespace,
+        phase=pod.status.phase,
+        node=pod.spec.node_name,
+        reason=pod.status.reason,
+        message=pod.status.message,
+        waiting=next(messages, ""),
+        gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
+        requests=_extended(pod.spec),
+        placement=Placement(pod.spec.node_selector, pod.spec.tolerations),
+        conditions=pod.status.conditions,
+        vm=labels.get(VM_LABEL, "") if labels.get(LAUNCHER_LABEL) == LAUNCHER else "",
+    )
+
+
+def launcher_of(pods: Iterable[core.WholePod], vm: str, vmi: Vmi | None) -> core.WholePod | None:
+    """Return the virt-launcher pod of a VM: a running one, and during a migration the one on the VMI's node."""
+    uid, node = (vmi.metadata.uid, vmi.status.node_name) if vmi is not None else ("", "")
+
+    def rank(pod: core.WholePod) -> tuple[bool, bool, str]:
+        has_guest = node != "" and pod.spec.node_name == node
+        return pod.status.phase not in ENDED, has_guest, pod.metadata.creation_timestamp
+
+    labels = {VM_LABEL: vm, **({CREATOR_LABEL: uid} if uid else {})}
+    found = (pod for pod in pods if labels.items() & pod.metadata.labels.items())
+    return max(found, key=rank, default=None)
+
+
+def node_seen(node: core.Node, gpu_node: GpuNode | None) -> NodeSeen:
+    """Return the evidence about a node, with its GpuNode."""
+    ready = core.condition(node.status.conditions, "Ready")
+    return NodeSeen(
+        name=node.metadata.name,
+        ready=ready is None or ready.status == "True",
+        unschedulable=node.spec.unschedulable,
+        labels=node.metadata.labels,
+        taints=node.spec.taints,
+        allocatable=_amounts(node.status.allocatable),
+        gpu_node=_gpu_node(gpu_node) if gpu_node is not None else None,
+    )
+
+
+def cluster_node(node: core.Node) -> ClusterNode:
+    """Return the evidence about a node on which KubeVirt runs VMs."""
+    count = node.status.allocatable.get(IOMMUFD_RESOURCE)
+    return ClusterNode(
+        node.metadata.name, node.status.node_info.kernel_version, None if count is None else count != "0"
+    )
+
+
+def _gpu_node(found: GpuNode) -> GpuNodeSeen:
+    status, spec = found.status, found.spec
+    gpus, shares = (status.gpus, status.shares) if status is not None else ((), None)
+    return GpuNodeSeen(
+        offers=status.resources if status is not None else (),
+        devices=(
+            *(_device(gpu.address, gpu.name or gpu.address, gpu) for gpu in gpus),
+            *(_device(vgpu.id, vgpu.type, vgpu) for gpu in gpus for vgpu in gpu.vgpus),
+        ),
+        sharing=f"{shares.enforcement} ({shares.origin})" if shares is not None else None,
+        withheld={
+            withheld.resource: with_code(withheld.code, withheld.message)
+            for withheld in (spec.withheld if spec is not None else ())
+        },
+    )
+
+
+def _device(device: str, name: str, found: Gpu | Vgpu) -> DeviceSeen:
+    return DeviceSeen(
+        device,
+        name,
+        found.offered_as,
+        found.users,
+        tuple(with_code(reason.code, reason.message) for reason in found.reasons),
+    )
+
+
+def _extended(spec: core.WholePodSpec) -> dict[str, int]:
+    """Return the extended resources of a pod: the sum of its containers, or of an init container if more."""
+    counts: dict[str, int] = {}
+    for container in spec.containers:
+        for name, count in _limits(container).items():
+            counts[name] = counts.get(name, 0) + count
+    for container in spec.init_containers:
+        for name, count in _limits(container).items():
+            counts[name] = max(counts.get(name, 0), count)
+    return counts
+
+
+def _limits(container: core.Container) -> dict[str, int]:
+    return {name: amount for name, amount in _amounts(container.resources.limits).items() if amount}
+
+
+def _amounts(quantities: Mapping[str, str | float]) -> dict[str, int]:
+    """Return the amounts of extended resources."""
+    return whole_amounts({name: quantity for name, quantity in quantities.items() if "/" in name})

@@ -7,7 +7,7 @@ import msgspec
 
 from gpuvirt.diagnosis.explanation import StageOutcome, StageResult, blocked, until_blocked
 from gpuvirt.diagnosis.findings import Finding
-from gpuvirt.diagnosis.vms import podfindings, vmfindings, vmshares
+from gpuvirt.diagnosis.vms import vmfindings, vmshares
 from gpuvirt.diagnosis.vms.vmevidence import DeviceSeen, ObjectKind, VmEvidence
 from gpuvirt.diagnosis.vms.vmnodes import NodeFit, judge_nodes
 from gpuvirt.kube.kinds.core import condition
@@ -98,9 +98,7 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeFit, ...]) -> Iterator[St
         VmStageName.REQUESTS,
         vmfindings.outdated(evidence)
         or (
-            None
-            if evidence.requests
-            else podfindings.selects_workers_away(evidence) or vmfindings.no_requests(evidence)
+            None if evidence.requests else vmfindings.selects_workers_away(evidence) or vmfindings.no_requests(evidence)
         )
         or vmshares.invalid_request(evidence.target.text, evidence.shares),
         vmfindings.counts_text(evidence.requests),
@@ -116,11 +114,11 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeFit, ...]) -> Iterator[St
         yield _permitted(evidence)
     pod = evidence.pod
     if pod is None:
-        yield _result(VmStageName.POD, podfindings.no_pod(evidence))
+        yield _result(VmStageName.POD, vmfindings.no_pod(evidence))
         return
     yield _result(VmStageName.POD, None, pod.user)
-    yield _result(VmStageName.SCHEDULED, podfindings.not_scheduled(evidence, verdicts), f"on {pod.node}")
-    yield _result(VmStageName.ADMITTED, podfindings.not_admitted(evidence), "the node's kubelet has admitted it")
+    yield _result(VmStageName.SCHEDULED, vmfindings.not_scheduled(evidence, verdicts), f"on {pod.node}")
+    yield _result(VmStageName.ADMITTED, vmfindings.not_admitted(evidence), "the node's kubelet has admitted it")
     yield _running(evidence)
 
 
@@ -141,7 +139,7 @@ def _running(evidence: VmEvidence) -> StageResult[VmStageName]:
     seen = devices_seen(evidence)
     devices = ", ".join(f"{device.id} ({device.name})" for device in seen)
     message = f"it runs with {devices}" if devices else "it runs; its node has not reported its devices yet"
-    return _result(VmStageName.RUNNING, podfindings.not_running(evidence) or podfindings.unhealthy(seen), message)
+    return _result(VmStageName.RUNNING, vmfindings.not_running(evidence) or vmfindings.unhealthy(seen), message)
 
 
 def devices_seen(evidence: VmEvidence) -> list[DeviceSeen]:

@@ -6,8 +6,9 @@ import msgspec
 
 from gpuvirt.diagnosis.findings import Finding, listed
 from gpuvirt.diagnosis.vms import vmshares
-from gpuvirt.diagnosis.vms.vmevidence import GpuNodeSeen, NodeSeen, OfferSeen, PodSeen, VmEvidence
+from gpuvirt.diagnosis.vms.vmevidence import GpuNodeSeen, NodeSeen, PodSeen, VmEvidence
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds.gpunode import Offered
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.codes import Level
@@ -152,7 +153,7 @@ class _Judge:
             if found is not None:
                 yield rank, found
 
-    def _offer(self, name: str) -> OfferSeen | None:
+    def _offer(self, name: str) -> Offered | None:
         return next((offer for offer in self._agent.offers if offer.name == name), None)
 
     def not_offered(self) -> Finding | None:

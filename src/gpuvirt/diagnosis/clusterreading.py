@@ -1,16 +1,16 @@
-"""Reads the objects from the API server that `gpuvirt why vm/NAME` decides from, and KubeVirt's configuration."""
+"""Reads what `gpuvirt why` decides from about a VM, a pod or a node, and KubeVirt's configuration."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from gpuvirt.diagnosis.cluster import states as vmstates
-from gpuvirt.diagnosis.cluster.phaseconfigs import Labels, read_phases
-from gpuvirt.diagnosis.clusternodes import ClusterNode
+from gpuvirt.diagnosis.evidence import ClusterNode
 from gpuvirt.diagnosis.sharesreading import read_index, shares_for_pod, shares_of_pods
+from gpuvirt.diagnosis.vms import vmevidence
+from gpuvirt.diagnosis.vms.nodeexplanation import NodeEvidence
 from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.errors import ConfigError
@@ -32,18 +32,26 @@ from gpuvirt.kube.kinds.kubevirt import (
     Vm,
     Vmi,
 )
-from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule
 from gpuvirt.kube.resources import NODES, KubernetesObject, Resource
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
+from gpuvirt.model.desired.invalid import Origin, Source
+from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.annotations import InvalidAnnotationError
 from gpuvirt.model.shares.demand import UnplaceableError
 from gpuvirt.model.shares.quantities import InvalidQuantityError
-from gpuvirt.model.workers.spec import CORDONED_BY
-from gpuvirt.shares.awayworkers import away, read_schedules, stopped_by
+from gpuvirt.model.workers.coming import NodePhase, PhaseConfig, ScheduledNode, node_phases
+from gpuvirt.model.workers.spec import CORDONED_BY, PhaseName
+from gpuvirt.plans.knownconfigs import KnownConfigs, read_known_configs
+from gpuvirt.plans.nodeplan import types_of
+from gpuvirt.shares.awayworkers import away, local_time, read_schedules, stopped_by
 from gpuvirt.shares.objects import demand_of_pod, needs_limits
 from gpuvirt.shares.sharing import Sharing
 
 T = TypeVar("T", bound=KubernetesObject)
+Labels = Mapping[NodeName, Mapping[str, str]]
 
 RESOURCES = {
     ObjectKind.VM: Resource("virtualmachines", "kubevirt.io"),
@@ -52,7 +60,7 @@ RESOURCES = {
 }
 SCHEDULABLE = "kubevirt.io/schedulable"
 """The label by which KubeVirt schedules VMs on a node."""
-LAUNCHERS = f"{vmstates.LAUNCHER_LABEL}={vmstates.LAUNCHER}"
+LAUNCHERS = f"{vmevidence.LAUNCHER_LABEL}={vmevidence.LAUNCHER}"
 
 
 def ask(credentials: Credentials, target: ObjectRef, sharing: Sharing | None = None) -> VmEvidence:
@@ -60,7 +68,7 @@ def ask(credentials: Credentials, target: ObjectRef, sharing: Sharing | None = N
 
     `sharing`: how the cluster shares GPUs; by default as the extender does.
     """
-    return asyncio.run(_Asker(Client(credentials), target, sharing or Sharing()).ask())
+    return asyncio.run(_VmReader(Client(credentials), target, sharing or Sharing()).ask())
 
 
 def ask_cluster(kubeconfig: Path, context: str = "") -> tuple[tuple[KubeVirt, ...], tuple[ClusterNode, ...] | None]:
@@ -78,7 +86,7 @@ async def _read_cluster(client: Client, where: str) -> tuple[tuple[KubeVirt, ...
         nodes = (await client.list(Collection(NODES, core.Node, labelled=f"{SCHEDULABLE}=true"))).items
     except ForbiddenError:
         return kubevirts, None
-    return kubevirts, tuple(vmstates.cluster_node(node) for node in nodes)
+    return kubevirts, tuple(vmevidence.cluster_node(node) for node in nodes)
 
 
 async def _read_kubevirts(client: Client, where: str) -> tuple[KubeVirt, ...]:
@@ -88,7 +96,7 @@ async def _read_kubevirts(client: Client, where: str) -> tuple[KubeVirt, ...]:
         return ()
 
 
-class _Asker:
+class _VmReader:
     """Reads the evidence about one VM, VMI or pod."""
 
     def __init__(self, client: Client, target: ObjectRef, sharing: Sharing) -> None:
@@ -107,7 +115,7 @@ class _Asker:
         target, vm, instancetype = self._target, None, Devices()
         if target.kind is ObjectKind.POD:
             pod = await self._get(ObjectKind.POD, target.name, core.WholePod)
-            return VmEvidence(target=target, pod=vmstates.pod_seen(pod) if pod is not None else None)
+            return VmEvidence(target=target, pod=vmevidence.pod_seen(pod) if pod is not None else None)
         if target.kind is ObjectKind.VM:
             vm = await self._get(ObjectKind.VM, target.name, Vm)
             if vm is None:
@@ -115,13 +123,13 @@ class _Asker:
             instancetype = await self._instancetype(vm)
         vmi = await self._get(ObjectKind.VMI, target.name, Vmi)
         pods = await self._list(self._within(ObjectKind.POD), core.WholePod, LAUNCHERS)
-        launcher = vmstates.launcher_of(pods or (), target.name, vmi)
+        launcher = vmevidence.launcher_of(pods or (), target.name, vmi)
         return VmEvidence(
             target=target,
             vm=vm,
             instancetype=instancetype,
             vmi=vmi,
-            pod=vmstates.pod_seen(launcher) if launcher is not None else None,
+            pod=vmevidence.pod_seen(launcher) if launcher is not None else None,
             pod_unread=pods is None,
         )
 
@@ -162,10 +170,10 @@ class _Asker:
             kubevirts=() if self._target.kind is ObjectKind.POD else await self._kubevirts(),
             nodes=None
             if nodes is None
-            else tuple(vmstates.node_seen(node, by_name.get(NodeName(node.metadata.name))) for node in nodes),
+            else tuple(vmevidence.node_seen(node, by_name.get(NodeName(node.metadata.name))) for node in nodes),
             pods=None
             if pods is None
-            else tuple(vmstates.pod_seen(pod) for pod in pods if pod.status.phase not in ENDED),
+            else tuple(vmevidence.pod_seen(pod) for pod in pods if pod.status.phase not in ENDED),
         )
 
     async def _shares(self, seen: PodSeen) -> SharesSeen | None:
@@ -262,3 +270,112 @@ def cordons(labels: Labels) -> Mapping[NodeName, str]:
 
 def _names(found: Iterable[KubernetesObject]) -> tuple[str, ...]:
     return tuple(sorted(item.metadata.name for item in found))
+
+
+def ask_node(credentials: Credentials, name: str, units: str) -> NodeEvidence:
+    """Return the evidence about a node; raise ConfigError if it does not exist, ApiError."""
+    return asyncio.run(_read_node(Client(credentials), name, units))
+
+
+async def _read_node(client: Client, name: str, units: str) -> NodeEvidence:
+    try:
+        node = await client.get(NODES, name, core.Node)
+    except NotFoundError as error:
+        names = [found.metadata.name for found in (await client.list(Collection(NODES, core.AnyObject))).items]
+        near = nearest(name, names)
+        hint = f"did you mean node/{near}?" if near is not None else "expected a node (kubectl get nodes)"
+        raise ConfigError(f"the cluster has no node {name}; {hint}", where="gpuvirt why") from error
+    gpu_node, pods, schedules = await asyncio.gather(_gpu_node(client, name), _pods(client), _schedules(client))
+    key = NodeName(name)
+    label = node.metadata.labels.get(CORDONED_BY)
+    found = away(schedules, {key: label} if label is not None else {})
+    reports = {key: gpu_node} if gpu_node is not None else {}
+    phases = await read_phases(client, schedules, {key: node.metadata.labels}, reports)
+    return NodeEvidence(vmevidence.node_seen(node, gpu_node), pods, units, found.get(key), phases.get(key, ()))
+
+
+async def _schedules(client: Client) -> tuple[VgpuSchedule, ...]:
+    """Return the schedules; none for a user who may not list them, for whom the node's label counts alone."""
+    try:
+        return await read_schedules(client)
+    except ForbiddenError:
+        return ()
+
+
+async def _gpu_node(client: Client, name: str) -> GpuNode | None:
+    try:
+        return await client.get(GPU_NODES, name, GpuNode)
+    except NotFoundError:
+        return None
+
+
+async def _pods(client: Client) -> tuple[PodSeen, ...] | None:
+    try:
+        found = (await client.list(Collection(Resource("pods"), core.WholePod))).items
+    except ForbiddenError:
+        return None
+    return tuple(vmevidence.pod_seen(pod) for pod in found if pod.status.phase not in ENDED)
+
+
+NEVER = {str(ReasonCode.VGPU_CONFIG_OVERRIDDEN), str(ReasonCode.MODE_WITHOUT_VGPUS)}
+"""Why a node gets the vGPU config of no phase."""
+
+
+async def read_phases(
+    client: Client, schedules: Iterable[VgpuSchedule], labels: Labels, gpu_nodes: Mapping[NodeName, GpuNode]
+) -> Mapping[NodeName, tuple[NodePhase, ...]]:
+    """Return the phases with a vGPU config for each of some nodes, by their labels; raises ApiError.
+
+    A schedule that is suspended, or has faults, gives no node another vGPU config.
+    """
+    found = dict[NodeName, tuple[NodePhase, ...]]()
+    for schedule in schedules:
+        is_invalid = any(
+            condition.type == VALID and condition.status == "False" for condition in schedule.status.conditions
+        )
+        if not schedule.config_phases or schedule.spec.suspend or is_invalid:
+            continue
+        known = await read_known_configs(client, schedule.metadata.namespace)
+        for node, own in labels.items():
+            found[node] = (*found.get(node, ()), *_of_node(schedule, node, own, gpu_nodes.get(node), known))
+    return found
+
+
+def _of_node(
+    schedule: VgpuSchedule, node: NodeName, labels: Mapping[str, str], gpu_node: GpuNode | None, known: KnownConfigs
+) -> Iterator[NodePhase]:
+    status = schedule.status
+    own = next((found for found in status.nodes if found.node == node), None)
+    if own is not None and own.code in NEVER:
+        return
+    configs = (
+        PhaseConfig(
+            schedule.metadata.name,
+            schedule.metadata.namespace,
+            PhaseName(phase.name),
+            phase.vgpu_config,
+            _types(gpu_node, phase.vgpu_config, known),
+        )
+        for phase in schedule.config_phases
+        if phase.vgpu_config is not None and phase.configures(labels)
+    )
+    # The status is of the phase of now once it names the node in it.
+    waits = None if own is not None and own.applied else own.message if own is not None else "it has no status yet"
+    zone, following = schedule.spec.time_zone, status.next_phase
+    yield from node_phases(
+        configs,
+        ScheduledNode(
+            PhaseName(status.phase) if status.phase is not None else None,
+            PhaseName(following) if following is not None else None,
+            local_time(status.next_switch, zone) if status.next_switch is not None else None,
+            waits,
+        ),
+    )
+
+
+def _types(gpu_node: GpuNode | None, config: str, known: KnownConfigs) -> frozenset[str] | None:
+    """Return the types that a config gives a node; None if the config, or the node's GPUs, are not known."""
+    if gpu_node is None or not known.has(config):
+        return None
+    source = Source(Origin.GPU_NODE, "vgpuConfig of a phase")
+    return types_of(gpu_node, ConfigName(config, source), known.configs)
