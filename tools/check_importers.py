@@ -16,7 +16,6 @@ MOST_LINES = 300
 
 KIND, CHECK, OPERAND = "one of the kinds", "one of the checks", "one of the operands"
 APART: Mapping[str, str] = {
-    "cli/output/sharesrender.py": "output is apart from commands",
     "controller/operands/dcgm.py": OPERAND,
     "controller/operands/deviceplugin.py": OPERAND,
     "controller/webhookcertificate/rotation.py": "decides; its importer writes",

@@ -5,7 +5,7 @@ import pytest
 from gpuvirt.cli.diagnosis.status import print_status
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output import fleetrender
-from gpuvirt.cli.output.repeats import Repeats
+from gpuvirt.cli.output.tables import Repeats
 from gpuvirt.controller.clusterstatus import ClusterStatus
 from gpuvirt.controller.policy.invalidstates import InvalidValue
 from gpuvirt.controller.report import Row

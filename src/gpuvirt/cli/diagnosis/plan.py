@@ -10,8 +10,8 @@ from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, completion, options
+from gpuvirt.cli.parameters.fleet import read_gpu_nodes
 from gpuvirt.cli.parameters.vgpuconfigs import ConfigFile, read_configs
-from gpuvirt.diagnosis.fleet import read_gpu_nodes
 from gpuvirt.diagnosis.target import NODE_KINDS, node_target
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpuvirt.cli.diagnosis.evidencehost import HostFolders, KubeVirtAt, surroundings
+from gpuvirt.cli.diagnosis.doctor import HostFolders, KubeVirtAt, surroundings
 from gpuvirt.cli.evidence import address_of, gather
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output.diagnosisrender import explanation, print_blocker, print_stages
