@@ -13,8 +13,7 @@ import pytest
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
 from gpuvirt.extender.process import ExtenderPages
-from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
-from gpuvirt.web.clients import ClientRules
+from gpuvirt.web.certificates import CertificateFiles, ClientRules, ServerCertificate
 from gpuvirt.web.httpserver import HttpServer
 from tests.extender.httpclient import Connection, request
 from tests.extender.standby import Standby

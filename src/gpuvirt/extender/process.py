@@ -22,12 +22,17 @@ from gpuvirt.kube.client import Client
 from gpuvirt.kube.election import Candidacy, Election, Terms, new_identity
 from gpuvirt.shares.sharing import Sharing
 from gpuvirt.tasks import keep_going, until_stopped
-from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
-from gpuvirt.web.clients import ClientRules, ClientStanding, ServedClient
+from gpuvirt.web.certificates import (
+    CertificateFiles,
+    ClientRules,
+    ClientStanding,
+    Handshakes,
+    ServedClient,
+    ServerCertificate,
+)
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, histograms, text_of
-from gpuvirt.web.handshakes import Handshakes
+from gpuvirt.web.exposition import PageAnswer as Page
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest, HttpServer
-from gpuvirt.web.page import PageAnswer as Page
 from gpuvirt.web.probes import Probes
 
 log = logging.getLogger(__name__)
