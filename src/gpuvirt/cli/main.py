@@ -133,14 +133,10 @@ def nvidia_k8s_vgpu_dm() -> None:
     _run_as_nvidias("k8svgpudm", "nvidia-k8s-vgpu-dm")
 
 
-def _program(module: str) -> typer.Typer:
-    program: typer.Typer = import_module(f"gpuvirt.cli.dropin.{module}").app
-    return program
-
-
 def _run_as_nvidias(module: str, name: str) -> None:
     try:
-        run(sys.argv[1:], _program(module), name)
+        program: typer.Typer = import_module(f"gpuvirt.cli.dropin.{module}").app
+        run(sys.argv[1:], program, name)
     except SystemExit as end:
         sys.exit(FAILED if end.code else 0)
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from gpuvirt.diagnosis.evidence import ClusterNode
-from gpuvirt.diagnosis.sharesreading import read_index, shares_for_pod, shares_of_pods
+from gpuvirt.diagnosis.sharesreading import listed_schedules, read_index, shares_for_pod, shares_of_pods
 from gpuvirt.diagnosis.vms import vmevidence
 from gpuvirt.diagnosis.vms.nodeexplanation import NodeEvidence
 from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef, PodSeen, VmEvidence
@@ -220,7 +220,7 @@ class _VmReader:
         everywhere = await self._list(RESOURCES[kind], core.AnyObject, name=name)
         return replace(
             evidence,
-            neighbours=_names(beside),
+            neighbours=tuple(sorted(item.metadata.name for item in beside)),
             namespaces=tuple(
                 sorted(item.metadata.namespace for item in everywhere or () if item.metadata.namespace != namespace)
             ),
@@ -268,10 +268,6 @@ def cordons(labels: Labels) -> Mapping[NodeName, str]:
     return {name: found[CORDONED_BY] for name, found in labels.items() if CORDONED_BY in found}
 
 
-def _names(found: Iterable[KubernetesObject]) -> tuple[str, ...]:
-    return tuple(sorted(item.metadata.name for item in found))
-
-
 def ask_node(credentials: Credentials, name: str, units: str) -> NodeEvidence:
     """Return the evidence about a node; raise ConfigError if it does not exist, ApiError."""
     return asyncio.run(_read_node(Client(credentials), name, units))
@@ -285,21 +281,13 @@ async def _read_node(client: Client, name: str, units: str) -> NodeEvidence:
         near = nearest(name, names)
         hint = f"did you mean node/{near}?" if near is not None else "expected a node (kubectl get nodes)"
         raise ConfigError(f"the cluster has no node {name}; {hint}", where="gpuvirt why") from error
-    gpu_node, pods, schedules = await asyncio.gather(_gpu_node(client, name), _pods(client), _schedules(client))
+    gpu_node, pods, schedules = await asyncio.gather(_gpu_node(client, name), _pods(client), listed_schedules(client))
     key = NodeName(name)
     label = node.metadata.labels.get(CORDONED_BY)
     found = away(schedules, {key: label} if label is not None else {})
     reports = {key: gpu_node} if gpu_node is not None else {}
     phases = await read_phases(client, schedules, {key: node.metadata.labels}, reports)
     return NodeEvidence(vmevidence.node_seen(node, gpu_node), pods, units, found.get(key), phases.get(key, ()))
-
-
-async def _schedules(client: Client) -> tuple[VgpuSchedule, ...]:
-    """Return the schedules; none for a user who may not list them, for whom the node's label counts alone."""
-    try:
-        return await read_schedules(client)
-    except ForbiddenError:
-        return ()
 
 
 async def _gpu_node(client: Client, name: str) -> GpuNode | None:

@@ -171,7 +171,8 @@ def create(where: AppliedHost, address: str, vgpu_type: str, count: int, *, dry_
     here, seen = _seen(where)
     (gpu,) = gpus_named(seen, [address])
     gpu_state = seen.gpu_state(gpu)
-    desired_counts = Counter(_existing_types(gpu_state))
+    vgpus = gpu_state.host.live if gpu_state is not None else ()
+    desired_counts = Counter[str](vgpu.type for vgpu in vgpus if not isinstance(vgpu.type, Unread))
     name = resolve_type(vgpu_type, gpu_state.known_types) if gpu_state is not None else None
     desired_counts[name or vgpu_type] += count
     _change(where, here, seen, {gpu: DesiredGpu(vgpus=DesiredVgpus(desired_counts))}, dry_run=dry_run)
@@ -237,11 +238,6 @@ def _change(
     changesrender.vgpu_results(results, output=where.output, dry_run=dry_run, unfit=bool(unfit))
     if unfit or any(result.reasons for result in results):
         raise typer.Exit(1)
-
-
-def _existing_types(gpu_state: GpuState | None) -> list[str]:
-    vgpus = gpu_state.host.live if gpu_state is not None else ()
-    return [vgpu.type for vgpu in vgpus if not isinstance(vgpu.type, Unread)]
 
 
 def _print_notes(notes: Iterable[Note]) -> None:

@@ -23,7 +23,6 @@ from gpuvirt.diagnosis.vms.nodeexplanation import NodeExplanation, explain_node
 from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef
 from gpuvirt.diagnosis.vms.vmexplanation import Explanation
 from gpuvirt.diagnosis.vms.vmfindings import counts_text
-from gpuvirt.diagnosis.vms.vmnodes import NodeFit
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName, ObjectName
 from gpuvirt.kube.access.credentials import Credentials
@@ -180,15 +179,11 @@ def _vm_nodes(found: Explanation) -> Table:
                 verdict.node,
                 resource,
                 str(verdict.allocatable[resource]),
-                _free(verdict, resource),
+                NOTHING if verdict.free is None else str(verdict.free[resource]),
                 code if number == 0 else "",
                 below=below if last else (),
             )
     return table
-
-
-def _free(verdict: NodeFit, resource: str) -> str:
-    return NOTHING if verdict.free is None else str(verdict.free[resource])
 
 
 def _explain_node(node: str, credentials: Credentials, output: Output, units: str) -> None:

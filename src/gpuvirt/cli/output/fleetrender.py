@@ -219,7 +219,8 @@ def _cells(gpu: Gpu) -> tuple[str, ...]:
     users = dict.fromkeys((*gpu.users, *(user for vgpu in gpu.vgpus for user in vgpu.users)))
     offers = dict.fromkeys((gpu.offered_as, *(vgpu.offered_as for vgpu in gpu.vgpus)))
     types = Counter(vgpu.type for vgpu in gpu.vgpus)
-    codes = dict.fromkeys(reason.code for reason in (*gpu.reasons, *_of_vgpus(gpu)))
+    of_vgpus = (reason for vgpu in gpu.vgpus for reason in vgpu.reasons)
+    codes = dict.fromkeys(reason.code for reason in (*gpu.reasons, *of_vgpus))
     reasons = [code for code in codes if code != ReasonCode.CARRIES_VGPUS]
     return (
         gpu.address,
@@ -236,11 +237,6 @@ def _cells(gpu: Gpu) -> tuple[str, ...]:
         ", ".join(dict.fromkeys((*gpu.virtual_machines, *(vm for vgpu in gpu.vgpus for vm in vgpu.virtual_machines))))
         or NOTHING,
     )
-
-
-def _of_vgpus(gpu: Gpu) -> Iterator[ReasonStatus]:
-    for vgpu in gpu.vgpus:
-        yield from vgpu.reasons
 
 
 def _notes(row: NodeDevices) -> Iterator[str]:

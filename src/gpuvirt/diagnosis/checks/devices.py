@@ -129,14 +129,11 @@ def devices(evidence: Evidence) -> Iterator[Finding]:
     if view.gpus:
         offered_vgpus = sum(vgpu.offered_as is not None for vgpu in vgpus)
         yield fine(number_of_gpus(len(view.gpus)), f"found: {offered} offered whole, and {offered_vgpus} vGPUs offered")
+    no_groups = evidence.setup.iommu_groups.known == ()  # a check of the host reports it
     for reason in _reasons(evidence):
-        if reason.code not in OF_OTHER_CHECKS and not _is_of_host(evidence, reason):
+        is_of_host = no_groups and reason.code is ReasonCode.NO_IOMMU_GROUP
+        if reason.code not in OF_OTHER_CHECKS and not is_of_host:
             yield of_reason(reason, reason.code.level)
-
-
-def _is_of_host(evidence: Evidence, reason: Reason) -> bool:
-    """Return whether a reason holds for all devices, so that a check of the host reports it."""
-    return reason.code is ReasonCode.NO_IOMMU_GROUP and evidence.setup.iommu_groups.known == ()
 
 
 def _reasons(evidence: Evidence) -> Iterator[Reason]:

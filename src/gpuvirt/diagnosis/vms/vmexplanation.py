@@ -71,7 +71,9 @@ class Explanation(msgspec.Struct, frozen=True):
 def explain(evidence: VmEvidence) -> Explanation:
     """Return the explanation of the evidence's target."""
     pod, target = evidence.pod, evidence.target
-    verdicts = judge_nodes(evidence) if evidence.requests and not _is_placed(evidence) else ()
+    node = pod.node if pod is not None else ""
+    is_placed = pod is not None and node != "" and pod.phase != "Failed"
+    verdicts = judge_nodes(evidence) if evidence.requests and not is_placed else ()
     stages, blocker = until_blocked(_results(evidence, verdicts), VmStageName)
     scheduled = condition(pod.conditions, "PodScheduled") if pod is not None else None
     return Explanation(
@@ -83,13 +85,12 @@ def explain(evidence: VmEvidence) -> Explanation:
         stages=tuple(VmStage(stage.step, stage.standing, stage.message) for stage in stages),
         scheduler=scheduled.text if scheduled is not None and scheduled.status != "True" else "",
         nodes=verdicts,
-        devices=tuple(_devices(evidence)),
+        devices=tuple(
+            AllocatedDevice(device.id, device.name, node, device.offered_as, device.reasons)
+            for device in devices_seen(evidence)
+        ),
         unread=evidence.unread,
     )
-
-
-def _is_placed(evidence: VmEvidence) -> bool:
-    return evidence.pod is not None and evidence.pod.node != "" and evidence.pod.phase != "Failed"
 
 
 def _results(evidence: VmEvidence, verdicts: tuple[NodeFit, ...]) -> Iterator[StageResult[VmStageName]]:
@@ -150,9 +151,3 @@ def devices_seen(evidence: VmEvidence) -> list[DeviceSeen]:
     node = next((node for node in evidence.nodes or () if node.name == pod.node), None)
     reported = node.gpu_node.devices if node is not None and node.gpu_node is not None else ()
     return [device for device in reported if pod.user in device.users]
-
-
-def _devices(evidence: VmEvidence) -> Iterator[AllocatedDevice]:
-    node = evidence.pod.node if evidence.pod is not None else ""
-    for device in devices_seen(evidence):
-        yield AllocatedDevice(device.id, device.name, node, device.offered_as, device.reasons)
