@@ -31,8 +31,7 @@ from bench.packing import wasted
 from bench.peeroptions import add_peer_options, beside_peer
 from bench.process import cpu_s, pss_kib
 from bench.simulatedapi import GPUS, Scale, api_server, api_server_of, fill, wait
-from gpuvirt.extender.filtering import MOST_STEPS, filtered
-from gpuvirt.extender.prioritizing import prioritized
+from gpuvirt.extender.filtering import MOST_STEPS, filtered, prioritized
 from gpuvirt.extender.protocol import node_arguments
 from gpuvirt.model.shares.steps import Steps, finished
 from gpuvirt.shares.sharing import Sharing

@@ -9,7 +9,7 @@ from random import Random
 
 from tests.extender.pods import decoded_pod, pod
 
-from gpuvirt.extender.prioritizing import prioritized
+from gpuvirt.extender.filtering import prioritized
 from gpuvirt.extender.protocol import NodeArguments
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import Units

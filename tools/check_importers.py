@@ -16,17 +16,14 @@ MOST_LINES = 300
 
 KIND, CHECK, OPERAND = "one of the kinds", "one of the checks", "one of the operands"
 APART: Mapping[str, str] = {
-    "cli/output/sharesrender.py": "output is apart from commands",
     "controller/operands/toolkit.py": OPERAND,
     "hardware/access/writer.py": "started by its path",
     "hardware/vgpu/sriov_vf.py": "one of the back ends of vGPUs",
     "agent/kubelet/grpcservers.py": "the simulated kubelet uses it, too",
     "agent/kubelet/proto/podresources_pb2.py": "generated",
     "diagnosis/checks/devices.py": CHECK,
-    "diagnosis/checks/gracegates.py": CHECK,
     "diagnosis/checks/kata.py": CHECK,
     "diagnosis/checks/runtime.py": CHECK,
-    "diagnosis/checks/vgpu.py": CHECK,
     "model/reasons/findingcodes.py": "one of the two lists of codes",
     "agent/agentfiles.py": "a part of the agent, which only puts parts together",
     "agent/change/unitgates.py": "gates belong to changes; its importer decides when these begin",

@@ -10,8 +10,8 @@ from typing import Annotated, NewType, Union, get_args, get_origin, get_type_hin
 
 import msgspec
 
-from gpuvirt.cli.changes import vgpuscheduler
-from gpuvirt.cli.output import fleetrender, vfiorender, vgpurender
+from gpuvirt.cli.changes import vgpu
+from gpuvirt.cli.output import changesrender, fleetrender
 from gpuvirt.controller.clusterstatus import ClusterStatus
 from gpuvirt.controller.clusterstatus import Row as ComponentRow
 from gpuvirt.diagnosis import findings
@@ -41,18 +41,18 @@ COMMANDS: Mapping[str, object] = {
     "schedule plan NAME": reports.SchedulePlan,
     "schedule check NAME": reports.ScheduleCheck,
     "schedule switch NAME PHASE": reports.SwitchResult,
-    "vfio status": list[vfiorender.VfioGpu],
-    "vfio bind": list[vfiorender.VfioResult],
-    "vfio unbind": list[vfiorender.VfioResult],
-    "vgpu apply": list[vgpurender.VgpuResult],
-    "vgpu assert": list[vgpurender.VgpuResult],
-    "vgpu list": list[vgpurender.VgpuRow],
+    "vfio status": list[changesrender.VfioGpu],
+    "vfio bind": list[changesrender.VfioResult],
+    "vfio unbind": list[changesrender.VfioResult],
+    "vgpu apply": list[changesrender.VgpuResult],
+    "vgpu assert": list[changesrender.VgpuResult],
+    "vgpu list": list[changesrender.VgpuRow],
     "vgpu list --node NAME|-A": list[fleetrender.NodeVgpu],
-    "vgpu types": list[vgpurender.TypeRow],
-    "vgpu create": list[vgpurender.VgpuResult],
-    "vgpu delete": list[vgpurender.VgpuResult],
-    "vgpu scheduler get": list[vgpuscheduler.SchedulerRow],
-    "vgpu scheduler set": vgpuscheduler.SchedulerResult,
+    "vgpu types": list[changesrender.TypeRow],
+    "vgpu create": list[changesrender.VgpuResult],
+    "vgpu delete": list[changesrender.VgpuResult],
+    "vgpu scheduler get": list[vgpu.SchedulerRow],
+    "vgpu scheduler set": vgpu.SchedulerResult,
     "sim hosts": list[sim.SimulatedHostRow],
 }
 NAMES: Mapping[type, str] = {
@@ -60,8 +60,8 @@ NAMES: Mapping[type, str] = {
     gpunode.Vgpu: "ReportedVgpu",
     gpunode.Offered: "ReportedResource",
     ComponentRow: "Component",
-    vgpurender.TypeRow: "VgpuType",
-    vgpurender.VgpuRow: "Vgpu",
+    changesrender.TypeRow: "VgpuType",
+    changesrender.VgpuRow: "Vgpu",
 }
 """The names of objects whose class name is used more than once."""
 MOST_MEMBERS = 10

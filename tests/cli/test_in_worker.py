@@ -12,11 +12,10 @@ import pytest
 from gpuvirt.agent.change.gate.gateerrors import UnitBusyError, UnitUnsettledError
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.kubelet.livelists import ListUnknownError
-from gpuvirt.cli.changes import inworker
-from gpuvirt.cli.changes.inworker import CommandHost, beside, in_worker
-from gpuvirt.cli.changes.vfiohost import Host
-from gpuvirt.cli.changes.vgpuhost import removed
-from gpuvirt.cli.output.vgpurender import VgpuResult
+from gpuvirt.cli.changes import commandhost
+from gpuvirt.cli.changes.commandhost import CommandHost, Host, beside, in_worker
+from gpuvirt.cli.changes.vgpuchanges import removed
+from gpuvirt.cli.output.changesrender import VgpuResult
 from gpuvirt.facts.ids import DeviceId, PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
@@ -41,7 +40,7 @@ def plugin_that_lists(device: str | None, device_plugins: Path, monkeypatch: pyt
             raise ListUnknownError(f"{folder}: does not answer")
         return {folder / "plugin.sock": frozenset({DeviceId(device)})}
 
-    monkeypatch.setattr(inworker, "read_lists", read_lists)
+    monkeypatch.setattr(commandhost, "read_lists", read_lists)
     device_plugins.mkdir(parents=True)
     fd = os.open(device_plugins, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -93,7 +92,7 @@ def test_a_vgpu_is_deleted_once_no_plugin_lists_it(tmp_path: Path, monkeypatch: 
 def test_a_job_that_the_kernel_blocks_is_reported_with_its_last_step(
     monkeypatch: pytest.MonkeyPatch, taken: list[str], step: str
 ) -> None:
-    monkeypatch.setattr(inworker, "CHANGE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(commandhost, "CHANGE_TIMEOUT_S", 0.01)
     unblocked = Event()
     found = in_worker(GPU, unblocked.wait, taken)
     unblocked.set()
@@ -128,7 +127,7 @@ def test_a_unit_that_is_busy_refuses_a_command(error: UnitBusyError, code: Reaso
 
 
 def test_a_unit_that_settles_soon_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inworker, "APART_S", 0.0)
+    monkeypatch.setattr(commandhost, "APART_S", 0.0)
     calls: list[str] = []
     assert in_worker(GPU, failing(UnitUnsettledError("unsettled", again_soon=True), calls), []) == "done"
     assert len(calls) == 2

@@ -5,7 +5,7 @@ import pytest
 from gpuvirt.cli.diagnosis.status import print_status
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output import fleetrender
-from gpuvirt.cli.output.repeats import Repeats
+from gpuvirt.cli.output.tables import Repeats
 from gpuvirt.controller.clusterstatus import ClusterStatus, Row
 from gpuvirt.controller.policy.policies import InvalidValue
 from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, ReasonStatus, Status

@@ -12,10 +12,11 @@ from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ConflictError
+from gpuvirt.kube.kinds.kubevirt import StateChange, Vm, Vmi
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Call, Power, VmKey, VmProof, VmsUnknown, WorkerVm
 from gpuvirt.model.workers.spec import SAVED_STRATEGY
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms, VmWriter
-from gpuvirt_schedules.controller.kubevirt.virtualmachines import StateChange, Vm, Vmi, VmObjects, virtual_machines
+from gpuvirt_schedules.controller.kubevirt.virtualmachines import VmObjects, virtual_machines
 from tests.cluster.kubevirtkinds import install
 from tests.cluster.labnamespace import LabNamespace
 
@@ -120,7 +121,7 @@ async def test_writes_for_another_version_are_conflicts(workers: Workers) -> Non
     old = VmObjects(await workers.vm(), vmi)
     workers.node.kubectl("annotate", "virtualmachines.kubevirt.io", "worker", "by=admin")
     writer, proof = VmWriter(workers.client, workers.node.namespace), VmProof(VmKey(old.vm.metadata.uid))
-    manual = VmObjects(Vm(old.vm.metadata, type(old.vm.spec)(None, "Manual", old.vm.spec.template)), vmi)
+    manual = VmObjects(Vm(old.vm.metadata, type(old.vm.spec)(None, "Manual", template=old.vm.spec.template)), vmi)
     with pytest.raises(ConflictError):
         await writer.make(Call(proof, Action.SHUT_DOWN), old)
     with pytest.raises(ConflictError):

@@ -8,8 +8,8 @@ import pytest
 from lab.cluster.playedcluster import PlayedCluster
 
 from gpuvirt.clock import RealClock
-from gpuvirt.extender.bindings import Write
 from gpuvirt.extender.fence import Fence
+from gpuvirt.extender.writes import Write
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client

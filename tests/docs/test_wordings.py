@@ -47,7 +47,7 @@ class Wording(Protocol):
 
 
 FROM_TEXT = {
-    SOURCES / "diagnosis/vms/podfindings.py": "the kubelet's message",
+    SOURCES / "diagnosis/vms/vmfindings.py": "the kubelet's message",
     SOURCES / "model/offers/withholding.py": "the controller's spec",
 }
 """Modules that decode a reason of another process."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gpuvirt.clock import RealClock
 from gpuvirt.extender.binding import Binder
-from gpuvirt.extender.bindings import CannotBindError
 from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.extender.protocol import BindingArguments
+from gpuvirt.extender.writes import CannotBindError
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.kube.client import Client
 from gpuvirt.shares.sharing import Sharing

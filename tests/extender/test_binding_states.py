@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from typing_extensions import override
 
 from gpuvirt.extender.binding import Binder
-from gpuvirt.extender.bindings import CannotBindError
 from gpuvirt.extender.protocol import BindingArguments
+from gpuvirt.extender.writes import CannotBindError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client, PatchType

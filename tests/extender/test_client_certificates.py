@@ -12,9 +12,8 @@ import pytest
 
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
-from gpuvirt.extender.pages import ExtenderPages
-from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
-from gpuvirt.web.clients import ClientRules
+from gpuvirt.extender.process import ExtenderPages
+from gpuvirt.web.certificates import CertificateFiles, ClientRules, ServerCertificate
 from gpuvirt.web.httpserver import HttpServer
 from tests.extender.httpclient import Connection, request
 from tests.extender.standby import Standby
@@ -108,7 +107,7 @@ async def test_optional_certificates_are_counted_and_nobody_is_refused(
             assert STANDBY in await served.error(own)
         counts = {name: served.metric(f'gpuvirt_extender_clients_total{{certificate="{name}"}}') for name in KNOWN}
         assert counts == {"permitted": 1, "other-name": 1, "none": 2}
-        lines = [record.getMessage() for record in caplog.records if record.name.endswith("extender.pages")]
+        lines = [record.getMessage() for record in caplog.records if record.name.endswith("extender.process")]
         assert lines == [
             f"a client has {has}; expected one for kube-scheduler, scheduler.example;"
             " it will be refused once certificates are required"

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.extender.filtering import MOST_STEPS, filtered
-from gpuvirt.extender.longwork import PART, LongWork
+from gpuvirt.extender.extender import PART, LongWork
+from gpuvirt.extender.filtering import MOST_STEPS, filtered, prioritized
 from gpuvirt.extender.preempting import preempted
-from gpuvirt.extender.prioritizing import prioritized
 from gpuvirt.extender.protocol import NodeArguments, PreemptionArguments, Victims
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.steps import Steps, finished

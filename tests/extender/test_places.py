@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.controller.scheduler import WEIGHT
-from gpuvirt.extender.filtering import MOST_STEPS, filtered
+from gpuvirt.extender.filtering import MOST_STEPS, filtered, prioritized
 from gpuvirt.extender.intervals import ExtenderIntervals
 from gpuvirt.extender.places import Places
-from gpuvirt.extender.prioritizing import prioritized
 from gpuvirt.extender.process import ExtenderProcess
 from gpuvirt.extender.protocol import HostPriority, NodeArguments, PreemptionArguments, Victims
 from gpuvirt.facts.ids import NodeName, PodUid

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuvirt.extender.prioritizing import prioritized
+from gpuvirt.extender.filtering import prioritized
 from gpuvirt.extender.protocol import NodeArguments
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.placement import MOST_STEPS, Policy

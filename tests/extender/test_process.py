@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.extender.bindingwait import BindingWait
 from gpuvirt.extender.intervals import ExtenderIntervals
+from gpuvirt.extender.places import BindingWait
 from gpuvirt.extender.process import ExtenderProcess
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.kube.election import Terms

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.extender.pages import ExtenderPages
-from gpuvirt.web import connections, httpserver
-from gpuvirt.web.handshakes import Handshakes
+from gpuvirt.extender.process import ExtenderPages
+from gpuvirt.web import httpserver
+from gpuvirt.web.certificates import Handshakes
 from gpuvirt.web.httpserver import REQUEST_S, HttpServer
 from tests.extender.httpclient import FILTER, Connection, ask, request
 from tests.extender.standby import Standby
@@ -121,8 +121,8 @@ async def test_chunks_are_limited_too(port: int, monkeypatch: pytest.MonkeyPatch
 async def test_silent_clients_are_closed_and_keep_nobody_out(
     port: int, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MANY_NEWCOMERS", 10)
-    monkeypatch.setattr(connections, "MOST_NEWCOMERS", 20)
+    monkeypatch.setattr(httpserver, "MANY_NEWCOMERS", 10)
+    monkeypatch.setattr(httpserver, "MOST_NEWCOMERS", 20)
     silent = [await connect() for _ in range(30)]
     assert (await ask(port, GET))[0] == 405
     assert await silent[0].is_closed()
@@ -132,7 +132,7 @@ async def test_half_sent_requests_keep_nobody_out(port: int, connect: Connect) -
     kept = await connect()
     await kept.send(GET)
     assert (await kept.answer())[0] == 405
-    for _ in range(connections.MOST_NEWCOMERS + 44):
+    for _ in range(httpserver.MOST_NEWCOMERS + 44):
         await (await connect()).send(request()[:-10])
     for _ in range(5):
         async with asyncio.timeout(2):
@@ -153,7 +153,7 @@ async def test_a_half_sent_request_is_finished_while_others_come(connect: Connec
 async def test_connections_that_were_answered_make_room_for_others_that_were_answered(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MOST_ANSWERED", 10)
+    monkeypatch.setattr(httpserver, "MOST_ANSWERED", 10)
     clients = [await connect() for _ in range(11)]
     for client in clients:
         await client.send(GET)
@@ -166,7 +166,7 @@ async def test_connections_that_were_answered_make_room_for_others_that_were_ans
 async def test_half_sent_bodies_take_no_more_memory_than_allowed(
     port: int, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MOST_PENDING_BYTES", 1000)
+    monkeypatch.setattr(httpserver, "MOST_PENDING_BYTES", 1000)
     small, large = await connect(), await connect()
     await small.send(request(body=b"x" * 400)[:-1])
     await large.send(request(body=b"x" * 900)[:-1])

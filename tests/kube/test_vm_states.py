@@ -6,11 +6,12 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from gpuvirt.diagnosis.cluster import states as vmstates
-from gpuvirt.diagnosis.vms.vmevidence import DeviceRequests, DeviceSeen, OfferSeen, Taint, Toleration
-from gpuvirt.kube.kinds import core, vmstate
-from gpuvirt.kube.kinds.gpunode import GpuNode
-from gpuvirt.kube.kinds.kubevirt import Device, Devices
+from gpuvirt.diagnosis.vms import vmevidence as vmstates
+from gpuvirt.diagnosis.vms.vmevidence import DeviceSeen, ObjectKind, ObjectRef, VmEvidence
+from gpuvirt.kube.kinds import core
+from gpuvirt.kube.kinds.core import Taint, Toleration
+from gpuvirt.kube.kinds.gpunode import GpuNode, Offered
+from gpuvirt.kube.kinds.kubevirt import Device, Devices, Vm, Vmi
 
 A10 = "nvidia.com/GA102GL_A10"
 T = TypeVar("T")
@@ -41,18 +42,17 @@ def launcher(name: str, phase: str, at: int, *, node: str = "", vm: str = "", ui
     ],
 )
 def test_run_strategies(spec: dict[str, object], strategy: str) -> None:
-    seen = vmstates.vm_seen(decoded(vmstate.Vm, spec=spec))
-    assert (seen.run_strategy, seen.has_run_strategy) == (strategy, not isinstance(spec.get("running"), bool))
+    assert decoded(Vm, spec=spec).spec.strategy == strategy
 
 
 def test_a_vm_requests_its_own_devices_and_those_of_its_instance_type() -> None:
     devices = {"gpus": [{"name": "a", "deviceName": A10}, {"name": "b", "claimName": "c"}], "hostDevices": None}
     template = {"spec": {"domain": {"devices": devices}, "nodeSelector": {"zone": "a"}}}
-    vm = decoded(vmstate.Vm, spec={"template": template}, status={"printableStatus": "Stopped"})
-    seen = vmstates.vm_seen(vm, Devices(gpus=(Device(A10),), host_devices=(Device("x.com/usb"),)))
-    assert seen.requests == DeviceRequests((A10, A10), ("x.com/usb",))
-    assert seen.requests.counts == {A10: 2, "x.com/usb": 1}
-    assert (seen.status, seen.placement.node_selector) == ("Stopped", {"zone": "a"})
+    vm = decoded(Vm, spec={"template": template}, status={"printableStatus": "Stopped"})
+    more = Devices(gpus=(Device(A10),), host_devices=(Device("x.com/usb"),))
+    evidence = VmEvidence(target=ObjectRef(ObjectKind.VM, "x", "team"), vm=vm, instancetype=more)
+    assert evidence.requests == {A10: 2, "x.com/usb": 1}
+    assert (vm.status.printable_status, evidence.placement.node_selector) == ("Stopped", {"zone": "a"})
 
 
 def test_devices_that_a_pod_requests() -> None:
@@ -81,8 +81,8 @@ def test_the_pod_of_a_vm_is_the_launcher_pod_with_the_running_guest() -> None:
     target = launcher("target", "Pending", 5, uid="uid")
     other = launcher("other", "Running", 7, vm="vm-b")
     metadata = {"name": "vm-a", "uid": "uid"}
-    vmi = decoded(vmstate.Vmi, metadata=metadata, status={"phase": "Running", "nodeName": "node01"})
-    starting = decoded(vmstate.Vmi, metadata=metadata)
+    vmi = decoded(Vmi, metadata=metadata, status={"phase": "Running", "nodeName": "node01"})
+    starting = decoded(Vmi, metadata=metadata)
     assert vmstates.launcher_of((ended, source, target, other), "vm-a", vmi) is source
     assert vmstates.launcher_of((ended, target, other), "vm-a", starting) is target
     assert vmstates.launcher_of((ended, other), "vm-a", None) is ended
@@ -114,7 +114,9 @@ def test_a_node_with_the_report_of_its_agent() -> None:
     assert (seen.ready, seen.unschedulable, seen.taints) == (False, True, (Taint("gpu", "NoSchedule"),))
     assert seen.allocatable == {A10: 2, "nvidia.com/vgpu": 2000}
     assert seen.gpu_node is not None
-    assert seen.gpu_node.offers == (OfferSeen(A10, 2, registered=True, pci_vendor_selectors=("10DE:2236",)),)
+    assert seen.gpu_node.offers == (
+        Offered(name=A10, healthy=2, allocated=0, registered=True, pci_vendor_selectors=("10DE:2236",)),
+    )
     assert seen.gpu_node.devices == (
         DeviceSeen("0000:65:00.0", "0000:65:00.0", A10, ("pod team/x",)),
         DeviceSeen("0000:ca:00.0", "0000:ca:00.0", None, reasons=("NoVgpus: it has none",)),

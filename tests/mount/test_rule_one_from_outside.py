@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.web.connections import MANY_NEWCOMERS, MOST_NEWCOMERS
+from gpuvirt.web.httpserver import MANY_NEWCOMERS, MOST_NEWCOMERS
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from tests.agent.kubelet.givingkubelet import give
 from tests.mount import silentclients

@@ -43,7 +43,7 @@ UNNOTICED: Mapping[str, str] = {
     "agent.reconcile.gatewatch: GateWatch._requests: if self._states[slot] is GateState.DRAINING [in] for slot in self._elsewhere": "`is_unanswered` asks the record for the same state; the filter saves reading the others.",
     "agent.reconcile.gatewatch: GateWatch._unsettled: if state is GateState.SETTLING [in] for slot, state in self._states.items()": "`Gate.settle` opens only gates that are settling; the host would be observed more often.",
     "cli.changes.podaccount: AllocationReader._read: if key not in (held or {}) [in] for key, allocated_to in by_ledger.items()": "The device is allocated either way; its pod may then have the ledger's name beside the kubelet's.",
-    "cli.changes.vgpuscheduler: _set: plan.steps [and in] if plan.steps and (not order.dry_run)": "`byhand.set_scheduler` makes the plan again, and without steps it only returns the same reasons.",
+    "cli.changes.vgpu: _set_scheduler: plan.steps [and in] if plan.steps and (not order.dry_run)": "`byhand.set_scheduler` makes the plan again, and without steps it only returns the same reasons.",
     "model.offers.health: symptoms: carrier.fell_off_bus or carrier.unread [and in] if carrier is not None and (carrier.fell_off_bu…": "`function_symptoms` yields nothing for a function without either.",
     "model.offers.health: symptoms: gpu.fell_off_bus or gpu.unread [and in] if gpu is not None and gpu is not carrier and (gpu.fell…": "`function_symptoms` yields nothing for a function without either.",
     "model.offers.health: symptoms: gpu is not carrier [and in] if gpu is not None and gpu is not carrier and (gpu.fell_off_bus or …": "A symptom that is yielded twice counts once: `judge` follows one of each code.",
@@ -63,5 +63,5 @@ UNNOTICED: Mapping[str, str] = {
     "gpuvirt_schedules.hypervisors.libvirt.session: LibvirtSession.run: raise [in] except BackEndError": "What changes nothing is asked once more on a new connection then, whose answer counts; the guard saves the request.",
     "gpuvirt_schedules.hypervisors.vsphere.backend: _existing: raise [in] except BackEndError": "`vm_of` raises no BackEndError but that of a VM that does not exist.",
     "gpuvirt_schedules.hypervisors.vsphere.session: VsphereSession._connected: raise BackEndError(Problem.INCOMPLETE, 'the server is neither a vCenter nor an ESX host', is_ce…": "The login in the next line then fails with the same problem, in Python's words.",
-    "cli.changes.vfiohost: _unfit: if reason.code in UNFIT [in] for reason in gpu.reasons": "Commands would also print why a GPU that a VM has is not offered; no step depends on it.",
+    "cli.changes.commandhost: _unfit: if reason.code in UNFIT [in] for reason in gpu.reasons": "Commands would also print why a GPU that a VM has is not offered; no step depends on it.",
 }

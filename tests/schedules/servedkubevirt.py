@@ -15,9 +15,9 @@ import msgspec
 
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client
+from gpuvirt.kube.kinds.kubevirt import Vm
 from gpuvirt.model.workers.hypervisor import VmKey
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
-from gpuvirt_schedules.controller.kubevirt.virtualmachines import Vm
 from tests.kube.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, scripted
 from tests.web.certificates import Pair
 

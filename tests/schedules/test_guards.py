@@ -10,6 +10,7 @@ from gpuvirt.facts.ids import Namespace, NodeName
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import NotFoundError
+from gpuvirt.kube.kinds.kubevirt import Vm
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import (
@@ -29,7 +30,7 @@ from gpuvirt.model.workers.spec import Drain, Phase, PhaseName, PhaseOverride, S
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus, Worker, WorkerStep
 from gpuvirt_schedules.controller.commandreading import read_schedule, read_schedules
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms
-from gpuvirt_schedules.controller.kubevirt.virtualmachines import Vm, VmObjects, refusal, shutdown_refusal
+from gpuvirt_schedules.controller.kubevirt.virtualmachines import VmObjects, refusal, shutdown_refusal
 from gpuvirt_schedules.decide.faults import faults
 from gpuvirt_schedules.decide.matching import candidates, match, prove, prove_user
 from gpuvirt_schedules.decide.times import CronLineError, switch_by_hand, verify_line

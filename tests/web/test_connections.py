@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.web import connections
-from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
-from gpuvirt.web.clients import ClientRules
-from gpuvirt.web.connections import Connections, ServedConnection
-from gpuvirt.web.httpserver import HttpAnswer, HttpRequest, HttpServer
+from gpuvirt.web import httpserver
+from gpuvirt.web.certificates import CertificateFiles, ClientRules, ServerCertificate
+from gpuvirt.web.httpserver import Connections, HttpAnswer, HttpRequest, HttpServer, ServedConnection
 from tests.web.certificates import Authority, Pair
 from tests.web.webservers import serving
 
@@ -61,7 +59,7 @@ class Closing:
 
 def test_newcomers_that_did_not_send_their_request_in_time_make_room() -> None:
     found = Closing()
-    late, many = 4, connections.MANY_NEWCOMERS
+    late, many = 4, httpserver.MANY_NEWCOMERS
     opened = [found.add(number, now_s=0.0 if number < late else 1.9) for number in range(many)]
     assert found.closed == []
     found.add(many, now_s=2.1)
@@ -75,14 +73,14 @@ def test_newcomers_that_did_not_send_their_request_in_time_make_room() -> None:
 
 def test_the_oldest_newcomers_make_room_where_most_are_in_time() -> None:
     found = Closing()
-    for number in range(connections.MOST_NEWCOMERS + 3):
+    for number in range(httpserver.MOST_NEWCOMERS + 3):
         found.add(number, now_s=1.0)
     assert found.closed == [0, 1, 2]
 
 
 def test_a_newcomer_is_closed_where_all_others_are_being_answered() -> None:
     found = Closing()
-    for number in range(connections.MOST_NEWCOMERS):
+    for number in range(httpserver.MOST_NEWCOMERS):
         found.connections.begin(found.add(number, now_s=1.0))
     found.add(-1, now_s=1.0)
     assert found.closed == [-1]
@@ -93,7 +91,7 @@ async def test_a_verified_client_stays_while_others_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_answer: bool
 ) -> None:
     for limit in ("MANY_NEWCOMERS", "MOST_NEWCOMERS", "MOST_ANSWERED"):
-        monkeypatch.setattr(connections, limit, 5)
+        monkeypatch.setattr(httpserver, limit, 5)
     authority = Authority(tmp_path)
     pair, own = authority.server("server", alternatives="IP:127.0.0.1"), authority.client("scheduler")
     rules = ClientRules(authority.certificate, required=False)

@@ -16,8 +16,8 @@ from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration
-from gpuvirt.web.connections import MOST_NEWCOMERS, CannotListenError
-from gpuvirt.web.page import PageAnswer
+from gpuvirt.web.exposition import PageAnswer
+from gpuvirt.web.httpserver import MOST_NEWCOMERS, CannotListenError
 from gpuvirt.web.probes import Probes
 from tests.agent.kubelet.kubeletnode import until
 from tests.agent.node.simnode import SimNode, running_node

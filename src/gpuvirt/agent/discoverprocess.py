@@ -27,7 +27,7 @@ from gpuvirt.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.model.offers.discovery import Labels
 from gpuvirt.tasks import keep_going
 from gpuvirt.web import exposition
-from gpuvirt.web.page import Page, PageAnswer
+from gpuvirt.web.exposition import Page, PageAnswer
 from gpuvirt.web.probes import Probes
 
 log = logging.getLogger(__name__)

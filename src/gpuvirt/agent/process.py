@@ -43,8 +43,7 @@ from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import has_usual_root, read_kubelets
 from gpuvirt.model.offers.view import AgentView
 from gpuvirt.tasks import keep_going, until_stopped
-from gpuvirt.web.exposition import CONTENT_TYPE
-from gpuvirt.web.page import PageAnswer
+from gpuvirt.web.exposition import CONTENT_TYPE, PageAnswer
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from gpuvirt.agent.kubelet.survey import read_kubelet
 from gpuvirt.agent.published import statefile
 from gpuvirt.clock import Clock
 from gpuvirt.diagnosis import diagnosis
-from gpuvirt.diagnosis.clusternodes import ClusterNode
-from gpuvirt.diagnosis.evidence import Evidence
+from gpuvirt.diagnosis.evidence import ClusterNode, Evidence
 from gpuvirt.diagnosis.findings import Report
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.access.kernel import Kernel

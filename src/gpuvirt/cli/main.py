@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from types import ModuleType
 
 import typer
 
@@ -25,8 +24,8 @@ USED_WRONGLY = 2
 class Command:
     """A command, so that `gpuvirt --help` loads none; a dataclass, since msgspec alone takes 8 ms to load."""
 
-    folder: str
-    """The folder of this package with the command's module, which has its name; empty for another distribution's."""
+    module: str
+    """The module of this package that has the command; empty for another distribution's."""
     help: str
     """`gpuvirt --help` cuts lines of more than 62 characters at 80 columns."""
     distribution: str = ""
@@ -34,30 +33,31 @@ class Command:
 
 
 COMMANDS = {
-    "devices": Command("diagnosis", "List the GPUs of this host or cluster, and their resources."),
-    "doctor": Command("diagnosis", "Find the problems that keep the GPUs of this host from VMs."),
-    "why": Command("diagnosis", "Explain why no VM can use a GPU, or why a VM lacks its GPUs."),
-    "plan": Command("diagnosis", "Preview the changes that a label would make on a node."),
-    "node": Command("services", "Run the agent of this node: offer its GPUs to the kubelet."),
-    "controller": Command("services", "Run the controller, which deploys operands to GPU nodes."),
-    "extender": Command("services", "Run the scheduler extender, which places shares of GPUs."),
-    "webhook": Command("services", "Run the admission webhook for Kata pods with vGPUs."),
-    "status": Command("diagnosis", "Show whether gpuvirt and its components on nodes are ready."),
-    "shares": Command("diagnosis", "Show the shared GPUs of the cluster, and their free units."),
+    "devices": Command("diagnosis.devices", "List the GPUs of this host or cluster, and their resources."),
+    "doctor": Command("diagnosis.doctor", "Find the problems that keep the GPUs of this host from VMs."),
+    "why": Command("diagnosis.why", "Explain why no VM can use a GPU, or why a VM lacks its GPUs."),
+    "plan": Command("diagnosis.plan", "Preview the changes that a label would make on a node."),
+    "node": Command("services.node", "Run the agent of this node: offer its GPUs to the kubelet."),
+    "controller": Command("services.controller", "Run the controller, which deploys operands to GPU nodes."),
+    "extender": Command("services.extender", "Run the scheduler extender, which places shares of GPUs."),
+    "webhook": Command("services.webhook", "Run the admission webhook for Kata pods with vGPUs."),
+    "status": Command("diagnosis.status", "Show whether gpuvirt and its components on nodes are ready."),
+    "shares": Command("diagnosis.shares", "Show the shared GPUs of the cluster, and their free units."),
     "schedule": Command("", "Show, plan and check VgpuSchedules, and switch phases.", distribution=SCHEDULES),
-    "uninstall": Command("services", "Remove gpuvirt's objects and labels from the cluster."),
-    "discover": Command("services", "Label this node with its NVIDIA GPUs and operating system."),
+    "uninstall": Command("services.install", "Remove gpuvirt's objects and labels from the cluster."),
+    "discover": Command("services.discover", "Label this node with its NVIDIA GPUs and operating system."),
     "demo": Command("", "Show what gpuvirt does, on a simulated host with GPUs.", distribution=SIMULATOR),
-    "support": Command("diagnosis", "Pack the state of this host's GPUs into one archive."),
-    "vfio": Command("changes", "Bind GPUs to a VFIO driver for VMs, or back to the host's."),
-    "vgpu": Command("changes", "Create and delete vGPUs, and apply vGPU configs."),
-    "install": Command("services", "Run the installation steps of the chart's Jobs."),
+    "support": Command("diagnosis.support", "Pack the state of this host's GPUs into one archive."),
+    "vfio": Command("changes.vfio", "Bind GPUs to a VFIO driver for VMs, or back to the host's."),
+    "vgpu": Command("changes.vgpu", "Create and delete vGPUs, and apply vGPU configs."),
+    "install": Command("services.install", "Run the installation steps of the chart's Jobs."),
     "sim": Command("", "Simulate hosts with GPUs, and run programs on them.", distribution=SIMULATOR),
-    "mps": Command("services", "Run NVIDIA's MPS daemon, which limits shares of GPUs."),
-    "validate": Command("services", "Run the checks of container nodes for NVIDIA's operands."),
-    "version": Command("diagnosis", "Print the version."),
+    "mps": Command("services.mps", "Run NVIDIA's MPS daemon, which limits shares of GPUs."),
+    "validate": Command("services.validate", "Run the checks of container nodes for NVIDIA's operands."),
+    "version": Command("version", "Print the version."),
 }
-"""The commands by name. The module of each has a function of the same name or, for a group of commands, an `app`."""
+"""The commands by name. The module of each has a function of the same name. That of a group of commands has the group's
+name, and an `app`."""
 
 
 def root(version: Version = False) -> None:
@@ -67,7 +67,8 @@ def root(version: Version = False) -> None:
 def program_for(words: Sequence[str]) -> typer.Typer:
     """Return the program `gpuvirt` for a command line; it loads only the called command.
 
-    The agent runs on each node, and the modules of all commands would take more memory than its own.
+    The agent runs on each node, and the modules of all commands would take more memory than its own. Raises
+    MissingPartError if the distribution of the command is not installed.
     """
     program = typer.Typer(
         name="gpuvirt",
@@ -82,19 +83,15 @@ def program_for(words: Sequence[str]) -> typer.Typer:
         if name != called:
             program.command(name, help=command.help)(_not_loaded)
             continue
-        module = _module_of(name, command)
-        if hasattr(module, "app"):
+        if command.distribution:
+            module = load_part("gpuvirt.commands", name, command.distribution)
+        else:
+            module = import_module(f"gpuvirt.cli.{command.module}")
+        if hasattr(module, "app") and module.__name__.endswith(f".{name}"):
             program.add_typer(module.app, name=name)
         else:
             program.command(name)(getattr(module, name))
     return program
-
-
-def _module_of(name: str, command: Command) -> ModuleType:
-    """Return the module of a command; raise MissingPartError if its distribution is not installed."""
-    if command.distribution:
-        return load_part("gpuvirt.commands", name, command.distribution)
-    return import_module(f"gpuvirt.cli.{command.folder}.{name}")
 
 
 def _not_loaded() -> None:
@@ -136,14 +133,10 @@ def nvidia_k8s_vgpu_dm() -> None:
     _run_as_nvidias("k8svgpudm", "nvidia-k8s-vgpu-dm")
 
 
-def _program(module: str) -> typer.Typer:
-    program: typer.Typer = import_module(f"gpuvirt.cli.dropin.{module}").app
-    return program
-
-
 def _run_as_nvidias(module: str, name: str) -> None:
     try:
-        run(sys.argv[1:], _program(module), name)
+        program: typer.Typer = import_module(f"gpuvirt.cli.dropin.{module}").app
+        run(sys.argv[1:], program, name)
     except SystemExit as end:
         sys.exit(FAILED if end.code else 0)
 

@@ -22,8 +22,7 @@ from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.election import CONTROLLER_LEASE, Candidacy, Election, new_identity
 from gpuvirt.tasks import keep_going, until_stopped
-from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, text_of
-from gpuvirt.web.page import PageAnswer
+from gpuvirt.web.exposition import CONTENT_TYPE, PageAnswer, counter, gauge, text_of
 from gpuvirt.web.probes import Probes
 
 # The controller's metrics page.

@@ -23,7 +23,7 @@ def boot_loader(setup: Setup) -> BootLoader:
     files = _boot_files(setup)
     grubby = bool(files & {"/usr/sbin/grubby", "/usr/bin/grubby"})
     kept: tuple[tuple[BootLoader, bool], ...] = (
-        (BootLoader.TALOS, _os(setup) == "talos"),
+        (BootLoader.TALOS, osrelease.parse(setup.os_release.text or "").id == "talos"),
         (BootLoader.OSTREE, {"/run/ostree-booted", "/usr/bin/rpm-ostree"} <= files),
         (BootLoader.PROXMOX, {"/etc/kernel/proxmox-boot-uuids", "/etc/kernel/cmdline"} <= files),
         (BootLoader.BLS, grubby),
@@ -101,7 +101,3 @@ def _systemd_boot(files: set[str], together: str) -> tuple[str, ...]:
         return (f"sed -i '1s|$| {together}|' /etc/kernel/cmdline", 'kernel-install add "$(uname -r)" /boot/vmlinuz')
     entries = next(path for path in sorted(files) if path.endswith("/loader/entries"))
     return (f"sed -i '/^options/s|$| {together}|' {entries}/*.conf",)
-
-
-def _os(setup: Setup) -> str:
-    return osrelease.parse(setup.os_release.text or "").id

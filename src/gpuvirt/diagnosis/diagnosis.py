@@ -4,18 +4,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from gpuvirt.diagnosis.checks import (
-    devices,
-    drivers,
-    firmware,
-    gracegates,
-    iommu,
-    kata,
-    kubelet,
-    kubevirt,
-    runtime,
-    vgpu,
-)
+from gpuvirt.diagnosis.checks import devices, drivers, firmware, iommu, kata, kubelet, kubevirt, runtime
 from gpuvirt.diagnosis.evidence import Evidence
 from gpuvirt.diagnosis.findings import Area, CheckResult, Finding, Report, worst
 
@@ -55,9 +44,9 @@ CHECKS: tuple[Check, ...] = (
     Check(Area.DRIVERS, drivers.boot_console, for_vms=True),
     Check(Area.DRIVERS, drivers.reset_methods, for_vms=True),
     Check(Area.DEVICES, devices.devices),
-    Check(Area.VGPU, vgpu.vgpus, for_vms=True),
-    Check(Area.VGPU, vgpu.vgpu_manager, for_vms=True),
-    Check(Area.VGPU, vgpu.sriov, for_vms=True),
+    Check(Area.VGPU, devices.vgpus, for_vms=True),
+    Check(Area.VGPU, devices.vgpu_manager, for_vms=True),
+    Check(Area.VGPU, devices.sriov, for_vms=True),
     Check(Area.KUBELET, kubelet.listening),
     Check(Area.KUBELET, kubelet.registration),
     Check(Area.KUBELET, kubelet.exclusion),
@@ -72,8 +61,8 @@ CHECKS: tuple[Check, ...] = (
     Check(Area.KUBEVIRT, kubevirt.permitted_names),
     Check(Area.KUBEVIRT, kubevirt.near_misses),
     Check(Area.KUBEVIRT, kubevirt.mediated_devices),
-    Check(Area.KUBEVIRT, gracegates.feature_gates),
-    Check(Area.KUBEVIRT, gracegates.iommufd),
+    Check(Area.KUBEVIRT, kubevirt.feature_gates),
+    Check(Area.KUBEVIRT, kubevirt.iommufd),
 )
 
 

@@ -1,10 +1,10 @@
 """The input of all checks: the host, its inventory, the agent's NodeView, the kubelet, KubeVirt's configuration."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from gpuvirt.diagnosis.clusternodes import ClusterNode
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.platform import FunctionSetup
@@ -14,6 +14,38 @@ from gpuvirt.model.desired.settings import Settings, VfioNodes
 from gpuvirt.model.inventory.inventory import Gpu, Inventory
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
 from gpuvirt.model.offers.view import NodeView
+
+IOMMUFD_RESOURCE = "devices.kubevirt.io/iommufd"
+"""The resource that each virt-launcher pod requests with KubeVirt's gate IOMMUFD."""
+IOMMUFD_KERNEL = (6, 2)
+"""The first kernel with `/dev/iommu`; distributions may add it to older ones."""
+
+_RELEASE = re.compile(r"(\d{1,4})\.(\d{1,4})")
+
+
+class ClusterNode(msgspec.Struct, frozen=True):
+    """A node on which KubeVirt runs VMs."""
+
+    name: str
+    kernel: str
+    """`5.15.0-91-generic`; empty if the node does not report it."""
+    iommufd: bool | None = None
+    """Whether the node offers IOMMUFD_RESOURCE, which it does with `/dev/iommu`; None while the gate IOMMUFD is off."""
+
+
+def without_iommufd(nodes: Iterable[ClusterNode]) -> tuple[ClusterNode, ...]:
+    """Return the nodes that KubeVirt has found to lack `/dev/iommu`."""
+    return tuple(node for node in nodes if node.iommufd is False)
+
+
+def probably_without_iommufd(nodes: Iterable[ClusterNode]) -> tuple[ClusterNode, ...]:
+    """Return the nodes that lack `/dev/iommu`, or whose kernel is too old to have it."""
+    return tuple(node for node in nodes if node.iommufd is False or (node.iommufd is None and _is_old(node.kernel)))
+
+
+def _is_old(kernel: str) -> bool:
+    release = _RELEASE.match(kernel)
+    return release is not None and (int(release[1]), int(release[2])) < IOMMUFD_KERNEL
 
 
 class Evidence(msgspec.Struct, frozen=True):

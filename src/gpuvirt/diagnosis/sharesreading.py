@@ -75,11 +75,10 @@ async def read_index(client: Client, sharing: Sharing) -> Index:
 
 def shares_of_pods(index: Index) -> Mapping[PodUid, PodShare]:
     """Return the names and the units of the pods that take units on a node."""
-    return {pod.uid: PodShare(pod.where, units, _enforcement_of(pod)) for pod, units in index.bound_pods()}
-
-
-def _enforcement_of(pod: SharingPod) -> str:
-    return enforcement_of(pod.metadata.annotations.shares)
+    return {
+        pod.uid: PodShare(pod.where, units, enforcement_of(pod.metadata.annotations.shares))
+        for pod, units in index.bound_pods()
+    }
 
 
 def shares_for_pod(index: Index, pod: SharingPod) -> Mapping[PodUid, PodShare]:
@@ -97,7 +96,7 @@ def shares_for_pod(index: Index, pod: SharingPod) -> Mapping[PodUid, PodShare]:
 async def read_overview(client: Client, sharing: Sharing) -> SharesOverview:
     """Return the overview of a cluster's shares now; raises ApiError."""
     nodes, pods, schedules, memory = await asyncio.gather(
-        client.list(SHARING_NODES), client.list(SHARING_PODS), _schedules(client), read_memory(client)
+        client.list(SHARING_NODES), client.list(SHARING_PODS), listed_schedules(client), read_memory(client)
     )
     index = Index(sharing)
     index.observe_nodes(_all_of(nodes))
@@ -110,7 +109,7 @@ def cordoned_by(nodes: Iterable[SharingNode]) -> Mapping[NodeName, str]:
     return {node.name: node.metadata.labels.cordoned_by for node in nodes if node.metadata.labels.cordoned_by}
 
 
-async def _schedules(client: Client) -> tuple[VgpuSchedule, ...]:
+async def listed_schedules(client: Client) -> tuple[VgpuSchedule, ...]:
     """Return the schedules; none for a user who may not list them, for whom the labels of nodes count alone."""
     try:
         return await read_schedules(client)
@@ -119,12 +118,11 @@ async def _schedules(client: Client) -> tuple[VgpuSchedule, ...]:
 
 
 def _overview_of(index: Index, away: Mapping[NodeName, AwayWorker], memory: Mapping[str, PodMemory]) -> SharesOverview:
-    pods = {uid: _with_memory(share, memory.get(share.pod)) for uid, share in shares_of_pods(index).items()}
+    pods = dict(shares_of_pods(index))
+    for uid, share in pods.items():
+        if (used := memory.get(share.pod)) is not None:
+            pods[uid] = replace(share, limit_mib=used.limit_mib, used_mib=used.used_mib)
     return overview.overview(index.nodes, pods, away, index.limiting)
-
-
-def _with_memory(share: PodShare, memory: PodMemory | None) -> PodShare:
-    return replace(share, limit_mib=memory.limit_mib, used_mib=memory.used_mib) if memory is not None else share
 
 
 class SharesFollower:
@@ -162,7 +160,7 @@ class SharesFollower:
         """Read again and again the schedules, for the times at which workers come back, and the memory of pods."""
         while True:
             try:
-                self._schedules = await _schedules(self._client)
+                self._schedules = await listed_schedules(self._client)
                 self._memory = await read_memory(self._client)
             except ApiError as error:
                 report(error)

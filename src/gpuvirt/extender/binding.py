@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.extender.bindings import CannotBindError, Write
 from gpuvirt.extender.fence import Fence
 from gpuvirt.extender.filtering import NO_LIMITS
 from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.extender.protocol import BindingArguments
-from gpuvirt.extender.writes import Writes
+from gpuvirt.extender.writes import CannotBindError, Write, Writes
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import ApiError, NotFoundError

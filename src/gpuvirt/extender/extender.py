@@ -8,7 +8,7 @@ the watch of a standby may lag behind the bindings of its predecessor. It then c
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from random import Random
 from typing import TypeVar
@@ -17,15 +17,11 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.extender.binding import NOT_LEADING, Binder
-from gpuvirt.extender.bindings import CannotBindError
-from gpuvirt.extender.bindingwait import BindingWait
-from gpuvirt.extender.filtering import HELD, MOST_STEPS, filtering, fits_without_held, kept_texts
+from gpuvirt.extender.filtering import HELD, MOST_STEPS, filtering, fits_without_held, kept_texts, prioritized
 from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
-from gpuvirt.extender.longwork import LongWork
-from gpuvirt.extender.places import Places
+from gpuvirt.extender.places import BindingWait, Places
 from gpuvirt.extender.preempting import MOST_STEPS as MOST_PREEMPTION_STEPS
 from gpuvirt.extender.preempting import preempted
-from gpuvirt.extender.prioritizing import prioritized
 from gpuvirt.extender.protocol import (
     BindingResult,
     ErrorResult,
@@ -36,6 +32,7 @@ from gpuvirt.extender.protocol import (
     preemption_arguments,
 )
 from gpuvirt.extender.refusedpods import RefusedPods
+from gpuvirt.extender.writes import CannotBindError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
@@ -49,6 +46,49 @@ from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
 from gpuvirt.shares.sharing import Sharing
 from gpuvirt.tasks import keep_going
+
+Result = TypeVar("Result")
+
+PART = 500
+"""The steps of a part, about half a millisecond; a part ends with the search that exceeds them."""
+
+
+class LongWork:
+    """Does work on many nodes in short parts, between which the extender does everything else.
+
+    kube-scheduler asks about one pod at a time, but several schedulers, and other clients, may ask at once. So long
+    works take turns, and in one turn of the event loop at most one of them does a part. The lease, the watches and the
+    requests that need no search never wait for more.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        """Given in the order of the requests for it."""
+
+    async def result(self, work: Generator[None, None, Result], steps: Steps) -> Result:
+        """Return the result of work that yields wherever it may be interrupted, and counts its `steps`.
+
+        Work of fewer steps than a part is done at once.
+        """
+        done = _part(work, steps)
+        while not done:
+            async with self._turn:
+                await self._clock.sleep(0)
+                done = _part(work, steps)
+        return done[0]
+
+
+def _part(work: Generator[None, None, Result], steps: Steps) -> tuple[Result] | tuple[()]:
+    """Do a part of some work; return its result, or an empty tuple while more is to be done."""
+    until = steps.left - PART
+    while steps.left > until:
+        try:
+            next(work)
+        except StopIteration as done:
+            return (done.value,)
+    return ()
+
 
 T = TypeVar("T", bound=KubernetesObject)
 

@@ -61,7 +61,7 @@ def preempted(
             candidates = _candidates(index, name, budgets, asked.pod.spec.priority)
             chosen = yield from _Choice(usage, demand, sharing, candidates, proposed, steps).victims()
         if chosen is not None:
-            found[name] = _meta(chosen)
+            found[name] = MetaVictims([MetaPod(PodUid(pod)) for pod in chosen.pods], chosen.violations)
         yield
     return found
 
@@ -129,7 +129,3 @@ class _Choice:
         others = [pod for pod in self._proposed.pods if pod not in units]
         violating_others = min(max(self._proposed.violations - violations(self._with_units), 0), len(others))
         return Victims([*others, *(candidate.pod for candidate in chosen)], violations(chosen) + violating_others)
-
-
-def _meta(chosen: Victims) -> MetaVictims:
-    return MetaVictims([MetaPod(PodUid(pod)) for pod in chosen.pods], chosen.violations)

@@ -1,8 +1,7 @@
 """The fields of nodes and pods that matter for shares, and the requests of pods.
 
 Source: Kubernetes' API reference, core/v1. All other fields are dropped, since the extender keeps all pods of the
-cluster in memory. These types are never written. They refer to no object that refers to them, so that the garbage
-collector need not go through them (`gc=False`).
+cluster in memory.
 """
 
 from collections.abc import Iterable
@@ -13,7 +12,8 @@ from msgspec.structs import force_setattr
 
 from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
 from gpuvirt.kube.collection import Collection
-from gpuvirt.kube.kinds.core import Container
+from gpuvirt.kube.kinds import core
+from gpuvirt.kube.kinds.core import Condition, Container, SchedulingGate
 from gpuvirt.kube.resources import NODES, Resource
 from gpuvirt.model.shares.annotations import (
     FENCE_ANNOTATION,
@@ -27,9 +27,6 @@ from gpuvirt.model.shares.annotations import (
 from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units, demand_of
 from gpuvirt.model.shares.quantities import units_of
 from gpuvirt.model.workers.spec import CORDONED_BY
-
-ALWAYS = "Always"
-"""The restart policy of sidecars among the init containers."""
 
 
 class NodeAnnotations(msgspec.Struct, frozen=True, gc=False):
@@ -93,20 +90,6 @@ class PodMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     annotations: PodAnnotations = PodAnnotations()
 
 
-class PodContainer(Container, frozen=True, gc=False, rename="camel"):
-    """A container, an init container or a sidecar."""
-
-    restart_policy: str = ""
-
-    def quantity(self, resource: ResourceName) -> str | int | None:
-        """Return the requested quantity of a resource, None where the container does not name the resource."""
-        return self.resources.requests.get(resource, self.resources.limits.get(resource))
-
-
-class SchedulingGate(msgspec.Struct, frozen=True, gc=False):
-    """A reason why kube-scheduler leaves a pod alone, and why the API server refuses its binding."""
-
-
 class SchedulingGroup(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The PodGroup of a pod, with which it is placed."""
 
@@ -120,24 +103,14 @@ class PodGroupKey(NamedTuple):
     name: str
 
 
-class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class PodSpec(core.PodSpec, frozen=True, gc=False, rename="camel"):
     """The node, the containers, the priority, the gates and the group of a pod."""
 
-    node_name: str = ""
-    containers: tuple[PodContainer, ...] = ()
-    init_containers: tuple[PodContainer, ...] = ()
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
     priority: int = 0
     scheduling_gates: tuple[SchedulingGate, ...] = ()
     scheduling_group: SchedulingGroup = SchedulingGroup()
-
-
-class PodCondition(msgspec.Struct, frozen=True, gc=False):
-    """A condition of a pod."""
-
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-    message: str = ""
 
 
 class PodStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -145,13 +118,17 @@ class PodStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
     nominated_node_name: str = ""
     """It has evicted others for the pod there, or the pod waits there to be bound."""
-    conditions: tuple[PodCondition, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     """The condition PodScheduled of a pod whose scheduling has failed, else none: each bound pod has several."""
 
     def __post_init__(self) -> None:
         """Leave out all other conditions."""
         if self.conditions:
-            failed = (found for found in self.conditions if (found.type, found.status) == ("PodScheduled", "False"))
+            failed = (
+                condition
+                for condition in self.conditions
+                if (condition.type, condition.status) == ("PodScheduled", "False")
+            )
             force_setattr(self, "conditions", tuple(failed))
 
 
@@ -192,7 +169,7 @@ SHARING_PODS = Collection(Resource("pods"), SharingPod, fields="status.phase!=Su
 def requested(pod: SharingPod, resource: ResourceName) -> Iterable[ContainerDemand]:
     """Yield the request of each container, in the order of their start; raise InvalidQuantityError."""
     for container in pod.spec.init_containers:
-        kind = ContainerKind.SIDECAR if container.restart_policy == ALWAYS else ContainerKind.INIT
+        kind = ContainerKind.SIDECAR if container.is_sidecar else ContainerKind.INIT
         yield _requested(container, kind, resource)
     for container in pod.spec.containers:
         yield _requested(container, ContainerKind.APP, resource)
@@ -208,6 +185,6 @@ def needs_limits(pod: SharingPod, demand: Demand, whole: Units = WHOLE) -> bool:
     return requires_limits(pod.metadata.annotations.enforcement, demand, whole)
 
 
-def _requested(container: PodContainer, kind: ContainerKind, resource: ResourceName) -> ContainerDemand:
+def _requested(container: Container, kind: ContainerKind, resource: ResourceName) -> ContainerDemand:
     quantity = container.quantity(resource)
     return ContainerDemand(ContainerName(container.name), kind, Units(0) if quantity is None else units_of(quantity))

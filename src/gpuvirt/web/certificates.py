@@ -1,4 +1,4 @@
-"""The certificate of an HTTPS server, and the CA of its clients, which are read again when their files change.
+"""The certificate of an HTTPS server, and the CA and the names of its clients; its files are read again when changed.
 
 Each version is loaded into a context of its own, and new connections get the last one that could be loaded whole.
 OpenSSL drops a context's key when a certificate is loaded that does not match it: loading half a pair into the context
@@ -7,16 +7,115 @@ in use would end TLS.
 
 import logging
 import ssl
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
+from typing_extensions import override
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import ConfigError
-from gpuvirt.web.clients import ClientRules
-from gpuvirt.web.handshakes import Handshakes
+
+
+class ClientStanding(StrEnum):
+    """The standing of a client, by its certificate."""
+
+    PERMITTED = "permitted"
+    """It has a certificate of the CA, and a permitted name."""
+    OTHER_NAME = "other-name"
+    """It has a certificate of the CA, and no permitted name."""
+    NO_CERTIFICATE = "none"
+
+
+class ServedClient(msgspec.Struct, frozen=True):
+    """The client of a connection."""
+
+    standing: ClientStanding = ClientStanding.NO_CERTIFICATE
+    names: tuple[str, ...] = ()
+    """The names of its verified certificate: its common name, and its DNS names and URIs."""
+
+
+UNKNOWN = ServedClient()
+
+
+class ClientRules(msgspec.Struct, frozen=True):
+    """The certificates that clients need."""
+
+    authority: Path
+    """The file of the CA, in PEM; it may have several, such as the previous one."""
+    names: frozenset[str] = frozenset()
+    """The permitted names; every certificate of the CA is permitted if there are none."""
+    required: bool = True
+    """Whether other clients are refused; otherwise they are answered, and counted."""
+
+    def judge(self, certificate: Mapping[str, object] | None) -> ServedClient:
+        """Return the client with a verified certificate, in the form of `SSLSocket.getpeercert`."""
+        if not certificate:
+            return UNKNOWN
+        names = tuple(_names(certificate))
+        permitted = not self.names or not self.names.isdisjoint(names)
+        return ServedClient(ClientStanding.PERMITTED if permitted else ClientStanding.OTHER_NAME, names)
+
+
+def _names(certificate: Mapping[str, object]) -> Iterable[str]:
+    subject, alternatives = certificate.get("subject"), certificate.get("subjectAltName")
+    parts = [pair for part in subject for pair in part] if isinstance(subject, tuple) else []
+    yield from (value for key, value in parts if key == "commonName")
+    if isinstance(alternatives, tuple):
+        yield from (value for key, value in alternatives if key in {"DNS", "URI"})
+
 
 log = logging.getLogger(__name__)
+
+_WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLSyscallError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""No failures, or clients that went away."""
+
+
+class Handshakes:
+    """The failed handshakes of a server's contexts: the client gets the alert, and the server counts and logs it.
+
+    asyncio does neither: it closes the connection without the alert, so that the client only sees that it ended.
+    """
+
+    def __init__(self) -> None:
+        self.failed: Counter[str] = Counter()
+        """By the reason in OpenSSL's words."""
+
+    def observe(self, context: ssl.SSLContext) -> None:
+        """Count the failures of a context's connections, and send their alerts."""
+        handshakes = self
+
+        class Observed(ssl.SSLObject):
+            _failure: ssl.SSLError | None = None
+
+            @override
+            def do_handshake(self) -> None:
+                if self._failure is not None:
+                    raise self._failure
+                try:
+                    super().do_handshake()
+                except _WAITS:
+                    raise
+                except ssl.SSLError as error:
+                    handshakes.observe_error(error)
+                    self._failure = error
+                    # asyncio then sends what OpenSSL has written, the alert, and waits until the client has closed.
+                    raise ssl.SSLWantReadError from error
+
+        context.sslobject_class = Observed
+
+    def observe_error(self, error: ssl.SSLError) -> None:
+        """Count a failure, and log the first, the tenth, the hundredth of each kind."""
+        reason = (error.reason or "unknown").lower().replace("_", " ")
+        if isinstance(error, ssl.SSLCertVerificationError):
+            reason = f"{reason}: {error.verify_message}"
+        self.failed[reason] += 1
+        times = self.failed[reason]
+        if str(times).rstrip("0") == "1":
+            log.warning("a client was refused by TLS: %s", reason, extra={"times": times})
+
 
 CHECK_S = 10.0
 """How often the files are looked at. The kubelet takes up to a minute to change the files of a Secret."""

@@ -1,8 +1,24 @@
-"""Prometheus' text format (exposition format 0.0.4), the format of all metrics pages."""
+"""Pages for probes and metrics, and Prometheus' text format (exposition format 0.0.4) of the latter."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
 
 from gpuvirt.loops.histogram import Histogram
+
+TEXT = "text/plain; charset=utf-8"
+
+
+class PageAnswer(msgspec.Struct, frozen=True):
+    """The response of a page."""
+
+    status: int
+    body: str
+    content_type: str = TEXT
+
+
+Page = Callable[[], PageAnswer]
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

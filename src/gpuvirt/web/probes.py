@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Mapping
 
+from gpuvirt.web.exposition import Page, PageAnswer
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest, HttpServer
-from gpuvirt.web.page import Page, PageAnswer
 
 log = logging.getLogger(__name__)
 

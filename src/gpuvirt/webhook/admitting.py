@@ -13,6 +13,7 @@ import msgspec
 from gpuvirt.errors import DamagedError, InvalidIdError
 from gpuvirt.facts.ids import parse_object_name
 from gpuvirt.kube.jsonpatch import Op, Operation, at
+from gpuvirt.kube.kinds.core import Volume
 from gpuvirt.kube.kinds.podparts import Container as NewContainer
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
@@ -31,7 +32,7 @@ from gpuvirt.webhook.injectedparts import (
     volume,
 )
 from gpuvirt.webhook.injectionconfig import ClassSettings, InjectionConfig, InjectionProfile, MdevRule
-from gpuvirt.webhook.pod import ContainerList, Placed, Pod, Volume
+from gpuvirt.webhook.pod import ContainerList, Placed, Pod
 
 LICENCE_ANNOTATION = "gpuvirt.io/licence-secret"
 """An annotation of a pod: the Secret of its namespace that has the licence's token."""

@@ -11,10 +11,10 @@ from gpuvirt.clock import Clock
 from gpuvirt.errors import DamagedError
 from gpuvirt.loops.histogram import Histogram
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
+from gpuvirt.web.certificates import Handshakes
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, histograms, text_of
-from gpuvirt.web.handshakes import Handshakes
+from gpuvirt.web.exposition import PageAnswer as Page
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
-from gpuvirt.web.page import PageAnswer as Page
 from gpuvirt.webhook.admitting import UNCHANGED, Decision, admit
 from gpuvirt.webhook.config import WebhookConfig
 from gpuvirt.webhook.review import AdmissionRequest, decoded, encoded

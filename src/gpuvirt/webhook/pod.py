@@ -9,10 +9,8 @@ from enum import StrEnum
 import msgspec
 
 from gpuvirt.kube.jsonpatch import at
-
-
-class _Absent(msgspec.Struct, frozen=True):
-    """An object whose fields do not count."""
+from gpuvirt.kube.kinds import core
+from gpuvirt.kube.kinds.core import Absent, Quantities, Volume
 
 
 class EnvVar(msgspec.Struct, frozen=True, rename="camel"):
@@ -20,7 +18,7 @@ class EnvVar(msgspec.Struct, frozen=True, rename="camel"):
 
     name: str = ""
     value: str = ""
-    value_from: _Absent | None = None
+    value_from: Absent | None = None
 
 
 class Mount(msgspec.Struct, frozen=True, rename="camel"):
@@ -29,13 +27,6 @@ class Mount(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
     mount_path: str = ""
     sub_path: str = ""
-
-
-class Resources(msgspec.Struct, frozen=True):
-    """The resources of a container; for an extended resource, the limit equals the request."""
-
-    limits: dict[str, str | int | float] = {}
-    requests: dict[str, str | int | float] = {}
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -51,50 +42,22 @@ class SecurityContext(msgspec.Struct, frozen=True, rename="camel"):
     capabilities: Capabilities = Capabilities()
 
 
-class Container(msgspec.Struct, frozen=True, rename="camel"):
+class Container(core.Container, frozen=True, gc=True, rename="camel"):
     """A container."""
 
-    name: str = ""
     image: str = ""
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
-    restart_policy: str = ""
     security_context: SecurityContext = SecurityContext()
     env: tuple[EnvVar, ...] = ()
     volume_mounts: tuple[Mount, ...] = ()
-    resources: Resources = Resources()
-
-    @property
-    def is_sidecar(self) -> bool:
-        """Whether an init container runs as long as the pod."""
-        return self.restart_policy == "Always"
-
-
-class HostPath(msgspec.Struct, frozen=True):
-    """A folder of the node."""
-
-    path: str = ""
-
-
-class Secret(msgspec.Struct, frozen=True, rename="camel"):
-    """A Secret of the pod's namespace."""
-
-    secret_name: str = ""
-
-
-class Volume(msgspec.Struct, frozen=True, rename="camel"):
-    """A volume."""
-
-    name: str = ""
-    host_path: HostPath | None = None
-    secret: Secret | None = None
 
 
 class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     """The spec of a pod."""
 
     runtime_class_name: str = ""
-    resources: Resources = Resources()
+    resources: Quantities = Quantities()
     """The requests and limits of the whole pod, which its containers share."""
     restart_policy: str = "Always"
     containers: tuple[Container, ...] = ()

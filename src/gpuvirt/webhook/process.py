@@ -8,8 +8,7 @@ import msgspec
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.tasks import keep_going, until_stopped
-from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
-from gpuvirt.web.handshakes import Handshakes
+from gpuvirt.web.certificates import CertificateFiles, Handshakes, ServerCertificate
 from gpuvirt.web.httpserver import HttpServer
 from gpuvirt.web.probes import Probes
 from gpuvirt.webhook.config import WebhookConfig

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gpuvirt.agent.change.gate.gates import plugin_gates
 from gpuvirt.agent.kubelet import livelists
 from gpuvirt.agent.kubelet.livelists import ListUnknownError, read_lists
-from gpuvirt.cli.changes.inworker import CommandHost, beside
+from gpuvirt.cli.changes.commandhost import CommandHost, beside
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.loops.serialworker import ThreadWorker

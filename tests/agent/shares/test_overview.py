@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 from rich.console import Console
 
-from gpuvirt.cli.output.sharesrender import bar, print_shares
+from gpuvirt.cli.output.fleetrender import bar, print_shares
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.demand import Units

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuvirt.agent import metrics
 from gpuvirt.agent.shares.recordstore import FILE
-from gpuvirt.cli.support import shares as archived
+from gpuvirt.cli.support import sections as archived
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciId, PodUid, parse_pci_id
 from gpuvirt.model.desired.settings import Enforcement, HamiCore, Settings, ShareSettings, check

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.agent.published.moduleoptions import read_kept
-from gpuvirt.cli.changes import vfiohost
-from gpuvirt.cli.changes.vgpuscheduler import Order, set_scheduler, show_schedulers
+from gpuvirt.cli.changes import commandhost
+from gpuvirt.cli.changes.vgpu import SchedulerOrder, set_scheduler, show_schedulers
 from gpuvirt.cli.formats import Output
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
@@ -35,14 +35,14 @@ class Place:
 
     def __init__(self, folder: Path, simulated: str = "4xT4") -> None:
         self.vgpu_host = VgpuHost(simulated, folder)
-        self.here = vfiohost.Host(self.vgpu_host.change_host, self.vgpu_host.given, {}, {}, {}, folder)
+        self.here = commandhost.Host(self.vgpu_host.change_host, self.vgpu_host.given, {}, {}, {}, folder)
         self.roots = HostRoots.under(folder / "host")
         self.roots.local(FILE).parent.mkdir(parents=True)
 
     def set(self, gpu: str, desired: Scheduler, *, persist: bool = False, dry_run: bool = False) -> int:
         """Return the exit code of the command."""
         try:
-            order = Order(desired, persist=persist, dry_run=dry_run)
+            order = SchedulerOrder(desired, persist=persist, dry_run=dry_run)
             set_scheduler(self.here, self.roots, gpu, order, output=Output.JSON)
         except typer.Exit as end:
             return end.exit_code

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.diagnosis import diagnosis
-from gpuvirt.diagnosis.cluster.states import cluster_node
-from gpuvirt.diagnosis.clusternodes import IOMMUFD_RESOURCE, ClusterNode
+from gpuvirt.diagnosis.evidence import IOMMUFD_RESOURCE, ClusterNode
 from gpuvirt.diagnosis.findings import Finding, Report
+from gpuvirt.diagnosis.vms.vmevidence import cluster_node
 from gpuvirt.errors import ConfigError
 from gpuvirt.kube.kinds.core import Node
 from gpuvirt.model.kubevirt.gracegpus import GRACE_GATES

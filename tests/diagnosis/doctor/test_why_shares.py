@@ -9,10 +9,11 @@ from rich.console import Console
 from gpuvirt.cli.output.diagnosisrender import print_finding
 from gpuvirt.diagnosis.explanation import StageOutcome
 from gpuvirt.diagnosis.findings import problem
-from gpuvirt.diagnosis.vms.vmevidence import ConditionSeen, NodeSeen, ObjectKind, ObjectRef, PodSeen, VmEvidence
+from gpuvirt.diagnosis.vms.vmevidence import NodeSeen, ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.diagnosis.vms.vmexplanation import Explanation, VmStageName, explain
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.kube.kinds.core import Condition
 from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
 from gpuvirt.model.shares.nodeusage import NodeUsage
@@ -20,7 +21,7 @@ from gpuvirt.model.shares.overview import PodShare
 from gpuvirt.model.shares.placement import GpuId
 
 VGPU = "nvidia.com/vgpu"
-PENDING = ConditionSeen("PodScheduled", "False", "Unschedulable", "0/1 nodes are available")
+PENDING = Condition("PodScheduled", "False", "Unschedulable", "0/1 nodes are available")
 
 
 def usage_of(

@@ -8,39 +8,45 @@ from msgspec.structs import replace
 from gpuvirt.cli.diagnosis.why import show_vm
 from gpuvirt.diagnosis.explanation import StageOutcome
 from gpuvirt.diagnosis.target import object_target
-from gpuvirt.diagnosis.vms.podfindings import refusal_in
 from gpuvirt.diagnosis.vms.vmevidence import (
-    ConditionSeen,
-    DeviceRequests,
     DeviceSeen,
     GpuNodeSeen,
     NodeSeen,
     ObjectKind,
     ObjectRef,
-    OfferSeen,
-    PodPlacement,
     PodSeen,
-    Taint,
-    Toleration,
     VmEvidence,
-    VmiSeen,
-    VmSeen,
 )
 from gpuvirt.diagnosis.vms.vmexplanation import Explanation, VmStageName, explain
+from gpuvirt.diagnosis.vms.vmfindings import refusal_in
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds.core import Condition, OwnedMetadata, Placement, Taint, Toleration
+from gpuvirt.kube.kinds.gpunode import Offered
+from gpuvirt.kube.kinds.kubevirt import (
+    Device,
+    Devices,
+    Domain,
+    Template,
+    Vm,
+    Vmi,
+    VmiSpec,
+    VmiStatus,
+    VmSpec,
+    VmStatus,
+)
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Code
 from gpuvirt.model.workers.away import AwayWorker
 from gpuvirt.model.workers.coming import NodePhase, PhaseConfig
-from gpuvirt.model.workers.spec import PhaseName
+from gpuvirt.model.workers.spec import SAVED_STRATEGY, PhaseName
 
 A10, QUARTER = "nvidia.com/GA102GL_A10", "nvidia.com/NVIDIA_A10-4Q"
 GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"
-ONE_GPU = DeviceRequests(gpus=(A10,))
+NONE, ONE_GPU = Devices(), Devices(gpus=(Device(A10),))
 PENDING = "0/2 nodes are available: 2 Insufficient nvidia.com/GA102GL_A10."
-UNSCHEDULABLE = ConditionSeen("PodScheduled", "False", "Unschedulable", PENDING)
+UNSCHEDULABLE = Condition("PodScheduled", "False", "Unschedulable", PENDING)
 REFUSED = Reason(
     ReasonCode.IN_USE_ELSEWHERE,
     GPU,
@@ -48,35 +54,61 @@ REFUSED = Reason(
     (Seen("", "/proc/7/fd"),),
     "stop that VM",
 )
-OFFER = OfferSeen(A10, 2, registered=True, pci_vendor_selectors=("10DE:2236",))
+OFFER = Offered(name=A10, healthy=2, registered=True, pci_vendor_selectors=("10DE:2236",))
 GPUS = (DeviceSeen(GPU, "GA102GL [A10]", A10), DeviceSeen(OTHER, "GA102GL [A10]", A10))
 NODE = NodeSeen("node01", allocatable={A10: 2}, gpu_node=GpuNodeSeen((OFFER,), GPUS))
 PLAIN = NodeSeen("node02")
 LAUNCHER = "virt-launcher-vm-a-x7k2p"
 POD = PodSeen(LAUNCHER, "team", "Pending", requests={A10: 1, "devices.kubevirt.io/kvm": 1}, vm="vm-a")
 WAITS = replace(POD, conditions=(UNSCHEDULABLE,))
-RUNS = replace(POD, phase="Running", node="node01", conditions=(ConditionSeen("PodScheduled", "True"),))
+RUNS = replace(POD, phase="Running", node="node01", conditions=(Condition("PodScheduled", "True"),))
 OWNER = RUNS.user
+
+
+def vmi_of(phase: str, node: str = "", devices: Devices = NONE, *, conditions: tuple[Condition, ...] = ()) -> Vmi:
+    return Vmi(
+        metadata=OwnedMetadata(),
+        spec=VmiSpec(domain=Domain(devices)),
+        status=VmiStatus(phase, node, conditions=conditions),
+    )
+
+
+def vm_of(
+    strategy: str,
+    status: str = "",
+    *,
+    running: bool | None = None,
+    saved: str = "",
+    devices: Devices = NONE,
+    conditions: tuple[Condition, ...] = (),
+) -> Vm:
+    return Vm(
+        metadata=OwnedMetadata(annotations={SAVED_STRATEGY: saved} if saved else {}),
+        spec=VmSpec(running=running, run_strategy=strategy, template=Template(spec=VmiSpec(domain=Domain(devices)))),
+        status=VmStatus(status, conditions=conditions),
+    )
+
+
 STARTED = VmEvidence(
     target=ObjectRef(ObjectKind.VM, "vm-a", "team"),
-    vm=VmSeen("Always", "Starting", requests=ONE_GPU),
-    vmi=VmiSeen("Scheduling", requests=ONE_GPU),
+    vm=vm_of("Always", "Starting", devices=ONE_GPU),
+    vmi=vmi_of("Scheduling", devices=ONE_GPU),
     pod=WAITS,
     nodes=(NODE, PLAIN),
 )
-RUNNING = replace(STARTED, vmi=VmiSeen("Running", "node01", ONE_GPU), pod=RUNS)
+RUNNING = replace(STARTED, vmi=vmi_of("Running", "node01", ONE_GPU), pod=RUNS)
 
 
 def kubevirt(configuration: str) -> tuple[KubeVirt, ...]:
     return parse(f"{{kind: KubeVirt, spec: {{configuration: {configuration}}}}}", where="kv")
 
 
-def stopped(vm: VmSeen, *kubevirts: KubeVirt) -> VmEvidence:
+def stopped(vm: Vm, *kubevirts: KubeVirt) -> VmEvidence:
     return replace(STARTED, vm=vm, vmi=None, pod=None, kubevirts=kubevirts)
 
 
-def without_pod(configuration: str, *reported: ConditionSeen) -> VmEvidence:
-    vmi = replace(STARTED.vmi or VmiSeen(), phase="Pending", conditions=reported)
+def without_pod(configuration: str, *reported: Condition) -> VmEvidence:
+    vmi = vmi_of("Pending", devices=ONE_GPU, conditions=reported)
     return replace(STARTED, vmi=vmi, pod=None, kubevirts=kubevirt(configuration))
 
 
@@ -95,7 +127,7 @@ def at_night(*away: str, selector: str = "v100-4q") -> VmEvidence:
         Taint("node.kubernetes.io/unschedulable", "NoSchedule"),
     )
     gone = replace(NODE, ready=False, unschedulable=True, taints=taints, labels=day)
-    pod = replace(WAITS, placement=PodPlacement({"vgpu.type": selector}))
+    pod = replace(WAITS, placement=Placement({"vgpu.type": selector}))
     nodes = (
         replace(gone, name="worker-1"),
         replace(gone, name="worker-2"),
@@ -182,29 +214,27 @@ def allocated_to(name: str, count: int) -> PodSeen:
     return PodSeen(name, "other", "Running", "node01", requests={A10: count})
 
 
-def reporting(
-    *offers: OfferSeen, devices: tuple[DeviceSeen, ...] = (), counted: int = 0, withheld: str = ""
-) -> NodeSeen:
+def reporting(*offers: Offered, devices: tuple[DeviceSeen, ...] = (), counted: int = 0, withheld: str = "") -> NodeSeen:
     agent = GpuNodeSeen(offers, devices, {A10: withheld} if withheld else {})
     return NodeSeen("node01", allocatable={A10: counted}, gpu_node=agent)
 
 
 def selecting(**labels: str) -> PodSeen:
     return replace(
-        WAITS, placement=PodPlacement(node_selector={key.replace("_", "/"): value for key, value in labels.items()})
+        WAITS, placement=Placement(node_selector={key.replace("_", "/"): value for key, value in labels.items()})
     )
 
 
 ILL = (replace(GPUS[0], reasons=(f"FellOffBus: {GPU} no longer answers",)), GPUS[1])
-NO_ENTRY = ConditionSeen(
+NO_ENTRY = Condition(
     "Synchronized",
     "False",
     "FailedCreate",
     f"failed to render launch manifest: GPU {A10} is not permitted in permittedHostDevices configuration",
 )
-HOST_DEVICE = DeviceRequests(host_devices=(A10,))
-GATE_REFUSED = ConditionSeen("Failure", "True", "FailedCreate", "Host Devices feature gate is not enabled")
-CHANGED = ConditionSeen("RestartRequired", "True", message="a non-live-updatable field was changed")
+HOST_DEVICE = Devices(host_devices=(Device(A10),))
+GATE_REFUSED = Condition("Failure", "True", "FailedCreate", "Host Devices feature gate is not enabled")
+CHANGED = Condition("RestartRequired", "True", message="a non-live-updatable field was changed")
 MISSING = replace(STARTED, vm=None, vmi=None, pod=None)
 FOREIGN = "ForeignProvider: KubeVirt offers it itself"
 
@@ -222,39 +252,39 @@ CASES = {
         (VmStageName.FOUND, FindingCode.KUBEVIRT_NOT_INSTALLED, "gpuvirt why pod/NAME"),
     ),
     "no request": (
-        stopped(VmSeen("Halted", "Stopped")),
+        stopped(vm_of("Halted", "Stopped")),
         (VmStageName.REQUESTS, FindingCode.NO_DEVICE_REQUESTED, f"deviceName: {A10}"),
     ),
     "requested since it was started": (
         replace(
             RUNNING,
-            vm=VmSeen("Always", "Running", requests=ONE_GPU, conditions=(CHANGED,)),
+            vm=vm_of("Always", "Running", devices=ONE_GPU, conditions=(CHANGED,)),
             pod=replace(RUNS, requests={}),
         ),
         (VmStageName.REQUESTS, FindingCode.RESTART_REQUIRED, "virtctl restart vm-a -n team"),
     ),
     "halted": (
-        stopped(VmSeen("Halted", "Stopped", requests=ONE_GPU)),
+        stopped(vm_of("Halted", "Stopped", devices=ONE_GPU)),
         (VmStageName.STARTED, FindingCode.VM_STOPPED, "virtctl start vm-a -n team"),
     ),
     "running: false": (
-        stopped(VmSeen("Halted", "Stopped", has_run_strategy=False, requests=ONE_GPU)),
+        stopped(vm_of("", "Stopped", running=False, devices=ONE_GPU)),
         (VmStageName.STARTED, FindingCode.VM_STOPPED, '{"spec":{"running":true}}'),
     ),
     "manual": (
-        stopped(VmSeen("Manual", "Stopped", requests=ONE_GPU)),
+        stopped(vm_of("Manual", "Stopped", devices=ONE_GPU)),
         (VmStageName.STARTED, FindingCode.VM_STOPPED, "virtctl start"),
     ),
     "no VMI yet": (
-        stopped(VmSeen("Always", "Provisioning", requests=ONE_GPU)),
+        stopped(vm_of("Always", "Provisioning", devices=ONE_GPU)),
         (VmStageName.STARTED, FindingCode.VM_NOT_STARTED, "virt-controller"),
     ),
     "gate refused at the webhook": (
-        stopped(VmSeen("Always", requests=HOST_DEVICE, conditions=(GATE_REFUSED,)), *kubevirt("{}")),
+        stopped(vm_of("Always", devices=HOST_DEVICE, conditions=(GATE_REFUSED,)), *kubevirt("{}")),
         (VmStageName.STARTED, FindingCode.FEATURE_GATE_MISSING, "- HostDevices"),
     ),
     "another failure": (
-        stopped(VmSeen("Always", requests=ONE_GPU, conditions=(replace(GATE_REFUSED, message="no PVC"),))),
+        stopped(vm_of("Always", devices=ONE_GPU, conditions=(replace(GATE_REFUSED, message="no PVC"),))),
         (VmStageName.STARTED, FindingCode.VM_NOT_STARTED, "kubectl describe vm vm-a -n team"),
     ),
     "not permitted": (
@@ -346,11 +376,11 @@ CASES = {
         (VmStageName.RUNNING, FindingCode.POD_NOT_RUNNING, f"kubectl describe pod {LAUNCHER} -n team"),
     ),
     "no guest": (
-        replace(RUNNING, vmi=VmiSeen("Scheduled", "node01", ONE_GPU, conditions=(NO_ENTRY,))),
+        replace(RUNNING, vmi=vmi_of("Scheduled", "node01", ONE_GPU, conditions=(NO_ENTRY,))),
         (VmStageName.RUNNING, FindingCode.POD_NOT_RUNNING, "kubectl logs"),
     ),
     "ended": (
-        replace(RUNNING, pod=replace(RUNS, phase="Succeeded"), vmi=VmiSeen("Succeeded", "node01", ONE_GPU)),
+        replace(RUNNING, pod=replace(RUNS, phase="Succeeded"), vmi=vmi_of("Succeeded", "node01", ONE_GPU)),
         (VmStageName.RUNNING, FindingCode.POD_NOT_RUNNING, "kubectl logs"),
     ),
     "a device that has failed": (
@@ -411,7 +441,7 @@ def test_each_node_has_its_obstacle_and_the_nearest_fit_is_first() -> None:
 @pytest.mark.parametrize("strategy", ["Halted", "Manual", "RerunOnFailure"])
 def test_a_vm_that_a_schedule_has_stopped_is_not_to_be_started(strategy: str) -> None:
     message = "is stopped until 2026-01-06 07:00 CET by schedule gpus"
-    vm = VmSeen(strategy, "Stopped", saved_strategy="Always" if strategy == "Halted" else "", requests=ONE_GPU)
+    vm = vm_of(strategy, "Stopped", saved="Always" if strategy == "Halted" else "", devices=ONE_GPU)
     found = explain(replace(stopped(vm), stopped=AwayWorker("gpus", message, "gpuvirt"))).blocker
     assert found is not None
     assert (found.code, found.message, found.fix) == (
@@ -422,14 +452,14 @@ def test_a_vm_that_a_schedule_has_stopped_is_not_to_be_started(strategy: str) ->
 
 
 def test_a_vm_that_a_schedule_has_stopped_which_may_not_be_read_has_its_strategy_in_an_annotation() -> None:
-    found = explain(stopped(VmSeen("Halted", "Stopped", saved_strategy="Always", requests=ONE_GPU))).blocker
+    found = explain(stopped(vm_of("Halted", "Stopped", saved="Always", devices=ONE_GPU))).blocker
     assert found is not None
     assert (found.code, found.seen[0].value) == (FindingCode.VM_STOPPED, "Always")
     assert "is stopped by a VgpuSchedule" in found.message
 
 
 def test_nodes_that_could_run_a_stopped_vm_are_listed() -> None:
-    found = explain(stopped(VmSeen("Halted", "Stopped", requests=ONE_GPU)))
+    found = explain(stopped(vm_of("Halted", "Stopped", devices=ONE_GPU)))
     assert [(node.node, node.obstacle) for node in found.nodes] == [("node01", None)]
 
 
@@ -484,7 +514,7 @@ def test_gpuvirts_refusals_are_found_in_kubelet_messages(code: ReasonCode) -> No
     ],
 )
 def test_tolerations_match_taints(toleration: Toleration, *, tolerated: bool) -> None:
-    placement = PodPlacement(tolerations=(toleration,))
+    placement = Placement(tolerations=(toleration,))
     assert (placement.untolerated([Taint("gpu", "NoSchedule", "yes")]) is None) == tolerated
     assert placement.untolerated([Taint("gpu", "PreferNoSchedule")]) is None
 

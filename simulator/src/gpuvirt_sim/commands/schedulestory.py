@@ -6,7 +6,7 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from rich.console import Console
 
-from gpuvirt.cli.output.sharesrender import print_shares
+from gpuvirt.cli.output.fleetrender import print_shares
 from gpuvirt.cli.output.tables import console, say
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import Units

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt.agent.shares.nodeshares import NodeShares
-from gpuvirt.cli.output.sharesrender import print_shares
+from gpuvirt.cli.output.fleetrender import print_shares
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
 from gpuvirt.model.shares.node.choice import PodOnNode

@@ -9,12 +9,11 @@ import typer
 from msgspec.structs import replace
 
 from gpuvirt.agent.change.observation import observe
-from gpuvirt.cli.changes import vfiohost
-from gpuvirt.cli.changes.inworker import changed_in_worker
-from gpuvirt.cli.changes.vfiohost import Host
+from gpuvirt.cli.changes import commandhost
+from gpuvirt.cli.changes.commandhost import Host, changed_in_worker
 from gpuvirt.cli.formats import Output
-from gpuvirt.cli.output import vfiorender
-from gpuvirt.cli.output.vfiorender import VfioResult
+from gpuvirt.cli.output import changesrender
+from gpuvirt.cli.output.changesrender import VfioResult
 from gpuvirt.cli.parameters import options
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction
@@ -80,14 +79,14 @@ def status(
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Show each GPU's driver, and whether it can be bound for VMs."""
-    here = vfiohost.host(vfiohost.account(HostRoots.under(host_root), kubelet_dir))
+    here = commandhost.host(commandhost.account(HostRoots.under(host_root), kubelet_dir))
     seen = observe(here.change_host, here.inputs).host_state()
     # Each GPU is planned alone, so that its row has the refusals that other GPUs of its IOMMU group cause.
     functions = seen.inventory.facts.functions
     parts = (address for address, function in functions.items() if function.is_gpu_part)
     listed = sorted((*seen.inventory.gpus, *parts))
     rows = [(address, plan_units(seen, {address: DesiredDriver.PASSTHROUGH})[0]) for address in listed]
-    vfiorender.status(seen, rows, here.unfit, output=output)
+    changesrender.vfio_status(seen, rows, here.unfit, output=output)
 
 
 @app.command("bind")
@@ -110,8 +109,8 @@ def bind(  # noqa: PLR0913  a command's options
     The driver is vfio-pci, or the kernel's variant driver for the device. gpuvirt records the
     original driver of each function, and `unbind` restores it.
     """
-    known = vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
-    here = vfiohost.host(known, also=also or (), force=force)
+    known = commandhost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    here = commandhost.host(known, also=also or (), force=force)
     desired = DesiredGpu(DesiredDriver.PASSTHROUGH, DesiredVgpus(whole=True) if remove_vgpus else None)
     change(here, desired, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
 
@@ -133,8 +132,8 @@ def unbind(  # noqa: PLR0913  a command's options
 
     A GPU that a VM uses, or that is allocated to a pod, stays on its VFIO driver.
     """
-    known = vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
-    here = vfiohost.host(known, require_reset=not without_reset)
+    known = commandhost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    here = commandhost.host(known, require_reset=not without_reset)
     desired = DesiredGpu(DesiredDriver.NATIVE)
     change(here, desired, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
 
@@ -158,7 +157,7 @@ def _heads(inventory: Inventory, chosen: Chosen) -> list[PciAddress]:
         switches = [address for address, function in functions.items() if function.kind is FunctionKind.NVSWITCH]
         heads = [*gpus, *(switches if chosen.nvswitches else ())]
         return [head for head in heads if chosen.vendor in {None, functions[head].id.vendor}]
-    found = list(vfiohost.parsed(chosen.addresses))
+    found = list(commandhost.parsed(chosen.addresses))
     for address in found:
         if address not in functions:
             raise typer.BadParameter(f"{address}: this host has no such function (gpuvirt vfio status)")
@@ -198,7 +197,7 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
         quiet = output is not Output.TABLE
         unchanged = dry_run or would.reasons
         results.append(would if unchanged else _changed(host, units[unit], would, seen.inventory, quiet=quiet))
-    vfiorender.results(results, desired, output=output, dry_run=dry_run)
+    changesrender.vfio_results(results, desired, output=output, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
 

@@ -1,7 +1,7 @@
 """`gpuvirt plan node/NAME`: what a workload or a vGPU config would change on a node; it writes nothing."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -10,8 +10,8 @@ from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, completion, options
+from gpuvirt.cli.parameters.fleet import read_gpu_nodes
 from gpuvirt.cli.parameters.vgpuconfigs import ConfigFile, read_configs
-from gpuvirt.diagnosis.fleet import read_gpu_nodes
 from gpuvirt.diagnosis.target import NODE_KINDS, node_target
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
@@ -123,15 +123,16 @@ def show(found: NodePlan) -> None:
     out.print()
     for text in dict.fromkeys(text for gpu in found.gpus for text in gpu.unknown):
         say(out, text, head="not known here: ")
-    total, one_of = (_total(gpu for gpu in found.gpus if gpu.one_of is alternatives) for alternatives in (False, True))
+    total, one_of = Counter[str](), Counter[str]()
+    for gpu in found.gpus:
+        if gpu.one_of:
+            one_of += Counter(gpu.fits or {})
+        else:
+            total += Counter(gpu.fits or {})
     parts = [_vms(total)] if total or not one_of else []
     either = " or ".join(f"{count} with {name}" for name, count in _largest_last(one_of))
     parts += [f"{either} (the first vGPU of a GPU decides its type)"] if one_of else []
     say(out, f"VMs that then fit: {', '.join(parts)}", style="green" if total or one_of else "yellow")
-
-
-def _total(gpus: Iterable[GpuPlan]) -> Counter[str]:
-    return sum((Counter(gpu.fits or {}) for gpu in gpus), Counter[str]())
 
 
 def _below(gpu: GpuPlan) -> list[str]:

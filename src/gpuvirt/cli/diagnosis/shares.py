@@ -10,7 +10,7 @@ import typer
 
 from gpuvirt.cli.formats import ListFormat, ListOutput
 from gpuvirt.cli.output import render
-from gpuvirt.cli.output.sharesrender import print_shares
+from gpuvirt.cli.output.fleetrender import print_shares
 from gpuvirt.cli.output.tables import CLEAR, console
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from gpuvirt.cli.formats import Layout, ListFormat, ListOutput
 from gpuvirt.cli.output import render
-from gpuvirt.cli.output.repeats import Repeats
-from gpuvirt.cli.output.tables import CLEAR, Column, Table, console, say
+from gpuvirt.cli.output.tables import CLEAR, Column, Repeats, Table, console, say
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock
 from gpuvirt.controller.clusterstatus import ClusterStatus, ask

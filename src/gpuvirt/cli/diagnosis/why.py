@@ -8,15 +8,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpuvirt.cli.diagnosis.evidencehost import HostFolders, KubeVirtAt, surroundings
+from gpuvirt.cli.diagnosis.doctor import HostFolders, KubeVirtAt, surroundings
 from gpuvirt.cli.evidence import address_of, gather
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output.diagnosisrender import explanation, print_blocker, print_stages
 from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, completion, options
-from gpuvirt.diagnosis.cluster.evidence import ask
-from gpuvirt.diagnosis.cluster.nodeevidence import ask_node
+from gpuvirt.diagnosis.clusterreading import ask, ask_node
 from gpuvirt.diagnosis.explaining import explain_device
 from gpuvirt.diagnosis.target import is_target, joined_target, node_target, object_target
 from gpuvirt.diagnosis.vms import vmexplanation
@@ -24,7 +23,6 @@ from gpuvirt.diagnosis.vms.nodeexplanation import NodeExplanation, explain_node
 from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef
 from gpuvirt.diagnosis.vms.vmexplanation import Explanation
 from gpuvirt.diagnosis.vms.vmfindings import counts_text
-from gpuvirt.diagnosis.vms.vmnodes import NodeFit
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName, ObjectName
 from gpuvirt.kube.access.credentials import Credentials
@@ -181,15 +179,11 @@ def _vm_nodes(found: Explanation) -> Table:
                 verdict.node,
                 resource,
                 str(verdict.allocatable[resource]),
-                _free(verdict, resource),
+                NOTHING if verdict.free is None else str(verdict.free[resource]),
                 code if number == 0 else "",
                 below=below if last else (),
             )
     return table
-
-
-def _free(verdict: NodeFit, resource: str) -> str:
-    return NOTHING if verdict.free is None else str(verdict.free[resource])
 
 
 def _explain_node(node: str, credentials: Credentials, output: Output, units: str) -> None:

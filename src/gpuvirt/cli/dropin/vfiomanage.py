@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from gpuvirt.cli.changes import vfio, vfiohost
+from gpuvirt.cli.changes import commandhost, vfio
+from gpuvirt.cli.changes.commandhost import Host
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.cli.changes.vfio import Chosen
-from gpuvirt.cli.changes.vfiohost import Host
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.parameters import options
 from gpuvirt.cli.version import Version
@@ -62,7 +62,7 @@ def bind(
     nvswitches: BindSwitches = False,
 ) -> None:
     """Bind GPUs to the most specific VFIO driver."""
-    account = vfiohost.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    account = commandhost.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     _manage(DesiredDriver.PASSTHROUGH, account, device_id, every=every, nvswitches=nvswitches)
 
 
@@ -77,7 +77,7 @@ def unbind(
     nvswitches: UnbindSwitches = False,
 ) -> None:
     """Bind GPUs back to their original drivers."""
-    account = vfiohost.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    account = commandhost.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     _manage(DesiredDriver.NATIVE, account, device_id, every=every, nvswitches=nvswitches)
 
 
@@ -93,7 +93,7 @@ def _manage(
 ) -> None:
     if every == (device_id is not None):
         raise typer.BadParameter("give exactly one of --all and --device-id")
-    host = replace(vfiohost.host(account), unfit={})  # NVIDIA's program succeeds for a GPU that is bound already
+    host = replace(commandhost.host(account), unfit={})  # NVIDIA's program succeeds for a GPU that is bound already
     if device_id is not None and (why := _why_skipped(host, device_id, nvswitches=nvswitches)) is not None:
         typer.echo(f"{device_id}: {why}", err=True)
         return
@@ -103,7 +103,7 @@ def _manage(
 
 def _why_skipped(host: Host, device_id: str, *, nvswitches: bool) -> str | None:
     """Return why a device is skipped, None if it is not. Skipping is no failure, as for NVIDIA's program."""
-    (address,) = vfiohost.parsed([device_id])
+    (address,) = commandhost.parsed([device_id])
     function = read_function(host.change_host.kernel, address, None)
     if not isinstance(function, PciFunction) or function.id.vendor != NVIDIA:
         return "not one of NVIDIA's devices; nothing is done"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt import logs
-from gpuvirt.cli.changes import vgpuapply
+from gpuvirt.cli.changes import vgpuchanges
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.parameters import options
 from gpuvirt.cli.parameters.vgpuconfigs import NeededConfigFile, Selected, ValidConfig
@@ -47,8 +47,8 @@ def apply(
     assume_unallocated: options.AssumeUnallocated = False,
 ) -> None:
     """Apply a vGPU config to the GPUs of this host."""
-    where = vgpuapply.AppliedHost(host_root, kubelet_dir, Output.TABLE, assume_unallocated)
-    vgpuapply.apply(where, config_file, selected, rebind=False, dry_run=False)
+    where = vgpuchanges.AppliedHost(host_root, kubelet_dir, Output.TABLE, assume_unallocated)
+    vgpuchanges.apply(where, config_file, selected, rebind=False, dry_run=False)
 
 
 @app.command("assert")
@@ -63,6 +63,6 @@ def assert_(
 
     The exit code is 0 if they do, 1 if not.
     """
-    vgpuapply.check(
-        vgpuapply.AppliedHost(host_root, None, Output.TABLE), config_file, selected, valid_only=valid_config
+    vgpuchanges.check(
+        vgpuchanges.AppliedHost(host_root, None, Output.TABLE), config_file, selected, valid_only=valid_config
     )

@@ -11,7 +11,7 @@ from gpuvirt.cli.formats import Layout, ListFormat, ListOutput, Output
 from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.model.inventory.inventory import Mode
-from gpuvirt.model.offers.view import GpuView, NodeView, ResourceView, SchedulerView, VgpuView
+from gpuvirt.model.offers.view import GpuView, NodeView, ResourceView, VgpuView
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 DEVICE_COLUMNS = (
@@ -99,6 +99,7 @@ def devices_table(rows: Iterable[GpuView]) -> Table:
 
 
 def _device_cells(row: GpuView) -> tuple[Cell, ...]:
+    scheduler = row.scheduler
     return (
         row.address,
         row.name or row.pci_id,
@@ -108,7 +109,7 @@ def _device_cells(row: GpuView) -> tuple[Cell, ...]:
         _or_nothing(row.numa_node),
         _users(row),
         _vgpus(row.vgpus),
-        _scheduler(row.scheduler),
+        NOTHING if scheduler is None else Scheduler(scheduler.policy, scheduler.timeslice_ms).text,
         _offered(row),
         _codes(row.reasons),
         _or_nothing(row.vfs),
@@ -175,10 +176,6 @@ def _vgpus(vgpus: tuple[VgpuView, ...]) -> str:
     for vgpu in vgpus:
         counts[vgpu.type] = counts.get(vgpu.type, 0) + 1
     return ", ".join(f"{count} x {name}" for name, count in counts.items()) or NOTHING
-
-
-def _scheduler(scheduler: SchedulerView | None) -> str:
-    return NOTHING if scheduler is None else Scheduler(scheduler.policy, scheduler.timeslice_ms).text
 
 
 def _offered(row: GpuView) -> Text:

@@ -5,6 +5,7 @@ line for each cell that is not empty. In a pipe nothing is wrapped: a row is one
 rich's own tables cut or fold cells within words, and nobody can copy or search for a broken name.
 """
 
+import re
 import shutil
 import sys
 import textwrap
@@ -16,6 +17,29 @@ from rich.console import Console
 from rich.text import Text
 
 from gpuvirt.cli.formats import Layout
+
+SEPARATOR = " | "
+_PART = re.compile(r"(?:[A-Z]\w+: )?(?:node (?P<node>\S+): )?(?:[A-Z]\w+: )?(?P<body>.*)", re.DOTALL)
+
+
+class Repeats:
+    """The reasons that an output has had, by node."""
+
+    def __init__(self) -> None:
+        """Make an empty one."""
+        self._had: set[tuple[str, str]] = set()
+
+    def fresh(self, text: str, node: str = "") -> str:
+        """Return the reasons of a text that are new; the text may begin with codes, and name a node."""
+        parts = []
+        for part in text.split(SEPARATOR):
+            match = _PART.fullmatch(part)
+            node, body = (match["node"] or node, match["body"]) if match is not None else (node, part)
+            if (node, body) not in self._had:
+                self._had.add((node, body))
+                parts.append(part)
+        return SEPARATOR.join(parts)
+
 
 Cell = Text | str
 

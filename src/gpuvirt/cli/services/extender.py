@@ -20,8 +20,7 @@ from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.placement import Policy
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 from gpuvirt.shares.sharing import Sharing
-from gpuvirt.web.certificates import CertificateFiles
-from gpuvirt.web.clients import ClientRules
+from gpuvirt.web.certificates import CertificateFiles, ClientRules
 
 POD_IPS = "--pod-ips"
 TLS = "--tls-cert, --tls-key"

@@ -10,7 +10,7 @@ import typer
 from gpuvirt.agent import validator as validation
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.validator import Check
-from gpuvirt.cli.changes import vfiohost
+from gpuvirt.cli.changes import commandhost
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
@@ -106,7 +106,7 @@ def unused(
     """
 
     def look() -> UnitState:
-        here = vfiohost.host(vfiohost.account(HostRoots.under(host_root), kubelet_dir))
+        here = commandhost.host(commandhost.account(HostRoots.under(host_root), kubelet_dir))
         return observe(here.change_host, here.inputs).host_state()
 
     _run(validation.validate(validation.unused_check(look), None, RealClock(), wait=wait))

@@ -6,7 +6,7 @@ import msgspec
 
 from gpuvirt import plain
 from gpuvirt.agent.kubelet.checkpoint import Checkpoint, PodDevices
-from gpuvirt.cli.support.pseudonyms import Pseudonyms
+from gpuvirt.cli.support.packing import Pseudonyms
 from gpuvirt.errors import ConfigError, DamagedError
 
 CONFIG_KEYS = frozenset({

@@ -23,7 +23,7 @@ from gpuvirt.model.desired.workload import MODES, Workload
 
 
 class ConfiguredPhase(msgspec.Struct, frozen=True):
-    """The vGPU config of the phase of now."""
+    """The vGPU config of the current phase."""
 
     phase: str
     vgpu_config: str
@@ -31,13 +31,13 @@ class ConfiguredPhase(msgspec.Struct, frozen=True):
 
 
 class ScheduledConfig(msgspec.Struct, frozen=True):
-    """One schedule with vGPU configs: the nodes that it covers, and the vGPU config of its phase of now."""
+    """One schedule with vGPU configs: the nodes that it covers, and the vGPU config of its current phase."""
 
     schedule: str
     covers: tuple[LabelSelector, ...]
     """The nodes of all its phases."""
     layout: ConfiguredPhase | None = None
-    """None if the phase of now has no vGPU config."""
+    """None if the current phase has no vGPU config."""
     is_followed: bool = True
     """Whether it is followed: it has no faults, is not suspended, and a phase has begun."""
 

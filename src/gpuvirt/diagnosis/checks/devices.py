@@ -1,10 +1,111 @@
-"""Checks of the devices: the reasons that `gpuvirt devices` prints, with their codes and words."""
+"""Checks of GPUs and vGPUs: the reasons against them, and whether the vGPU manager lists types and has enabled VFs."""
 
 from collections.abc import Iterator
 
 from gpuvirt.diagnosis.evidence import Evidence
-from gpuvirt.diagnosis.findings import Finding, fine, number_of_gpus, of_reason
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.diagnosis.findings import Finding, fine, number_of_gpus, of_reason, problem
+from gpuvirt.facts.pci import NVIDIA, Unread
+from gpuvirt.facts.sysfs import MDEV_PARENTS, device_path
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.model.desired.workload import VGPU_CONFIG_LABEL
+from gpuvirt.model.devices.candidates import why_no_vgpus
+from gpuvirt.model.inventory.inventory import Gpu, Mode
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, shortfalls
+from gpuvirt.model.reasons.codes import Level
+from gpuvirt.model.vgputypes import catalog
+
+MANAGER = "nvidia_vgpu_vfio"
+"""The kernel module that only NVIDIA's vGPU manager has."""
+
+
+def vgpus(evidence: Evidence) -> Iterator[Finding]:
+    """Every GPU that can carry vGPUs has vGPUs."""
+    for gpu in evidence.inventory.gpus.values():
+        host = gpu.vgpu_host
+        if host is None or gpu.function.on_vfio:
+            continue
+        if host.live:
+            kind = "mediated devices" if host.framework is Framework.MDEV else "VFs with a vGPU type"
+            yield fine(gpu.function.address, f"carries {len(host.live)} vGPUs ({kind})")
+        else:
+            yield of_reason(why_no_vgpus(gpu.function, host), Level.WARNING, why="no VM can use the GPU in this state")
+
+
+def _made_by(evidence: Evidence, gpu: Gpu, name: str) -> tuple[str, ...]:
+    """Return what makes vGPUs of a type on a GPU: the agent by the node's label, or a command."""
+    if evidence.view.agent is not None:
+        return (f'kubectl label --overwrite node "$(hostname)" {VGPU_CONFIG_LABEL}={name}',)
+    return (f"gpuvirt vgpu create {gpu.function.address} {name}",)
+
+
+def vgpu_manager(evidence: Evidence) -> Iterator[Finding]:
+    """Where NVIDIA's vGPU manager runs, its GPUs list vGPU types."""
+    managed = MANAGER in evidence.setup.modules.known
+    for gpu in evidence.inventory.gpus.values():
+        function = gpu.function
+        if gpu.mode is not Mode.CONTAINER or function.id.vendor != NVIDIA or function.driver != "nvidia":
+            continue
+        total = function.sriov_total_vfs or 0
+        if managed and total and not function.virtfns:
+            yield _vfs_off(evidence, gpu, total)
+        elif managed or function.virtfns:
+            yield _no_types(evidence, gpu)
+        elif not isinstance(evidence.setup.modules.names, Unread):
+            yield fine(function.address, "is on nvidia without the vGPU manager: the host and containers use it")
+
+
+def _vfs_off(evidence: Evidence, gpu: Gpu, total: int) -> Finding:
+    address = gpu.function.address
+    return problem(
+        FindingCode.VFS_OFF,
+        address,
+        f"has its VFs disabled, 0 of {total}, and lists no vGPU type",
+        (Seen(device_path(address, "virtfn*"), "none"), Seen(f"/sys/module/{MANAGER}", "loaded")),
+        why="since Ampere, vGPUs are created on VFs",
+        fix=("# switches on the VFs that it needs; TYPE is a vGPU type of this card", *_made_by(evidence, gpu, "TYPE")),
+    )
+
+
+def _no_types(evidence: Evidence, gpu: Gpu) -> Finding:
+    if catalog.in_display_mode(gpu.function):
+        reason = shortfalls.display_mode(gpu.function)
+        return of_reason(reason, reason.code.level)
+    address, managed = gpu.function.address, MANAGER in evidence.setup.modules.known
+    module = "loaded" if managed else "not loaded"
+    return problem(
+        FindingCode.NO_VGPU_TYPES,
+        address,
+        "is on nvidia and set up for vGPUs, but lists no vGPU type",
+        (
+            Seen(f"/sys/module/{MANAGER}", module),
+            Seen(
+                f"{device_path(address)}/virtfn*", f"{len(gpu.function.virtfns)} of {gpu.function.sriov_total_vfs or 0}"
+            ),
+            Seen.absent(f"{MDEV_PARENTS}/{address}"),
+        ),
+        why="without vGPU types the GPU can't carry vGPUs",
+        fix=(
+            "nvidia-smi vgpu -s; systemctl status nvidia-vgpu-mgr",
+            "check that the card supports vGPUs and is not in graphics mode (displaymodeselector)",
+        )
+        if managed
+        else ("install NVIDIA's vGPU manager (the package vgpu-kvm of the vGPU release) in place of its usual driver",),
+    )
+
+
+def sriov(evidence: Evidence) -> Iterator[Finding]:
+    """No GPU for passthrough has its VFs enabled."""
+    for shown in evidence.view.gpus:
+        enabled = (reason for reason in shown.reasons if reason.code is ReasonCode.VFS_ENABLED)
+        yield from (of_reason(reason, Level.WARNING) for reason in enabled)
+    counted = [
+        f"{gpu.function.address} {len(gpu.function.virtfns)} of {gpu.function.sriov_total_vfs}"
+        for gpu in evidence.inventory.gpus.values()
+        if gpu.function.sriov_total_vfs and gpu.function.virtfns
+    ]
+    if counted:
+        yield fine("VFs", f"are enabled: {', '.join(counted)}")
+
 
 OF_OTHER_CHECKS = frozenset(
     {
@@ -28,14 +129,11 @@ def devices(evidence: Evidence) -> Iterator[Finding]:
     if view.gpus:
         offered_vgpus = sum(vgpu.offered_as is not None for vgpu in vgpus)
         yield fine(number_of_gpus(len(view.gpus)), f"found: {offered} offered whole, and {offered_vgpus} vGPUs offered")
+    no_groups = evidence.setup.iommu_groups.known == ()  # a check of the host reports it
     for reason in _reasons(evidence):
-        if reason.code not in OF_OTHER_CHECKS and not _is_of_host(evidence, reason):
+        is_of_host = no_groups and reason.code is ReasonCode.NO_IOMMU_GROUP
+        if reason.code not in OF_OTHER_CHECKS and not is_of_host:
             yield of_reason(reason, reason.code.level)
-
-
-def _is_of_host(evidence: Evidence, reason: Reason) -> bool:
-    """Return whether a reason holds for all devices, so that a check of the host reports it."""
-    return reason.code is ReasonCode.NO_IOMMU_GROUP and evidence.setup.iommu_groups.known == ()
 
 
 def _reasons(evidence: Evidence) -> Iterator[Reason]:

@@ -153,13 +153,9 @@ def interrupt_remapping(evidence: Evidence) -> Iterator[Finding]:
     elif any(chip.text for chip in chips):
         yield _not_remapped(evidence, next(chip for chip in chips if chip.text), unsafe=unsafe)
     else:
-        yield unread("interrupts", "may or may not be remapped: no file shows it", *_remapping_sources(evidence))
-
-
-def _remapping_sources(evidence: Evidence) -> tuple[Attribute, ...]:
-    chips = evidence.setup.irq_chips
-    first = Attribute(HostPath("/sys/kernel/irq"), chips if isinstance(chips, Unread) else None)
-    return (first, *evidence.setup.ecaps)
+        unread_chips = evidence.setup.irq_chips
+        source = Attribute(HostPath("/sys/kernel/irq"), unread_chips if isinstance(unread_chips, Unread) else None)
+        yield unread("interrupts", "may or may not be remapped: no file shows it", source, *evidence.setup.ecaps)
 
 
 def _not_remapped(evidence: Evidence, chip: Attribute, *, unsafe: bool) -> Finding:

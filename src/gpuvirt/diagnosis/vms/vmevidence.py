@@ -8,9 +8,16 @@ from enum import StrEnum
 
 import msgspec
 
+from gpuvirt.diagnosis.evidence import IOMMUFD_RESOURCE, ClusterNode
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds import core
+from gpuvirt.kube.kinds.core import ENDED, Condition, Placement, Taint
+from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Offered, Vgpu
+from gpuvirt.kube.kinds.kubevirt import Devices, Vm, Vmi
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
+from gpuvirt.model.reasons import with_code
+from gpuvirt.model.shares.quantities import whole_amounts
 from gpuvirt.model.workers.away import AwayWorker
 from gpuvirt.model.workers.coming import NodePhase
 
@@ -39,102 +46,6 @@ class ObjectRef(msgspec.Struct, frozen=True):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-class ConditionSeen(msgspec.Struct, frozen=True):
-    """A condition of an object."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-
-    @property
-    def text(self) -> str:
-        """Its reason and message on one line."""
-        return ": ".join(part for part in (self.reason, " ".join(self.message.split())) if part)
-
-
-class Toleration(msgspec.Struct, frozen=True):
-    """A taint that a pod tolerates; an empty key with `Exists` tolerates every taint."""
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-    def tolerates(self, taint: "Taint") -> bool:
-        """Return whether the toleration matches a taint (core/v1)."""
-        if self.effect not in {"", taint.effect}:
-            return False
-        if self.operator == "Exists":
-            return self.key in {"", taint.key}
-        return (self.key, self.value) == (taint.key, taint.value)
-
-
-class Taint(msgspec.Struct, frozen=True):
-    """A taint of a node."""
-
-    key: str
-    effect: str
-    value: str = ""
-
-    @property
-    def text(self) -> str:
-        """The taint as `kubectl taint` writes it."""
-        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
-
-
-class PodPlacement(msgspec.Struct, frozen=True):
-    """The node selector and tolerations of a pod; affinity is not read."""
-
-    node_selector: Mapping[str, str] = msgspec.field(default_factory=dict)
-    tolerations: tuple[Toleration, ...] = ()
-
-    def untolerated(self, taints: Iterable[Taint]) -> Taint | None:
-        """Return the first taint that the pod does not tolerate, None where it tolerates all."""
-        hard = (taint for taint in taints if taint.effect in {"NoSchedule", "NoExecute"})
-        return next((taint for taint in hard if not any(known.tolerates(taint) for known in self.tolerations)), None)
-
-
-class DeviceRequests(msgspec.Struct, frozen=True):
-    """The devices that a VM or VMI requests: a resource name for each device."""
-
-    gpus: tuple[str, ...] = ()
-    host_devices: tuple[str, ...] = ()
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """How many devices it requests of each resource."""
-        names = (*self.gpus, *self.host_devices)
-        return {name: names.count(name) for name in names}
-
-
-class VmSeen(msgspec.Struct, frozen=True):
-    """A VirtualMachine."""
-
-    run_strategy: str
-    """`Always`, `Halted`, `Manual` and so on; `running: true` means Always, `running: false` means Halted."""
-    status: str = ""
-    """`status.printableStatus`: `Stopped`."""
-    has_run_strategy: bool = True
-    """Whether the VM has `runStrategy`, not the older `running`."""
-    saved_strategy: str = ""
-    """The strategy that a VgpuSchedule has replaced by Halted; empty if none has."""
-    requests: DeviceRequests = DeviceRequests()
-    placement: PodPlacement = PodPlacement()
-    conditions: tuple[ConditionSeen, ...] = ()
-    uid: str = ""
-
-
-class VmiSeen(msgspec.Struct, frozen=True):
-    """A VirtualMachineInstance."""
-
-    phase: str = ""
-    node: str = ""
-    requests: DeviceRequests = DeviceRequests()
-    placement: PodPlacement = PodPlacement()
-    conditions: tuple[ConditionSeen, ...] = ()
-
-
 class PodSeen(msgspec.Struct, frozen=True):
     """A pod."""
 
@@ -151,8 +62,8 @@ class PodSeen(msgspec.Struct, frozen=True):
     """Its scheduling gates."""
     requests: Mapping[str, int] = msgspec.field(default_factory=dict)
     """How many devices it requests of each extended resource."""
-    placement: PodPlacement = PodPlacement()
-    conditions: tuple[ConditionSeen, ...] = ()
+    placement: Placement = Placement()
+    conditions: tuple[Condition, ...] = ()
     vm: str = ""
     """The VM, if the pod is a virt-launcher pod."""
 
@@ -177,20 +88,10 @@ class DeviceSeen(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...] = ()
 
 
-class OfferSeen(msgspec.Struct, frozen=True):
-    """A resource as a GpuNode reports it."""
-
-    name: str
-    healthy: int
-    registered: bool
-    pci_vendor_selectors: tuple[str, ...] = ()
-    mdev_name_selectors: tuple[str, ...] = ()
-
-
 class GpuNodeSeen(msgspec.Struct, frozen=True):
     """The GpuNode of a node, in which its agent reports."""
 
-    offers: tuple[OfferSeen, ...] = ()
+    offers: tuple[Offered, ...] = ()
     devices: tuple[DeviceSeen, ...] = ()
     withheld: Mapping[str, str] = msgspec.field(default_factory=dict)
     """By resource: why the controller withholds it; the text begins with the code."""
@@ -215,8 +116,10 @@ class VmEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The objects that the explanation of a VM, a VMI or a pod uses."""
 
     target: ObjectRef
-    vm: VmSeen | None = None
-    vmi: VmiSeen | None = None
+    vm: Vm | None = None
+    instancetype: Devices = Devices()
+    """The devices that the VM's instance type adds."""
+    vmi: Vmi | None = None
     pod: PodSeen | None = None
     pod_unread: bool = False
     """Whether the pods of the namespace could not be read."""
@@ -248,24 +151,140 @@ class VmEvidence(msgspec.Struct, frozen=True, kw_only=True):
         ] is not None
 
     @property
-    def requests(self) -> Mapping[str, int]:
-        """How many devices are requested of each resource: by the pod, else by the VMI, else by the VM."""
-        if self.pod is not None:
-            return self.pod.devices
-        owner = self.vmi or self.vm
-        return owner.requests.counts if owner is not None else {}
+    def devices_of_vm(self) -> Devices:
+        """The devices that the VM requests, with those of its instance type."""
+        return self.vm.devices.joined(self.instancetype) if self.vm is not None else Devices()
 
     @property
-    def placement(self) -> PodPlacement:
-        """The node selector and tolerations of the pod, else of the VMI, else of the VM."""
-        owner = self.pod or self.vmi or self.vm
-        return owner.placement if owner is not None else PodPlacement()
+    def devices_of_guest(self) -> Devices:
+        """The devices that the VMI requests, else the VM."""
+        return self.vmi.devices if self.vmi is not None else self.devices_of_vm
 
-    def offers(self) -> Sequence[tuple[str, OfferSeen]]:
+    @property
+    def requests(self) -> Mapping[str, int]:
+        """How many devices are requested of each resource: by the pod, else by the VMI, else by the VM."""
+        return self.pod.devices if self.pod is not None else self.devices_of_guest.counts
+
+    @property
+    def placement(self) -> Placement:
+        """The node selector and tolerations of the pod, else of the VMI, else of the VM."""
+        if self.pod is not None:
+            return self.pod.placement
+        if self.vmi is not None:
+            return self.vmi.spec
+        return self.vm.spec.template.spec if self.vm is not None else Placement()
+
+    def offers(self) -> Sequence[tuple[str, Offered]]:
         """Return the offers of all nodes, each with the node's name."""
         return [(node.name, offer) for node in self.nodes or () if node.gpu_node for offer in node.gpu_node.offers]
 
 
-def condition(conditions: Iterable[ConditionSeen], kind: str) -> ConditionSeen | None:
-    """Return the condition of a type."""
-    return next((found for found in conditions if found.type == kind), None)
+LAUNCHER_LABEL, LAUNCHER = "kubevirt.io", "virt-launcher"
+VM_LABEL = "vm.kubevirt.io/name"
+CREATOR_LABEL = "kubevirt.io/created-by"
+"""The label of a virt-launcher pod with the uid of its VMI."""
+
+
+def pod_seen(pod: core.WholePod) -> PodSeen:
+    """Return the evidence about a pod."""
+    statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
+    waiting = (status.state.waiting for status in statuses)
+    messages = (f"{state.reason}: {state.message}" if state.message else state.reason for state in waiting if state)
+    labels = pod.metadata.labels
+    return PodSeen(
+        name=pod.metadata.name,
+        namespace=pod.metadata.namespace,
+        phase=pod.status.phase,
+        node=pod.spec.node_name,
+        reason=pod.status.reason,
+        message=pod.status.message,
+        waiting=next(messages, ""),
+        gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
+        requests=_extended(pod.spec),
+        placement=Placement(pod.spec.node_selector, pod.spec.tolerations),
+        conditions=pod.status.conditions,
+        vm=labels.get(VM_LABEL, "") if labels.get(LAUNCHER_LABEL) == LAUNCHER else "",
+    )
+
+
+def launcher_of(pods: Iterable[core.WholePod], vm: str, vmi: Vmi | None) -> core.WholePod | None:
+    """Return the virt-launcher pod of a VM: a running one, and during a migration the one on the VMI's node."""
+    uid, node = (vmi.metadata.uid, vmi.status.node_name) if vmi is not None else ("", "")
+
+    def rank(pod: core.WholePod) -> tuple[bool, bool, str]:
+        has_guest = node != "" and pod.spec.node_name == node
+        return pod.status.phase not in ENDED, has_guest, pod.metadata.creation_timestamp
+
+    labels = {VM_LABEL: vm, **({CREATOR_LABEL: uid} if uid else {})}
+    found = (pod for pod in pods if labels.items() & pod.metadata.labels.items())
+    return max(found, key=rank, default=None)
+
+
+def node_seen(node: core.Node, gpu_node: GpuNode | None) -> NodeSeen:
+    """Return the evidence about a node, with its GpuNode."""
+    ready = core.condition(node.status.conditions, "Ready")
+    return NodeSeen(
+        name=node.metadata.name,
+        ready=ready is None or ready.status == "True",
+        unschedulable=node.spec.unschedulable,
+        labels=node.metadata.labels,
+        taints=node.spec.taints,
+        allocatable=_amounts(node.status.allocatable),
+        gpu_node=_gpu_node(gpu_node) if gpu_node is not None else None,
+    )
+
+
+def cluster_node(node: core.Node) -> ClusterNode:
+    """Return the evidence about a node on which KubeVirt runs VMs."""
+    count = node.status.allocatable.get(IOMMUFD_RESOURCE)
+    return ClusterNode(
+        node.metadata.name, node.status.node_info.kernel_version, None if count is None else count != "0"
+    )
+
+
+def _gpu_node(found: GpuNode) -> GpuNodeSeen:
+    status, spec = found.status, found.spec
+    gpus, shares = (status.gpus, status.shares) if status is not None else ((), None)
+    return GpuNodeSeen(
+        offers=status.resources if status is not None else (),
+        devices=(
+            *(_device(gpu.address, gpu.name or gpu.address, gpu) for gpu in gpus),
+            *(_device(vgpu.id, vgpu.type, vgpu) for gpu in gpus for vgpu in gpu.vgpus),
+        ),
+        sharing=f"{shares.enforcement} ({shares.origin})" if shares is not None else None,
+        withheld={
+            withheld.resource: with_code(withheld.code, withheld.message)
+            for withheld in (spec.withheld if spec is not None else ())
+        },
+    )
+
+
+def _device(device: str, name: str, found: Gpu | Vgpu) -> DeviceSeen:
+    return DeviceSeen(
+        device,
+        name,
+        found.offered_as,
+        found.users,
+        tuple(with_code(reason.code, reason.message) for reason in found.reasons),
+    )
+
+
+def _extended(spec: core.WholePodSpec) -> dict[str, int]:
+    """Return the extended resources of a pod: the sum of its containers, or of an init container if more."""
+    counts: dict[str, int] = {}
+    for container in spec.containers:
+        for name, count in _limits(container).items():
+            counts[name] = counts.get(name, 0) + count
+    for container in spec.init_containers:
+        for name, count in _limits(container).items():
+            counts[name] = max(counts.get(name, 0), count)
+    return counts
+
+
+def _limits(container: core.Container) -> dict[str, int]:
+    return {name: amount for name, amount in _amounts(container.resources.limits).items() if amount}
+
+
+def _amounts(quantities: Mapping[str, str | float]) -> dict[str, int]:
+    """Return the amounts of extended resources."""
+    return whole_amounts({name: quantity for name, quantity in quantities.items() if "/" in name})

@@ -7,9 +7,10 @@ import msgspec
 
 from gpuvirt.diagnosis.explanation import StageOutcome, StageResult, blocked, until_blocked
 from gpuvirt.diagnosis.findings import Finding
-from gpuvirt.diagnosis.vms import podfindings, vmfindings, vmshares
-from gpuvirt.diagnosis.vms.vmevidence import DeviceSeen, ObjectKind, VmEvidence, condition
+from gpuvirt.diagnosis.vms import vmfindings, vmshares
+from gpuvirt.diagnosis.vms.vmevidence import DeviceSeen, ObjectKind, VmEvidence
 from gpuvirt.diagnosis.vms.vmnodes import NodeFit, judge_nodes
+from gpuvirt.kube.kinds.core import condition
 
 VERSION = 1
 NOT_FOR_PODS = "does not apply to a pod"
@@ -70,7 +71,9 @@ class Explanation(msgspec.Struct, frozen=True):
 def explain(evidence: VmEvidence) -> Explanation:
     """Return the explanation of the evidence's target."""
     pod, target = evidence.pod, evidence.target
-    verdicts = judge_nodes(evidence) if evidence.requests and not _is_placed(evidence) else ()
+    node = pod.node if pod is not None else ""
+    is_placed = pod is not None and node != "" and pod.phase != "Failed"
+    verdicts = judge_nodes(evidence) if evidence.requests and not is_placed else ()
     stages, blocker = until_blocked(_results(evidence, verdicts), VmStageName)
     scheduled = condition(pod.conditions, "PodScheduled") if pod is not None else None
     return Explanation(
@@ -82,13 +85,12 @@ def explain(evidence: VmEvidence) -> Explanation:
         stages=tuple(VmStage(stage.step, stage.standing, stage.message) for stage in stages),
         scheduler=scheduled.text if scheduled is not None and scheduled.status != "True" else "",
         nodes=verdicts,
-        devices=tuple(_devices(evidence)),
+        devices=tuple(
+            AllocatedDevice(device.id, device.name, node, device.offered_as, device.reasons)
+            for device in devices_seen(evidence)
+        ),
         unread=evidence.unread,
     )
-
-
-def _is_placed(evidence: VmEvidence) -> bool:
-    return evidence.pod is not None and evidence.pod.node != "" and evidence.pod.phase != "Failed"
 
 
 def _results(evidence: VmEvidence, verdicts: tuple[NodeFit, ...]) -> Iterator[StageResult[VmStageName]]:
@@ -97,9 +99,7 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeFit, ...]) -> Iterator[St
         VmStageName.REQUESTS,
         vmfindings.outdated(evidence)
         or (
-            None
-            if evidence.requests
-            else podfindings.selects_workers_away(evidence) or vmfindings.no_requests(evidence)
+            None if evidence.requests else vmfindings.selects_workers_away(evidence) or vmfindings.no_requests(evidence)
         )
         or vmshares.invalid_request(evidence.target.text, evidence.shares),
         vmfindings.counts_text(evidence.requests),
@@ -109,17 +109,17 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeFit, ...]) -> Iterator[St
             StageResult(step, NOT_FOR_PODS, skipped=True) for step in (VmStageName.STARTED, VmStageName.PERMITTED)
         )
     else:
-        phase = evidence.vmi.phase if evidence.vmi is not None else ""
+        phase = evidence.vmi.status.phase if evidence.vmi is not None else ""
         vmi = f"its VMI is {phase}" if phase else "it was started"
         yield _result(VmStageName.STARTED, vmfindings.not_started(evidence), vmi)
         yield _permitted(evidence)
     pod = evidence.pod
     if pod is None:
-        yield _result(VmStageName.POD, podfindings.no_pod(evidence))
+        yield _result(VmStageName.POD, vmfindings.no_pod(evidence))
         return
     yield _result(VmStageName.POD, None, pod.user)
-    yield _result(VmStageName.SCHEDULED, podfindings.not_scheduled(evidence, verdicts), f"on {pod.node}")
-    yield _result(VmStageName.ADMITTED, podfindings.not_admitted(evidence), "the node's kubelet has admitted it")
+    yield _result(VmStageName.SCHEDULED, vmfindings.not_scheduled(evidence, verdicts), f"on {pod.node}")
+    yield _result(VmStageName.ADMITTED, vmfindings.not_admitted(evidence), "the node's kubelet has admitted it")
     yield _running(evidence)
 
 
@@ -140,7 +140,7 @@ def _running(evidence: VmEvidence) -> StageResult[VmStageName]:
     seen = devices_seen(evidence)
     devices = ", ".join(f"{device.id} ({device.name})" for device in seen)
     message = f"it runs with {devices}" if devices else "it runs; its node has not reported its devices yet"
-    return _result(VmStageName.RUNNING, podfindings.not_running(evidence) or podfindings.unhealthy(seen), message)
+    return _result(VmStageName.RUNNING, vmfindings.not_running(evidence) or vmfindings.unhealthy(seen), message)
 
 
 def devices_seen(evidence: VmEvidence) -> list[DeviceSeen]:
@@ -151,9 +151,3 @@ def devices_seen(evidence: VmEvidence) -> list[DeviceSeen]:
     node = next((node for node in evidence.nodes or () if node.name == pod.node), None)
     reported = node.gpu_node.devices if node is not None and node.gpu_node is not None else ()
     return [device for device in reported if pod.user in device.users]
-
-
-def _devices(evidence: VmEvidence) -> Iterator[AllocatedDevice]:
-    node = evidence.pod.node if evidence.pod is not None else ""
-    for device in devices_seen(evidence):
-        yield AllocatedDevice(device.id, device.name, node, device.offered_as, device.reasons)

@@ -1,13 +1,230 @@
-"""Findings on a VM for which KubeVirt has not created a pod yet: one function for each."""
+"""Findings on a VM and its pod, or any pod, that does not run with its GPUs: one function for each."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuvirt.diagnosis.checks.kubevirt import host_device_gate, not_permitted_by, permitted_entry
-from gpuvirt.diagnosis.findings import Finding, listed, problem
-from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, VmEvidence, VmSeen, condition
+from gpuvirt.diagnosis.findings import Finding, listed, of_reason, problem
+from gpuvirt.diagnosis.vms.vmevidence import DeviceSeen, ObjectKind, VmEvidence
+from gpuvirt.diagnosis.vms.vmnodes import NodeFit
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds.core import Condition, condition
+from gpuvirt.kube.kinds.kubevirt import Vm
 from gpuvirt.model.inventory.nearness import nearest
-from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons import FindingCode, Reason, Seen, code_in
+from gpuvirt.model.reasons.clusterproblems import pod_missing
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.workers.spec import SAVED_STRATEGY
+
+_REFUSAL = re.compile(r"desc = \S+: (?P<code>[A-Z][A-Za-z]+): (?P<text>.*?)(?:, which is unexpected.*)?$", re.DOTALL)
+
+
+OF_PHASES = {FindingCode.WORKER_AWAY, FindingCode.OTHER_PHASE}
+"""The obstacles that pass when another phase of a VgpuSchedule begins."""
+
+
+def no_pod(evidence: VmEvidence) -> Finding:
+    """The VM has no virt-launcher pod, or the pods could not be read."""
+    target = evidence.target
+    if evidence.pod_unread:
+        return problem(
+            FindingCode.NOT_READ,
+            target.text,
+            "may have a pod: the pods of its namespace could not be read",
+            tuple(Seen("API server", text) for text in evidence.unread),
+            fix=("run this command as a user who may list pods in this namespace",),
+        )
+    conditions = evidence.vmi.status.conditions if evidence.vmi is not None else ()
+    failed = _failed_conditions(conditions)
+    more = f": {failed[0].text}" if failed else " yet"
+    none = Seen("pods with the label kubevirt.io=virt-launcher", "none for this VM")
+    seen = tuple(map(_condition_seen, failed)) or (none,)
+    return of_reason(pod_missing(target.text, more, *seen, vmi=f"{target.name} -n {target.namespace}"), Level.ERROR)
+
+
+def _failed_conditions(conditions: Iterable[Condition]) -> list[Condition]:
+    return [found for found in conditions if found.status == "False" and found.message]
+
+
+def _condition_seen(found: Condition) -> Seen:
+    return Seen(f"the VMI's condition {found.type}", found.text)
+
+
+def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeFit]) -> Finding | None:
+    """The scheduler has found no node; the finding is the obstacle of the node that could most easily run the pod."""
+    pod = evidence.pod
+    if pod is None or pod.node or pod.phase in {"Failed", "Succeeded"}:
+        return None
+    scheduled = condition(pod.conditions, "PodScheduled")
+    message = scheduled.text if scheduled is not None else ""
+    seen = Seen(f"{pod.user} $.status.conditions PodScheduled", message or "not set by the scheduler yet")
+    if pod.gates:
+        return problem(
+            FindingCode.UNSCHEDULABLE,
+            pod.user,
+            f"waits for its scheduling gates: {', '.join(pod.gates)}",
+            (seen,),
+            fix=("the controller that set a gate removes it",),
+        )
+    if (nowhere := _offered_nowhere(evidence, verdicts, seen)) is not None:
+        return nowhere
+    nearest_node = verdicts[0] if verdicts else None
+    if (waits := _workers_away(evidence, verdicts, seen)) is not None:
+        return waits
+    if nearest_node is not None and nearest_node.obstacle is not None:
+        found = nearest_node.obstacle
+        return Finding(found.level, found.subject, found.message, found.code, (*found.seen, seen), fix=found.fix)
+    where = f"; {nearest_node.node} has the devices free" if nearest_node is not None else ""
+    return problem(
+        FindingCode.UNSCHEDULABLE,
+        pod.user,
+        f"has no node yet{where}",
+        (seen,),
+        fix=tuple(_scheduler_fix(pod.name, pod.namespace, message)),
+    )
+
+
+def _workers_away(evidence: VmEvidence, verdicts: Sequence[NodeFit], seen: Seen) -> Finding | None:
+    """The nodes that could most easily run the pod do so in another phase: workers, or by their vGPU config."""
+    first = verdicts[0].obstacle if verdicts else None
+    if evidence.pod is None or first is None or first.code not in OF_PHASES:
+        return None
+    names = [
+        verdict.node
+        for verdict in verdicts
+        if verdict.obstacle is not None
+        and (verdict.obstacle.code, verdict.obstacle.message) == (first.code, first.message)
+    ]
+    noun = "worker" if first.code is FindingCode.WORKER_AWAY else "node"
+    text = _waits_for(names, first.message, noun)
+    return Finding(first.level, evidence.pod.user, text, first.code, (*first.seen, seen), fix=first.fix)
+
+
+def selects_workers_away(evidence: VmEvidence) -> Finding | None:
+    """A pod that requests no device, and that its nodeSelector permits only on workers whose phase has not begun."""
+    pod, selector = evidence.pod, evidence.placement.node_selector
+    if pod is None or pod.node or not selector:
+        return None
+    names = [node.name for node in evidence.nodes or () if selector.items() <= node.labels.items()]
+    away = [evidence.away.get(NodeName(name)) for name in names]
+    first = away[0] if away else None
+    if first is None or None in away:
+        return None
+    seen = (Seen(f"VgpuSchedule {first.schedule} $.status.workers", listed(names)),)
+    return problem(FindingCode.WORKER_AWAY, pod.user, _waits_for(names, first.message), seen, fix=(first.command,))
+
+
+def _waits_for(names: Sequence[str], message: str, noun: str = "worker") -> str:
+    verb, _, rest = message.partition(" ")
+    plural = {"is": "are", "gets": "get", "waits": "wait"}.get(verb, verb)
+    nodes = f"its {noun}s {plural} {rest}" if len(names) > 1 else f"its {noun} {message}"
+    return f"waits for another phase: {nodes} ({listed(names)})"
+
+
+def _offered_nowhere(evidence: VmEvidence, verdicts: Sequence[NodeFit], seen: Seen) -> Finding | None:
+    if evidence.nodes is None:
+        return None
+    obstacles = [verdict.obstacle for verdict in verdicts]
+    if any(obstacle is None or obstacle.code is not FindingCode.NO_SUCH_RESOURCE for obstacle in obstacles):
+        return None
+    offers = sorted({offer.name for _, offer in evidence.offers() if offer.healthy})
+    offered = {*offers, *(name for node in evidence.nodes for name, count in node.allocatable.items() if count)}
+    for name in evidence.requests:
+        if name in offered:
+            continue
+        near = nearest(name, offers)
+        return problem(
+            FindingCode.NO_SUCH_RESOURCE,
+            name,
+            f"is offered by no node{f'; did you mean {near}?' if near else ''}",
+            (Seen("offered in this cluster", listed(offers) or "nothing"), seen),
+            fix=(f"deviceName: {near}",) if near else ("gpuvirt status", "gpuvirt devices, on a node with GPUs"),
+        )
+    return None
+
+
+def _scheduler_fix(pod: str, namespace: str, message: str) -> Iterator[str]:
+    for resource in ("memory", "cpu"):
+        if f"Insufficient {resource}" in message:
+            yield f"request less {resource}, or free some on a node that has the devices"
+    if "Insufficient devices.kubevirt.io/" in message:
+        yield "gpuvirt doctor, on a node that has the devices: KubeVirt has no /dev/kvm there"
+    yield f"kubectl describe pod {pod} -n {namespace}"
+
+
+def not_admitted(evidence: VmEvidence) -> Finding | None:
+    """The node's kubelet refused the pod, perhaps because gpuvirt refused to allocate a device."""
+    pod = evidence.pod
+    if pod is None or pod.phase != "Failed" or not pod.reason:
+        return None
+    seen = Seen(f"{pod.user} $.status", f"{pod.reason}: {pod.message}")
+    again = f"kubectl delete pod {pod.name} -n {pod.namespace}, once that is fixed"
+    refusal = refusal_in(pod.message)
+    if refusal is not None:
+        found = of_reason(refusal, Level.ERROR)
+        fixes = (*found.fix, again)
+        return Finding(found.level, found.subject, found.message, found.code, (*found.seen, seen), fix=fixes)
+    where = f" on {pod.node}" if pod.node else ""
+    return problem(
+        FindingCode.ADMISSION_REFUSED,
+        pod.user,
+        f"was not admitted{where}: {pod.reason}",
+        (seen,),
+        fix=(f"gpuvirt doctor{where}", again),
+    )
+
+
+def not_running(evidence: VmEvidence) -> Finding | None:
+    """The pod has a node, but the pod or its guest does not run."""
+    pod, vmi = evidence.pod, evidence.vmi
+    if pod is None or (pod.phase == "Running" and (vmi is None or vmi.status.phase in {"", "Running"})):
+        return None
+    failed = _failed_conditions(vmi.status.conditions if vmi is not None else ())
+    ended = pod.phase in {"Failed", "Succeeded"}
+    state = f"VMI {vmi.status.phase}, pod {pod.phase}" if vmi is not None else f"pod {pod.phase}"
+    why = pod.waiting or pod.message or (failed[0].text if failed else "")
+    return problem(
+        FindingCode.POD_NOT_RUNNING,
+        evidence.target.text,
+        f"{'has ended' if ended else 'does not run yet'} ({state}){f': {why}' if why else ''}",
+        (
+            Seen(f"{pod.user} $.status.phase", pod.phase),
+            *(_condition_seen(found) for found in failed),
+        ),
+        fix=(
+            f"kubectl describe pod {pod.name} -n {pod.namespace}",
+            f"kubectl logs {pod.name} -n {pod.namespace}",
+        ),
+    )
+
+
+def unhealthy(devices: Sequence[DeviceSeen]) -> Finding | None:
+    """A device of the pod is unhealthy."""
+    for device in devices:
+        for reason in device.reasons:
+            text = reason.partition(": ")[2] or reason
+            return Finding(
+                Level.ERROR,
+                device.id,
+                f"is allocated to the pod, but can't be used: {text}",
+                code_in(reason) or FindingCode.NOT_COUNTED,
+                (Seen("the GpuNode's status", reason),),
+                fix=(f"gpuvirt why {device.id}, on its node",),
+            )
+    return None
+
+
+def refusal_in(message: str) -> Reason | None:
+    """Return the reason for which gpuvirt refused an Allocate, None where the message has no such reason."""
+    found = _REFUSAL.search(message)
+    code = code_in(found["code"]) if found is not None else None
+    if found is None or code is None:
+        return None
+    text, _, fix = found["text"].partition("; fix: ")
+    text, _, seen = text.partition("; seen: ")
+    subject, _, words = text.partition(" ")
+    return Reason(code, subject, words, (Seen("", seen),) if seen else (), fix or None)
+
 
 KINDS = {
     ObjectKind.VM: "virtualmachines.kubevirt.io",
@@ -69,13 +286,14 @@ def no_requests(evidence: VmEvidence) -> Finding:
 def outdated(evidence: VmEvidence) -> Finding | None:
     """The VM's requests have changed since its pod was created."""
     vm, pod, target = evidence.vm, evidence.pod, evidence.target
-    changed = condition(vm.conditions, "RestartRequired") if vm is not None else None
-    if vm is None or pod is None or changed is None or changed.status != "True" or vm.requests.counts == pod.devices:
+    changed = condition(vm.status.conditions, "RestartRequired") if vm is not None else None
+    requests = evidence.devices_of_vm.counts
+    if pod is None or changed is None or changed.status != "True" or requests == pod.devices:
         return None
     return problem(
         FindingCode.RESTART_REQUIRED,
         target.text,
-        f"now requests {counts_text(vm.requests.counts)}, but its running pod has {counts_text(pod.devices)}",
+        f"now requests {counts_text(requests)}, but its running pod has {counts_text(pod.devices)}",
         (Seen(f"{target.text} $.status.conditions", f"RestartRequired: {changed.text}"),),
         why="KubeVirt adds no GPU to a running VM",
         fix=(f"virtctl restart {target.name} -n {target.namespace}",),
@@ -92,8 +310,8 @@ def not_started(evidence: VmEvidence) -> Finding | None:
     vm, target = evidence.vm, evidence.target
     if vm is None or evidence.vmi is not None or evidence.pod is not None:
         return None
-    failure = condition(vm.conditions, "Failure")
-    seen = (Seen(f"{target.text} $.status.printableStatus", vm.status or "not set"),)
+    failure = condition(vm.status.conditions, "Failure")
+    seen = (Seen(f"{target.text} $.status.printableStatus", vm.status.printable_status or "not set"),)
     if failure is not None and failure.status == "True":
         if (gate := _gate_missing(evidence)) is not None:
             return gate
@@ -106,24 +324,24 @@ def not_started(evidence: VmEvidence) -> Finding | None:
         )
     if (by_schedule := _stopped_by_schedule(evidence, vm, seen)) is not None:
         return by_schedule
-    if vm.run_strategy in STARTS_BY_ITSELF:
-        unmet = [found.text for found in vm.conditions if found.status != "True" and found.message]
+    if vm.spec.strategy in STARTS_BY_ITSELF:
+        unmet = [found.text for found in vm.status.conditions if found.status != "True" and found.message]
         return problem(
             FindingCode.VM_NOT_STARTED,
             target.text,
-            f"has no VMI yet ({vm.status or 'no status'})",
+            f"has no VMI yet ({vm.status.printable_status or 'no status'})",
             (*seen, *(Seen(f"{target.text} $.status.conditions", text) for text in unmet)),
             fix=(
                 f"kubectl describe vm {target.name} -n {target.namespace}",
                 "check that KubeVirt's virt-controller runs",
             ),
         )
-    field, value = ("runStrategy", '"Always"') if vm.has_run_strategy else ("running", "true")
+    field, value = ("runStrategy", '"Always"') if vm.spec.running is None else ("running", "true")
     return problem(
         FindingCode.VM_STOPPED,
         target.text,
         "is stopped",
-        (Seen(f"{target.text} $.spec.runStrategy", vm.run_strategy), *seen),
+        (Seen(f"{target.text} $.spec.runStrategy", vm.spec.strategy), *seen),
         fix=(
             f"virtctl start {target.name} -n {target.namespace}",
             f"# or: kubectl patch vm {target.name} -n {target.namespace} --type merge \\",
@@ -132,14 +350,14 @@ def not_started(evidence: VmEvidence) -> Finding | None:
     )
 
 
-def _stopped_by_schedule(evidence: VmEvidence, vm: VmSeen, seen: tuple[Seen, ...]) -> Finding | None:
+def _stopped_by_schedule(evidence: VmEvidence, vm: Vm, seen: tuple[Seen, ...]) -> Finding | None:
     """Return which schedule has stopped a VM; the annotation alone shows it where schedules may not be read."""
     place = evidence.target.text
     if evidence.stopped is not None:
-        strategy = Seen(f"{place} $.spec.runStrategy", vm.run_strategy)
+        strategy = Seen(f"{place} $.spec.runStrategy", vm.spec.strategy)
         message, fix = evidence.stopped.message, evidence.stopped.command
-    elif vm.saved_strategy:
-        strategy = Seen(f"{place} $.metadata.annotations {SAVED_STRATEGY}", vm.saved_strategy)
+    elif vm.saved and vm.spec.strategy == "Halted":
+        strategy = Seen(f"{place} $.metadata.annotations {SAVED_STRATEGY}", vm.saved)
         message = "is stopped by a VgpuSchedule, which starts it once the phase that stopped it has ended"
         fix = "kubectl get vgpuschedules -A"
     else:
@@ -148,8 +366,7 @@ def _stopped_by_schedule(evidence: VmEvidence, vm: VmSeen, seen: tuple[Seen, ...
 
 
 def _gate_missing(evidence: VmEvidence) -> Finding | None:
-    owner = evidence.vmi or evidence.vm
-    if owner is None or not owner.requests.host_devices:
+    if not any(device.device_name for device in evidence.devices_of_guest.host_devices or ()):
         return None
     found = (host_device_gate(kubevirt, evidence.target.text) for kubevirt in evidence.kubevirts or ())
     return next((finding for finding in found if finding is not None), None)
@@ -159,7 +376,7 @@ def not_permitted(evidence: VmEvidence) -> Finding | None:
     """KubeVirt does not permit a device, or lacks a feature gate for it."""
     if (gate := _gate_missing(evidence)) is not None:
         return gate
-    synchronized = condition(evidence.vmi.conditions, "Synchronized") if evidence.vmi is not None else None
+    synchronized = condition(evidence.vmi.status.conditions, "Synchronized") if evidence.vmi is not None else None
     failure = synchronized.text if synchronized is not None and synchronized.status == "False" else ""
     for name in evidence.requests:
         fields = (not_permitted_by(kubevirt, name) for kubevirt in evidence.kubevirts or ())

@@ -6,8 +6,9 @@ import msgspec
 
 from gpuvirt.diagnosis.findings import Finding, listed
 from gpuvirt.diagnosis.vms import vmshares
-from gpuvirt.diagnosis.vms.vmevidence import GpuNodeSeen, NodeSeen, OfferSeen, PodSeen, VmEvidence
+from gpuvirt.diagnosis.vms.vmevidence import GpuNodeSeen, NodeSeen, PodSeen, VmEvidence
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds.gpunode import Offered
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.codes import Level
@@ -93,13 +94,9 @@ def judge_nodes(evidence: VmEvidence) -> tuple[NodeFit, ...]:
     judges = [
         _Judge(evidence, node, None if pods is None else pods.get(node.name, ()))
         for node in evidence.nodes or ()
-        if _concerns(evidence, node)
+        if node.gpu_node is not None or any(node.allocatable.get(name, 0) for name in evidence.requests)
     ]
     return tuple(judge.verdict() for judge in sorted(judges, key=_Judge.order))
-
-
-def _concerns(evidence: VmEvidence, node: NodeSeen) -> bool:
-    return node.gpu_node is not None or any(node.allocatable.get(name, 0) for name in evidence.requests)
 
 
 class _Judge:
@@ -152,13 +149,14 @@ class _Judge:
             if found is not None:
                 yield rank, found
 
-    def _offer(self, name: str) -> OfferSeen | None:
+    def _offer(self, name: str) -> Offered | None:
         return next((offer for offer in self._agent.offers if offer.name == name), None)
 
     def not_offered(self) -> Finding | None:
         for name, counted in self._amounts.missing():
             offer = self._offer(name)
-            if counted or name in self._agent.withheld or (offer is not None and self._has(name)):
+            has = any(device.offered_as == name for device in self._agent.devices)
+            if counted or name in self._agent.withheld or (offer is not None and has):
                 continue
             offered = [other.name for other in self._agent.offers if other.healthy]
             near = nearest(name, offered)
@@ -169,9 +167,6 @@ class _Judge:
                 f"deviceName: {near}" if near else f"gpuvirt devices, on {self._node.name}, shows why not",
             )
         return None
-
-    def _has(self, name: str) -> bool:
-        return any(device.offered_as == name for device in self._agent.devices)
 
     def withheld(self) -> Finding | None:
         for name, counted in self._amounts.missing():
@@ -236,7 +231,11 @@ class _Judge:
             free = self._amounts.free(name)
             if free < count and self._amounts.phase_of(name) is None:
                 total = self._amounts.allocatable(name)
-                pods = [_user(pod.namespace, pod.vm, pod.name) for pod in self._here if pod.requests.get(name)]
+                pods = [
+                    f"vm {pod.namespace}/{pod.vm}" if pod.vm else pod.user
+                    for pod in self._here
+                    if pod.requests.get(name)
+                ]
                 return self._finding(
                     f"has {free} of {total} {name} free, but {count} {'is' if count == 1 else 'are'} requested",
                     FindingCode.ALL_ALLOCATED,
@@ -341,7 +340,3 @@ ORDER = (
     _Judge.away,
 )
 """The obstacles, from the hardest to remove to the easiest."""
-
-
-def _user(namespace: str, vm: str, pod: str) -> str:
-    return f"vm {namespace}/{vm}" if vm else f"pod {namespace}/{pod}"

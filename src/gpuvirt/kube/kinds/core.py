@@ -2,13 +2,18 @@
 
 Source: Kubernetes' API reference, core/v1, apps/v1. Undeclared fields are dropped to save memory. `Node` and `WholePod`
 are the whole types. `ReadNode` and `Pod` are the parts of them that the controller keeps by the thousand;
-`shares.objects` has the types that the extender and the agent's shares keep. One narrow type for all of them would keep
-each program's fields in the others' memory. These types are never written, because their defaults would overwrite
-existing values. `manifests` has the types that are written.
+`shares.objects` has the types that the extender and the agent's shares keep, `webhook.pod` those of
+admission, and `kubevirt` VMs. They extend the types of this module, and so no type of the API is declared twice. These
+types are never written, because their defaults would overwrite existing values. `manifests` and `podparts` have the
+types that are written. Types that the extender keeps refer to no object that refers to them, so that the garbage
+collector need not go through them (`gc=False`).
 """
+
+from collections.abc import Iterable
 
 import msgspec
 
+from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kube.resources import Metadata
 
 ENDED = frozenset({"Succeeded", "Failed"})
@@ -24,13 +29,23 @@ class AnyObject(msgspec.Struct, frozen=True):
     metadata: Metadata
 
 
-class Condition(msgspec.Struct, frozen=True):
+class Condition(msgspec.Struct, frozen=True, gc=False):
     """A condition of a node, a pod or a VM. Unlike metav1.Condition it may lack a reason."""
 
-    type: str
+    type: str = ""
     status: str = ""
     reason: str = ""
     message: str = ""
+
+    @property
+    def text(self) -> str:
+        """Its reason and message on one line."""
+        return ": ".join(part for part in (self.reason, " ".join(self.message.split())) if part)
+
+
+def condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
+    """Return the condition of a type."""
+    return next((found for found in conditions if found.type == kind), None)
 
 
 class Owner(msgspec.Struct, frozen=True, rename="camel"):
@@ -62,14 +77,41 @@ class Taint(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     value: str = ""
     time_added: str = ""
 
+    @property
+    def text(self) -> str:
+        """The taint as `kubectl taint` writes it."""
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
 
 class Toleration(msgspec.Struct, frozen=True):
-    """A taint that a pod tolerates."""
+    """A taint that a pod tolerates; an empty key with `Exists` tolerates every taint."""
 
     key: str = ""
     operator: str = "Equal"
     value: str = ""
     effect: str = ""
+
+    def tolerates(self, taint: Taint) -> bool:
+        """Return whether the toleration matches a taint."""
+        if self.effect not in {"", taint.effect}:
+            return False
+        if self.operator == "Exists":
+            return self.key in {"", taint.key}
+        return (self.key, self.value) == (taint.key, taint.value)
+
+
+class Placement(msgspec.Struct, frozen=True, rename="camel"):
+    """The nodes that a pod or a VM can be scheduled on; affinity is not read."""
+
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Toleration, ...] = ()
+
+    def untolerated(self, taints: Iterable[Taint]) -> Taint | None:
+        """Return the first taint that is not tolerated, None where all are."""
+        hard = (taint for taint in taints if taint.effect in {"NoSchedule", "NoExecute"})
+        return next(
+            (taint for taint in hard if not any(toleration.tolerates(taint) for toleration in self.tolerations)), None
+        )
 
 
 class ReadNodeInfo(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -149,40 +191,66 @@ class Quantities(msgspec.Struct, frozen=True, gc=False):
     """The resources of a container; the API server sets requests where only limits are given. For an extended resource
     the limit equals the request."""
 
-    requests: dict[str, str | int] = {}
-    limits: dict[str, str | int] = {}
+    requests: dict[str, str | int | float] = {}
+    limits: dict[str, str | int | float] = {}
 
 
-class Container(msgspec.Struct, frozen=True, gc=False):
-    """A container of a pod."""
+class Container(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A container, an init container or a sidecar of a pod."""
 
     name: str = ""
     resources: Quantities = Quantities()
+    restart_policy: str = ""
+
+    @property
+    def is_sidecar(self) -> bool:
+        """Whether an init container runs as long as the pod."""
+        return self.restart_policy == "Always"
+
+    def quantity(self, resource: ResourceName) -> str | int | float | None:
+        """Return the requested quantity of a resource, None where the container does not name the resource."""
+        return self.resources.requests.get(resource, self.resources.limits.get(resource))
 
 
-class EmptyDir(msgspec.Struct, frozen=True):
-    """Storage that lives as long as its pod; its fields don't count."""
+class Absent(msgspec.Struct, frozen=True):
+    """An object whose fields do not count."""
+
+
+class HostPath(msgspec.Struct, frozen=True):
+    """A folder of the node."""
+
+    path: str = ""
+
+
+class SecretVolume(msgspec.Struct, frozen=True, rename="camel"):
+    """A Secret of the pod's namespace."""
+
+    secret_name: str = ""
 
 
 class Volume(msgspec.Struct, frozen=True, rename="camel"):
     """A volume of a pod."""
 
-    empty_dir: EmptyDir | None = None
+    name: str = ""
+    empty_dir: Absent | None = None
+    """Storage that lives as long as its pod."""
+    host_path: HostPath | None = None
+    secret: SecretVolume | None = None
 
 
-class SchedulingGate(msgspec.Struct, frozen=True):
-    """A gate that keeps a pod from being scheduled."""
+class SchedulingGate(msgspec.Struct, frozen=True, gc=False):
+    """A reason why kube-scheduler leaves a pod alone, and why the API server refuses its binding."""
 
     name: str = ""
 
 
-class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The node of a pod."""
 
     node_name: str = ""
 
 
-class WholePodSpec(PodSpec, frozen=True, rename="camel"):
+class WholePodSpec(PodSpec, frozen=True, gc=True, rename="camel"):
     """The node of a pod, the nodes that it can be scheduled on, the requests of its containers, and its volumes."""
 
     node_selector: dict[str, str] = {}

@@ -1,8 +1,9 @@
 """The kinds of KubeVirt and of its operator HCO: their collections, and the fields that gpuvirt reads.
 
 Source: KubeVirt's API `kubevirt.io/v1` and the API `hco.kubevirt.io/v1beta1` of the HyperConverged Cluster Operator
-(HCO), which all its versions serve. Of VMs, only the device names are read, and whether they
-are on a node.
+(HCO), which all its versions serve. `Vm` and `Vmi` are the whole types of VMs. `VirtualMachine` and
+`VirtualMachineInstance` are the parts of them that the controller keeps by the thousand: their devices, and whether
+they are on a node.
 """
 
 from typing import Protocol
@@ -10,12 +11,15 @@ from typing import Protocol
 import msgspec
 
 from gpuvirt.kube.collection import Collection
-from gpuvirt.kube.kinds.core import ENDED, OwnedMetadata
+from gpuvirt.kube.kinds.core import ENDED, Condition, OwnedMetadata, Placement
 from gpuvirt.kube.resources import KubernetesObject, Metadata, Resource
 from gpuvirt.model.kubevirt.kubevirt import MediatedDevices, Spec, Status
+from gpuvirt.model.workers.spec import SAVED_STRATEGY
 
 KUBEVIRTS = Resource("kubevirts", "kubevirt.io")
 HYPER_CONVERGEDS = Resource("hyperconvergeds", "hco.kubevirt.io", "v1beta1")
+DEFAULT_GRACE_S = 30
+"""How long a guest has to shut down without `terminationGracePeriodSeconds` (DefaultGracePeriodSeconds)."""
 
 
 class KubeVirt(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,27 +83,77 @@ class Devices(msgspec.Struct, frozen=True, rename="camel"):
     gpus: tuple[Device, ...] | None = None
     host_devices: tuple[Device, ...] | None = None
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many devices are requested of each resource, without those of ResourceClaims, which have no name."""
+        devices = (*(self.gpus or ()), *(self.host_devices or ()))
+        names = [device.device_name for device in devices if device.device_name]
+        return {name: names.count(name) for name in names}
+
+    def joined(self, more: "Devices") -> "Devices":
+        """Return these devices and more."""
+        return Devices(
+            (*(self.gpus or ()), *(more.gpus or ())), (*(self.host_devices or ()), *(more.host_devices or ()))
+        )
+
+
+class Firmware(msgspec.Struct, frozen=True):
+    """The firmware settings of a VM, which its SMBIOS shows."""
+
+    uuid: str = ""
+
 
 class Domain(msgspec.Struct, frozen=True):
     """The virtual hardware of a VM."""
 
     devices: Devices = Devices()
+    firmware: Firmware | None = None
 
 
-class _VmiSpec(msgspec.Struct, frozen=True):
+class VmiSpec(Placement, frozen=True, rename="camel"):
+    """The desired state of a VMI."""
+
     domain: Domain = Domain()
+    termination_grace_period_seconds: int | None = None
+
+    @property
+    def grace_s(self) -> int:
+        """How long the guest has to shut down before KubeVirt takes the power."""
+        period = self.termination_grace_period_seconds
+        return DEFAULT_GRACE_S if period is None else period
 
 
-class _Template(msgspec.Struct, frozen=True):
-    spec: _VmiSpec = _VmiSpec()
+class Template(msgspec.Struct, frozen=True):
+    """The template of a VM's VMIs."""
+
+    spec: VmiSpec = VmiSpec()
 
 
-class _Templated(msgspec.Struct, frozen=True):
-    template: _Template = _Template()
+class InstancetypeRef(msgspec.Struct, frozen=True):
+    """A reference to the instance type of a VM."""
+
+    name: str = ""
+    kind: str = "VirtualMachineClusterInstancetype"
+
+
+class VmSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """The desired state of a VM. One of `running` and `runStrategy` is set."""
+
+    running: bool | None = None
+    run_strategy: str | None = None
+    instancetype: InstancetypeRef | None = None
+    template: Template = Template()
+
+    @property
+    def strategy(self) -> str:
+        """The runStrategy; `running` stands for Always and Halted."""
+        if self.running is not None:
+            return "Always" if self.running else "Halted"
+        return self.run_strategy or "Halted"
 
 
 class _VirtualMachineTemplate(msgspec.Struct, frozen=True):
-    spec: _Templated = _Templated()
+    spec: VmSpec = VmSpec()
 
 
 class _PoolSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -111,7 +165,9 @@ class _Revised(msgspec.Struct, frozen=True):
     """A string in the oldest revisions, which are not decoded."""
 
 
-class _VmiStatus(msgspec.Struct, frozen=True, rename="camel"):
+class VmiPhase(msgspec.Struct, frozen=True, rename="camel"):
+    """The phase of a VMI, and its node."""
+
     phase: str = ""
     node_name: str = ""
 
@@ -120,8 +176,8 @@ class VirtualMachineInstance(msgspec.Struct, frozen=True):
     """A VirtualMachineInstance (VMI): a VM that runs or starts."""
 
     metadata: Metadata
-    spec: _VmiSpec = _VmiSpec()
-    status: _VmiStatus = _VmiStatus()
+    spec: VmiSpec = VmiSpec()
+    status: VmiPhase = VmiPhase()
 
     @property
     def is_on_a_node(self) -> bool:
@@ -138,12 +194,82 @@ class VirtualMachine(msgspec.Struct, frozen=True):
     """A VirtualMachine or a VirtualMachineInstanceReplicaSet, which have the VM's template in the same field."""
 
     metadata: Metadata
-    spec: _Templated = _Templated()
+    spec: VmSpec = VmSpec()
 
     @property
     def devices(self) -> Devices:
         """The devices that each VM requests."""
         return self.spec.template.spec.domain.devices
+
+
+class Migration(msgspec.Struct, frozen=True):
+    """The latest live migration of a VMI."""
+
+    completed: bool = False
+    failed: bool = False
+
+
+class VmiInterface(msgspec.Struct, frozen=True, rename="camel"):
+    """A network interface of a VMI, by its pod or its guest agent."""
+
+    ip_address: str = ""
+    ip_addresses: tuple[str, ...] = ()
+
+
+class VmiStatus(VmiPhase, frozen=True, rename="camel"):
+    """The observed state of a VMI."""
+
+    conditions: tuple[Condition, ...] = ()
+    migration_state: Migration | None = None
+    interfaces: tuple[VmiInterface, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Its IP addresses."""
+        addresses = (address for card in self.interfaces for address in (card.ip_address, *card.ip_addresses))
+        return tuple(filter(None, addresses))
+
+
+class Vmi(VirtualMachineInstance, frozen=True):
+    """A VMI with all that is read of it: it exists while the VM runs, starts or ends."""
+
+    metadata: OwnedMetadata
+    status: VmiStatus = VmiStatus()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether its QEMU has ended."""
+        return self.status.phase in ENDED
+
+
+class StateChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request to stop a VMI, or to start one; KubeVirt removes it when it is done."""
+
+    action: str
+    uid: str = ""
+
+
+class VmStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The observed state of a VM."""
+
+    printable_status: str = ""
+    """`Stopped`."""
+    run_strategy: str = ""
+    """The strategy that KubeVirt has followed last."""
+    state_change_requests: tuple[StateChange, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+
+class Vm(VirtualMachine, frozen=True):
+    """A VirtualMachine with all that is read of it."""
+
+    metadata: OwnedMetadata
+    status: VmStatus = VmStatus()
+
+    @property
+    def saved(self) -> str:
+        """The runStrategy that a schedule has replaced by Halted; empty if none has."""
+        return self.metadata.annotations.get(SAVED_STRATEGY, "")
 
 
 class VirtualMachinePool(msgspec.Struct, frozen=True):

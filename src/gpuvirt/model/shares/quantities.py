@@ -26,7 +26,7 @@ class InvalidQuantityError(DamagedError):
     """A quantity that is no number, negative, or no whole number of units."""
 
 
-def units_of(quantity: str | int) -> Units:
+def units_of(quantity: str | float) -> Units:
     """Return the units that a container requests; raise InvalidQuantityError."""
     text = str(quantity).strip()
     if text.isascii() and text.isdigit() and len(text) < 10:
@@ -49,7 +49,7 @@ def is_quantity(quantity: str | int) -> bool:
     return _QUANTITY.fullmatch(str(quantity)) is not None
 
 
-def whole_amounts(quantities: Mapping[str, str | int]) -> dict[str, int]:
+def whole_amounts(quantities: Mapping[str, str | float]) -> dict[str, int]:
     """Return the amounts of resources by name; those that are no whole number, such as `7900m`, are left out."""
     amounts: dict[str, int] = {}
     for name, quantity in quantities.items():

@@ -14,6 +14,7 @@ from gpuvirt.controller.writer import logged
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import NOT_MADE, ApiError, ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
+from gpuvirt.kube.kinds.kubevirt import StateChange, Vm, Vmi
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.schedules import hypervisor_problem
 from gpuvirt.model.workers.hypervisor import (
@@ -32,16 +33,13 @@ from gpuvirt.model.workers.spec import SAVED_STRATEGY
 from gpuvirt_schedules.controller.kubevirt import virtualmachines
 from gpuvirt_schedules.controller.kubevirt.virtualmachines import (
     BY_REQUEST,
-    RUNNING,
-    StateChange,
-    Vm,
-    Vmi,
     VmObjects,
     instances,
     subresources,
     virtual_machines,
 )
 
+RUNNING = "running"
 TYPE_PATH = "/spec/template/spec/domain/devices/gpus/0/deviceName"
 
 
@@ -142,11 +140,11 @@ class VmWriter:
     async def _set_vgpu_type(self, objects: VmObjects, name: str) -> None:
         """Give a VM with one GPU another vGPU type."""
         vm = objects.vm
-        before = vm.spec.template.spec.domain.devices.gpus[0].device_name
+        gpu = (vm.spec.template.spec.domain.devices.gpus or ())[0]
         operations = (
             _Operation("test", "/metadata/uid", vm.metadata.uid),
             _Operation("replace", "/metadata/resourceVersion", vm.metadata.resource_version),
-            _Operation("test", TYPE_PATH, before),
+            _Operation("test", TYPE_PATH, gpu.device_name or ""),
             _Operation("replace", TYPE_PATH, name),
         )
         await self._client.patch(virtual_machines(self._namespace), vm.metadata.name, operations, PatchType.JSON, Vm)

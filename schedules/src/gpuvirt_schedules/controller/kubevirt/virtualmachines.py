@@ -9,150 +9,15 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from gpuvirt.kube.kinds.core import Condition, OwnedMetadata
+from gpuvirt.kube.kinds.core import OwnedMetadata
+from gpuvirt.kube.kinds.kubevirt import Devices, Vm, Vmi, VmiSpec
 from gpuvirt.kube.resources import Resource
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons.schedules import hypervisor_problem
 from gpuvirt.model.workers.hypervisor import Abilities, Ability, Action, Call, Power, VmKey, WorkerVm
-from gpuvirt.model.workers.spec import SAVED_STRATEGY
 
 GROUP = "kubevirt.io"
 VM = "VirtualMachine"
-RUNNING = "running"
-DEFAULT_GRACE_S = 30
-"""How long a guest has to shut down without `terminationGracePeriodSeconds` (DefaultGracePeriodSeconds)."""
-FINAL = frozenset({"Succeeded", "Failed"})
-
-
-class Firmware(msgspec.Struct, frozen=True):
-    """The firmware settings of a VM, which its SMBIOS shows."""
-
-    uuid: str = ""
-
-
-class Device(msgspec.Struct, frozen=True, rename="camel"):
-    """A GPU or another device of the host, by the name of its resource."""
-
-    device_name: str = ""
-
-
-class Devices(msgspec.Struct, frozen=True, rename="camel"):
-    """The devices of a VM that are its host's."""
-
-    gpus: tuple[Device, ...] = ()
-    host_devices: tuple[Device, ...] = ()
-
-
-class Domain(msgspec.Struct, frozen=True):
-    """The VM as libvirt gets it."""
-
-    firmware: Firmware | None = None
-    devices: Devices = Devices()
-
-
-class VmiSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """The spec of a VMI: its domain and its grace period."""
-
-    domain: Domain = Domain()
-    termination_grace_period_seconds: int | None = None
-
-    @property
-    def grace_s(self) -> int:
-        """How long the guest has to shut down before KubeVirt takes the power."""
-        found = self.termination_grace_period_seconds
-        return DEFAULT_GRACE_S if found is None else found
-
-
-class Migration(msgspec.Struct, frozen=True):
-    """The latest live migration of a VMI."""
-
-    completed: bool = False
-    failed: bool = False
-
-
-class VmiInterface(msgspec.Struct, frozen=True, rename="camel"):
-    """A network interface of a VMI, by its pod or its guest agent."""
-
-    ip_address: str = ""
-    ip_addresses: tuple[str, ...] = ()
-
-
-class VmiStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """How far a VMI is."""
-
-    phase: str = ""
-    conditions: tuple[Condition, ...] = ()
-    migration_state: Migration | None = None
-    interfaces: tuple[VmiInterface, ...] = ()
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Its IP addresses."""
-        found = (address for card in self.interfaces for address in (card.ip_address, *card.ip_addresses))
-        return tuple(address for address in found if address)
-
-
-class Vmi(msgspec.Struct, frozen=True):
-    """A VirtualMachineInstance: it exists while the VM runs, starts or ends."""
-
-    metadata: OwnedMetadata
-    spec: VmiSpec = VmiSpec()
-    status: VmiStatus = VmiStatus()
-
-    @property
-    def is_final(self) -> bool:
-        """Whether its QEMU has ended."""
-        return self.status.phase in FINAL
-
-
-class Template(msgspec.Struct, frozen=True):
-    """The template of a VM's VMIs."""
-
-    spec: VmiSpec = VmiSpec()
-
-
-class StateChange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request to stop a VMI, or to start one; KubeVirt removes it when it is done."""
-
-    action: str
-    uid: str = ""
-
-
-class VmSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """The desired state of a VM. One of `running` and `runStrategy` is set."""
-
-    running: bool | None = None
-    run_strategy: str | None = None
-    template: Template = Template()
-
-    @property
-    def strategy(self) -> str:
-        """The runStrategy; `running` stands for Always and Halted."""
-        if self.running is not None:
-            return "Always" if self.running else "Halted"
-        return self.run_strategy or "Halted"
-
-
-class VmStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The state of a VM, as KubeVirt reports it."""
-
-    printable_status: str = ""
-    run_strategy: str = ""
-    """The strategy that KubeVirt has followed last."""
-    state_change_requests: tuple[StateChange, ...] = ()
-
-
-class Vm(msgspec.Struct, frozen=True):
-    """A VirtualMachine."""
-
-    metadata: OwnedMetadata
-    spec: VmSpec = VmSpec()
-    status: VmStatus = VmStatus()
-
-    @property
-    def saved(self) -> str:
-        """The runStrategy that a schedule has replaced by Halted; empty if none has."""
-        return self.metadata.annotations.get(SAVED_STRATEGY, "")
 
 
 def controller_uid(metadata: OwnedMetadata, kind: str) -> str:
@@ -234,7 +99,7 @@ def worker_vm(objects: VmObjects) -> WorkerVm:
 
 def vgpu_types(devices: Devices) -> tuple[str, ...]:
     """Return the resources of a VM's GPUs."""
-    return tuple(device.device_name for device in (*devices.gpus, *devices.host_devices))
+    return tuple(device.device_name or "" for device in (*(devices.gpus or ()), *(devices.host_devices or ())))
 
 
 def is_shutting_down(objects: VmObjects) -> bool:
@@ -324,9 +189,10 @@ def start_refusal(server: str, objects: VmObjects) -> Reason | None:
 def type_refusal(server: str, objects: VmObjects) -> Reason | None:
     """Return why a VM can't get another vGPU type; None if it can while it is off."""
     devices = objects.vm.spec.template.spec.domain.devices
-    if len(devices.gpus) == 1 and not devices.host_devices:
+    gpus, host_devices = len(devices.gpus or ()), len(devices.host_devices or ())
+    if gpus == 1 and not host_devices:
         return None
-    text = f"spec.template has {len(devices.gpus)} gpus and {len(devices.host_devices)} hostDevices, expected 1 and 0"
+    text = f"spec.template has {gpus} gpus and {host_devices} hostDevices, expected 1 and 0"
     return hypervisor_problem(ReasonCode.NOT_ONE_VGPU, server, text)
 
 

@@ -1,17 +1,16 @@
-"""Reads the objects from the API server that `gpuvirt why vm/NAME` decides from, and KubeVirt's configuration."""
+"""Reads what `gpuvirt why` decides from about a VM, a pod or a node, and KubeVirt's configuration."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.diagnosis.cluster import states as vmstates
-from gpuvirt.diagnosis.cluster.phaseconfigs import Labels, read_phases
-from gpuvirt.diagnosis.clusternodes import ClusterNode
-from gpuvirt.diagnosis.sharesreading import read_index, shares_for_pod, shares_of_pods
+from gpuvirt.diagnosis.evidence import ClusterNode
+from gpuvirt.diagnosis.sharesreading import listed_schedules, read_index, shares_for_pod, shares_of_pods
+from gpuvirt.diagnosis.vms import vmevidence
+from gpuvirt.diagnosis.vms.nodeexplanation import NodeEvidence
 from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.errors import ConfigError
@@ -21,22 +20,38 @@ from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
-from gpuvirt.kube.kinds import core, vmstate
+from gpuvirt.kube.kinds import core
 from gpuvirt.kube.kinds.core import ENDED
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.kube.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
-from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.kube.kinds.kubevirt import (
+    CLUSTER_INSTANCETYPES,
+    INSTANCETYPES,
+    KUBEVIRTS,
+    Devices,
+    Instancetype,
+    Vm,
+    Vmi,
+)
+from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule
 from gpuvirt.kube.resources import NODES, KubernetesObject, Resource
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
+from gpuvirt.model.desired.invalid import Origin, Source
+from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.annotations import InvalidAnnotationError
 from gpuvirt.model.shares.demand import UnplaceableError
 from gpuvirt.model.shares.quantities import InvalidQuantityError
-from gpuvirt.model.workers.spec import CORDONED_BY
-from gpuvirt.shares.awayworkers import away, read_schedules, stopped_by
+from gpuvirt.model.workers.coming import NodePhase, PhaseConfig, ScheduledNode, node_phases
+from gpuvirt.model.workers.spec import CORDONED_BY, PhaseName
+from gpuvirt.plans.knownconfigs import KnownConfigs, read_known_configs
+from gpuvirt.plans.nodeplan import types_of
+from gpuvirt.shares.awayworkers import away, local_time, read_schedules, stopped_by
 from gpuvirt.shares.objects import demand_of_pod, needs_limits
 from gpuvirt.shares.sharing import Sharing
 
 T = TypeVar("T", bound=KubernetesObject)
+Labels = Mapping[NodeName, Mapping[str, str]]
 
 RESOURCES = {
     ObjectKind.VM: Resource("virtualmachines", "kubevirt.io"),
@@ -45,7 +60,7 @@ RESOURCES = {
 }
 SCHEDULABLE = "kubevirt.io/schedulable"
 """The label by which KubeVirt schedules VMs on a node."""
-LAUNCHERS = f"{vmstates.LAUNCHER_LABEL}={vmstates.LAUNCHER}"
+LAUNCHERS = f"{vmevidence.LAUNCHER_LABEL}={vmevidence.LAUNCHER}"
 
 
 def ask(credentials: Credentials, target: ObjectRef, sharing: Sharing | None = None) -> VmEvidence:
@@ -53,7 +68,7 @@ def ask(credentials: Credentials, target: ObjectRef, sharing: Sharing | None = N
 
     `sharing`: how the cluster shares GPUs; by default as the extender does.
     """
-    return asyncio.run(_Asker(Client(credentials), target, sharing or Sharing()).ask())
+    return asyncio.run(_VmReader(Client(credentials), target, sharing or Sharing()).ask())
 
 
 def ask_cluster(kubeconfig: Path, context: str = "") -> tuple[tuple[KubeVirt, ...], tuple[ClusterNode, ...] | None]:
@@ -71,7 +86,7 @@ async def _read_cluster(client: Client, where: str) -> tuple[tuple[KubeVirt, ...
         nodes = (await client.list(Collection(NODES, core.Node, labelled=f"{SCHEDULABLE}=true"))).items
     except ForbiddenError:
         return kubevirts, None
-    return kubevirts, tuple(vmstates.cluster_node(node) for node in nodes)
+    return kubevirts, tuple(vmevidence.cluster_node(node) for node in nodes)
 
 
 async def _read_kubevirts(client: Client, where: str) -> tuple[KubeVirt, ...]:
@@ -81,17 +96,7 @@ async def _read_kubevirts(client: Client, where: str) -> tuple[KubeVirt, ...]:
         return ()
 
 
-class _Owners(msgspec.Struct):
-    """The objects of one VM."""
-
-    vm: vmstate.Vm | None = None
-    vmi: vmstate.Vmi | None = None
-    pod: core.WholePod | None = None
-    pod_unread: bool = False
-    instancetype: Devices | None = None
-
-
-class _Asker:
+class _VmReader:
     """Reads the evidence about one VM, VMI or pod."""
 
     def __init__(self, client: Client, target: ObjectRef, sharing: Sharing) -> None:
@@ -101,48 +106,48 @@ class _Asker:
         self._unread: list[str] = []
 
     async def ask(self) -> VmEvidence:
-        owners = await self._owners()
-        evidence = VmEvidence(
-            target=self._target,
-            vm=vmstates.vm_seen(owners.vm, owners.instancetype) if owners.vm is not None else None,
-            vmi=vmstates.vmi_seen(owners.vmi) if owners.vmi is not None else None,
-            pod=vmstates.pod_seen(owners.pod) if owners.pod is not None else None,
-            pod_unread=owners.pod_unread,
-        )
+        evidence = await self._own_objects()
         evidence = await (self._with_cluster(evidence) if evidence.found else self._with_neighbours(evidence))
         return replace(evidence, unread=tuple(dict.fromkeys(self._unread)))
 
-    async def _owners(self) -> _Owners:
-        name, owners = self._target.name, _Owners()
-        if self._target.kind is ObjectKind.POD:
-            owners.pod = await self._get(ObjectKind.POD, name, core.WholePod)
-            return owners
-        if self._target.kind is ObjectKind.VM:
-            owners.vm = await self._get(ObjectKind.VM, name, vmstate.Vm)
-            if owners.vm is None:
-                return owners
-            owners.instancetype = await self._instancetype(owners.vm)
-        owners.vmi = await self._get(ObjectKind.VMI, name, vmstate.Vmi)
+    async def _own_objects(self) -> VmEvidence:
+        """Return the evidence with the target, and with the VMI and the pod of a VM alone."""
+        target, vm, instancetype = self._target, None, Devices()
+        if target.kind is ObjectKind.POD:
+            pod = await self._get(ObjectKind.POD, target.name, core.WholePod)
+            return VmEvidence(target=target, pod=vmevidence.pod_seen(pod) if pod is not None else None)
+        if target.kind is ObjectKind.VM:
+            vm = await self._get(ObjectKind.VM, target.name, Vm)
+            if vm is None:
+                return VmEvidence(target=target)
+            instancetype = await self._instancetype(vm)
+        vmi = await self._get(ObjectKind.VMI, target.name, Vmi)
         pods = await self._list(self._within(ObjectKind.POD), core.WholePod, LAUNCHERS)
-        owners.pod_unread = pods is None
-        owners.pod = vmstates.launcher_of(pods or (), name, owners.vmi)
-        return owners
+        launcher = vmevidence.launcher_of(pods or (), target.name, vmi)
+        return VmEvidence(
+            target=target,
+            vm=vm,
+            instancetype=instancetype,
+            vmi=vmi,
+            pod=vmevidence.pod_seen(launcher) if launcher is not None else None,
+            pod_unread=pods is None,
+        )
 
-    async def _instancetype(self, vm: vmstate.Vm) -> Devices | None:
-        """Return the devices of a VM's instance type, None if the VM has none or its instance type does not exist."""
+    async def _instancetype(self, vm: Vm) -> Devices:
+        """Return the devices of a VM's instance type, none if the VM has none or its instance type does not exist."""
         ref = vm.spec.instancetype
         if ref is None or not ref.name:
-            return None
+            return Devices()
         of_cluster = ref.kind.casefold().startswith("virtualmachinecluster")
         resource = (CLUSTER_INSTANCETYPES if of_cluster else INSTANCETYPES).collection.resource
         resource = resource if of_cluster else replace(resource, namespace=self._target.namespace)
         try:
             return (await self._client.get(resource, ref.name, Instancetype)).devices
         except NotFoundError:
-            return None
+            return Devices()
         except ForbiddenError as error:
             self._unread.append(str(error))
-            return None
+            return Devices()
 
     async def _with_cluster(self, evidence: VmEvidence) -> VmEvidence:
         pod, units = evidence.pod, self._sharing.resource
@@ -158,17 +163,17 @@ class _Asker:
         labels = {NodeName(node.metadata.name): node.metadata.labels for node in nodes or ()}
         return replace(
             evidence,
-            stopped=stopped_by(schedules, evidence.vm.uid) if evidence.vm is not None and is_off else None,
+            stopped=stopped_by(schedules, evidence.vm.metadata.uid) if evidence.vm is not None and is_off else None,
             away=away(schedules, cordons(labels)) if waits else {},
             phases=await read_phases(self._client, schedules, labels, by_name),
             shares=await self._shares(pod) if pod is not None and units in evidence.requests else None,
             kubevirts=() if self._target.kind is ObjectKind.POD else await self._kubevirts(),
             nodes=None
             if nodes is None
-            else tuple(vmstates.node_seen(node, by_name.get(NodeName(node.metadata.name))) for node in nodes),
+            else tuple(vmevidence.node_seen(node, by_name.get(NodeName(node.metadata.name))) for node in nodes),
             pods=None
             if pods is None
-            else tuple(vmstates.pod_seen(pod) for pod in pods if pod.status.phase not in ENDED),
+            else tuple(vmevidence.pod_seen(pod) for pod in pods if pod.status.phase not in ENDED),
         )
 
     async def _shares(self, seen: PodSeen) -> SharesSeen | None:
@@ -215,7 +220,7 @@ class _Asker:
         everywhere = await self._list(RESOURCES[kind], core.AnyObject, name=name)
         return replace(
             evidence,
-            neighbours=_names(beside),
+            neighbours=tuple(sorted(item.metadata.name for item in beside)),
             namespaces=tuple(
                 sorted(item.metadata.namespace for item in everywhere or () if item.metadata.namespace != namespace)
             ),
@@ -263,5 +268,102 @@ def cordons(labels: Labels) -> Mapping[NodeName, str]:
     return {name: found[CORDONED_BY] for name, found in labels.items() if CORDONED_BY in found}
 
 
-def _names(found: Iterable[KubernetesObject]) -> tuple[str, ...]:
-    return tuple(sorted(item.metadata.name for item in found))
+def ask_node(credentials: Credentials, name: str, units: str) -> NodeEvidence:
+    """Return the evidence about a node; raise ConfigError if it does not exist, ApiError."""
+    return asyncio.run(_read_node(Client(credentials), name, units))
+
+
+async def _read_node(client: Client, name: str, units: str) -> NodeEvidence:
+    try:
+        node = await client.get(NODES, name, core.Node)
+    except NotFoundError as error:
+        names = [found.metadata.name for found in (await client.list(Collection(NODES, core.AnyObject))).items]
+        near = nearest(name, names)
+        hint = f"did you mean node/{near}?" if near is not None else "expected a node (kubectl get nodes)"
+        raise ConfigError(f"the cluster has no node {name}; {hint}", where="gpuvirt why") from error
+    gpu_node, pods, schedules = await asyncio.gather(_gpu_node(client, name), _pods(client), listed_schedules(client))
+    key = NodeName(name)
+    label = node.metadata.labels.get(CORDONED_BY)
+    found = away(schedules, {key: label} if label is not None else {})
+    reports = {key: gpu_node} if gpu_node is not None else {}
+    phases = await read_phases(client, schedules, {key: node.metadata.labels}, reports)
+    return NodeEvidence(vmevidence.node_seen(node, gpu_node), pods, units, found.get(key), phases.get(key, ()))
+
+
+async def _gpu_node(client: Client, name: str) -> GpuNode | None:
+    try:
+        return await client.get(GPU_NODES, name, GpuNode)
+    except NotFoundError:
+        return None
+
+
+async def _pods(client: Client) -> tuple[PodSeen, ...] | None:
+    try:
+        found = (await client.list(Collection(Resource("pods"), core.WholePod))).items
+    except ForbiddenError:
+        return None
+    return tuple(vmevidence.pod_seen(pod) for pod in found if pod.status.phase not in ENDED)
+
+
+NEVER = {str(ReasonCode.VGPU_CONFIG_OVERRIDDEN), str(ReasonCode.MODE_WITHOUT_VGPUS)}
+"""Why a node gets the vGPU config of no phase."""
+
+
+async def read_phases(
+    client: Client, schedules: Iterable[VgpuSchedule], labels: Labels, gpu_nodes: Mapping[NodeName, GpuNode]
+) -> Mapping[NodeName, tuple[NodePhase, ...]]:
+    """Return the phases with a vGPU config for each of some nodes, by their labels; raises ApiError.
+
+    A schedule that is suspended, or has faults, gives no node another vGPU config.
+    """
+    found = dict[NodeName, tuple[NodePhase, ...]]()
+    for schedule in schedules:
+        is_invalid = any(
+            condition.type == VALID and condition.status == "False" for condition in schedule.status.conditions
+        )
+        if not schedule.config_phases or schedule.spec.suspend or is_invalid:
+            continue
+        known = await read_known_configs(client, schedule.metadata.namespace)
+        for node, own in labels.items():
+            found[node] = (*found.get(node, ()), *_of_node(schedule, node, own, gpu_nodes.get(node), known))
+    return found
+
+
+def _of_node(
+    schedule: VgpuSchedule, node: NodeName, labels: Mapping[str, str], gpu_node: GpuNode | None, known: KnownConfigs
+) -> Iterator[NodePhase]:
+    status = schedule.status
+    own = next((found for found in status.nodes if found.node == node), None)
+    if own is not None and own.code in NEVER:
+        return
+    configs = (
+        PhaseConfig(
+            schedule.metadata.name,
+            schedule.metadata.namespace,
+            PhaseName(phase.name),
+            phase.vgpu_config,
+            _types(gpu_node, phase.vgpu_config, known),
+        )
+        for phase in schedule.config_phases
+        if phase.vgpu_config is not None and phase.configures(labels)
+    )
+    # The status is of the current phase once it names the node in it.
+    waits = None if own is not None and own.applied else own.message if own is not None else "it has no status yet"
+    zone, following = schedule.spec.time_zone, status.next_phase
+    yield from node_phases(
+        configs,
+        ScheduledNode(
+            PhaseName(status.phase) if status.phase is not None else None,
+            PhaseName(following) if following is not None else None,
+            local_time(status.next_switch, zone) if status.next_switch is not None else None,
+            waits,
+        ),
+    )
+
+
+def _types(gpu_node: GpuNode | None, config: str, known: KnownConfigs) -> frozenset[str] | None:
+    """Return the types that a config gives a node; None if the config, or the node's GPUs, are not known."""
+    if gpu_node is None or not known.has(config):
+        return None
+    source = Source(Origin.GPU_NODE, "vgpuConfig of a phase")
+    return types_of(gpu_node, ConfigName(config, source), known.configs)
