@@ -42,6 +42,8 @@ def daemon_set(policy: ClusterPolicy, inputs: RenderInputs, found: DaemonSet, *,
         priority_class_name=desired.priority_class_name or pod.priority_class_name,
         dns_policy="ClusterFirstWithHostNet" if pod.host_network else "",
     )
+    pods = PodTemplate(metadata=TemplateMeta(labels=labels, annotations=annotations), spec=pod)
+    pods_digest = digest(msgspec.json.encode(pods, order="deterministic"))
     about = metadata(policy, inputs, OperandName(chosen["app"]), found.metadata.name)
     return replace(
         found,
@@ -53,7 +55,7 @@ def daemon_set(policy: ClusterPolicy, inputs: RenderInputs, found: DaemonSet, *,
         ),
         spec=replace(
             spec,
-            template=_stamped(PodTemplate(metadata=TemplateMeta(labels=labels, annotations=annotations), spec=pod)),
+            template=replace(pods, metadata=replace(pods.metadata, labels={**labels, TEMPLATE_LABEL: pods_digest})),
             update_strategy=_strategy(desired, on_delete=spec.update_strategy.type == ON_DELETE),
         ),
     )
@@ -122,11 +124,6 @@ def secrets(*desired: ImageParts | Iterable[str]) -> tuple[LocalReference, ...]:
 def on_host_network(operand: Operand) -> bool:
     """Return whether an operand's pods use the host's network."""
     return operand.host_network is True
-
-
-def _stamped(template: PodTemplate) -> PodTemplate:
-    labels = {**template.metadata.labels, TEMPLATE_LABEL: digest(msgspec.json.encode(template, order="deterministic"))}
-    return replace(template, metadata=replace(template.metadata, labels=labels))
 
 
 def unreserved(labels: Mapping[str, str]) -> dict[str, str]:

@@ -71,7 +71,11 @@ def base(policy: ClusterPolicy, inputs: RenderInputs, name: str) -> DaemonSet:
         image_pull_secrets=assembly.secrets(inputs.settings.pull_secrets),
         volumes=tuple(hostpaths.moved(volume, policy.spec.host_paths) for volume in pod.volumes),
     )
-    return _with_gpus(found, policy) if pod.runtime_class_name else found
+    if not pod.runtime_class_name:
+        return found
+    # Its pods get GPUs either by the RuntimeClass or by the NRI plugin's annotation.
+    found = bases.with_pod(found, runtime_class_name=runtime_class_of(policy))
+    return found if has_nri(policy) else bases.with_metadata(found, annotations={})
 
 
 def configured(found: DaemonSet, inputs: RenderInputs, desired: Operand, image: str | None = None) -> DaemonSet:
@@ -115,9 +119,3 @@ def _with_own_image(container: Container, inputs: RenderInputs) -> Container:
     if container.image != OWN_IMAGE:
         return container
     return replace(container, image=inputs.image, image_pull_policy=inputs.settings.pull_policy)
-
-
-def _with_gpus(found: DaemonSet, policy: ClusterPolicy) -> DaemonSet:
-    """Return a manifest that has either the RuntimeClass by which its pods get GPUs, or the NRI plugin's annotation."""
-    found = bases.with_pod(found, runtime_class_name=runtime_class_of(policy))
-    return found if has_nri(policy) else bases.with_metadata(found, annotations={})
