@@ -27,12 +27,12 @@ OURS = {"app", PART_OF[0], MANAGED_BY[0]}
 OUR_PREFIX = "gpuvirt.io/"
 
 
-def daemon_set(policy: ClusterPolicy, inputs: RenderInputs, found: DaemonSet, *, owned: bool = True) -> DaemonSet:
+def daemon_set(policy: ClusterPolicy, inputs: RenderInputs, manifest: DaemonSet, *, owned: bool = True) -> DaemonSet:
     """Return an operand's DaemonSet with the policy's settings for all DaemonSets.
 
     Without `owned` it stays when the policy is deleted.
     """
-    desired, spec = policy.spec.daemonsets, found.spec
+    desired, spec = policy.spec.daemonsets, manifest.spec
     pod, template, chosen = spec.template.spec, spec.template.metadata, spec.selector.match_labels
     labels = {**unreserved(desired.labels), **template.labels, **chosen, **dict((PART_OF, MANAGED_BY))}
     annotations = {**desired.annotations, **template.annotations}
@@ -44,9 +44,9 @@ def daemon_set(policy: ClusterPolicy, inputs: RenderInputs, found: DaemonSet, *,
     )
     pods = PodTemplate(metadata=TemplateMeta(labels=labels, annotations=annotations), spec=pod)
     pods_digest = digest(msgspec.json.encode(pods, order="deterministic"))
-    about = metadata(policy, inputs, OperandName(chosen["app"]), found.metadata.name)
+    about = metadata(policy, inputs, OperandName(chosen["app"]), manifest.metadata.name)
     return replace(
-        found,
+        manifest,
         metadata=replace(
             about,
             labels={**unreserved(desired.labels), **about.labels, **chosen},
@@ -61,10 +61,10 @@ def daemon_set(policy: ClusterPolicy, inputs: RenderInputs, found: DaemonSet, *,
     )
 
 
-def service(policy: ClusterPolicy, inputs: RenderInputs, found: Service) -> Service:
+def service(policy: ClusterPolicy, inputs: RenderInputs, manifest: Service) -> Service:
     """Return a manifest's Service as an object of the operand whose name it has."""
-    about = metadata(policy, inputs, OperandName(found.metadata.name), found.metadata.name)
-    return replace(found, metadata=replace(about, annotations=found.metadata.annotations))
+    about = metadata(policy, inputs, OperandName(manifest.metadata.name), manifest.metadata.name)
+    return replace(manifest, metadata=replace(about, annotations=manifest.metadata.annotations))
 
 
 def metadata(
@@ -82,9 +82,9 @@ def metadata(
     )
 
 
-def template_of(found: DaemonSet) -> str:
+def template_of(manifest: DaemonSet) -> str:
     """Return the digest label of pods that match a DaemonSet's current template."""
-    return found.spec.template.metadata.labels[TEMPLATE_LABEL]
+    return manifest.spec.template.metadata.labels[TEMPLATE_LABEL]
 
 
 def digest(content: bytes) -> str:
