@@ -105,7 +105,7 @@ def node_events(decided: Decisions) -> str:
 
 
 def metric(decided: Decisions) -> Sequence[str]:
-    lines = text_of(*process.of_decisions(decided)).splitlines()
+    lines = text_of(process.of_decisions(decided)).splitlines()
     assert "gpu_operator_reconciliation_status 0" in lines
     return [line for line in lines if line.startswith("gpuvirt_desired_state_invalid{")]
 

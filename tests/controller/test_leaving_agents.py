@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.controller.nodes.labels import Around, desired_labels
+from gpuvirt.controller.nodes.labels import LabelInputs, desired_labels
 from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.controller.writes import PatchNode
@@ -114,5 +114,5 @@ def test_the_agent_stays_until_no_pod_has_a_share(users: tuple[str, ...], genera
     placement = placement_of(labels, reported, Defaults(sandboxed=True))
     found = leaving(placement, labels, reported, spec_is_due=False)
     assert bool(found.leaving) == waits
-    assert desired_labels(left("true").metadata, found, Around()).labels[NODE_LABEL] == ("true" if waits else None)
+    assert desired_labels(left("true").metadata, found, LabelInputs()).labels[NODE_LABEL] == ("true" if waits else None)
     assert leaving(placement, labels, reported, spec_is_due=True).leaving, "the agent has not read that the mode ends"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.controller.install.uninstall import left_of
-from gpuvirt.controller.nodes.labels import Around, desired_labels, desired_labels_beside, removed_labels
+from gpuvirt.controller.nodes.labels import LabelInputs, desired_labels, desired_labels_beside, removed_labels
 from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
 from gpuvirt.kube.kinds.parts import Condition
@@ -27,12 +27,16 @@ from gpuvirt.model.inventory.inventory import Mode
 
 NFD = {"feature.node.kubernetes.io/pci-10de.present": "true"}
 ON = Defaults(sandboxed=True)
-NOTHING_AROUND = Around()
+NOTHING_AROUND = LabelInputs()
 GPU = "0000:65:00.0"
 
 
 def labelled(
-    labels: dict[str, str], *, defaults: Defaults = ON, gpu_node: GpuNode | None = None, around: Around = NOTHING_AROUND
+    labels: dict[str, str],
+    *,
+    defaults: Defaults = ON,
+    gpu_node: GpuNode | None = None,
+    around: LabelInputs = NOTHING_AROUND,
 ) -> dict[str, str]:
     """Return a node's labels after one pass, with an agent that has observed the desired state."""
     placement = leaving(placement_of(labels, gpu_node, defaults), labels, gpu_node, spec_is_due=False)
@@ -208,7 +212,7 @@ def test_the_vgpu_driver_stays_while_the_agent_has_not_reported() -> None:
     for gpu_node in (None, unknown, replace(unknown, status=Status(conditions=(unobserved,)))):
         assert deployed(labelled(before | {LABEL: "container"}, gpu_node=gpu_node)) == set(SETS[Workload.VGPU])
     alone = {key: value for key, value in before.items() if key != NODE_LABEL} | {LABEL: "container"}
-    off = Around(runs_agent=False)
+    off = LabelInputs(runs_agent=False)
     assert deployed(labelled(alone, around=off)) == set(SETS[Workload.CONTAINER]), "no agent will ever report"
 
 
@@ -216,7 +220,7 @@ def test_beside_nvidias_operator_the_vgpu_driver_stays_and_comes_back() -> None:
     def beside(labels: dict[str, str], *gpus: Gpu) -> dict[str, str]:
         node = reporting(*gpus)
         placement = leaving(placement_of(labels, node, ON), labels, node, spec_is_due=False)
-        return patched(labels, desired_labels_beside(Metadata(labels=labels), placement, Around()))
+        return patched(labels, desired_labels_beside(Metadata(labels=labels), placement, LabelInputs()))
 
     bare = replace(gpu(Mode.VGPU, vfs=16), vgpus=())
     before = beside(NFD | {LABEL: "vm-vgpu"}, bare)
@@ -266,7 +270,7 @@ def test_a_stale_pause_is_removed() -> None:
         f"{DEPLOY}client": "mine_paused-for-driver-upgrade",
         f"{DEPLOY}cc-manager": "paused-for-driver-upgrade",
     }
-    at_work = labelled(paused, around=Around(vgpus_change=True, driver_changes=True))
+    at_work = labelled(paused, around=LabelInputs(vgpus_change=True, driver_changes=True))
     assert {key: at_work[key] for key in paused} == paused
     healed = labelled(paused)
     assert healed[f"{DEPLOY}sandbox-validator"] == "true"
@@ -276,7 +280,7 @@ def test_a_stale_pause_is_removed() -> None:
 
 def test_mig_labels_are_for_container_nodes_only() -> None:
     capable = NFD | {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}
-    around = Around(mig_default="all-disabled")
+    around = LabelInputs(mig_default="all-disabled")
     container = labelled(capable, around=around)
     assert container["nvidia.com/mig.config"] == "all-disabled"
     assert "mig-manager" in deployed(container)
@@ -289,7 +293,7 @@ def test_mig_labels_are_for_container_nodes_only() -> None:
 def test_beside_nvidias_operator_vm_nodes_are_taken_over_and_given_back() -> None:
     def beside(labels: dict[str, str], annotations: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         metadata = Metadata(labels=labels, annotations=annotations)
-        keys = desired_labels_beside(metadata, placement_of(labels, None, ON), Around())
+        keys = desired_labels_beside(metadata, placement_of(labels, None, ON), LabelInputs())
         changed: dict[str, str | None] = {**annotations, **keys.annotations}
         return patched(labels, keys), {key: value for key, value in changed.items() if value is not None}
 
@@ -318,17 +322,19 @@ NODES = st.builds(
     st.sampled_from(["", "container", "vm-passthrough", "vm-vgpu", "on-demand", "kata"]),
 )
 GPU_NODES = st.one_of(st.none(), st.builds(lambda mode: reporting(gpu(mode)), st.sampled_from(list(Mode))))
-AROUNDS = st.builds(Around, vgpus_change=st.booleans(), driver_changes=st.booleans(), runs_agent=st.booleans())
+AROUNDS = st.builds(LabelInputs, vgpus_change=st.booleans(), driver_changes=st.booleans(), runs_agent=st.booleans())
 
 
 REPORTED_ALONE = {NODE_LABEL: "true", "nvidia.com/gpu.present": "true", f"{DEPLOY}vfio-manager": "true"}
 
 
 @given(NODES, GPU_NODES, AROUNDS)
-@example({f"{DEPLOY}vgpu-manager": "true", NODE_LABEL: "true", LABEL: "vm-passthrough"}, None, Around(runs_agent=False))
-@example(REPORTED_ALONE, reporting(gpu(Mode.PASSTHROUGH)), Around(runs_agent=False))
+@example(
+    {f"{DEPLOY}vgpu-manager": "true", NODE_LABEL: "true", LABEL: "vm-passthrough"}, None, LabelInputs(runs_agent=False)
+)
+@example(REPORTED_ALONE, reporting(gpu(Mode.PASSTHROUGH)), LabelInputs(runs_agent=False))
 def test_labels_converge_in_a_single_pass_and_other_labels_stay(
-    labels: dict[str, str], gpu_node: GpuNode | None, around: Around
+    labels: dict[str, str], gpu_node: GpuNode | None, around: LabelInputs
 ) -> None:
     after = labelled(labels, gpu_node=gpu_node, around=around)
     if NODE_LABEL in labels and NODE_LABEL not in after and not NFD.keys() & labels.keys():
@@ -351,14 +357,14 @@ UNREPORTED = {f"{DEPLOY}vgpu-manager": "true", NODE_LABEL: "true", LABEL: "vm-pa
 
 
 @given(NODES, GPU_NODES, AROUNDS, st.booleans())
-@example(UNREPORTED, None, Around(runs_agent=False), False)
-@example({**UNREPORTED, LABEL: "container"}, None, Around(runs_agent=False), False)
-@example({**UNREPORTED, NODE_LABEL: "false"}, None, Around(), False)
-@example({key: value for key, value in UNREPORTED.items() if key != NODE_LABEL}, None, Around(), False)
+@example(UNREPORTED, None, LabelInputs(runs_agent=False), False)
+@example({**UNREPORTED, LABEL: "container"}, None, LabelInputs(runs_agent=False), False)
+@example({**UNREPORTED, NODE_LABEL: "false"}, None, LabelInputs(), False)
+@example({key: value for key, value in UNREPORTED.items() if key != NODE_LABEL}, None, LabelInputs(), False)
 def test_beside_nvidias_operator_labels_converge_in_a_single_pass(
     labels: dict[str, str],
     gpu_node: GpuNode | None,
-    around: Around,
+    around: LabelInputs,
     marked: bool,
 ) -> None:
     def once(metadata: Metadata) -> Metadata:
@@ -375,7 +381,7 @@ def test_beside_nvidias_operator_labels_converge_in_a_single_pass(
 
 
 @given(NODES, AROUNDS)
-def test_uninstalling_removes_all_labels_of_gpuvirt(labels: dict[str, str], around: Around) -> None:
+def test_uninstalling_removes_all_labels_of_gpuvirt(labels: dict[str, str], around: LabelInputs) -> None:
     metadata = Metadata(labels=labelled(labels, around=around))
     left = patched(metadata.labels, removed_labels(metadata))
     assert not set(left) & (ALL | {NODE_LABEL, "nvidia.com/gpu.present"})

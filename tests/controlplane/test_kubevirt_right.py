@@ -9,8 +9,7 @@ from lab.cluster.kubevirtkinds import SOURCES
 from gpuvirt.controller.kubevirt.changes import ANNOTATION, PatchHistory
 from gpuvirt.controller.kubevirt.decisions import HISTORY
 from gpuvirt.controller.kubevirt.offered import Names, names_of
-from gpuvirt.controller.kubevirt.picture import KubeVirtPicture
-from gpuvirt.controller.kubevirt.planning import KubeVirtPlan, Manner, plan
+from gpuvirt.controller.kubevirt.planning import KubeVirtPicture, KubeVirtPlan, Manner, plan
 from gpuvirt.controller.kubevirt.undoer import undo
 from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client, PatchType

@@ -169,11 +169,11 @@ def _serving(
     kubevirt = kubevirt if serves else kubevirts.beside_kata(kubevirt, picture.kubevirt)
     has_image = settings.image is not None
     desired = replace(policy, metadata=Metadata(name=policy.metadata.name), status=None)
-    around = replace(policies.around_of(policy), labels_vgpu_types=settings.labels_vgpu_types)
+    label_inputs = replace(policies.label_inputs_of(policy), labels_vgpu_types=settings.labels_vgpu_types)
     deployer = Deployer(desired, has_image, has_daemon_sets=has_image, beside=settings.coexists)
     vgpu_switch = policies.vgpu_switch_of(policy, kubevirt)
     defaults, scheduled = policies.defaults_of(policy), picture.scheduled.configs
-    return Serving(policy, kubevirt, ClusterInputs(defaults, around, vgpu_switch, deployer, scheduled))
+    return Serving(policy, kubevirt, ClusterInputs(defaults, label_inputs, vgpu_switch, deployer, scheduled))
 
 
 def _kubevirt_verdict(picture: Picture, kubevirt: KubeVirtDecisions) -> ReadyCondition | None:

@@ -129,7 +129,7 @@ def rollout(pods: Iterable[Pod], template: str, *, desired: int, most_unavailabl
     nodes or a share of them (`10%`, rounded up, as for a DaemonSet). A pod that is not ready does not count as
     unavailable when it is replaced, since it serves no VM.
     """
-    current = sorted((pod for pod in pods if not pod.metadata.deletion_timestamp), key=_by_node)
+    current = sorted((pod for pod in pods if not pod.metadata.deletion_timestamp), key=lambda pod: pod.spec.node_name)
     new = [pod for pod in current if pod.metadata.labels.get(TEMPLATE_LABEL) == template]
     old = [pod for pod in current if pod.metadata.labels.get(TEMPLATE_LABEL) != template]
     ready_new = [pod for pod in new if pod.status.ready]
@@ -147,10 +147,6 @@ def rollout(pods: Iterable[Pod], template: str, *, desired: int, most_unavailabl
     ready_old = [pod for pod in old if pod.status.ready]
     chosen = (*unready[: max(1, allowed)], *ready_old[: max(0, room)]) if ready_new else (*unready, *ready_old)[:1]
     return Rollout(tuple(chosen), len(old), None if chosen else _waits(late, "nodes that are being upgraded"))
-
-
-def _by_node(pod: Pod) -> str:
-    return pod.spec.node_name
 
 
 def _waits(late: Sequence[Pod], what: str) -> str:
@@ -236,8 +232,12 @@ def decide(
             states.append(OperandState(name, operand, against="being created or updated"))
     gone, kept = _superfluous(rendered, existing.stored, with_used_vgpus)
     gone = [deletion for deletion in gone if not _is_needed(deletion, rendered, existing)]
-    faults = tuple(_faults(rendered, workloads))
-    return Deployment((*writes, *gone), (*states, *kept), faults)
+    faults = (
+        f"{fault.because.path}: {fault.because.message}"
+        for fault in rendered.faults
+        if workloads & WITH_TOOLKIT or fault.operand in FOR_VMS  # the others need nodes for containers
+    )
+    return Deployment((*writes, *gone), (*states, *kept), tuple(faults))
 
 
 def _target(manifest: Manifest) -> WriteTarget:
@@ -256,13 +256,6 @@ def _needs(manifest: Manifest, other: Manifest) -> bool:
     if isinstance(manifest, DaemonSet):
         return not isinstance(other, DaemonSet)
     return isinstance(manifest, RoleBinding) and isinstance(other, Role)
-
-
-def _faults(rendered: Rendered, workloads: frozenset[Workload | None]) -> Iterator[str]:
-    """Yield the faults; those of operands for container nodes only if the cluster has such nodes."""
-    for fault in rendered.faults:
-        if workloads & WITH_TOOLKIT or fault.operand in FOR_VMS:
-            yield f"{fault.because.path}: {fault.because.message}"
 
 
 def _daemon_set(

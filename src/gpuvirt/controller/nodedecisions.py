@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuvirt.controller.announcer import Announcement, node_announcements
 from gpuvirt.controller.nodes import resolve
-from gpuvirt.controller.nodes.labels import Around, desired_labels, desired_labels_beside, without_left_keys
+from gpuvirt.controller.nodes.labels import LabelInputs, desired_labels, desired_labels_beside, without_left_keys
 from gpuvirt.controller.nodes.placement import Defaults, NodePlacement, leaving, placement_of
 from gpuvirt.controller.nodes.problems import Deployer, NodeProblem, NodeVerdict, ObservedNode, problems_of
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode, ScheduledConfig, VgpuSwitch, config_of
@@ -141,7 +141,7 @@ class ClusterInputs(msgspec.Struct, frozen=True):
     """The inputs of the decisions for every node, besides the node itself."""
 
     defaults: Defaults
-    around: Around
+    label_inputs: LabelInputs
     vgpu_switch: VgpuSwitch
     deployer: Deployer
     scheduled: tuple[ScheduledConfig, ...] = ()
@@ -171,12 +171,12 @@ def decide_node(inputs: NodeInputs, cluster: ClusterInputs) -> NodesSummary:
     placement = placement_of(node.metadata.labels, gpu_node, cluster.defaults)
     desired = _desired(node, placement, cluster, gpu_node)
     placement = leaving(placement, node.metadata.labels, gpu_node, spec_is_due=desired is not None)
-    around = replace(
-        cluster.around,
+    label_inputs = replace(
+        cluster.label_inputs,
         vgpus_change=PAUSED_FOR_VGPUS in inputs.pods.pauses,
         driver_changes=PAUSED_FOR_DRIVER in inputs.pods.pauses,
     )
-    keys = (desired_labels_beside if deployer.beside else desired_labels)(node.metadata, placement, around)
+    keys = (desired_labels_beside if deployer.beside else desired_labels)(node.metadata, placement, label_inputs)
     keys = without_left_keys(keys, node.metadata, agent_exists=not AGENTS.isdisjoint(inputs.pods.apps))
     if (patch := patch_of([keys], node.metadata)) is not None:
         writes.append(PatchNode(WriteTarget(NODES, name), patch))

@@ -49,7 +49,7 @@ class Picture(msgspec.Struct, frozen=True):
 
     def config_maps_with(self, key: str) -> tuple[str, ...]:
         """Return the names of the ConfigMaps with this key."""
-        return tuple(sorted(at.name for at, found in self._config_maps() if key in _keys_of(found)))
+        return tuple(sorted(at.name for at, found in self._config_maps() if key in (found.texts or {})))
 
     def _config_maps(self) -> Iterable[tuple[ObjectKey, StoredObject]]:
         stored = (objects for resource, objects in self.existing.stored.items() if resource.plural == "configmaps")
@@ -80,10 +80,6 @@ def read_of_pod(pod: Pod) -> tuple[object, ...]:
     metadata, status = pod.metadata, pod.status
     leaves = bool(metadata.deletion_timestamp)
     return metadata.uid, leaves, metadata.labels, pod.spec.node_name, status.ready, status.waiting_reason
-
-
-def _keys_of(config_map: StoredObject) -> tuple[str, ...]:
-    return tuple(config_map.texts or {})
 
 
 class OperandPods(msgspec.Struct, frozen=True):

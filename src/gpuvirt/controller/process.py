@@ -14,7 +14,7 @@ from gpuvirt.clock import Clock, RealClock
 from gpuvirt.controller.controller import Controller, ControllerDependencies
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.policy.status import verdict_of
-from gpuvirt.controller.schedulespart import ScheduledSource, Schedules, SchedulesPart
+from gpuvirt.controller.schedulespart import Schedules, SchedulesPart
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.webhookcertificate.keeper import CertificateKeeper, CertificateNames
 from gpuvirt.facts.ids import ObjectName, parse_namespace
@@ -42,9 +42,13 @@ def page(controller: Controller | None, certificate: CertificateKeeper | None = 
     info = gauge("gpuvirt_info", "The controller's version.", ("version",), [((__version__,), 1)])
     if controller is None or controller.decisions is None:
         return text_of(leads, info, more)
-    return text_of(
-        leads, info, *of_decisions(controller.decisions), _writes(controller), _certificate(certificate), more
+    writes = counter(
+        "gpuvirt_controller_writes_total",
+        "Writes to the API server, by outcome.",
+        ("outcome",),
+        [(("done",), controller.writes_done), (("failed",), controller.writes_failed)],
     )
+    return text_of(leads, info, of_decisions(controller.decisions), writes, _certificate(certificate), more)
 
 
 def _certificate(keeper: CertificateKeeper | None) -> Iterator[str]:
@@ -58,20 +62,8 @@ def _certificate(keeper: CertificateKeeper | None) -> Iterator[str]:
         yield from gauge("gpuvirt_webhook_certificate_end_seconds", text, (), [((), keeper.ends_s)])
 
 
-def of_decisions(decided: Decisions) -> tuple[Iterator[str], ...]:
-    """Return the metrics of the last decisions."""
-    return (
-        _status(decided),
-        _gpu_nodes(decided),
-        _nodes(decided),
-        _not_ready(decided),
-        _operands(decided),
-        _reasons(decided),
-        _invalid(decided),
-    )
-
-
-def _status(decided: Decisions) -> Iterator[str]:
+def of_decisions(decided: Decisions) -> Iterator[str]:
+    """Yield the metrics of the last decisions."""
     status = NO_POLICY if not decided.policy else READY if verdict_of(decided.progress).ready else NOT_READY
     yield from gauge(
         "gpu_operator_reconciliation_status",
@@ -79,70 +71,47 @@ def _status(decided: Decisions) -> Iterator[str]:
         (),
         [((), status)],
     )
-
-
-def _gpu_nodes(decided: Decisions) -> Iterator[str]:
     yield from gauge("gpu_operator_gpu_nodes_total", "Nodes with GPUs.", (), [((), float(len(decided.nodes)))])
-
-
-def _nodes(decided: Decisions) -> Iterator[str]:
-    counts = Counter((str(node.workload or "unknown"), str(node.against is None).lower()) for node in decided.nodes)
+    nodes = Counter((str(node.workload or "unknown"), str(node.against is None).lower()) for node in decided.nodes)
     yield from gauge(
         "gpuvirt_nodes",
         "Nodes with GPUs, by workload and by whether they are ready.",
         ("workload", "ready"),
-        counts.items(),
+        nodes.items(),
     )
-
-
-def _not_ready(decided: Decisions) -> Iterator[str]:
     yield from gauge(
         "gpuvirt_node_not_ready",
         "1 for each node that is not ready; its GpuNode has the reason.",
         ("node", "workload"),
         [((node.name, str(node.workload or "unknown")), 1) for node in decided.nodes if node.against is not None],
     )
-
-
-def _operands(decided: Decisions) -> Iterator[str]:
     yield from gauge(
         "gpuvirt_operand_not_ready",
         "1 for each DaemonSet that is not ready; the ClusterPolicy has the reason.",
         ("operand",),
         [((operand.name,), 1) for operand in decided.operands if operand.against is not None],
     )
-
-
-def _reasons(decided: Decisions) -> Iterator[str]:
-    codes = [str(problem.code) for problem in decided.progress.problems]
-    codes += [str(code) for node in decided.nodes for code in node.codes]
-    kubevirt = decided.progress.kubevirt
-    codes += [kubevirt.reason] if kubevirt is not None and not kubevirt.ready else []
     yield from gauge(
         "gpuvirt_controller_reasons",
         "Reasons that stop the controller or make nodes not ready, and problems with KubeVirt.",
         ("reason",),
-        [((code,), count) for code, count in Counter(codes).items()],
+        [((code,), count) for code, count in Counter(_codes(decided)).items()],
     )
-
-
-def _invalid(decided: Decisions) -> Iterator[str]:
-    counts = Counter((value.node, value.origin, value.code) for value in decided.progress.invalid)
+    invalid = Counter((value.node, value.origin, value.code) for value in decided.progress.invalid)
     yield from gauge(
         "gpuvirt_desired_state_invalid",
         "Invalid values of the desired state, by node (empty: the cluster), origin and code.",
         ("node", "origin", "reason"),
-        counts.items(),
+        invalid.items(),
     )
 
 
-def _writes(controller: Controller) -> Iterator[str]:
-    yield from counter(
-        "gpuvirt_controller_writes_total",
-        "Writes to the API server, by outcome.",
-        ("outcome",),
-        [(("done",), controller.writes_done), (("failed",), controller.writes_failed)],
-    )
+def _codes(decided: Decisions) -> Iterator[str]:
+    yield from (str(problem.code) for problem in decided.progress.problems)
+    yield from (str(code) for node in decided.nodes for code in node.codes)
+    kubevirt = decided.progress.kubevirt
+    if kubevirt is not None and not kubevirt.ready:
+        yield kubevirt.reason
 
 
 log = logging.getLogger(__name__)
@@ -174,7 +143,7 @@ class ControllerProcess:
         client, clock = Client(options.credentials), options.clock
         candidacy = Candidacy(options.settings.namespace, CONTROLLER_LEASE, new_identity(random))
         self._election = Election(client, candidacy, clock, random)
-        leading = client.leading(self._may_write, candidacy.terms.within_s)
+        leading = client.leading(lambda: self._election.may_write or not options.elects, candidacy.terms.within_s)
         self._dependencies = ControllerDependencies(leading, clock, random)
         self.certificate: CertificateKeeper | None = None
         """Keeps the webhook's certificate while this process leads."""
@@ -194,11 +163,10 @@ class ControllerProcess:
                 group.create_task(keep_going("probes", lambda: probes.run(host, port), options.clock))
             group.create_task(self._election.run(self._lead) if options.elects else self._lead())
 
-    def _may_write(self) -> bool:
-        return self._election.may_write or not self._options.elects
-
     async def _lead(self) -> None:
-        self.term = Controller(self._dependencies, self._options.settings, self._scheduled())
+        settings, part = self._options.settings, self._options.schedules
+        scheduled = part.scheduled_configs(settings.namespace) if part is not None else None
+        self.term = Controller(self._dependencies, settings, scheduled)
         try:
             await self._run_term(self.term)
         finally:
@@ -213,11 +181,6 @@ class ControllerProcess:
             if (part := options.schedules) is not None:
                 group.create_task(keep_going("schedules", lambda: self._run_schedules(part), options.clock))
             group.create_task(term.run())
-
-    def _scheduled(self) -> ScheduledSource | None:
-        """Return where the controller reads what VgpuSchedules say of nodes."""
-        part = self._options.schedules
-        return part.scheduled_configs(self._options.settings.namespace) if part is not None else None
 
     async def _run_schedules(self, part: SchedulesPart) -> None:
         """Run VgpuSchedules until cancelled, which ends each connection to a hypervisor."""

@@ -27,7 +27,6 @@ from gpuvirt.kube.kinds.podparts import (
 from gpuvirt.plain import Plain
 from gpuvirt.webhook.injectionconfig import SYSTEM_PATH, AddedContainer, ClassSettings
 from gpuvirt.webhook.pod import Container as ObservedContainer
-from gpuvirt.webhook.pod import EnvVar as ObservedEnvVar
 from gpuvirt.webhook.pod import Placed
 
 NVIDIA, GRIDD = "nvidia", "gridd"
@@ -109,14 +108,10 @@ def _variables(placed: Placed, settings: ClassSettings) -> tuple[list[Operation]
         elif found.value_from is not None:
             warnings.append(f"{placed.path}: {name} has valueFrom and is kept; the vGPU needs {folder} in it")
         elif folder not in found.value.split(":"):
-            operations.append(_extended(placed, index, found, folder))
+            value = f"{found.value}:{folder}" if found.value else folder
+            operations.append(Operation(Op.ADD, placed.pointer("env", str(index), "value"), value))
     operations += append(placed.pointer("env"), added, env)
     return operations, warnings
-
-
-def _extended(placed: Placed, index: int, variable: ObservedEnvVar, folder: str) -> Operation:
-    value = f"{variable.value}:{folder}" if variable.value else folder
-    return Operation(Op.ADD, placed.pointer("env", str(index), "value"), value)
 
 
 def nvidia(settings: ClassSettings, part: AddedContainer, vgpus: Mapping[str, int]) -> Container:

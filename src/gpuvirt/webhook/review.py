@@ -6,7 +6,6 @@ import msgspec
 
 from gpuvirt import nulls
 from gpuvirt.errors import DamagedError
-from gpuvirt.model.reasons import Reason
 from gpuvirt.webhook.admitting import Decision
 from gpuvirt.webhook.pod import Pod
 
@@ -100,16 +99,12 @@ def decoded(body: bytes) -> AdmissionRequest:
 def encoded(uid: str, decision: Decision) -> bytes:
     """Return the answer to a request."""
     if decision.refusal is not None:
-        return _encoded(_Answered(uid, allowed=False, status=_status(decision.refusal)))
+        return _encoded(_Answered(uid, allowed=False, status=_Status(decision.refusal.text)))
     warnings = tuple(warning[:MOST_WARNING] for warning in decision.warnings)
     if not decision.operations:
         return _encoded(_Answered(uid, allowed=True, warnings=warnings))
     patch = base64.b64encode(msgspec.json.encode(decision.operations)).decode()
     return _encoded(_Answered(uid, allowed=True, patch_type="JSONPatch", patch=patch, warnings=warnings))
-
-
-def _status(reason: Reason) -> _Status:
-    return _Status(reason.text)
 
 
 def _encoded(answer: _Answered) -> bytes:

@@ -7,8 +7,7 @@ import msgspec
 
 from gpuvirt.controller.kubevirt.changes import PatchHistory
 from gpuvirt.controller.kubevirt.offered import Names, Offered
-from gpuvirt.controller.kubevirt.picture import KubeVirtPicture
-from gpuvirt.controller.kubevirt.planning import KubeVirtPlan, Manner, plan
+from gpuvirt.controller.kubevirt.planning import KubeVirtPicture, KubeVirtPlan, Manner, plan
 from gpuvirt.controller.kubevirt.undoer import Undoing, undo
 from gpuvirt.kube.jsonpatch import Operation
 from gpuvirt.kube.kinds.core import OwnedMetadata

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 import yaml
 
+from gpuvirt.controller.kubevirt.mediated import has_mdev_field, has_mdev_gate
 from gpuvirt.controller.kubevirt.offered import Names, Requesting, names_of, needs_mdevs, offered_of, on_nodes
 from gpuvirt.controller.kubevirt.undoer import held_names
-from gpuvirt.controller.kubevirt.versions import has_mdev_field, has_mdev_gate
 from gpuvirt.kube.kinds.core import WholePod
 from gpuvirt.kube.kinds.gpunode import Gpu, GpuMode, GpuNode, Offered, Spec, Status, Vgpu
 from gpuvirt.kube.kinds.kubevirt import (

@@ -196,9 +196,9 @@ class Uninstaller:
         for step in steps:
             async for line in step:
                 yield line
-        if self._goals.crds:
-            async for line in self._delete_kinds():
-                yield line
+        for name in KINDS if self._goals.crds else ():
+            if (deleted := await retried(partial(self._delete_kind, name), self._clock)) is not None:
+                yield deleted
 
     async def _schedules_part(self) -> SchedulesPart | None:
         """Return what removes the marks of VgpuSchedules, None where it is not installed and no node has one.
@@ -247,7 +247,7 @@ class Uninstaller:
     async def _wait_for_agents(self) -> AsyncIterator[str]:
         """Wait until no agent and no discoverer runs: both label their node again, and an agent creates its GpuNode."""
         deadline_s = self._clock.monotonic_s() + GONE_WITHIN_S
-        while remaining := [pod for pod in await self._pods() if _writes_again(pod)]:
+        while remaining := [pod for pod in await self._list(pods(self._goals.namespace), Pod) if _writes_again(pod)]:
             if self._clock.monotonic_s() > deadline_s:
                 names = ", ".join(f"{pod.metadata.name} on {pod.spec.node_name}" for pod in remaining)
                 raise NotDeletedError(
@@ -271,11 +271,6 @@ class Uninstaller:
             await self._delete(resource, found, labelled=labelled)
             yield f"deleted {kind} {found.metadata.name}"
 
-    async def _delete_kinds(self) -> AsyncIterator[str]:
-        for name in KINDS:
-            if (line := await retried(partial(self._delete_kind, name), self._clock)) is not None:
-                yield line
-
     async def _delete_kind(self, name: str) -> str | None:
         with suppress(NotFoundError):
             found = await self._client.get(DEFINITIONS, name, Definition)
@@ -284,9 +279,6 @@ class Uninstaller:
             await self._client.delete(DEFINITIONS, name, found.metadata.uid)
             return f"deleted the CRD {name}, and all its objects"
         return None
-
-    async def _pods(self) -> tuple[Pod, ...]:
-        return await self._list(pods(self._goals.namespace), Pod)
 
     async def _list(self, resource: Resource, shape: type[T], *, labelled: str = "") -> tuple[T, ...]:
         """Return the objects of a collection; none if the kind is not installed."""

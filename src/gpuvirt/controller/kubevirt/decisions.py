@@ -23,8 +23,7 @@ from gpuvirt.controller.kubevirt.offered import (
     on_nodes,
     united,
 )
-from gpuvirt.controller.kubevirt.picture import KubeVirtPicture
-from gpuvirt.controller.kubevirt.planning import KubeVirtPlan, Manner, plan
+from gpuvirt.controller.kubevirt.planning import KubeVirtPicture, KubeVirtPlan, Manner, plan
 from gpuvirt.controller.kubevirt.subject import MANAGED_BY
 from gpuvirt.controller.store import Objects
 from gpuvirt.controller.writes import ApplyObject, WriteTarget

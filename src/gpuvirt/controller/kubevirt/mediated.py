@@ -1,8 +1,9 @@
-"""Whether KubeVirt handles mediated devices. If it does, it deletes those that it did not create.
+"""Whether KubeVirt handles mediated devices, and its fields and feature gates by the version in its status.
 
-virt-handler does so at each heartbeat, even if a VM uses them. It spares the types that are permitted with
-`externalResourceProvider: true`. If an admin has KubeVirt create mediated devices, that stays, and entries spare those
-of gpuvirt. Otherwise gpuvirt switches the handling off.
+A KubeVirt that handles mediated devices deletes those that it did not create. virt-handler does so at each heartbeat,
+even if a VM uses them. It spares the types that are permitted with `externalResourceProvider: true`. If an admin has
+KubeVirt create mediated devices, that stays, and entries spare those of gpuvirt. Otherwise gpuvirt switches the
+handling off. Source of versions: KubeVirt's releases.
 """
 
 from collections.abc import Mapping
@@ -10,13 +11,50 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.controller.kubevirt.changes import OurSwitch
+from gpuvirt.controller.kubevirt.offered import Names, Offered
 from gpuvirt.controller.kubevirt.subject import GATES, MEDIATED, PermittingObject
-from gpuvirt.controller.kubevirt.versions import has_mdev_field, has_mdev_gate
 from gpuvirt.kube.jsonpatch import at
 from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE
 from gpuvirt.model.kubevirt.version import Version
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, clusterproblems
 from gpuvirt.model.reasons.clusterproblems import MOST_NAMES, shortened
+
+GPU, HOST_DEVICES = "GPU", "HostDevices"
+
+MDEV_FIELD: Version = (1, 8, 0, True)
+"""The first version with `mediatedDevicesConfiguration.enabled`; some later versions also obey the gate."""
+GPU_WITHOUT_GATE: Version = (1, 4, 0, True)
+"""The first version in which VMs may use GPUs without the gate GPU."""
+_MDEV_GATE: Version = (0, 59, 1, True)
+_MDEV_GATE_BEFORE: Version = (0, 58, 2, True)
+
+
+def has_mdev_field(version: Version | None) -> bool:
+    """Return whether KubeVirt has the field `mediatedDevicesConfiguration.enabled`; an older one drops it."""
+    return version is not None and version >= MDEV_FIELD
+
+
+def has_mdev_gate(version: Version | None) -> bool:
+    """Return whether KubeVirt obeys the gate DisableMDEVConfiguration."""
+    return version is None or version >= _MDEV_GATE or _MDEV_GATE_BEFORE <= version < (0, 59, 0, False)
+
+
+def needs_gpu_gate(version: Version | None) -> bool:
+    """Return whether VMs may use GPUs only with the gate GPU."""
+    return version is not None and version < GPU_WITHOUT_GATE
+
+
+def gates_needed(subject: PermittingObject, version: Version | None, offered: Offered, names: Names) -> tuple[str, ...]:
+    """Return the gates that the offered devices need; none for HCO, which always enables both.
+
+    None is for Grace GPUs: by IOMMUFD each virt-launcher pod requests `devices.kubevirt.io/iommufd`, so that nodes
+    without `/dev/iommu` run no VM.
+    """
+    if subject.is_hco:
+        return ()
+    gpu = (GPU,) if offered and needs_gpu_gate(version) else ()
+    host_devices = (HOST_DEVICES,) if names.host_devices & offered.keys() else ()
+    return (*gpu, *host_devices)
 
 
 class Handling(msgspec.Struct, frozen=True):
@@ -61,18 +99,12 @@ def handling_of(subject: PermittingObject, version: Version | None) -> Handling:
         pointer = f"{subject.root}{at(GATES, 'disableMDevConfiguration')}"
         return Handling(off=False, switch=OurSwitch(pointer, value=True, was=subject.hco_leaves_mdevs))
     # If the field is set, this KubeVirt knows it. The field takes precedence over the gate.
-    return _by_field(subject) if mediated.enabled is not None or has_mdev_field(version) else _by_gate(subject)
-
-
-def _by_field(subject: PermittingObject) -> Handling:
-    pointer = f"{subject.root}{at(MEDIATED, 'enabled')}"
-    return Handling(off=False, switch=OurSwitch(pointer, value=False, was=subject.mediated.enabled))
-
-
-def _by_gate(subject: PermittingObject) -> Handling:
-    if MDEV_GATE in subject.disabled_gates:
-        return Handling(off=False, reasons=(clusterproblems.gate_disabled(subject.where, MDEV_GATE),))
-    return Handling(off=False, gate=MDEV_GATE)
+    if mediated.enabled is not None or has_mdev_field(version):
+        pointer = f"{subject.root}{at(MEDIATED, 'enabled')}"
+        return Handling(off=False, switch=OurSwitch(pointer, value=False, was=mediated.enabled))
+    is_denied = MDEV_GATE in subject.disabled_gates
+    denied = (clusterproblems.gate_disabled(subject.where, MDEV_GATE),) if is_denied else ()
+    return Handling(off=False, gate=None if is_denied else MDEV_GATE, reasons=denied)
 
 
 def second_owner(subject: PermittingObject, nodes: Mapping[str, Mapping[str, str]]) -> Reason | None:

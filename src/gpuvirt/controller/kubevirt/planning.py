@@ -18,24 +18,114 @@ from gpuvirt.controller.kubevirt.changes import (
     DeviceList,
     OurChanges,
     OurEntry,
-    OurSwitch,
     PatchHistory,
     changes_of,
     text_of,
 )
 from gpuvirt.controller.kubevirt.listing import ListChanges, ListingInputs, is_ours, listing_of
-from gpuvirt.controller.kubevirt.mediated import Handling, handling_of, holds, second_owner
-from gpuvirt.controller.kubevirt.offered import ByKubeVirt, Offered, selects
-from gpuvirt.controller.kubevirt.picture import KubeVirtPicture, subject_of, withheld
-from gpuvirt.controller.kubevirt.subject import MEDIATED, PermittedEntry, PermittingObject
-from gpuvirt.controller.kubevirt.versions import gates_needed
+from gpuvirt.controller.kubevirt.mediated import Handling, gates_needed, handling_of, holds, second_owner
+from gpuvirt.controller.kubevirt.offered import ByKubeVirt, Names, Offered, offered_by_kubevirt, selects
+from gpuvirt.controller.kubevirt.subject import (
+    MEDIATED,
+    PermittedEntry,
+    PermittingObject,
+    entries_of,
+    is_owned_by_hco,
+    of_hyper_converged,
+    of_kubevirt,
+)
 from gpuvirt.kube.jsonpatch import Draft, Op, Operation, annotate, at, conditional
 from gpuvirt.kube.kinds.gpunode import Withheld
+from gpuvirt.kube.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.kube.resources import Metadata, Resource
+from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import normal
 from gpuvirt.model.kubevirt.gracegpus import is_grace, missing_gates
+from gpuvirt.model.kubevirt.kubevirt import Configuration, DeveloperConfiguration
+from gpuvirt.model.kubevirt.version import Version, version_of
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, clusterproblems
-from gpuvirt.plain import Plain
+
+
+class KubeVirtPicture(msgspec.Struct, frozen=True):
+    """One KubeVirt and the observed state around it."""
+
+    kubevirt: KubeVirt
+    offered: Offered
+    """The resources that nodes offer; desired resources that do not exist yet may be included."""
+    names: Names
+    """The resource names that VMs request."""
+    hyper_convergeds: Observed[tuple[HyperConverged, ...]] | None = None
+    """None if not observed; `Observed(None)` if HCO is not installed."""
+    mdevs: bool = False
+    """Whether a node has mediated devices, or may get some."""
+    mdev_nodes: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
+    """The labels of these nodes by name."""
+
+    @property
+    def version(self) -> Version | None:
+        """KubeVirt's version."""
+        status = self.kubevirt.status
+        return version_of(status.observed_kube_virt_version) if status is not None else None
+
+    @property
+    def where(self) -> str:
+        """The KubeVirt's name in messages."""
+        return f"KubeVirt {self.kubevirt.metadata.namespace}/{self.kubevirt.metadata.name}"
+
+    @property
+    def gates(self) -> frozenset[str]:
+        """The feature gates that are on, by any writer; one that `disabledFeatureGates` has too is on."""
+        developer = (self.kubevirt.spec.configuration or Configuration()).developer_configuration
+        return frozenset((developer or DeveloperConfiguration()).feature_gates or ())
+
+    @property
+    def effective(self) -> tuple[PermittedEntry, ...]:
+        """The entries that KubeVirt permits now, by any writer."""
+        return entries_of((self.kubevirt.spec.configuration or Configuration()).permitted_host_devices)
+
+    @property
+    def is_opted_out(self) -> bool:
+        """Whether the annotation `gpuvirt.io/manage: "false"` of the KubeVirt or its HyperConverged forbids changes."""
+        hcos = (self.hyper_convergeds.value if self.hyper_convergeds is not None else None) or ()
+        owners = hcos if is_owned_by_hco(self.kubevirt) else ()
+        found = (self.kubevirt.metadata, *(owner.metadata for owner in owners))
+        return any(metadata.annotations.get(MANAGE_ANNOTATION, "").lower() == "false" for metadata in found)
+
+
+def subject_of(picture: KubeVirtPicture) -> PermittingObject | Reason:
+    """Return the object that decides what KubeVirt permits, or why it is unknown."""
+    where = picture.where
+    if not is_owned_by_hco(picture.kubevirt):
+        return of_kubevirt(picture.kubevirt)
+    if picture.hyper_convergeds is None:
+        return clusterproblems.state_unknown(
+            where,
+            "belongs to HCO, and its HyperConverged has not been read yet; nothing is written until then",
+            f"{clusterproblems.NOTHING_NEEDED} let the controller list hyperconvergeds.hco.kubevirt.io",
+        )
+    hcos = picture.hyper_convergeds.value or ()
+    if len(hcos) != 1:
+        return clusterproblems.state_unknown(
+            where,
+            f"belongs to HCO, which reverts the changes of others, and the cluster has {len(hcos)} HyperConvergeds;"
+            " expected one",
+            "keep one HyperConverged; or, where HCO is gone, remove its label and owner",
+        )
+    return of_hyper_converged(hcos[0])
+
+
+def withheld(picture: KubeVirtPicture, subject: PermittingObject | None) -> Mapping[str, ByKubeVirt]:
+    """Return the resources that agents must not offer, since KubeVirt offers them."""
+    written = subject.entries or () if subject is not None and subject.is_hco else ()
+    effective, where = picture.effective, picture.where
+
+    def place(entry: PermittedEntry) -> str:
+        lists = "$.spec.configuration.permittedHostDevices"
+        hco = subject is not None and entry not in effective
+        return f"{subject.where if hco and subject is not None else where} {lists}.{entry.part}[{entry.index}]"
+
+    return offered_by_kubevirt((*effective, *written), picture.offered, place)
+
 
 MDEVS_LEFT_ALONE = "mediated devices are left alone"
 """An item of `DesiredConfiguration.items`, which the histories on disk have."""
@@ -74,18 +164,28 @@ def drafted(subject: PermittingObject, ours: OurChanges, desired: DesiredConfigu
         indices = (entry.index for entry in listing.out if entry.part is part)
         draft.remove_entries(f"{subject.permitted}/{part}", indices)
     for added in listing.add:
-        draft.append(f"{subject.permitted}/{added.part}", _entry_value(subject, added))
-    gates = [gate for gate in (*desired.gates, *_mdev_gate(desired)) if gate not in subject.gates]
+        key = subject.pci_key if added.part is DeviceList.PCI else "mdevNameSelector"
+        draft.append(
+            f"{subject.permitted}/{added.part}",
+            {key: added.selector, "resourceName": added.resource, "externalResourceProvider": True},
+        )
+    mdev_gate = (handling.gate,) if handling is not None and handling.gate is not None else ()
+    gates = [gate for gate in (*desired.gates, *mdev_gate) if gate not in subject.gates]
     for gate in gates:
         draft.append(subject.gates_pointer, gate)
     if handling is not None and handling.switch is not None:
         draft.ensure(handling.switch.pointer.rpartition("/")[0], {})
         draft.set(handling.switch.pointer, handling.switch.value)
+    kept_switch = ours.switch if ours.switch is not None and holds(subject, ours.switch) else None
     after = OurChanges(
         entries=tuple(_entries(subject, ours, listing)),
         gates=tuple(dict.fromkeys((*(gate for gate in ours.gates if gate in subject.gates), *gates))),
-        switch=(handling.switch if handling is not None else None) or _kept_switch(subject, ours),
-        made=tuple(_created_containers(subject, ours, draft)),
+        switch=(handling.switch if handling is not None else None) or kept_switch,
+        made=tuple(
+            pointer
+            for pointer in removable(subject)
+            if pointer in draft.made or (pointer in ours.made and pointer in subject.containers)
+        ),
     )
     annotate(draft, subject.metadata.annotations, ANNOTATION, text_of(after))
     return draft.operations
@@ -106,32 +206,12 @@ def _item(entry: OurEntry) -> str:
     return f"{entry.part} {normal(entry.selector)} {entry.resource}"
 
 
-def _entry_value(subject: PermittingObject, entry: OurEntry) -> dict[str, Plain]:
-    key = subject.pci_key if entry.part is DeviceList.PCI else "mdevNameSelector"
-    return {key: entry.selector, "resourceName": entry.resource, "externalResourceProvider": True}
-
-
-def _mdev_gate(desired: DesiredConfiguration) -> tuple[str, ...]:
-    handling = desired.handling
-    return (handling.gate,) if handling is not None and handling.gate is not None else ()
-
-
 def _entries(subject: PermittingObject, ours: OurChanges, listing: ListChanges) -> Iterator[OurEntry]:
     """Yield gpuvirt's entries after the patch, without those that another writer has removed."""
     removed = {(entry.part, entry.index) for entry in listing.out}
     present = {entry.as_ours() for entry in subject.entries or () if (entry.part, entry.index) not in removed}
     yield from (entry for entry in ours.entries if entry in present)
     yield from (entry for entry in listing.add if entry not in ours.entries or entry not in present)
-
-
-def _kept_switch(subject: PermittingObject, ours: OurChanges) -> OurSwitch | None:
-    return ours.switch if ours.switch is not None and holds(subject, ours.switch) else None
-
-
-def _created_containers(subject: PermittingObject, ours: OurChanges, draft: Draft) -> Iterator[str]:
-    for pointer in removable(subject):
-        if pointer in draft.made or (pointer in ours.made and pointer in subject.containers):
-            yield pointer
 
 
 class Manner(msgspec.Struct, frozen=True):

@@ -1,6 +1,5 @@
 """The stores of KubeVirt's objects: its configuration, and the objects that name devices."""
 
-from collections.abc import Iterator
 from typing import TypeVar
 
 from gpuvirt.clock import Signal
@@ -25,19 +24,16 @@ class KubeVirtStores:
         self._requesting = {kind.name: Store(kind.collection, changed) for kind in DEVICE_KINDS}
         self.all: tuple[AnyStore, ...] = (self._kubevirts, self._hyper_convergeds, *self._requesting.values())
 
-    def _problems(self) -> Iterator[str]:
-        """Yield the errors of kinds that have not been listed yet."""
-        return (str(store.problem) for store in self.all if not store.is_observed and store.problem is not None)
-
     def observed(self, histories: Histories, kept: str | None) -> KubeVirtObserved:
         """Return the observed state; `histories` and `kept` are the history of the controller's patches."""
+        unlisted = (store.problem for store in self.all if not store.is_observed and store.problem is not None)
         requesting = {name: _observed(store) for name, store in self._requesting.items()}
         return KubeVirtObserved(
             kubevirts=self._kubevirts.objects,
             hyper_convergeds=_observed(self._hyper_convergeds),
             requesting={name: observed for name, observed in requesting.items() if observed is not None},
             histories=histories,
-            problems=tuple(self._problems()),
+            problems=tuple(map(str, unlisted)),
             kept=kept,
         )
 

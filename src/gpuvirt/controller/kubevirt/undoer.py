@@ -23,11 +23,10 @@ from gpuvirt.controller.kubevirt.changes import (
     text_of,
 )
 from gpuvirt.controller.kubevirt.listing import is_ours
-from gpuvirt.controller.kubevirt.mediated import handling_of, holds
+from gpuvirt.controller.kubevirt.mediated import GPU, HOST_DEVICES, handling_of, holds
 from gpuvirt.controller.kubevirt.offered import names_of, needs_mdevs, offered_of, selects
-from gpuvirt.controller.kubevirt.picture import KubeVirtPicture, subject_of
+from gpuvirt.controller.kubevirt.planning import KubeVirtPicture, subject_of
 from gpuvirt.controller.kubevirt.subject import MEDIATED, PermittedEntry, PermittingObject
-from gpuvirt.controller.kubevirt.versions import GPU, HOST_DEVICES
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiRefusedError, ConflictError, NotFoundError, retried

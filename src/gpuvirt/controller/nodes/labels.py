@@ -45,7 +45,7 @@ MIG_PRODUCTS = ("h100", "a100", "a30")
 Labels = Mapping[str, str]
 
 
-class Around(msgspec.Struct, frozen=True):
+class LabelInputs(msgspec.Struct, frozen=True):
     """Facts beside the placement that decide a node's labels."""
 
     vgpus_change: bool = False
@@ -60,7 +60,7 @@ class Around(msgspec.Struct, frozen=True):
     """Whether an agent runs on nodes for containers, for the label of the vGPU type."""
 
 
-def desired_labels(metadata: Metadata, placement: NodePlacement, around: Around) -> DesiredLabels:
+def desired_labels(metadata: Metadata, placement: NodePlacement, inputs: LabelInputs) -> DesiredLabels:
     """Return a node's desired labels, including those that it already has."""
     labels = metadata.labels
     desired: dict[str, str | None] = {}
@@ -72,21 +72,21 @@ def desired_labels(metadata: Metadata, placement: NodePlacement, around: Around)
     if labels.get(OPERANDS_LABEL) == "false":
         return DesiredLabels(desired | _without_all(labels, placement))
     if placement.workload is None:
-        healed = _healed(labels, around)
-        return DesiredLabels(desired | healed | _agent(healed, around))
+        healed = _healed(labels, inputs)
+        return DesiredLabels(desired | healed | _agent(healed, inputs))
     if placement.leaving:
-        kept = _healed(labels, around) | _vgpu_driver(labels, placement, around)
-        return DesiredLabels(desired | kept | {NODE_LABEL: _agent_of_leaving(placement, around)})
-    deploy = _deploy(labels, placement.workload, around)
-    desired |= deploy | _agent(deploy, around)
-    if placement.workload is Workload.CONTAINER and around.labels_vgpu_types:
+        kept = _healed(labels, inputs) | _vgpu_driver(labels, placement, inputs)
+        return DesiredLabels(desired | kept | {NODE_LABEL: _agent_of_leaving(placement, inputs)})
+    deploy = _deploy(labels, placement.workload, inputs)
+    desired |= deploy | _agent(deploy, inputs)
+    if placement.workload is Workload.CONTAINER and inputs.labels_vgpu_types:
         desired[NODE_LABEL] = AGENT_LABELS
-    if placement.workload is Workload.CONTAINER and around.mig_default and _mig_capable(labels):
-        desired[MIG_CONFIG_LABEL] = labels.get(MIG_CONFIG_LABEL) or around.mig_default
+    if placement.workload is Workload.CONTAINER and inputs.mig_default and _mig_capable(labels):
+        desired[MIG_CONFIG_LABEL] = labels.get(MIG_CONFIG_LABEL) or inputs.mig_default
     return DesiredLabels(desired)
 
 
-def desired_labels_beside(metadata: Metadata, placement: NodePlacement, around: Around) -> DesiredLabels:
+def desired_labels_beside(metadata: Metadata, placement: NodePlacement, inputs: LabelInputs) -> DesiredLabels:
     """Return a node's desired labels beside NVIDIA's operator, which they keep off the nodes for VMs."""
     labels, ours = metadata.labels, metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
     vms = placement.present and placement.workload in {Workload.PASSTHROUGH, *WITH_VGPU_DRIVER}
@@ -98,7 +98,7 @@ def desired_labels_beside(metadata: Metadata, placement: NodePlacement, around: 
     )
     if vms or leaving:
         desired: dict[str, str | None] = {
-            NODE_LABEL: _agent_of_leaving(placement, around),
+            NODE_LABEL: _agent_of_leaving(placement, inputs),
             VGPU_DRIVER_LABEL: "true" if driver else None,
             OPERANDS_LABEL: "false",
             **_os(labels),
@@ -108,8 +108,8 @@ def desired_labels_beside(metadata: Metadata, placement: NodePlacement, around: 
     gone = (VGPU_DRIVER_LABEL, *((OPERANDS_LABEL,) if ours else ()))
     # NVIDIA's operands serve containers on a node that shares its GPUs, so they stay there beside the agent.
     shares = placement.present and placement.workload is Workload.SHARED
-    agent = _agent_of_leaving(placement, around) if shares else None
-    if placement.counts and placement.workload is Workload.CONTAINER and around.labels_vgpu_types:
+    agent = _agent_of_leaving(placement, inputs) if shares else None
+    if placement.counts and placement.workload is Workload.CONTAINER and inputs.labels_vgpu_types:
         agent = AGENT_LABELS
     return DesiredLabels({**dict.fromkeys(gone), NODE_LABEL: agent}, {OPERANDS_OFF_ANNOTATION: None})
 
@@ -151,18 +151,18 @@ def _without_all(labels: Labels, placement: NodePlacement) -> dict[str, str | No
     return dict.fromkeys(label for label in (*labels, NODE_LABEL) if label in (ALL | {NODE_LABEL}) - kept)
 
 
-def _deploy(labels: Labels, workload: Workload, around: Around) -> dict[str, str | None]:
+def _deploy(labels: Labels, workload: Workload, inputs: LabelInputs) -> dict[str, str | None]:
     names = [*SETS[workload], *([MIG_MANAGER] if workload is Workload.CONTAINER and _mig_capable(labels) else [])]
     keys = [deploy_label(name) for name in names]
     gone: dict[str, str | None] = dict.fromkeys(label for label in labels if label in ALL and label not in keys)
-    return gone | {key: _value(labels.get(key, ""), around) for key in keys}
+    return gone | {key: _value(labels.get(key, ""), inputs) for key in keys}
 
 
-def _healed(labels: Labels, around: Around) -> dict[str, str | None]:
-    return {label: _value(value, around) for label, value in labels.items() if label in ALL}
+def _healed(labels: Labels, inputs: LabelInputs) -> dict[str, str | None]:
+    return {label: _value(value, inputs) for label, value in labels.items() if label in ALL}
 
 
-def _vgpu_driver(labels: Labels, placement: NodePlacement, around: Around) -> dict[str, str | None]:
+def _vgpu_driver(labels: Labels, placement: NodePlacement, inputs: LabelInputs) -> dict[str, str | None]:
     """Return the label of the vGPU driver while GPUs carry vGPUs or have VFs, or do so again.
 
     A node that was never labelled for operands has a driver that gpuvirt did not deploy.
@@ -170,27 +170,27 @@ def _vgpu_driver(labels: Labels, placement: NodePlacement, around: Around) -> di
     label = deploy_label(VGPU_DRIVER)
     if not placement.leaves_vgpus or ALL.isdisjoint(labels):
         return {}
-    return {label: _value(labels.get(label, ""), around)}
+    return {label: _value(labels.get(label, ""), inputs)}
 
 
-def _value(value: str, around: Around) -> str:
+def _value(value: str, inputs: LabelInputs) -> str:
     """Return the value of a component's label: the current one, without a pause whose program no longer runs."""
-    if value == PAUSED_FOR_VGPUS and not around.vgpus_change:
+    if value == PAUSED_FOR_VGPUS and not inputs.vgpus_change:
         return "true"
-    if value.endswith(PAUSED_FOR_DRIVER) and not around.driver_changes:
+    if value.endswith(PAUSED_FOR_DRIVER) and not inputs.driver_changes:
         return value.removesuffix(PAUSED_FOR_DRIVER).removesuffix("_") or "true"
     return value or "true"
 
 
-def _agent(deploy: Mapping[str, str | None], around: Around) -> dict[str, str | None]:
+def _agent(deploy: Mapping[str, str | None], inputs: LabelInputs) -> dict[str, str | None]:
     """Return the agent's label: the agent runs where the operand that it replaces would, also while that is paused."""
-    runs = around.runs_agent and deploy.get(deploy_label(AGENT)) in {"true", PAUSED_FOR_VGPUS}
+    runs = inputs.runs_agent and deploy.get(deploy_label(AGENT)) in {"true", PAUSED_FOR_VGPUS}
     return {NODE_LABEL: "true" if runs else None}
 
 
-def _agent_of_leaving(placement: NodePlacement, around: Around) -> str | None:
+def _agent_of_leaving(placement: NodePlacement, inputs: LabelInputs) -> str | None:
     """Return the agent's label on a node that changes its workload; it also stays until the agent has reported."""
-    return "true" if around.runs_agent or placement.is_unreported else None
+    return "true" if inputs.runs_agent or placement.is_unreported else None
 
 
 def _mig_capable(labels: Labels) -> bool:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.kube.kinds.gpunode import READY, ReadGpuNode
-from gpuvirt.kube.kinds.gpunodereport import ReadGpu, ReadStatus
+from gpuvirt.kube.kinds.gpunodereport import ReadGpu
 from gpuvirt.kube.labels import (
     GPU_FEATURES,
     NODE_LABEL,
@@ -112,9 +112,15 @@ def leaving(
     """
     if placement.workload is None:
         return placement
-    if gpu_node is None or gpu_node.status is None or not _has_observed(gpu_node.status):
+    # An agent that has not observed its host reports no GPU, and Ready as Unknown.
+    if (
+        gpu_node is None
+        or gpu_node.status is None
+        or any(condition.type == READY and condition.status == "Unknown" for condition in gpu_node.status.conditions)
+    ):
         is_agents = placement.workload in {Workload.PASSTHROUGH, Workload.SHARED} or labels.get(NODE_LABEL) == "true"
-        unknown = placement.workload not in WITH_VGPU_DRIVER and is_agents and _runs_vgpu_driver(labels)
+        runs_driver = "true" in {labels.get(deploy_label(VGPU_DRIVER)), labels.get(VGPU_DRIVER_LABEL)}
+        unknown = placement.workload not in WITH_VGPU_DRIVER and is_agents and runs_driver
         return replace(placement, leaving=(NOT_REPORTED,), leaves_vgpus=True) if unknown else placement
     unseen = spec_is_due or gpu_node.status.observed_generation < gpu_node.metadata.generation
     gpus = tuple(gpu for gpu in gpu_node.status.gpus if _is_leaving(gpu, placement.workload, unseen=unseen))
@@ -123,11 +129,6 @@ def leaving(
         leaving=tuple(_with_users(gpu) for gpu in gpus),
         leaves_vgpus=any(gpu.vgpus or gpu.vfs for gpu in gpus),
     )
-
-
-def _has_observed(status: ReadStatus) -> bool:
-    """Return whether the agent has observed its host; before that it reports no GPU, and Ready as Unknown."""
-    return all(condition.status != "Unknown" for condition in status.conditions if condition.type == READY)
 
 
 def _is_leaving(gpu: ReadGpu, workload: Workload, *, unseen: bool) -> bool:
@@ -142,11 +143,6 @@ def _is_leaving(gpu: ReadGpu, workload: Workload, *, unseen: bool) -> bool:
     if gpu.mode == Mode.VGPU:
         return bool(gpu.vgpus) or unseen or gpu.vfs != 0
     return gpu.mode in TO_LEAVE[workload] or (gpu.mode != Mode.PASSTHROUGH and bool(gpu.vfs))
-
-
-def _runs_vgpu_driver(labels: Mapping[str, str]) -> bool:
-    """Return whether a node has a label by which the vGPU driver runs there."""
-    return labels.get(deploy_label(VGPU_DRIVER)) == "true" or labels.get(VGPU_DRIVER_LABEL) == "true"
 
 
 def _present(labels: Mapping[str, str], gpus: Iterable[ReadGpu]) -> bool:

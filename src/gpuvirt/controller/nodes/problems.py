@@ -91,7 +91,8 @@ def _of_agents_node(node: ObservedNode, deployer: Deployer) -> Iterator[NodeProb
     reported = node.gpu_node is not None and node.gpu_node.status is not None
     switch = agent.switched_off_by(policy)
     if off := (_switch(policy, switch) if switch else None) or _off_by_label(node.labels, AGENT):
-        follows = f"no GPU is offered to {_users_of(node.placement.workload)}"
+        users = "pods in units" if node.placement.workload is Workload.SHARED else "VMs"
+        follows = f"no GPU is offered to {users}"
         yield NodeProblem(AGENT, _components_off("the node agent", follows, off))
     elif not deployer.has_image:
         if not reported:
@@ -103,10 +104,6 @@ def _of_agents_node(node: ObservedNode, deployer: Deployer) -> Iterator[NodeProb
     desired = manager.enabled is True and policy.spec.driver.use_nvidia_driver_crd is not True
     if needs_driver and desired and _needs_os(node.labels, VGPU_DRIVER):
         yield NodeProblem(VGPU_DRIVER, _os_unknown("the vGPU manager"))
-
-
-def _users_of(workload: Workload | None) -> str:
-    return "pods in units" if workload is Workload.SHARED else "VMs"
 
 
 def _of_container_node(node: ObservedNode, deployer: Deployer) -> Iterator[NodeProblem]:

@@ -81,11 +81,11 @@ def labeller(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest |
     """Yield the DaemonSet of agents that only label the nodes for containers, if the settings ask for these labels."""
     if not inputs.settings.labels_vgpu_types:
         return
-    found = overlay.base(policy, inputs, "labeller")
-    context = bases.main_of(found).security_context
+    manifest = overlay.base(policy, inputs, "labeller")
+    context = bases.main_of(manifest).security_context
     if inputs.settings.namespace_sets_uid and context is not None:
-        found = bases.with_main(found, security_context=replace(context, run_as_user=None, run_as_group=None))
-    yield assembly.daemon_set(policy, inputs, found)
+        manifest = bases.with_main(manifest, security_context=replace(context, run_as_user=None, run_as_group=None))
+    yield assembly.daemon_set(policy, inputs, manifest)
 
 
 def mps_daemon(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
@@ -94,8 +94,8 @@ def mps_daemon(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest
     if not is_desired(policy) or plugin.shares is None or plugin.shares.mps.enabled is not True:
         return
     secrets = assembly.secrets(inputs.settings.pull_secrets, plugin)
-    found = bases.with_pod(overlay.base(policy, inputs, "mps"), image_pull_secrets=secrets)
-    yield assembly.daemon_set(policy, inputs, found, owned=False)
+    manifest = bases.with_pod(overlay.base(policy, inputs, "mps"), image_pull_secrets=secrets)
+    yield assembly.daemon_set(policy, inputs, manifest, owned=False)
 
 
 def is_desired(policy: ClusterPolicy) -> bool:
@@ -147,9 +147,9 @@ def _aliases_of(policy: ClusterPolicy) -> dict[FunctionKind, str]:
     Contract: NVIDIA's device plugin for Kata reads them from its environment. An empty value means the names of models,
     which are gpuvirt's default; NVIDIA's is `pgpu`. NVSwitches are offered only with a name.
     """
-    found: dict[FunctionKind, str] = {}
+    aliases: dict[FunctionKind, str] = {}
     if policy.spec.sandbox_workloads.mode is not SandboxMode.KATA:
-        return found
+        return aliases
     parts = {
         "sandboxDevicePlugin": policy.spec.sandbox_device_plugin,
         "kataSandboxDevicePlugin": policy.spec.kata_sandbox_device_plugin,
@@ -162,8 +162,8 @@ def _aliases_of(policy: ClusterPolicy) -> dict[FunctionKind, str]:
                 check(Settings(kind_aliases={kind: variable.value} if variable.value else {}), where=NAME)
             except ConfigError as error:
                 raise ConfigError(error.message, where=NAME, path=f"$.spec.{part}.env[{variable.name}]") from error
-            found[kind] = variable.value
-    return {kind: alias for kind, alias in found.items() if alias}
+            aliases[kind] = variable.value
+    return {kind: alias for kind, alias in aliases.items() if alias}
 
 
 def _vfio_nodes_of(policy: ClusterPolicy) -> VfioNodes | None:
@@ -177,14 +177,14 @@ def _vfio_nodes_of(policy: ClusterPolicy) -> VfioNodes | None:
 
 def _on_demand_of(policy: OnDemandVgpus) -> dict[str, plain.Plain]:
     """Return the settings of mode on-demand that a policy sets; raise ConfigError for invalid ones."""
-    found: dict[str, plain.Plain] = {
+    values: dict[str, plain.Plain] = {
         "names": _text(policy.names),
         "prefix": policy.prefix or None,
         "types": list(policy.types) or None,
         "idle_count": _text(policy.idle_count),
         "sizes": _text(policy.sizes),
     }
-    chosen: dict[str, plain.Plain] = {name: value for name, value in found.items() if value is not None}
+    chosen: dict[str, plain.Plain] = {name: value for name, value in values.items() if value is not None}
     check(Settings(on_demand=msgspec.convert(chosen, OnDemandSettings)), where=NAME)
     return chosen
 
@@ -194,19 +194,19 @@ def _limits_of(policy: ShareLimits) -> dict[str, plain.Plain]:
 
     Raises ConfigError for invalid ones.
     """
-    found: dict[str, plain.Plain] = {}
+    values: dict[str, plain.Plain] = {}
     if policy.enforcement not in {None, Enforcement.NONE}:
-        found["enforcement"] = str(policy.enforcement)
+        values["enforcement"] = str(policy.enforcement)
     if policy.hami_core.library not in {"", HamiCore().library}:
-        found["hami_core"] = {"library": policy.hami_core.library}
+        values["hami_core"] = {"library": policy.hami_core.library}
     if policy.gpu_memory_mib:
-        found["gpu_memory_mib"] = dict(policy.gpu_memory_mib)
+        values["gpu_memory_mib"] = dict(policy.gpu_memory_mib)
     try:
-        chosen = msgspec.convert(found, ShareSettings)
+        chosen = msgspec.convert(values, ShareSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), where=NAME, path="$.shares") from error
     check(Settings(shares=chosen), where=NAME)
-    return found
+    return values
 
 
 def _text(value: StrEnum | None) -> str | None:
@@ -219,15 +219,15 @@ def _named(policy: ClusterPolicy, inputs: RenderInputs, name: str) -> ObjectMeta
 
 def _daemon_set(policy: ClusterPolicy, inputs: RenderInputs, settings: str) -> DaemonSet:
     plugin, kubelet = policy.spec.sandbox_device_plugin, hostpaths.kubelet_of(policy.spec.host_paths)
-    found = overlay.base(policy, inputs, "agent")
-    main = bases.main_of(found)
-    found = bases.with_main(
-        found,
+    manifest = overlay.base(policy, inputs, "agent")
+    main = bases.main_of(manifest)
+    manifest = bases.with_main(
+        manifest,
         env=overlay.with_values(main.env, {"GPUVIRT_KUBELET_DIR": kubelet}),
         volume_mounts=tuple(
             replace(mount, mount_path=mount.mount_path.replace(hostpaths.KUBELET, kubelet, 1))
             for mount in main.volume_mounts
         ),
     )
-    found = bases.with_metadata(found, annotations={SETTINGS_DIGEST: assembly.digest(settings.encode())})
-    return assembly.daemon_set(policy, inputs, overlay.configured(found, inputs, replace(plugin, args=())))
+    manifest = bases.with_metadata(manifest, annotations={SETTINGS_DIGEST: assembly.digest(settings.encode())})
+    return assembly.daemon_set(policy, inputs, overlay.configured(manifest, inputs, replace(plugin, args=())))

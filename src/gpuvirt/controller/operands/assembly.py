@@ -27,12 +27,12 @@ OURS = {"app", PART_OF[0], MANAGED_BY[0]}
 OUR_PREFIX = "gpuvirt.io/"
 
 
-def daemon_set(policy: ClusterPolicy, inputs: RenderInputs, found: DaemonSet, *, owned: bool = True) -> DaemonSet:
+def daemon_set(policy: ClusterPolicy, inputs: RenderInputs, manifest: DaemonSet, *, owned: bool = True) -> DaemonSet:
     """Return an operand's DaemonSet with the policy's settings for all DaemonSets.
 
     Without `owned` it stays when the policy is deleted.
     """
-    desired, spec = policy.spec.daemonsets, found.spec
+    desired, spec = policy.spec.daemonsets, manifest.spec
     pod, template, chosen = spec.template.spec, spec.template.metadata, spec.selector.match_labels
     labels = {**unreserved(desired.labels), **template.labels, **chosen, **dict((PART_OF, MANAGED_BY))}
     annotations = {**desired.annotations, **template.annotations}
@@ -42,9 +42,11 @@ def daemon_set(policy: ClusterPolicy, inputs: RenderInputs, found: DaemonSet, *,
         priority_class_name=desired.priority_class_name or pod.priority_class_name,
         dns_policy="ClusterFirstWithHostNet" if pod.host_network else "",
     )
-    about = metadata(policy, inputs, OperandName(chosen["app"]), found.metadata.name)
+    pods = PodTemplate(metadata=TemplateMeta(labels=labels, annotations=annotations), spec=pod)
+    pods_digest = digest(msgspec.json.encode(pods, order="deterministic"))
+    about = metadata(policy, inputs, OperandName(chosen["app"]), manifest.metadata.name)
     return replace(
-        found,
+        manifest,
         metadata=replace(
             about,
             labels={**unreserved(desired.labels), **about.labels, **chosen},
@@ -53,16 +55,16 @@ def daemon_set(policy: ClusterPolicy, inputs: RenderInputs, found: DaemonSet, *,
         ),
         spec=replace(
             spec,
-            template=_stamped(PodTemplate(metadata=TemplateMeta(labels=labels, annotations=annotations), spec=pod)),
+            template=replace(pods, metadata=replace(pods.metadata, labels={**labels, TEMPLATE_LABEL: pods_digest})),
             update_strategy=_strategy(desired, on_delete=spec.update_strategy.type == ON_DELETE),
         ),
     )
 
 
-def service(policy: ClusterPolicy, inputs: RenderInputs, found: Service) -> Service:
+def service(policy: ClusterPolicy, inputs: RenderInputs, manifest: Service) -> Service:
     """Return a manifest's Service as an object of the operand whose name it has."""
-    about = metadata(policy, inputs, OperandName(found.metadata.name), found.metadata.name)
-    return replace(found, metadata=replace(about, annotations=found.metadata.annotations))
+    about = metadata(policy, inputs, OperandName(manifest.metadata.name), manifest.metadata.name)
+    return replace(manifest, metadata=replace(about, annotations=manifest.metadata.annotations))
 
 
 def metadata(
@@ -80,9 +82,9 @@ def metadata(
     )
 
 
-def template_of(found: DaemonSet) -> str:
+def template_of(manifest: DaemonSet) -> str:
     """Return the digest label of pods that match a DaemonSet's current template."""
-    return found.spec.template.metadata.labels[TEMPLATE_LABEL]
+    return manifest.spec.template.metadata.labels[TEMPLATE_LABEL]
 
 
 def digest(content: bytes) -> str:
@@ -122,11 +124,6 @@ def secrets(*desired: ImageParts | Iterable[str]) -> tuple[LocalReference, ...]:
 def on_host_network(operand: Operand) -> bool:
     """Return whether an operand's pods use the host's network."""
     return operand.host_network is True
-
-
-def _stamped(template: PodTemplate) -> PodTemplate:
-    labels = {**template.metadata.labels, TEMPLATE_LABEL: digest(msgspec.json.encode(template, order="deterministic"))}
-    return replace(template, metadata=replace(template.metadata, labels=labels))
 
 
 def unreserved(labels: Mapping[str, str]) -> dict[str, str]:

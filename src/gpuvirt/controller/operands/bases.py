@@ -31,41 +31,41 @@ def service(name: str) -> Service:
     return documents.load(FOLDER / f"{name}.yaml", Service)
 
 
-def pod_of(found: DaemonSet) -> PodSpec:
+def pod_of(manifest: DaemonSet) -> PodSpec:
     """Return the spec of a DaemonSet's pods."""
-    return found.spec.template.spec
+    return manifest.spec.template.spec
 
 
-def main_of(found: DaemonSet) -> Container:
+def main_of(manifest: DaemonSet) -> Container:
     """Return the container that the operand is, the first one."""
-    return pod_of(found).containers[0]
+    return pod_of(manifest).containers[0]
 
 
-def with_pod(found: DaemonSet, **fields: object) -> DaemonSet:
+def with_pod(manifest: DaemonSet, **fields: object) -> DaemonSet:
     """Return a DaemonSet with other fields of its pods' spec."""
-    template = replace(found.spec.template, spec=replace(pod_of(found), **fields))
-    return replace(found, spec=replace(found.spec, template=template))
+    template = replace(manifest.spec.template, spec=replace(pod_of(manifest), **fields))
+    return replace(manifest, spec=replace(manifest.spec, template=template))
 
 
-def with_main(found: DaemonSet, **fields: object) -> DaemonSet:
+def with_main(manifest: DaemonSet, **fields: object) -> DaemonSet:
     """Return a DaemonSet with other fields of its pods' container."""
-    main, *others = pod_of(found).containers
-    return with_pod(found, containers=(replace(main, **fields), *others))
+    main, *others = pod_of(manifest).containers
+    return with_pod(manifest, containers=(replace(main, **fields), *others))
 
 
-def with_env(found: DaemonSet, env: Iterable[EnvVar]) -> DaemonSet:
+def with_env(manifest: DaemonSet, env: Iterable[EnvVar]) -> DaemonSet:
     """Return a DaemonSet with more environment variables in its pods' container."""
-    return with_main(found, env=(*main_of(found).env, *env))
+    return with_main(manifest, env=(*main_of(manifest).env, *env))
 
 
-def with_volumes(found: DaemonSet, volumes: Iterable[Volume], mounts: Iterable[VolumeMount]) -> DaemonSet:
+def with_volumes(manifest: DaemonSet, volumes: Iterable[Volume], mounts: Iterable[VolumeMount]) -> DaemonSet:
     """Return a DaemonSet with more volumes, and more mounts in its pods' container."""
-    found = with_main(found, volume_mounts=(*main_of(found).volume_mounts, *mounts))
-    return with_pod(found, volumes=(*pod_of(found).volumes, *volumes))
+    manifest = with_main(manifest, volume_mounts=(*main_of(manifest).volume_mounts, *mounts))
+    return with_pod(manifest, volumes=(*pod_of(manifest).volumes, *volumes))
 
 
-def with_metadata(found: DaemonSet, **fields: object) -> DaemonSet:
+def with_metadata(manifest: DaemonSet, **fields: object) -> DaemonSet:
     """Return a DaemonSet with other fields of its pods' metadata."""
-    template = found.spec.template
+    template = manifest.spec.template
     template = replace(template, metadata=replace(template.metadata, **fields))
-    return replace(found, spec=replace(found.spec, template=template))
+    return replace(manifest, spec=replace(manifest.spec, template=template))

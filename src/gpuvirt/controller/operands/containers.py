@@ -20,13 +20,13 @@ def validator(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest 
     desired = policy.spec.validator
     if not overlay.is_desired(inputs, desired):
         return
-    found = validating(overlay.base(policy, inputs, "validator"), policy, inputs)
+    manifest = validating(overlay.base(policy, inputs, "validator"), policy, inputs)
     # Arguments and variables are those of the checks, and the last container has none.
-    found = overlay.configured(found, inputs, replace(desired, args=(), env=()))
-    yield assembly.daemon_set(policy, inputs, found)
+    manifest = overlay.configured(manifest, inputs, replace(desired, args=(), env=()))
+    yield assembly.daemon_set(policy, inputs, manifest)
 
 
-def validating(found: DaemonSet, policy: ClusterPolicy, inputs: RenderInputs) -> DaemonSet:
+def validating(manifest: DaemonSet, policy: ClusterPolicy, inputs: RenderInputs) -> DaemonSet:
     """Return a manifest whose init containers, which are all checks of the validator, have the policy's settings."""
     desired = policy.spec.validator
     of_checks = {
@@ -43,9 +43,9 @@ def validating(found: DaemonSet, policy: ClusterPolicy, inputs: RenderInputs) ->
             env=assembly.environment(overlay.with_values(check.env, values), (*desired.env, *of_checks[check.name])),
             resources=assembly.resources_of(desired.resources, check.resources),
         )
-        for check in bases.pod_of(found).init_containers
+        for check in bases.pod_of(manifest).init_containers
     )
-    return bases.with_pod(found, init_containers=tuple(checks))
+    return bases.with_pod(manifest, init_containers=tuple(checks))
 
 
 OWN_COUNTERS = "dcgm-metrics.csv"
@@ -59,8 +59,8 @@ def dcgm(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | Spe
     image = yield from overlay.image_of(inputs, desired, "$.spec.dcgm", "DCGM_IMAGE")
     if image is None:
         return
-    found = overlay.configured(overlay.base(policy, inputs, "dcgm"), inputs, desired, image)
-    yield assembly.daemon_set(policy, inputs, found)
+    manifest = overlay.configured(overlay.base(policy, inputs, "dcgm"), inputs, desired, image)
+    yield assembly.daemon_set(policy, inputs, manifest)
     yield assembly.service(policy, inputs, bases.service("dcgm-service"))
 
 
@@ -70,18 +70,18 @@ def dcgm_exporter(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manif
     image = yield from overlay.image_of(inputs, desired, "$.spec.dcgmExporter", "DCGM_EXPORTER_IMAGE")
     if image is None:
         return
-    found = _with_counters(overlay.base(policy, inputs, "dcgm-exporter"), policy)
+    manifest = _with_counters(overlay.base(policy, inputs, "dcgm-exporter"), policy)
     if not overlay.is_desired(inputs, policy.spec.dcgm):
-        own = (variable for variable in bases.main_of(found).env if variable.name != REMOTE)
-        found = bases.with_main(found, env=tuple(own))
-    found = bases.with_pod(overlay.configured(found, inputs, desired, image), host_pid=desired.host_pid is True)
-    about = found.spec.template.metadata
-    found = bases.with_metadata(
-        found,
+        own = (variable for variable in bases.main_of(manifest).env if variable.name != REMOTE)
+        manifest = bases.with_main(manifest, env=tuple(own))
+    manifest = bases.with_pod(overlay.configured(manifest, inputs, desired, image), host_pid=desired.host_pid is True)
+    about = manifest.spec.template.metadata
+    manifest = bases.with_metadata(
+        manifest,
         labels={**assembly.unreserved(desired.pod_labels), **about.labels},
         annotations={**about.annotations, **desired.pod_annotations},
     )
-    yield assembly.daemon_set(policy, inputs, found)
+    yield assembly.daemon_set(policy, inputs, manifest)
     service = bases.service("dcgm-exporter-service")
     if (chosen := desired.service) is not None:
         traffic = chosen.internal_traffic_policy
@@ -89,16 +89,16 @@ def dcgm_exporter(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manif
     yield assembly.service(policy, inputs, service)
 
 
-def _with_counters(found: DaemonSet, policy: ClusterPolicy) -> DaemonSet:
+def _with_counters(manifest: DaemonSet, policy: ClusterPolicy) -> DaemonSet:
     """Return the exporter's manifest with the ConfigMap that lists the exported metrics."""
     config = policy.spec.dcgm_exporter.config
     if config is None or not config.name:
-        return found
+        return manifest
     path = f"/etc/dcgm-exporter/{OWN_COUNTERS}"
     volume = Volume(name="metrics-config", config_map=ConfigMapSource(name=config.name))
     place = hostpaths.mount(volume.name, path, OWN_COUNTERS)
-    env = overlay.with_values(bases.main_of(found).env, {"DCGM_EXPORTER_COLLECTORS": path})
-    return bases.with_main(bases.with_volumes(found, (volume,), (place,)), env=env)
+    env = overlay.with_values(bases.main_of(manifest).env, {"DCGM_EXPORTER_COLLECTORS": path})
+    return bases.with_main(bases.with_volumes(manifest, (volume,), (place,)), env=env)
 
 
 def device_plugin(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | SpecFault]:
@@ -107,9 +107,9 @@ def device_plugin(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manif
     image = yield from overlay.image_of(inputs, desired, "$.spec.devicePlugin", "DEVICE_PLUGIN_IMAGE")
     if image is None:
         return
-    found = overlay.base(policy, inputs, "device-plugin")
-    found = bases.with_env(found, (*mig_variables(policy), *_cdi_variables(policy)))
-    yield assembly.daemon_set(policy, inputs, overlay.configured(found, inputs, desired, image))
+    manifest = overlay.base(policy, inputs, "device-plugin")
+    manifest = bases.with_env(manifest, (*mig_variables(policy), *_cdi_variables(policy)))
+    yield assembly.daemon_set(policy, inputs, overlay.configured(manifest, inputs, desired, image))
 
 
 def _cdi_variables(policy: ClusterPolicy) -> Iterator[EnvVar]:
@@ -138,5 +138,5 @@ def gfd(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | Spec
     image = yield from overlay.image_of(inputs, desired, "$.spec.gfd", "GFD_IMAGE")
     if image is None:
         return
-    found = bases.with_env(overlay.base(policy, inputs, "gpu-feature-discovery"), mig_variables(policy))
-    yield assembly.daemon_set(policy, inputs, overlay.configured(found, inputs, desired, image))
+    manifest = bases.with_env(overlay.base(policy, inputs, "gpu-feature-discovery"), mig_variables(policy))
+    yield assembly.daemon_set(policy, inputs, overlay.configured(manifest, inputs, desired, image))

@@ -46,8 +46,8 @@ def vgpu_manager(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manife
     if inputs.settings.coexists:
         base = bases.with_pod(base, node_selector={VGPU_DRIVER_LABEL: "true"})
     for os_tag in sorted(inputs.vgpu_os):
-        found = overlay.configured(overlay.for_os(base, os_tag), inputs, manager, images.with_os(image, os_tag))
-        yield assembly.daemon_set(policy, inputs, found, owned=False)
+        manifest = overlay.configured(overlay.for_os(base, os_tag), inputs, manager, images.with_os(image, os_tag))
+        yield assembly.daemon_set(policy, inputs, manifest, owned=False)
 
 
 Parameters = tuple[tuple[Volume, ...], tuple[VolumeMount, ...]]
@@ -92,23 +92,23 @@ def driver(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | S
     if isinstance(image, str) and isinstance(manager, str) and not isinstance(parameters, SpecFault):
         base = bases.with_volumes(_base(policy, inputs, manager), *parameters)
         for os_tag in sorted(inputs.container_os):
-            found = overlay.configured(overlay.for_os(base, os_tag), inputs, desired, images.with_os(image, os_tag))
+            manifest = overlay.configured(overlay.for_os(base, os_tag), inputs, desired, images.with_os(image, os_tag))
             secrets = assembly.secrets(inputs.settings.pull_secrets, desired, desired.manager)
-            found = bases.with_pod(found, image_pull_secrets=secrets)
-            yield assembly.daemon_set(policy, inputs, found)
+            manifest = bases.with_pod(manifest, image_pull_secrets=secrets)
+            yield assembly.daemon_set(policy, inputs, manifest)
 
 
 def _base(policy: ClusterPolicy, inputs: RenderInputs, manager: str) -> DaemonSet:
     """Return the manifest with the fields that only the driver and its driver-manager have; `manager` is an image."""
-    desired, found = policy.spec.driver, overlay.base(policy, inputs, "driver")
-    unused, uninstall = bases.pod_of(found).init_containers
+    desired, manifest = policy.spec.driver, overlay.base(policy, inputs, "driver")
+    unused, uninstall = bases.pod_of(manifest).init_containers
     if desired.kernel_module_type:
-        found = bases.with_env(found, (EnvVar(name="KERNEL_MODULE_TYPE", value=desired.kernel_module_type),))
+        manifest = bases.with_env(manifest, (EnvVar(name="KERNEL_MODULE_TYPE", value=desired.kernel_module_type),))
     if desired.secret_env:
         secret = EnvFromSource(secret_ref=LocalReference(name=desired.secret_env))
-        found = bases.with_main(found, env_from=(secret,))
-    if (probe := bases.main_of(found).startup_probe) is not None:
-        found = bases.with_main(found, startup_probe=assembly.probe(probe, desired.startup_probe))
+        manifest = bases.with_main(manifest, env_from=(secret,))
+    if (probe := bases.main_of(manifest).startup_probe) is not None:
+        manifest = bases.with_main(manifest, startup_probe=assembly.probe(probe, desired.startup_probe))
     kubelet = f"/host{hostpaths.kubelet_of(policy.spec.host_paths)}"
     unused = replace(unused, env=overlay.with_values(unused.env, {"GPUVIRT_KUBELET_DIR": kubelet}))
     uninstall = replace(
@@ -117,4 +117,4 @@ def _base(policy: ClusterPolicy, inputs: RenderInputs, manager: str) -> DaemonSe
         image_pull_policy=images.pull_policy(desired.manager.image_pull_policy),
         env=assembly.environment(uninstall.env, desired.manager.env),
     )
-    return bases.with_pod(found, init_containers=(unused, uninstall))
+    return bases.with_pod(manifest, init_containers=(unused, uninstall))

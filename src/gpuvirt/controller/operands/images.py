@@ -31,9 +31,11 @@ def image_of(parts: ImageParts, path: str, images: Mapping[str, str], variable: 
     if missing == ["repository", "version"]:
         return parts.image
     if len(missing) == len(named):
-        return images.get(variable) or _none(path, variable)
+        unset = f"no image is set: set repository, image and version, or {variable} in the controller's environment"
+        return images.get(variable) or SpecFault(path, unset)
     if missing:
-        return SpecFault(f"{path}.{missing[0]}", _incomplete(named))
+        given = " and ".join(f"{name} {value}" for name, value in named.items() if value)
+        return SpecFault(f"{path}.{missing[0]}", f"is not set beside {given}: {INCOMPLETE}")
     joint = "@" if parts.version.startswith(_DIGEST) else ":"
     return f"{parts.repository}/{parts.image}{joint}{parts.version}"
 
@@ -57,15 +59,3 @@ def os_tag(identity: str, version: str) -> str:
 def pull_policy(text: str) -> str:
     """Return the image pull policy; an unknown one counts as not set."""
     return text if text in PULL_POLICIES else "IfNotPresent"
-
-
-def _none(path: str, variable: str) -> SpecFault:
-    return SpecFault(
-        path,
-        f"no image is set: set repository, image and version, or {variable} in the controller's environment",
-    )
-
-
-def _incomplete(named: Mapping[str, str]) -> str:
-    given = " and ".join(f"{name} {value}" for name, value in named.items() if value)
-    return f"is not set beside {given}: {INCOMPLETE}"

@@ -62,45 +62,51 @@ OWN_IMAGE = "gpuvirt"
 
 def base(policy: ClusterPolicy, inputs: RenderInputs, name: str) -> DaemonSet:
     """Return the manifest `name`.yaml with the policy's paths on the host and access to GPUs, and gpuvirt's image."""
-    found = bases.daemon_set(name)
-    pod = bases.pod_of(found)
-    found = bases.with_pod(
-        found,
+    manifest = bases.daemon_set(name)
+    pod = bases.pod_of(manifest)
+    manifest = bases.with_pod(
+        manifest,
         init_containers=tuple(_with_own_image(container, inputs) for container in pod.init_containers),
         containers=tuple(_with_own_image(container, inputs) for container in pod.containers),
         image_pull_secrets=assembly.secrets(inputs.settings.pull_secrets),
         volumes=tuple(hostpaths.moved(volume, policy.spec.host_paths) for volume in pod.volumes),
     )
-    return _with_gpus(found, policy) if pod.runtime_class_name else found
+    if not pod.runtime_class_name:
+        return manifest
+    # Its pods get GPUs either by the RuntimeClass or by the NRI plugin's annotation.
+    manifest = bases.with_pod(manifest, runtime_class_name=runtime_class_of(policy))
+    return manifest if has_nri(policy) else bases.with_metadata(manifest, annotations={})
 
 
-def configured(found: DaemonSet, inputs: RenderInputs, desired: Operand, image: str | None = None) -> DaemonSet:
+def configured(manifest: DaemonSet, inputs: RenderInputs, desired: Operand, image: str | None = None) -> DaemonSet:
     """Return a manifest with the operand's fields of the policy, and its image unless gpuvirt itself runs."""
-    main = bases.main_of(found)
-    found = bases.with_main(
-        found,
+    main = bases.main_of(manifest)
+    manifest = bases.with_main(
+        manifest,
         args=desired.args or main.args,
         env=assembly.environment(main.env, desired.env),
         resources=assembly.resources_of(desired.resources, main.resources),
     )
     if image is not None:
         policy = images.pull_policy(desired.image_pull_policy)
-        found = bases.with_main(found, image=image, image_pull_policy=policy)
+        manifest = bases.with_main(manifest, image=image, image_pull_policy=policy)
     return bases.with_pod(
-        found,
+        manifest,
         host_network=assembly.on_host_network(desired),
         image_pull_secrets=assembly.secrets(inputs.settings.pull_secrets, desired),
     )
 
 
-def for_os(found: DaemonSet, os_tag: str) -> DaemonSet:
+def for_os(manifest: DaemonSet, os_tag: str) -> DaemonSet:
     """Return a manifest for the nodes with an operating system, named after it."""
     label, name = {OS_LABEL: os_tag}, re.sub("[^a-z0-9.-]", "-", os_tag.lower())
-    found = bases.with_pod(found, node_selector={**bases.pod_of(found).node_selector, **label})
+    manifest = bases.with_pod(manifest, node_selector={**bases.pod_of(manifest).node_selector, **label})
     return replace(
-        found,
-        metadata=replace(found.metadata, name=f"{found.metadata.name}-{name}".rstrip(".-")),
-        spec=replace(found.spec, selector=LabelSelector(match_labels={**found.spec.selector.match_labels, **label})),
+        manifest,
+        metadata=replace(manifest.metadata, name=f"{manifest.metadata.name}-{name}".rstrip(".-")),
+        spec=replace(
+            manifest.spec, selector=LabelSelector(match_labels={**manifest.spec.selector.match_labels, **label})
+        ),
     )
 
 
@@ -115,9 +121,3 @@ def _with_own_image(container: Container, inputs: RenderInputs) -> Container:
     if container.image != OWN_IMAGE:
         return container
     return replace(container, image=inputs.image, image_pull_policy=inputs.settings.pull_policy)
-
-
-def _with_gpus(found: DaemonSet, policy: ClusterPolicy) -> DaemonSet:
-    """Return a manifest that has either the RuntimeClass by which its pods get GPUs, or the NRI plugin's annotation."""
-    found = bases.with_pod(found, runtime_class_name=runtime_class_of(policy))
-    return found if has_nri(policy) else bases.with_metadata(found, annotations={})

@@ -104,25 +104,25 @@ def toolkit(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest | 
         return
     if overlay.has_nri(policy):
         runtime_files = (*runtime_files, NRI_SOCKET)
-    found = _installing(validating(overlay.base(policy, inputs, "toolkit"), policy, inputs), policy)
+    manifest = _installing(validating(overlay.base(policy, inputs, "toolkit"), policy, inputs), policy)
     env = overlay.with_values(
-        bases.main_of(found).env, {"RUNTIME": inputs.runtime, "ROOT": hostpaths.toolkit_of(policy)}
+        bases.main_of(manifest).env, {"RUNTIME": inputs.runtime, "ROOT": hostpaths.toolkit_of(policy)}
     )
-    found = bases.with_main(found, env=(*env, *_variables(policy, inputs)))
-    found = overlay.configured(found, inputs, replace(desired, args=()), image)
-    env = _of_the_container(bases.main_of(found).env, policy, runtime_files)
+    manifest = bases.with_main(manifest, env=(*env, *_variables(policy, inputs)))
+    manifest = overlay.configured(manifest, inputs, replace(desired, args=()), image)
+    env = _of_the_container(bases.main_of(manifest).env, policy, runtime_files)
     mounts = (VolumeMount(name=_volume_name(file), mount_path=file.mount_path) for file in runtime_files)
-    found = bases.with_volumes(bases.with_main(found, env=env), _folders(policy, runtime_files), mounts)
-    yield assembly.daemon_set(policy, inputs, found)
+    manifest = bases.with_volumes(bases.with_main(manifest, env=env), _folders(policy, runtime_files), mounts)
+    yield assembly.daemon_set(policy, inputs, manifest)
 
 
-def _installing(found: DaemonSet, policy: ClusterPolicy) -> DaemonSet:
+def _installing(manifest: DaemonSet, policy: ClusterPolicy) -> DaemonSet:
     """Return the manifest with the folder into which the toolkit is installed."""
     folder = hostpaths.toolkit_of(policy)
-    volumes, mounts = bases.pod_of(found).volumes, bases.main_of(found).volume_mounts
+    volumes, mounts = bases.pod_of(manifest).volumes, bases.main_of(manifest).volume_mounts
     placed = (replace(mount, mount_path=folder) if mount.name == INSTALLED else mount for mount in mounts)
     chosen = (hostpaths.host(INSTALLED, folder) if volume.name == INSTALLED else volume for volume in volumes)
-    return bases.with_pod(bases.with_main(found, volume_mounts=tuple(placed)), volumes=tuple(chosen))
+    return bases.with_pod(bases.with_main(manifest, volume_mounts=tuple(placed)), volumes=tuple(chosen))
 
 
 def _of_the_container(
@@ -166,14 +166,14 @@ def _variables(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[EnvVar]:
         yield hostpaths.field_of("NRI_NAMESPACE", "metadata.namespace")
 
 
-def _host_path(policy: ClusterPolicy, found: RuntimeFile) -> PurePosixPath:
+def _host_path(policy: ClusterPolicy, file: RuntimeFile) -> PurePosixPath:
     """Return the path on the host of a file of the container runtime."""
     desired = {variable.name: variable.value for variable in policy.spec.toolkit.env if variable.value}
-    return PurePosixPath(desired.get(found.variable, found.default_path))
+    return PurePosixPath(desired.get(file.variable, file.default_path))
 
 
-def _volume_name(found: RuntimeFile) -> str:
-    return found.mount_path.rpartition("/")[2].replace(".", "-")
+def _volume_name(file: RuntimeFile) -> str:
+    return file.mount_path.rpartition("/")[2].replace(".", "-")
 
 
 def _folders(policy: ClusterPolicy, runtime_files: tuple[RuntimeFile, ...]) -> Iterator[Volume]:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.controller.kubevirt.decisions import KubeVirtDecisions
-from gpuvirt.controller.nodes.labels import Around
+from gpuvirt.controller.nodes.labels import LabelInputs
 from gpuvirt.controller.nodes.placement import Defaults, NodePlacement
 from gpuvirt.controller.nodes.resolve import VgpuSwitch
 from gpuvirt.controller.operands import agent
@@ -155,12 +155,12 @@ def vgpu_switch_of(policy: ClusterPolicy, kubevirt: KubeVirtDecisions) -> VgpuSw
     )
 
 
-def around_of(policy: ClusterPolicy) -> Around:
+def label_inputs_of(policy: ClusterPolicy) -> LabelInputs:
     """Return the policy's settings for node labels."""
     spec = policy.spec
     mig = spec.mig_manager
     default = mig.config.default if mig.config is not None else ""
-    return Around(
+    return LabelInputs(
         mig_default=default if default == "all-disabled" and mig.enabled is not False else None,
         runs_agent=agent.is_desired(while_leaving(policy)),
     )

@@ -142,7 +142,9 @@ def _named(
 
 def _credentials(cluster: NamedEntry[Cluster], user: NamedEntry[User], namespace: str) -> Credentials:
     server, login = cluster.content, user.content
-    url = _server(cluster)
+    url = _url(cluster, "server", server.server, "https://HOST:PORT")
+    if url.scheme != "https":
+        raise cluster.fault(f"expected https://HOST:PORT, got {server.server!r}", "server")
     ca = _material(cluster, "certificate-authority", server.certificate_authority_data, server.certificate_authority)
     if server.insecure_skip_tls_verify:
         if ca is not None:
@@ -161,7 +163,7 @@ def _credentials(cluster: NamedEntry[Cluster], user: NamedEntry[User], namespace
         port=url.port or 443,
         namespace=namespace,
         ca=ca,
-        token=_token(user),
+        token=user.file.parent / login.token_file if login.token_file else login.token.encode() or None,
         certificate=certificate,
         key=key,
         server_name=server.tls_server_name or None,
@@ -172,13 +174,6 @@ def _credentials(cluster: NamedEntry[Cluster], user: NamedEntry[User], namespace
         tunnel=_proxy(cluster),
     )
     return _with_plugin(found, cluster, user)
-
-
-def _server(cluster: NamedEntry[Cluster]) -> SplitResult:
-    url = _url(cluster, "server", cluster.content.server, "https://HOST:PORT")
-    if url.scheme != "https":
-        raise cluster.fault(f"expected https://HOST:PORT, got {cluster.content.server!r}", "server")
-    return url
 
 
 def _proxy(cluster: NamedEntry[Cluster]) -> Proxy | None:
@@ -204,13 +199,6 @@ def _url(cluster: NamedEntry[Cluster], key: str, written: str, expected: str) ->
         shown = written if "@" not in written else f"...@{written.rpartition('@')[2]}"
         raise cluster.fault(f"expected {expected}, got {shown!r}", key)
     return urlsplit(written)
-
-
-def _token(user: NamedEntry[User]) -> Material | None:
-    """Return the token file, or the token if there is no token file."""
-    if user.content.token_file:
-        return user.file.parent / user.content.token_file
-    return user.content.token.encode() or None
 
 
 def _password(user: NamedEntry[User]) -> Password | None:
