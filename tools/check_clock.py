@@ -19,8 +19,7 @@ ALLOWED: Mapping[str, str] = {
     "gpuvirt_schedules/commands/schedulerender.py": "times of switches, for people",
     "clock.py": "has the wall clock",
     "kube/access/execplugin.py": "the end of a credential; after a step it is asked for again, or refused once",
-    "agent/cluster/gpunode.py": "times in the GpuNode's status, for people",
-    "agent/cluster/gpunodekeeper.py": "times in the GpuNode's status and in events, for people",
+    "agent/cluster/gpunode.py": "times in the GpuNode's status and in events, for people",
     "agent/cluster/podevents.py": "times of events, for people",
     "agent/cluster/vgputypes.py": "times of events, for people",
     "kube/election.py": "times in the Lease, for people; who leads follows from monotonic times",
@@ -66,7 +65,6 @@ ALLOWED: Mapping[str, str] = {
     "model/offers/view.py": "the times of the view, for people",
     "model/offers/viewmaking.py": "the time of the view, for people",
     "agent/agent.py": "the time of the view, for people",
-    "agent/allocation/allocated.py": "the time of new entries of the ledger, for people",
     "agent/allocation/allocator.py": "the time of new entries of the ledger, for people",
     "agent/ondemand/ondemandallocator.py": "the time of new entries of the ledger, for people",
     "agent/known/snapshot.py": "the time of the view, for people",
@@ -78,9 +76,8 @@ ALLOWED: Mapping[str, str] = {
 TIMES = frozenset({"datetime", "timedelta", "time", "time_ns", "st_mtime", "st_mtime_ns", "st_ctime", "timestamp"})
 IDENTITY = frozenset(
     {
-        "agent/kubelet/podstarts.py",
         "agent/kubelet/recordedallocations.py",
-        "agent/change/gate/damageage.py",
+        "agent/change/gate/unsettled.py",
         "agent/shares/specfiles.py",
         "agent/store/persisted.py",
         "web/certificates.py",

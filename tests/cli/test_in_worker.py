@@ -9,7 +9,7 @@ from threading import Event
 
 import pytest
 
-from gpuvirt.agent.change.gate.gateerrors import UnitBusyError, UnitUnsettledError
+from gpuvirt.agent.change.gate.gatelock import UnitBusyError, UnitUnsettledError
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.kubelet.livelists import ListUnknownError
 from gpuvirt.cli.changes import commandhost

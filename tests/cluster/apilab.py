@@ -13,7 +13,7 @@ from lab.cluster import settings
 from lab.cluster.controlplane import ControlPlane
 
 from gpuvirt.agent.cluster.clusterside import ClusterSide
-from gpuvirt.agent.known.podinquiry import PodInquiry
+from gpuvirt.agent.known.kubeletrecord import PodInquiry
 from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import ConfigMapName, NodeName, PodUid, ResourceName

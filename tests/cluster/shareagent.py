@@ -15,12 +15,10 @@ from lab.cluster.cluster import KUBELET_ROOT
 from msgspec.structs import replace
 
 from gpuvirt.agent.cluster.clusterside import ClusterSide
-from gpuvirt.agent.kubelet.shares.offering import UnitOffer
-from gpuvirt.agent.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.agent.kubelet.shares.offering import RecordedUnits, UnitOffer
 from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.shares import limitfiles, recordstore
-from gpuvirt.agent.shares.limitfiles import LimitFiles
-from gpuvirt.agent.shares.mpslimits import MpsLimits
+from gpuvirt.agent.shares.limitfiles import LimitFiles, MpsLimits
 from gpuvirt.agent.shares.nodeshares import stored_shares
 from gpuvirt.agent.shares.podends import Accounts
 from gpuvirt.agent.shares.shareallocator import Dependencies

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.cluster.gpunodekeeper import REPORTER
+from gpuvirt.agent.cluster.gpunode import REPORTER
 from gpuvirt.clock import RealClock
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.events import About, Event, EventDraft, EventLevel, Reporter, create, event_of

@@ -17,12 +17,12 @@ from gpuvirt.agent.change.changehost import ChangeHost as CommandHost
 from gpuvirt.agent.change.gate.gate import gate_at
 from gpuvirt.agent.change.gate.gaterecord import GateOwner
 from gpuvirt.agent.change.gate.gates import plugin_gates
-from gpuvirt.agent.guard import only_agent
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord
 from gpuvirt.agent.kubelet.accountwatch import AccountWatch
 from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.agent.options import NodeOptions
+from gpuvirt.agent.process import only_agent
 from gpuvirt.agent.store.agentstate import history_store
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import NodeName

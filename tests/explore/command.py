@@ -10,7 +10,7 @@ from typing_extensions import override
 from gpuvirt.agent.change import byhand
 from gpuvirt.agent.change.changehost import ChangeHost
 from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
-from gpuvirt.agent.change.gate.gateerrors import UnitBusyError
+from gpuvirt.agent.change.gate.gatelock import UnitBusyError
 from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.change.steps.changes import by_hand

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from gpuvirt.agent.change.gate import damageage, gate, gatelock, gatepass, unsettled
+from gpuvirt.agent.change.gate import gate, gatelock, gatepass, unsettled
 from gpuvirt.agent.change.gate.gaterecord import GateOwner
 from gpuvirt.agent.kubelet import accountwatch, hostaccount
 from gpuvirt.agent.kubelet.podresources import Devices
@@ -135,7 +135,6 @@ _PLACES: Sequence[tuple[object, str, object]] = (
     (uuid, "uuid4", _new_id),
     (gate, "monotonic", _monotonic),
     (gatelock, "monotonic", _monotonic),
-    (damageage, "monotonic", _monotonic),
     (unsettled, "monotonic", _monotonic),
     (gatelock, "sleep", _sleep),
     (gate, "this_process", _this_process),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpuvirt.agent.agent import Agent
 from gpuvirt.agent.kubelet import wire
-from gpuvirt.agent.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.agent.kubelet.shares.offering import RecordedUnits
 from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.agent.shares.podends import Accounts
 from gpuvirt.agent.shares.refusals import ShareRefusedError

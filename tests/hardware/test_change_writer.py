@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.agent.change.gate.gate import gate_at
-from gpuvirt.agent.guard import only_agent
+from gpuvirt.agent.process import only_agent
 from gpuvirt.errors import LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.access.tools import HostTools, run_program

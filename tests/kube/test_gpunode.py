@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.agent.cluster.gpunode import SpecListener, observe_gpu_node, request_of_spec, status_of
-from gpuvirt.agent.cluster.gpunodekeeper import events_between
+from gpuvirt.agent.cluster.gpunode import SpecListener, events_between, observe_gpu_node, request_of_spec, status_of
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuId
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.events import EventDraft, EventLevel

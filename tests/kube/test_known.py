@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from gpuvirt.agent.cluster.gpunodekeeper import GpuNodeKeeper
+from gpuvirt.agent.cluster.gpunode import GpuNodeKeeper
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ObservedObject
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.kube import events

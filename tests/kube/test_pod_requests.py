@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gpuvirt.agent.cluster.podrequests import requests_of
+from gpuvirt.agent.cluster.clusterside import requests_of
 from gpuvirt.kube.kinds.core import WholePod
 from gpuvirt.model.allocation.recordhistory import PodRequests
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from gpuvirt.agent.change.gate.gate import UnitBlockedError, UnitBusyError, gate_at
-from gpuvirt.agent.guard import only_agent
+from gpuvirt.agent.process import only_agent
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.hardware.access.tools import HostTools

@@ -6,45 +6,72 @@ allocated by `allocators`, and follow `views`. They don't know each other, and n
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cache, partial
 
 from msgspec.structs import replace
 
-from gpuvirt.agent.agentfiles import AgentFiles
 from gpuvirt.agent.allocators import AllocatorParts, allocators_of
 from gpuvirt.agent.change.allocationgate import AllocationGate
 from gpuvirt.agent.change.changehost import ChangeHost
 from gpuvirt.agent.change.gate.gate import gate_at
 from gpuvirt.agent.change.gate.membership import Membership
-from gpuvirt.agent.known.kubeletrecord import KubeletRecord
-from gpuvirt.agent.known.podinquiry import PodInquiry
+from gpuvirt.agent.known.kubeletrecord import KubeletRecord, PodInquiry
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.known.tenancykeeper import TenancyKeeper
 from gpuvirt.agent.known.typenamequestions import TypeNameQuestions
-from gpuvirt.agent.loops.latercall import LaterCall
 from gpuvirt.agent.loops.telemetry import Telemetry
 from gpuvirt.agent.loops.wakes import Wakes
 from gpuvirt.agent.loops.watcher import Audience, Watcher
 from gpuvirt.agent.observations import Observations
 from gpuvirt.agent.options import NodeOptions
-from gpuvirt.agent.outlets import Outlets
-from gpuvirt.agent.published.problemlog import ProblemLog
+from gpuvirt.agent.published.cdifiles import CdiFiles
+from gpuvirt.agent.published.statefile import StateFile
 from gpuvirt.agent.reconcile.gatewatch import GateWatch
 from gpuvirt.agent.reconcile.operands import Operands
 from gpuvirt.agent.reconcile.podaccount import PodAccount
-from gpuvirt.agent.reconcile.reports import Reports
+from gpuvirt.agent.reconcile.reports import ProblemLog, Reports
 from gpuvirt.agent.shares.gpuclaims import GatedGpus
 from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.agent.store import hostfiles
+from gpuvirt.agent.store.agentstate import AgentFiles
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import AgentView, NodeView
+from gpuvirt.model.reasons import Reason
 from gpuvirt.tasks import keep_going
+
+
+class Outlets:
+    """The files of one agent that follow its views."""
+
+    def __init__(
+        self, options: NodeOptions, views: Cell[NodeView], report_problem: Callable[[str, Reason | None], None]
+    ) -> None:
+        self._options = options
+        self._views = views
+        self._report_specs = partial(report_problem, "cdi")
+        folder = options.device_specs
+        self._specs = CdiFiles(folder, options.clock, options.intervals) if folder is not None else None
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Start the tasks that write the files which this agent has."""
+        options, views = self._options, self._views
+        if options.markers is not None:
+            group.create_task(options.markers.run(views))
+        if options.state_file is not None:
+            group.create_task(StateFile(options.state_file, options.clock, options.intervals).run(views))
+        if self._specs is not None:
+            group.create_task(self._specs.run(views, self._report_specs))
+
+    def write_specs(self) -> None:
+        """Write the CDI specs of the present view now."""
+        if self._specs is not None:
+            self._report_specs(self._specs.write(self._views.get()))
 
 
 class Agent:
@@ -64,10 +91,11 @@ class Agent:
         self._options = options
         self._kubelet = kubelet
         self._clock = options.clock
-        self._wakes = Wakes()
-        self._soon, self._again = (LaterCall(options.clock, self._wakes.decide.set) for _ in range(2))
+        self._wakes = Wakes(options.clock, options.intervals.decide_s)
         self._log = ProblemLog()
-        self._files = AgentFiles(options)
+        self._files = AgentFiles(
+            options.ledger, options.desired_state, options.node_name, options.workers("writing"), options.clock
+        )
         self._state = self._known(agent)
         self._watcher = self._watching()
         self.reports = Reports(self._state, self._wakes, self._log, self.telemetry, self._watcher.observe_soon)
@@ -123,7 +151,6 @@ class Agent:
             self._watcher,
             self._wakes,
             self.reports,
-            self._observe_allocation,
             self._publish,
         )
 
@@ -197,11 +224,6 @@ class Agent:
         """The question for the pods of the node, asked while the kubelet's record may be incomplete."""
         return self._kubelet.inquiry
 
-    def _observe_allocation(self) -> None:
-        """Decide soon, but after the requests that a pod with several containers makes at once."""
-        self._wakes.ask_kubelet.set()
-        self._soon.after(self._options.intervals.decide_s)
-
     async def _decide_when_woken(self) -> None:
         """Decide after each new observation, for ever."""
         with self.shares.notifying(self._wakes.decide) if self.shares is not None else nullcontext():
@@ -223,7 +245,7 @@ class Agent:
         self._gates.answer_commands()
         self._files.keep(self._state.memory.desired, self._state.ledger.content)
         self._watcher.observe_again_at(self._state.decisions.judged_again_at_s)
-        self._again.at(self._state.decisions.again_at_s)
+        self._wakes.decide_again.at(self._state.decisions.again_at_s)
 
     def _decided(self) -> NodeView:
         """Decide, and return the view of the node."""

@@ -42,8 +42,6 @@ class AllocatorParts(msgspec.Struct, frozen=True):
     watcher: Watcher
     wakes: Wakes
     reports: Reports
-    allocated: Callable[[], None]
-    """Called after an allocation of devices that exist."""
     publish: Callable[[], None]
     """Shows the new allocation of an on-demand vGPU at once."""
 
@@ -55,7 +53,7 @@ def allocators_of(parts: AllocatorParts) -> "Allocators":
 
 def _existing(parts: AllocatorParts) -> Allocator:
     refused, unseen = partial(parts.watcher.observe_soon, "refusal"), partial(parts.reports.problem, "users")
-    callbacks = Callbacks(parts.allocated, refused, unseen)
+    callbacks = Callbacks(parts.wakes.allocated, refused, unseen)
     return Allocator(parts.state, parts.options, parts.kubelet, parts.telemetry, callbacks, parts.gate)
 
 

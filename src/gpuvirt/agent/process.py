@@ -1,9 +1,11 @@
 """The process of the agent: the agent itself, its device plugins and probes, from start to SIGTERM."""
 
 import asyncio
+import fcntl
 import gc
 import logging
 import os
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -14,39 +16,41 @@ from msgspec.structs import replace
 from gpuvirt import __version__
 from gpuvirt.agent import metrics
 from gpuvirt.agent.agent import Agent
-from gpuvirt.agent.configfile import ConfigFile
-from gpuvirt.agent.guard import only_agent
 from gpuvirt.agent.known import nokubelet, snapshot
-from gpuvirt.agent.known.kubeletrecord import KubeletRecord
-from gpuvirt.agent.known.podinquiry import PodInquiry
+from gpuvirt.agent.known.kubeletrecord import KubeletRecord, PodInquiry
 from gpuvirt.agent.kubelet.accountwatch import AccountWatch
 from gpuvirt.agent.kubelet.plugins import Plugins
-from gpuvirt.agent.kubelet.podstarts import PodFolder
-from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.agent.kubelet.shares.offering import UnitOffer
-from gpuvirt.agent.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.agent.kubelet.recordedallocations import PodFolder, RecordedAllocations
+from gpuvirt.agent.kubelet.shares.offering import RecordedUnits, UnitOffer
+from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.shares import limitfiles, recordstore
-from gpuvirt.agent.shares.limitfiles import LimitFiles
+from gpuvirt.agent.shares.limitfiles import LimitFiles, MpsLimits
 from gpuvirt.agent.shares.memoryuse import MemoryFollower, read_uses
-from gpuvirt.agent.shares.mpslimits import MpsLimits
 from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.agent.shares.podends import Accounts
 from gpuvirt.agent.shares.shareallocator import Dependencies
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.agent.store.agentstate import history_store
 from gpuvirt.clock import Clock
+from gpuvirt.errors import AlreadyRunningError, GpuvirtError
 from gpuvirt.facts.mps import FOLDER, PIPES
 from gpuvirt.facts.nodes import ReadNode, unread_node
 from gpuvirt.hardware.usage.devicenodes import read_node
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import has_usual_root, read_kubelets
-from gpuvirt.model.offers.view import AgentView
+from gpuvirt.loops.cell import Cell
+from gpuvirt.loops.serialworker import SerialWorker
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
+from gpuvirt.model.offers.view import AgentView, NodeView
+from gpuvirt.model.reasons import Reason, Seen, nodeproblems
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web.exposition import CONTENT_TYPE, PageAnswer
 
 log = logging.getLogger(__name__)
 
+READ_TIMEOUT_S = 10.0
+READY = b"READY=1"
 FOLDER_CHECK_S = 1.0
 SETTLED_AFTER_S = 5.0
 
@@ -95,8 +99,6 @@ async def run(
                 take, report = agent.observations.take_request, agent.reports.problem
                 group.create_task(keep_going("config file", lambda: file.run(take, report), options.clock))
             if options.service_manager is not None:
-                from gpuvirt.agent.servicemanager import announce_ready  # noqa: PLC0415  in a pod there is none
-
                 group.create_task(announce_ready(options.service_manager, agent.views))
             if options.listen is not None:
                 from gpuvirt.web.probes import Probes  # noqa: PLC0415  other agents do without an HTTP server
@@ -284,3 +286,85 @@ def _who_we_are(options: NodeOptions) -> AgentView:
         plugin_only=options.plugin_only,
         vfio_nodes=options.terms.settings.vfio_nodes,
     )
+
+
+class ConfigFile:
+    """Reads a file of vGPU configs at each interval: a ConfigMap as the kubelet mounts it."""
+
+    def __init__(self, path: Path, worker: SerialWorker, clock: Clock, intervals: Intervals) -> None:
+        self._path = path
+        self._worker = worker
+        self._clock = clock
+        self._intervals = intervals
+
+    async def run(self, observe: Callable[[NodeRequest], None], report: Callable[[str, Reason | None], None]) -> None:
+        """Read for ever. An unreadable file does not count as an absent one: its last configs stay in force.
+
+        `observe` is called with the configs, `report` with the problem of the file, or None if it has none.
+        """
+        while True:
+            problem: Reason | None = None
+            try:
+                text = await self._worker.run(self._read, name=f"read {self._path}", timeout_s=READ_TIMEOUT_S)
+                observe(NodeRequest(configs=Observed(text)))
+            except (OSError, UnicodeDecodeError, GpuvirtError) as error:
+                problem = nodeproblems.config_invalid(
+                    str(self._path),
+                    "can't be read, so the previous vGPU configs stay in force",
+                    "make it a readable file in UTF-8",
+                    Seen("", str(error)),
+                )
+            report("config file", problem)
+            await self._clock.sleep(self._intervals.config_file_s)
+
+    def _read(self) -> ConfigText | None:
+        try:
+            return ConfigText(self._path.read_text(encoding="utf-8"), str(self._path))
+        except FileNotFoundError:
+            return None
+
+
+@contextmanager
+def only_agent(folder: Path) -> Iterator[None]:
+    """Lock a folder for this agent; raise AlreadyRunningError. Child processes don't inherit the lock.
+
+    An agent locks the folder of its own files and, if it offers devices, the kubelet's device-plugins folder. Two
+    agents would conflict in these folders, and both can see them from their pods. A lock file would not work: the
+    kubelet deletes files in its folder when it starts, and a lock on a deleted file excludes no process. Commands that
+    change devices while no agent runs share the lock on the agent's own folder, and so keep agents from starting.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AlreadyRunningError(
+                f"{folder}: another gpuvirt agent serves this node;"
+                " stop it first (two DaemonSets? `kubectl get pods -A --field-selector spec.nodeName=NODE`);"
+                " or a gpuvirt command is changing devices: the agent can start when that command has ended"
+            ) from error
+        yield
+    finally:
+        os.close(fd)
+
+
+async def announce_ready(address: str, views: Cell[NodeView]) -> None:
+    """Tell systemd at this socket once the host has been observed; an error is logged.
+
+    Services that are ordered after the agent, the kubelet's, start then. Contract: sd_notify(3), a datagram to the
+    socket that the variable NOTIFY_SOCKET names; `@` begins an abstract name.
+    """
+    async for view in views.follow():
+        if view.host_observed:
+            break
+    try:
+        _send(address, READY)
+    except OSError as error:
+        log.warning("systemd can't be told that the agent is ready: %s: %s", address, error.strerror)
+
+
+def _send(address: str, state: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as service_manager:
+        service_manager.setblocking(False)  # a full queue must not hold up the agent
+        service_manager.connect("\0" + address[1:] if address.startswith("@") else address)
+        service_manager.send(state)

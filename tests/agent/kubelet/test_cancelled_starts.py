@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.kubelet import grpcservers
+from gpuvirt.agent.kubelet import pluginserver
 
 SERVER = """
 async def live(folder: Path) -> None:
     server = grpc.aio.server()
     server.add_insecure_port(f"unix:{folder}/server")
     try:
-        await grpcservers.start(server)
+        await pluginserver.start(server)
     finally:
-        await grpcservers.stop(server, 0.2)
+        await pluginserver.stop(server, 0.2)
 """
 KUBELET = """
 async def live(folder: Path) -> None:
@@ -29,7 +29,7 @@ import asyncio, gc, sys
 from pathlib import Path
 import grpc.aio
 from gpuvirt.clock import RealClock
-from gpuvirt.agent.kubelet import grpcservers
+from gpuvirt.agent.kubelet import pluginserver
 from gpuvirt_sim.kubelet.kubelet import running
 {life}
 async def cancel(turns: tuple[int, ...], folder: Path) -> None:
@@ -83,7 +83,7 @@ class SlowServer:
 async def test_a_caller_that_is_cancelled_meanwhile_is_cancelled_once_the_server_has_started() -> None:
     server = SlowServer()
     async with asyncio.TaskGroup() as group:
-        starting = group.create_task(grpcservers.start(server))  # type: ignore[arg-type]  # it has what is called
+        starting = group.create_task(pluginserver.start(server))  # type: ignore[arg-type]  # it has what is called
         await server.begun.wait()
         starting.cancel()
         server.may_end.set()

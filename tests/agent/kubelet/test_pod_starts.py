@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.kubelet.podstarts import PodFolder
+from gpuvirt.agent.kubelet.recordedallocations import PodFolder
 from gpuvirt.hardware.usage.processes import has_usual_root
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.files.tree import constant

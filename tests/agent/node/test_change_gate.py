@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.agent.change.gate import damageage
+from gpuvirt.agent.change.gate import unsettled as unsettledslots
 from gpuvirt.agent.change.gate.allocationlines import MOST_BYTES
 from gpuvirt.agent.change.gate.gate import Gate, UnitBlockedError, UnitBusyError, UnitUnsettledError, boot_id
 from gpuvirt.agent.change.gate.gaterecord import (
@@ -339,13 +339,13 @@ def test_a_recently_damaged_record_refuses_a_change(
         with pytest.raises(UnitUnsettledError, match="can't be decoded"), gate.change("x", one_slot):
             pass
     assert path.read_bytes() == b"torn"
-    note = path.with_name(f"{path.name}{damageage.SUFFIX}")
+    note = path.with_name(f"{path.name}{unsettledslots.SUFFIX}")
     identity, _, seen_s = note.read_text().rpartition(" ")
     for other in (f"another {seen_s}", f"{identity} {float(seen_s) + 9e9}"):
         note.write_text(other)
-        assert damageage.seen_damaged_s(path) > float(seen_s), "that damage was another one, or of another boot"
-        assert damageage.seen_damaged_s(path) <= monotonic()
-    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + 10.0)
+        assert unsettledslots.seen_damaged_s(path) > float(seen_s), "that damage was another one, or of another boot"
+        assert unsettledslots.seen_damaged_s(path) <= monotonic()
+    monkeypatch.setattr(unsettledslots, "monotonic", lambda: monotonic() + 10.0)
     with gate.change("x", one_slot):
         assert gate.state(SLOT) is GateState.APPLYING
     found = gate.read(SLOT)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuvirt.agent.known.collection import uncollected
+from gpuvirt.agent.known.state import uncollected
 
 
 @pytest.fixture(autouse=True)

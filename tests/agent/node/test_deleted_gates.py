@@ -12,9 +12,8 @@ from time import monotonic  # noqa: TID251  the lines of allocations carry it
 
 import pytest
 
-from gpuvirt.agent.change.gate.anchor import Anchor
 from gpuvirt.agent.change.gate.gate import Gate
-from gpuvirt.agent.change.gate.gateerrors import GateFailedError, UnitBusyError, UnitUnsettledError
+from gpuvirt.agent.change.gate.gatelock import Anchor, GateFailedError, UnitBusyError, UnitUnsettledError
 from gpuvirt.agent.change.gate.gates import Gates
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.allocation.ledger import SettledAt
@@ -32,7 +31,7 @@ SLOT, OTHER = slot_of(GPU), "0000:ca:00"
 CHANGER = """
 import os, subprocess, sys
 from pathlib import Path
-from gpuvirt.agent.change.gate.anchor import Anchor
+from gpuvirt.agent.change.gate.gatelock import Anchor
 from gpuvirt.agent.change.gate.gate import gate_at
 from gpuvirt.agent.change.gate.gates import Gates
 folder, slot = Path(sys.argv[1]), sys.argv[2]

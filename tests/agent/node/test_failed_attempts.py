@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuvirt.agent.change.gate.gateerrors import UnitBlockedError, UnitBusyError, UnitUnsettledError
+from gpuvirt.agent.change.gate.gatelock import UnitBlockedError, UnitBusyError, UnitUnsettledError
 from gpuvirt.agent.change.steps.changes import Change, Changes
 from gpuvirt.agent.reconcile.unitchanges import ChangeRequest, attempt
 from gpuvirt.facts.ids import PciAddress

@@ -11,8 +11,7 @@ import pytest
 from gpuvirt.agent.change.gate import gatelock
 from gpuvirt.agent.change.gate.drainrequest import ANSWER_S, DrainRequest, _answer, draining
 from gpuvirt.agent.change.gate.gate import Gate, UnitBlockedError, UnitBusyError
-from gpuvirt.agent.change.gate.gateerrors import why_not_passed
-from gpuvirt.agent.change.gate.gatelock import tries, try_lock
+from gpuvirt.agent.change.gate.gatelock import tries, try_lock, why_not_passed
 from gpuvirt.agent.change.gate.gaterecord import GateState
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.desired.gpumodes import DesiredMode

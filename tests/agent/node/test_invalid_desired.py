@@ -13,8 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.agent import metrics
-from gpuvirt.agent.cluster.gpunode import request_of_spec, status_of
-from gpuvirt.agent.cluster.gpunodekeeper import events_between
+from gpuvirt.agent.cluster.gpunode import events_between, request_of_spec, status_of
 from gpuvirt.agent.cluster.noderequests import OF_VGPUS, OF_WORKLOAD, request_of_config_map, state_labels
 from gpuvirt.cli.evidence import gather
 from gpuvirt.cli.output import diagnosisrender, render

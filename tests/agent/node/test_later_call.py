@@ -1,6 +1,6 @@
 """A call that is made later: only the time that was named last counts."""
 
-from gpuvirt.agent.loops.latercall import LaterCall
+from gpuvirt.agent.loops.wakes import LaterCall
 from gpuvirt_sim.clock import SimClock
 
 

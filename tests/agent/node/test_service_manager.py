@@ -9,7 +9,7 @@ import pytest
 import typer.main
 from msgspec.structs import replace
 
-from gpuvirt.agent.servicemanager import READY
+from gpuvirt.agent.process import READY
 from gpuvirt.cli.main import program_for
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host

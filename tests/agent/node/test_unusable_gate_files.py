@@ -10,12 +10,10 @@ from typing import Protocol
 
 import pytest
 
-from gpuvirt.agent.change.gate import damageage
-from gpuvirt.agent.change.gate.anchor import Anchor
+from gpuvirt.agent.change.gate import unsettled
 from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents, no_plugin
 from gpuvirt.agent.change.gate.gate import Gate, gate_at
-from gpuvirt.agent.change.gate.gateerrors import GateFailedError, UnitBusyError
-from gpuvirt.agent.change.gate.gatelock import is_current
+from gpuvirt.agent.change.gate.gatelock import Anchor, GateFailedError, UnitBusyError, is_current
 from gpuvirt.agent.change.gate.gaterecord import GateState
 from gpuvirt.agent.change.gate.gates import Gates, plugin_gates
 from gpuvirt.agent.change.gate.membership import Membership, NoGate, has_member
@@ -89,7 +87,7 @@ def test_a_line_that_is_written_in_part_refuses_the_allocation(tmp_path: Path, m
 def test_the_age_of_damage_that_cannot_be_noted_refuses(tmp_path: Path) -> None:
     gate, path = Gate(tmp_path), tmp_path / f"{SLOT}.json"
     path.write_bytes(b"torn")
-    path.with_name(f"{path.name}{damageage.SUFFIX}").mkdir()
+    path.with_name(f"{path.name}{unsettled.SUFFIX}").mkdir()
     with pytest.raises(GateFailedError, match="EISDIR"), gate.change("x", lambda: (SLOT,)):
         pass
 

@@ -10,12 +10,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.kubelet.shares.offering import UnitOffer
-from gpuvirt.agent.kubelet.shares.recordedunits import RecordedUnits
-from gpuvirt.agent.shares.limitfiles import LimitFiles
-from gpuvirt.agent.shares.mpslimits import MpsLimits
-from gpuvirt.agent.shares.nodepods import NodePods
-from gpuvirt.agent.shares.nodeshares import NodeShares
+from gpuvirt.agent.kubelet.shares.offering import RecordedUnits, UnitOffer
+from gpuvirt.agent.shares.limitfiles import LimitFiles, MpsLimits
+from gpuvirt.agent.shares.nodeshares import NodePods, NodeShares
 from gpuvirt.agent.shares.podends import Accounts, RunningPods
 from gpuvirt.agent.shares.recordstore import FILE, RecordStore
 from gpuvirt.agent.shares.shareallocator import Dependencies

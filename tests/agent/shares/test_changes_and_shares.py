@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from gpuvirt.agent.change.gate import gaterecord
 from gpuvirt.agent.change.gate.gate import Gate
 from gpuvirt.agent.change.steps.changes import Change, StalePlanError
-from gpuvirt.agent.shares.gpuchoice import GpuChoice
 from gpuvirt.agent.shares.gpuclaims import GatedGpus
 from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.agent.shares.refusals import ShareRefusedError
+from gpuvirt.agent.shares.shareallocator import GpuChoice
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, slot_of
 from gpuvirt.model.change.plan import Scope, StepScope

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.shares.podends import Accounts, SharePodEnds
-from gpuvirt.agent.shares.unitallocation import UnitAllocation
+from gpuvirt.agent.shares.podends import Accounts, SharePodEnds, UnitAllocation
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import RealKernel

@@ -11,8 +11,7 @@ import pytest
 
 from gpuvirt.agent.cluster.keeping import KeeperDependencies
 from gpuvirt.agent.cluster.podshares import PodShareKeeper, node_pods
-from gpuvirt.agent.shares.nodepods import NodePods
-from gpuvirt.agent.shares.nodeshares import NodeShares
+from gpuvirt.agent.shares.nodeshares import NodePods, NodeShares
 from gpuvirt.agent.shares.recordstore import RecordStore
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.facts.ids import PodUid

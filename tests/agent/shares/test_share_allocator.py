@@ -10,11 +10,10 @@ from msgspec.structs import replace
 
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.shares.nodeshares import stored_shares
-from gpuvirt.agent.shares.podends import Accounts
+from gpuvirt.agent.shares.podends import Accounts, UnitAllocation
 from gpuvirt.agent.shares.refusals import ShareRefusedError
 from gpuvirt.agent.shares.shareallocator import Dependencies, ShareAllocator
 from gpuvirt.agent.shares.specfiles import SpecFiles
-from gpuvirt.agent.shares.unitallocation import UnitAllocation
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.desired.settings import ShareSettings

@@ -21,15 +21,13 @@ from typing_extensions import override
 
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.shares import podends, recordstore
-from gpuvirt.agent.shares.mpslimits import MpsLimits
-from gpuvirt.agent.shares.nodepods import NodePods
-from gpuvirt.agent.shares.nodeshares import NodeShares
-from gpuvirt.agent.shares.podends import Accounts, SharePodEnds
+from gpuvirt.agent.shares.limitfiles import MpsLimits
+from gpuvirt.agent.shares.nodeshares import NodePods, NodeShares
+from gpuvirt.agent.shares.podends import Accounts, SharePodEnds, UnitAllocation
 from gpuvirt.agent.shares.recordstore import RecordStore
 from gpuvirt.agent.shares.refusals import ShareRefusedError
 from gpuvirt.agent.shares.shareallocator import Dependencies, ShareAllocator
 from gpuvirt.agent.shares.specfiles import SpecFiles
-from gpuvirt.agent.shares.unitallocation import UnitAllocation
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.loops.cell import Cell

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.agent.change import byhand, preflight
+from gpuvirt.agent.change import byhand, unitchange
 from gpuvirt.agent.change.gate.gate import UnitBusyError, gate_at
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.store import hostfiles
@@ -200,7 +200,7 @@ def test_an_obstacle_stops_no_change_that_has_begun(tmp_path: Path, monkeypatch:
     assert host.apply_vgpus(L40S) == ()
     slot = min(scan(host.kernel).vgpu_hosts[L40S].creatable)
     host.kernel.faults.refuse(HostPath(f"/sys/bus/pci/devices/{slot}/nvidia/current_vgpu_type"), errno.EIO)
-    monkeypatch.setattr(preflight, "obstacles", lambda *_: next(answers, (refusals.no_group(L40S),)))
+    monkeypatch.setattr(unitchange, "obstacles", lambda *_: next(answers, (refusals.no_group(L40S),)))
     assert codes(host.apply_vgpus(L40S, L40S_12Q=4)) == [ReasonCode.VF_REJECTED_TYPE]
     assert host.carries(L40S) == {"L40S-12Q": 4}
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.discoverer import INTERVAL_S, Discoverer
-from gpuvirt.agent.discoverprocess import DiscoverOptions, DiscoverProcess
+from gpuvirt.agent.discoverprocess import INTERVAL_S, Discoverer, DiscoverOptions, DiscoverProcess
 from gpuvirt.facts.ids import NodeName, PciAddress
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.loops.serialworker import SerialWorker

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from gpuvirt.agent.kubelet import grpcservers
+from gpuvirt.agent.kubelet import pluginserver
 from gpuvirt.agent.kubelet.pluginserver import PluginCall
 from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.agent.kubelet.proto import podresources_pb2 as pods_pb
@@ -32,12 +32,12 @@ class Servers:
         server.add_generic_rpc_handlers([handler])
         server.add_insecure_port(f"unix:{check_socket_path(path)}")
         self._servers.append(server)
-        await grpcservers.start(server)
+        await pluginserver.start(server)
 
     async def stop(self) -> None:
         """Stop all servers."""
         for server in self._servers:
-            await grpcservers.stop(server, None)
+            await pluginserver.stop(server, None)
         self._servers.clear()
 
 

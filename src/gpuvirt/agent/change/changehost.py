@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.change.gate.anchor import Anchor
 from gpuvirt.agent.change.gate.gate import Pass, gate_at
+from gpuvirt.agent.change.gate.gatelock import Anchor
 from gpuvirt.agent.change.gate.gates import Gates
 from gpuvirt.agent.change.gate.unsettled import Read
 from gpuvirt.agent.store import hostfiles

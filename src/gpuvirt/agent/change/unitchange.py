@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.change import driverphase, preflight
+from gpuvirt.agent.change import driverphase
 from gpuvirt.agent.change.changehost import ChangeHost, changing
 from gpuvirt.agent.change.gate.gate import UnitBusyError
 from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.agent.change.observation import NOTHING, HostObservation, Learned, observe_unit
+from gpuvirt.agent.change.steps import proving
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.change.steps.vgpusteps import (
     MOST_ROUNDS,
@@ -22,9 +23,14 @@ from gpuvirt.agent.change.steps.vgpusteps import (
     SchedulerRefusedError,
     TypeRejectedError,
     VgpusInUseError,
+    claims,
     take_all,
+    verify_vfs_removable,
 )
 from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.facts.pci import NVIDIA
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.hardware.access.tools import Program, ToolError, ToolMissingError
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredUnit, DesiredVgpus, desired_drivers
 from gpuvirt.model.change.outcome import Outcome
@@ -36,13 +42,112 @@ from gpuvirt.model.change.plan import (
 )
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.change.steps import CreateVgpu, RollBack
+from gpuvirt.model.change.steps import (
+    CreateVgpu,
+    DestroyInstance,
+    DisableVfs,
+    LoadModule,
+    RemoveVgpu,
+    RollBack,
+    SetMigMode,
+    SetMixedSizes,
+    VgpuStep,
+)
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.reasons import Reason, refusals, shortfalls
+from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
+
+NVIDIA_DRIVER = "nvidia"
+"""The driver whose VFs only sriov-manage can switch: it has no `sriov_configure` (drivers/pci/iov.c: ENOENT)."""
+
+
+def obstacles(observation: HostObservation, state: UnitState, plan: Plan, phase: Phase) -> tuple[Reason, ...]:
+    """Return the known reasons why a change can't be finished; none if the phase removes nothing.
+    A reason that passes when a process or a VM ends is no obstacle to the other steps.
+    """
+    if isinstance(phase, DriverPlan):
+        return ()
+    if not any(isinstance(step, RemoveVgpu | DestroyInstance) for step in phase.steps):
+        return ()
+    try:
+        found = list(_obstacles(observation.change_host, state, phase, _all_steps(state, plan, phase)))
+        if phase in plan.emptied:
+            found += _obstacles_to_drivers(observation.change_host, plan.drivers)
+        return tuple(dict.fromkeys(found))
+    except RefusedError as error:
+        return (error.reason,)
+
+
+def _all_steps(state: UnitState, plan: Plan, phase: VgpuPlan) -> tuple[VgpuStep, ...]:
+    """Return the steps of a phase, and the later step that disables VFs once the GPU carries no vGPU."""
+    gpu_state, last = state.gpu_states.get(phase.gpu), DisableVfs(phase.gpu)
+    carries_on_vfs = gpu_state is not None and gpu_state.host.framework is not Framework.SRIOV_VF
+    waits = carries_on_vfs and phase in plan.emptied and last not in phase.steps
+    has_vfs = bool(state.inventory.facts.functions[phase.gpu].virtfns)
+    return (*phase.steps, last) if waits and has_vfs else phase.steps
+
+
+def _obstacles(
+    change_host: ChangeHost, state: UnitState, phase: VgpuPlan, steps: tuple[VgpuStep, ...]
+) -> Iterator[Reason]:
+    gpu_state = state.gpu_states.get(phase.gpu)
+    for step in steps:
+        match step:
+            case DisableVfs(gpu):
+                if _needs_sriov_manage(state.inventory, gpu):
+                    yield from _missing(change_host, phase.gpu, Program.SRIOV_MANAGE, step)
+                if not phase.pending:
+                    verify_vfs_removable(change_host.kernel, state.inventory, gpu)
+            case SetMigMode(gpu) | SetMixedSizes(gpu):
+                proving.walked(change_host.kernel, [gpu], answered=True)
+            case RemoveVgpu(vgpu) if gpu_state is not None:
+                live = next(live for live in gpu_state.host.live if live.id == vgpu)
+                tuple(claims(change_host.kernel, state.inventory, gpu_state.host, live))
+            case _:
+                pass
+
+
+def _obstacles_to_drivers(change_host: ChangeHost, plan: DriverPlan) -> Iterator[Reason]:
+    """Yield why a unit's GPUs could not change their drivers, even without vGPUs and users."""
+    lasting = [reason for reason in plan.refusals if not reason.code.passes]
+    yield from lasting
+    for step in plan.steps if not lasting else ():
+        if isinstance(step, LoadModule):
+            try:
+                change_host.tools.demand_module(step.driver)
+            except ToolError as error:
+                yield refusals.prerequisite_missing(
+                    _first_address(plan),
+                    f"needs the driver {step.driver}, which is not loaded, and the host has no such kernel module",
+                    f"install the host's package of kernel modules with {step.driver}; then modprobe -n {step.driver}"
+                    " finds the module",
+                    Seen("", str(error)),
+                )
+
+
+def _first_address(plan: DriverPlan) -> str:
+    return next((step.address for step in plan.steps if not isinstance(step, LoadModule)), plan.unit)
+
+
+def _needs_sriov_manage(inventory: Inventory, gpu: PciAddress) -> bool:
+    function = inventory.facts.functions[gpu]
+    return function.id.vendor == NVIDIA and function.driver == NVIDIA_DRIVER
+
+
+def _missing(change_host: ChangeHost, gpu: PciAddress, program: Program, step: VgpuStep) -> Iterator[Reason]:
+    try:
+        change_host.tools.demand(program)
+    except ToolMissingError as error:
+        yield refusals.prerequisite_missing(
+            gpu,
+            f"keeps its vGPUs, since a later step needs {program}, which is not installed: {step.text}",
+            "install NVIDIA's vGPU manager on the host, or check that its container runs on this node (label"
+            " nvidia.com/gpu.deploy.vgpu-manager=true)",
+            Seen("", error.output or str(error)),
+        )
 
 
 def put_back(last: HostObservation, gpu: PciAddress, before: GpuState | None, run: Run) -> Iterator[Reason]:
@@ -111,7 +216,7 @@ def foresee(observation: HostObservation, unit: UnitId, desired: DesiredUnit) ->
     """Return why a change of a unit would be refused even if no process or pod used its devices."""
     state = observation.unit_state(desired)
     plan = plan_unit(state, unit, desired)
-    hindered = {phase.gpu: preflight.obstacles(observation, state, plan, phase) for phase in plan.vgpus}
+    hindered = {phase.gpu: obstacles(observation, state, plan, phase) for phase in plan.vgpus}
     return Outcome(vgpus={phase.gpu: (*phase.refusals, *hindered[phase.gpu]) for phase in plan.vgpus})
 
 
@@ -175,7 +280,7 @@ class UnitChange(msgspec.Struct):
             if subject in self._ended:
                 continue
             begins = isinstance(phase, VgpuPlan) and phase.gpu not in self._before
-            if begins and (hindered := preflight.obstacles(observation, state, plan, phase)):
+            if begins and (hindered := obstacles(observation, state, plan, phase)):
                 self._ended[subject] = hindered
                 continue
             if self._rounds[subject] == MOST_ROUNDS:

@@ -1,7 +1,7 @@
 """The agent's tasks at the API server: the objects it watches, the objects it writes, and problems with the server."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from random import Random
 from typing import TypeVar
@@ -9,34 +9,108 @@ from typing import TypeVar
 import msgspec
 
 from gpuvirt.agent.cluster import noderequests
-from gpuvirt.agent.cluster.gpunode import SpecListener, observe_gpu_node, observe_no_spec
-from gpuvirt.agent.cluster.gpunodekeeper import GpuNodeKeeper
+from gpuvirt.agent.cluster.gpunode import GpuNodeKeeper, SpecListener, observe_gpu_node, observe_no_spec
 from gpuvirt.agent.cluster.keeping import SPREAD_S, KeeperDependencies, ReportOutcome
 from gpuvirt.agent.cluster.nodeagent import NodeAgent
 from gpuvirt.agent.cluster.nodecounts import NodeCountsKeeper
 from gpuvirt.agent.cluster.nodelabels import LabelClaim, NodeLabels, shared_claim
 from gpuvirt.agent.cluster.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
-from gpuvirt.agent.cluster.operands import observed_of, operand_claim, operand_pods
 from gpuvirt.agent.cluster.podevents import PodEvents
-from gpuvirt.agent.cluster.podrequests import answer_inquiry
 from gpuvirt.agent.cluster.podshares import PodShareKeeper, RequestingPod, node_pods
 from gpuvirt.agent.cluster.vgputypes import VgpuTypes
+from gpuvirt.agent.known.kubeletrecord import PodInquiry
 from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, PodUid
+from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, PodUid, ResourceName
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
-from gpuvirt.kube.kinds.core import ConfigMap, Node, Pod
+from gpuvirt.kube.kinds.core import ENDED, STATIC_POD, ConfigMap, Container, Node, Pod, WholePod
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.kube.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, DesiredLabels, deploy_label
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.reflector import Reflector, Waits
-from gpuvirt.kube.resources import NODES, KubernetesObject, config_maps
+from gpuvirt.kube.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
+from gpuvirt.loops.cell import Cell
+from gpuvirt.model.allocation.recordhistory import PodRequests
+from gpuvirt.model.desired.observed import OperandsObserved
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems
 from gpuvirt.tasks import keep_going
+
+RUNS = "true"
+OPERAND_LABELS = deploy_label(AGENT), deploy_label(VALIDATOR)
+"""The node selectors of NVIDIA's operands that must not run while vGPUs change."""
+OPERAND_APPS = ("nvidia-sandbox-device-plugin-daemonset", "nvidia-sandbox-validator")
+"""The value of `app` that the pods of the same operands have."""
+
+
+def operand_labels(observed: Metadata, *, away: bool) -> DesiredLabels:
+    """Return the labels that stop the operands, or that start them again."""
+    before, then = (RUNS, PAUSED_FOR_VGPUS) if away else (PAUSED_FOR_VGPUS, RUNS)
+    return DesiredLabels({label: then for label in OPERAND_LABELS if observed.labels.get(label) == before})
+
+
+def operand_pods(namespace: str, node: str) -> Collection[Pod]:
+    """Return the collection of the operands' pods on a node."""
+    return Collection(pods(namespace), Pod, on_node=node, labelled=f"app in ({','.join(OPERAND_APPS)})")
+
+
+def operand_claim(away: Cell[bool]) -> LabelClaim:
+    """Return the claim of the labels that stop the operands while `away` is true."""
+    return LabelClaim(lambda observed: operand_labels(observed, away=away.get()), away.notifying)
+
+
+def observed_of(labels: Mapping[str, str] | None, found: Iterable[Pod] | None) -> OperandsObserved | None:
+    """Return the selected labels and the pods of the operands; None while labels or pods are unknown."""
+    if labels is None or found is None:
+        return None
+    desired = tuple(label for label in OPERAND_LABELS if labels.get(label) == RUNS)
+    return OperandsObserved(desired, tuple(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in found)))
+
+
+PAUSE_S = 15.0
+"""The shortest time between two lists."""
+
+
+def requests_of(pod: WholePod) -> PodRequests:
+    """Return the resources that a pod requests."""
+    spec, status = pod.spec, pod.status
+    return PodRequests(
+        PodUid(pod.metadata.annotations.get(STATIC_POD, pod.metadata.uid)),
+        pod.where,
+        status.phase in ENDED,
+        frozenset(_extended(*spec.containers, *spec.init_containers)),
+        bool(spec.resource_claims) or bool(status.extended_resource_claim_status),
+    )
+
+
+def _extended(*containers: Container) -> Iterator[tuple[str, ResourceName]]:
+    """Yield the extended resources of containers (IsExtendedResourceName in pkg/apis/core/v1/helper)."""
+    for container in containers:
+        quantities = {**container.resources.requests, **container.resources.limits}
+        for name, quantity in quantities.items():
+            if "/" in name and "kubernetes.io/" not in name and str(quantity) != "0":
+                yield container.name, ResourceName(name)
+
+
+async def answer_inquiry(inquiry: PodInquiry, dependencies: KeeperDependencies, report: ReportOutcome) -> None:
+    """Answer each question for the node's pods, for ever; `report` gets each error, and None after a success."""
+    pods = Collection(Resource("pods"), WholePod, on_node=dependencies.node)
+    while True:
+        await inquiry.asked.wait()
+        number = inquiry.begin()
+        try:
+            listed = await dependencies.client.list(pods)
+        except ApiError as error:
+            report(error)
+        else:
+            report(None)
+            inquiry.answer(number, [requests_of(pod) for pod in listed.items])
+        await dependencies.clock.sleep(PAUSE_S)
+
 
 T = TypeVar("T", bound=KubernetesObject)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from gpuvirt.agent.known.podinquiry import PodInquiry
+from gpuvirt.agent.known.kubeletrecord import PodInquiry
 from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.loops.cell import Cell

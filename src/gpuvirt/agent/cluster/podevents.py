@@ -7,9 +7,9 @@ again until it is, or its pod is gone. No answer to the kubelet waits for an eve
 
 import logging
 
-from gpuvirt.agent.cluster.gpunodekeeper import REPORTER
+from gpuvirt.agent.cluster.gpunode import REPORTER
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ReportOutcome
-from gpuvirt.agent.shares.nodepods import NodePods
+from gpuvirt.agent.shares.nodeshares import NodePods
 from gpuvirt.agent.shares.refusals import Refusal, RefusalKey, ShareRefusals
 from gpuvirt.clock import Signal
 from gpuvirt.kube import events

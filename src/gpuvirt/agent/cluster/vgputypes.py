@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuvirt.agent.cluster.gpunodekeeper import REPORTER
+from gpuvirt.agent.cluster.gpunode import REPORTER
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.agent.cluster.nodelabels import LabelClaim
 from gpuvirt.agent.cluster.podshares import RequestingPod

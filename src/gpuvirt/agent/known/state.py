@@ -5,15 +5,16 @@ decisions; `decide` has them made by `model.node.decisions`.
 """
 
 import dataclasses
+import gc
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from datetime import datetime
 
 from msgspec.structs import replace
 
 from gpuvirt.agent.change.steps.changes import Changes
-from gpuvirt.agent.known.collection import uncollected
 from gpuvirt.agent.known.tenancykeeper import TenancyKeeper
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
@@ -47,6 +48,22 @@ from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.offers.view import NodeView, Registration
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.otherplugins import other_plugins
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Have no garbage collection until the end; the next one comes a moment later.
+
+    Decisions are frozen values without cycles, so a collection among them finds nothing. With very many vGPUs it would
+    go through all that was decided so far again and again: a quarter of the turn.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _none() -> None:

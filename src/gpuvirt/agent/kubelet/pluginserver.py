@@ -1,21 +1,47 @@
 """The gRPC server of a device plugin: the five calls of the device plugin API, on its own socket."""
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import NoReturn, Protocol
 
 import grpc
 import grpc.aio
 
-from gpuvirt.agent.kubelet import grpcservers, sockets
+from gpuvirt.agent.kubelet import sockets
 from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.paths import check_socket_path
+
+
+async def start(server: grpc.aio.Server) -> None:
+    """Start a server; where the caller is cancelled meanwhile, it has started, and the caller must stop it."""
+    await _whole(server.start())
+
+
+async def stop(server: grpc.aio.Server, grace_s: float | None) -> None:
+    """Stop a server, which may not have started; its calls may go on for the grace period."""
+    await _whole(server.stop(grace_s))
+
+
+async def _whole(step: Coroutine[object, object, None]) -> None:
+    """Run a step to its end; be cancelled afterwards, where the caller was cancelled meanwhile."""
+    task = asyncio.ensure_future(step)  # noqa: TID251  it ends below; a group would cancel it
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from task.exception()
+    task.result()
+
 
 log = logging.getLogger(__name__)
 
@@ -128,10 +154,10 @@ class PluginServer(ABC):
                 server.add_insecure_port(f"unix:{beside}")
             except RuntimeError as error:
                 raise OSError(f"{beside}: {error}") from error
-            await grpcservers.start(server)
+            await start(server)
             beside.rename(self.path)  # a kubelet that starts now may have deleted it
         except BaseException:
-            await grpcservers.stop(server, None)
+            await stop(server, None)
             beside.unlink(missing_ok=True)
             raise
         self._ending = False
@@ -151,7 +177,7 @@ class PluginServer(ABC):
             self.path.unlink(missing_ok=True)
         self._ending = True
         self.resend()
-        await grpcservers.stop(server, STOP_GRACE_S)
+        await stop(server, STOP_GRACE_S)
 
     def resend(self) -> None:
         """Send the list again on all streams, except while sending is stopped; `stop` ends these streams too."""

@@ -10,11 +10,12 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
+from pathlib import Path
 
 import msgspec
 
+from gpuvirt.agent.known.kubeletrecord import PodInquiry, PodStarts
 from gpuvirt.agent.known.nokubelet import Kubelets, KubeletTrace, NoKubelet
-from gpuvirt.agent.known.podinquiry import PodInquiry
 from gpuvirt.agent.kubelet import checkpoint, claims
 from gpuvirt.agent.kubelet.checkpoint import Registered, allocations_unknown, lacks_nodes
 from gpuvirt.agent.kubelet.claims import ClaimedDevice
@@ -319,3 +320,29 @@ def _kubelet(socket: str) -> str:
     except OSError:
         return ""  # unknown: empty, which is no kubelet's identity
     return f"{found.st_ino}:{found.st_mtime_ns}"
+
+
+class PodFolder:
+    """The folder with a folder for each pod, which follows from the kubelet's root folder.
+
+    The kubelet makes a pod's folder after the pod's admission, and before it starts a container
+    (pkg/kubelet/kubelet.go: `SyncPod` calls `makePodDataDirs`). So while the folder of all pods does not change, no
+    admitted pod has started.
+    """
+
+    def __init__(self, folder: Path, is_kubelets: Callable[[], bool]) -> None:
+        """`is_kubelets` returns whether it is certain that the running kubelet has this folder."""
+        self._folder = folder
+        self._is_kubelets = is_kubelets
+        self._is_certain = False
+
+    def read(self) -> PodStarts | None:
+        """Return a value that changes when a pod starts; None if that is unknown."""
+        self._is_certain = self._is_certain or self._is_kubelets()
+        if not self._is_certain:
+            return None
+        try:
+            found = self._folder.stat()
+        except OSError:
+            return None  # unknown: None, no value
+        return found.st_ino, found.st_mtime_ns, found.st_nlink

@@ -7,7 +7,7 @@ from pathlib import Path
 from gpuvirt import documents
 from gpuvirt.agent.change.gate.drainrequest import no_plugin
 from gpuvirt.agent.change.gate.gate import gate_at
-from gpuvirt.agent.change.gate.gateerrors import GateFailedError
+from gpuvirt.agent.change.gate.gatelock import GateFailedError
 from gpuvirt.agent.change.gate.gates import plugin_gates
 from gpuvirt.agent.change.gate.membership import has_member
 from gpuvirt.agent.kubelet import checkpoint, sockets

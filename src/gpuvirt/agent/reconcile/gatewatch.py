@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from gpuvirt.agent.change.changehost import ChangeHost
-from gpuvirt.agent.change.gate.gateerrors import GateFailedError
+from gpuvirt.agent.change.gate.gatelock import GateFailedError
 from gpuvirt.agent.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
 from gpuvirt.agent.change.gate.membership import Membership
 from gpuvirt.agent.known.state import NodeState

@@ -18,14 +18,13 @@ from pathlib import Path
 
 from gpuvirt.agent.change.changehost import ChangeHost
 from gpuvirt.agent.change.steps.changes import Change
-from gpuvirt.agent.change.unitgates import UnitGates
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.reconcile.operands import Operands
 from gpuvirt.agent.reconcile.podaccount import PodAccount
 from gpuvirt.agent.reconcile.reports import Reports
 from gpuvirt.agent.reconcile.smiquestions import Schedulers, SmiQuestions
-from gpuvirt.agent.reconcile.unitchanges import ChangeRequest, UnitChanges
+from gpuvirt.agent.reconcile.unitchanges import ChangeRequest, UnitChanges, UnitGates
 from gpuvirt.agent.store import hostfiles
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PciAddress

@@ -8,13 +8,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.shares.limitfiles import NO_LIBRARY, LimitFiles
-from gpuvirt.agent.shares.mpslimits import NO_DAEMON, MpsLimits
-from gpuvirt.agent.shares.nodepods import NodePods
+from gpuvirt.agent.shares.limitfiles import NO_DAEMON, NO_LIBRARY, LimitFiles, MpsLimits
 from gpuvirt.agent.shares.recordstore import RecordStore
 from gpuvirt.agent.shares.refusals import ShareRefusals
 from gpuvirt.agent.shares.specfiles import SpecFiles
-from gpuvirt.clock import Signal
+from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.loops.cell import Cell
 from gpuvirt.loops.serialworker import SerialWorker
@@ -22,7 +20,7 @@ from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.offers.givenshares import GivenShares
 from gpuvirt.model.shares.demand import WHOLE, Units
-from gpuvirt.model.shares.node.choice import NodeSharing
+from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.memoryregion import MemoryUses
 from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
 from gpuvirt.model.shares.node.podmemory import PodMemory
@@ -30,6 +28,37 @@ from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, with_gpus
 from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE, SharedGpus
+
+
+class NodePods:
+    """Holds the pods, and wakes those who wait for one."""
+
+    def __init__(self) -> None:
+        self.cell: Cell[Mapping[PodUid, PodOnNode] | None] = Cell(None)
+        """None until the API server has listed them."""
+
+    @property
+    def known(self) -> Mapping[PodUid, PodOnNode] | None:
+        """The pods that are known, None until the API server has listed them."""
+        return self.cell.get()
+
+    def observe(self, pods: Mapping[PodUid, PodOnNode]) -> None:
+        """Record all pods of the node that request units."""
+        self.cell.set(pods)
+
+    async def wait_for(self, uid: PodUid, clock: Clock, timeout_s: float) -> PodOnNode | None:
+        """Return a pod as soon as the API server has reported it, None where it does not within `timeout_s`."""
+        until_s = clock.monotonic_s() + timeout_s
+        changed = Signal()
+        with self.cell.notifying(changed):
+            while True:
+                if (pod := (self.known or {}).get(uid)) is not None:
+                    return pod
+                left_s = until_s - clock.monotonic_s()
+                if left_s <= 0:
+                    return None
+                await changed.wait_for(clock, left_s)
+
 
 log = logging.getLogger(__name__)
 

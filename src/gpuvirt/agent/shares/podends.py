@@ -11,15 +11,26 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from gpuvirt.agent.shares.unitallocation import UnitAllocation
 from gpuvirt.clock import Signal
-from gpuvirt.facts.ids import PodUid
+from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.shares.demand import ContainerName
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.keptshares import KeptShare, why_kept
 from gpuvirt.model.shares.node.records import ShareRecords
+
+
+class UnitAllocation(msgspec.Struct, frozen=True):
+    """The units that one container has in the kubelet's record."""
+
+    pod: PodUid
+    container: ContainerName
+    ids: frozenset[DeviceId]
+    device: str | None
+    """The CDI device of the answer to Allocate; None for an answer of another plugin."""
+
 
 log = logging.getLogger(__name__)
 

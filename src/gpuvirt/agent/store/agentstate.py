@@ -4,6 +4,7 @@ All are written later. Allocate does not wait for the ledger: the kubelet's own 
 allocations. The API server has the desired state, too, so a lost file only costs a wait for it.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,7 @@ from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.allocation.recordhistory import RecordHistory
 from gpuvirt.model.desired.enforcement import DesiredEnforcement
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
+from gpuvirt.model.node.desirednode import DesiredNode
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons.nodeproblems import lost, not_written
 
@@ -167,3 +169,35 @@ class DesiredStateStore:
     async def flush(self) -> None:
         """Write the last change now. A failing disk does not keep the process from ending."""
         await self._state.flush()
+
+
+class AgentFiles:
+    """The desired state and the ledger of an agent; both are also written at its end."""
+
+    def __init__(
+        self, ledger: Path, desired_state: Path | None, node: NodeName | None, worker: SerialWorker, clock: Clock
+    ) -> None:
+        """`desired_state` is None if the desired state is not kept on disk."""
+        self.desired = DesiredStateStore(desired_state, node, worker, clock)
+        self.desired.load()
+        self.ledger = ledger_store(ledger, worker, clock)
+        self.ledger.load()
+
+    def keep(self, desired: DesiredNode, ledger: Ledger) -> None:
+        """Have the ledger written, and the parts of the desired state that replace invalid ones."""
+        if desired.good_configs is not None:
+            self.desired.observe_good_configs(desired.good_configs)
+        if desired.enforcement is not None:
+            self.desired.observe_enforcement(desired.enforcement)
+        self.ledger.save(ledger)
+
+    async def run(self, report: Callable[[str, Reason | None], None]) -> None:
+        """Write each change, for ever; `report` gets the problem of each file, None when it has none."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.ledger.run(partial(report, "journal")))
+            group.create_task(self.desired.run(partial(report, "desired state")))
+
+    async def flush(self) -> None:
+        """Write the last changes now. A failing disk does not keep the process from ending."""
+        await self.ledger.flush()
+        await self.desired.flush()

@@ -12,7 +12,7 @@ import typer
 
 from gpuvirt.agent.change.changehost import ChangeHost, ReportStep, change_host_of
 from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
-from gpuvirt.agent.change.gate.gateerrors import UnitBusyError, UnitUnsettledError, why_not_passed
+from gpuvirt.agent.change.gate.gatelock import UnitBusyError, UnitUnsettledError, why_not_passed
 from gpuvirt.agent.change.gate.gaterecord import APART_S
 from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.agent.change.steps.changes import by_hand

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.agent.discoverer import unread_line
-from gpuvirt.agent.discoverprocess import DiscoverOptions, DiscoverProcess, label_once
+from gpuvirt.agent.discoverprocess import DiscoverOptions, DiscoverProcess, label_once, unread_line
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
 from gpuvirt.clock import RealClock

@@ -16,8 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt.agent.change.gate.gate import Gate
-from gpuvirt.agent.change.gate.gateerrors import GateFailedError
-from gpuvirt.agent.change.gate.gatelock import tries, try_lock
+from gpuvirt.agent.change.gate.gatelock import GateFailedError, tries, try_lock
 from gpuvirt.agent.change.gate.gaterecord import GateRecord
 from gpuvirt.agent.change.gate.gates import Gates
 from gpuvirt.agent.change.gate.membership import has_member

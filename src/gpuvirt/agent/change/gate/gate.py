@@ -20,22 +20,24 @@ from types import MappingProxyType
 import msgspec
 
 from gpuvirt.agent.change.gate import gaterecord
-from gpuvirt.agent.change.gate.allocationlines import AllocationLines
-from gpuvirt.agent.change.gate.anchor import Anchor
-from gpuvirt.agent.change.gate.creations import LentLocks
-from gpuvirt.agent.change.gate.damageage import seen_damaged_s
-from gpuvirt.agent.change.gate.gateerrors import (
+from gpuvirt.agent.change.gate.allocationlines import AllocationLines, LentLocks
+from gpuvirt.agent.change.gate.gatefiles import GateFiles, boot_id, this_process
+from gpuvirt.agent.change.gate.gatelock import (
+    Anchor,
     GateFailedError,
+    Locks,
     UnitAllocatingError,
     UnitBlockedError,
     UnitBusyError,
     UnitUnsettledError,
+    is_current,
+    opened,
+    take,
+    try_lock,
 )
-from gpuvirt.agent.change.gate.gatefiles import GateFiles, boot_id, this_process
-from gpuvirt.agent.change.gate.gatelock import Locks, is_current, opened, take, try_lock
 from gpuvirt.agent.change.gate.gatepass import MODULES, Pass
 from gpuvirt.agent.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
-from gpuvirt.agent.change.gate.unsettled import Read, no_readings, refuse_damaged, refuse_unsettled
+from gpuvirt.agent.change.gate.unsettled import Read, no_readings, refuse_damaged, refuse_unsettled, seen_damaged_s
 from gpuvirt.model.allocation.ledger import SettledAt
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt.agent.change.gate import gaterecord
-from gpuvirt.agent.change.gate.gateerrors import GateFailedError, UnitBlockedError, UnitBusyError
-from gpuvirt.agent.change.gate.gatelock import opened, try_lock
+from gpuvirt.agent.change.gate.gatelock import GateFailedError, UnitBlockedError, UnitBusyError, opened, try_lock
 from gpuvirt.agent.change.gate.gaterecord import ALLOCATABLE, Found, GateOwner, GateRecord, GateState
 from gpuvirt.agent.store.files import replace_file
 

@@ -3,14 +3,116 @@
 import errno
 import fcntl
 import os
+import struct
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, sleep  # noqa: TID251  short waits for the locks of other processes
 
+import msgspec
 from typing_extensions import override
 
-from gpuvirt.agent.change.gate.gateerrors import GateFailedError
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.model.inventory.isolation import Slots
+from gpuvirt.model.reasons import Reason, refusals
+
+FLOCK = "hhqqi4x"
+"""struct flock of 64-bit Linux: type, whence, start, length, pid."""
+
+
+class Anchor(msgspec.Struct, frozen=True):
+    """The host's `/dev/null`, a byte of which for each slot is a lock that no deletion of the gates' files can end.
+
+    A gate's files can be deleted while a change has locked them. The change finds that before its next step, but
+    another one could lock new files meanwhile. All processes that change GPUs see the host's `/dev`, in which
+    `/dev/null` is one file for all of them, and stays. A lock writes nothing. It belongs to the open file, which a
+    change's children inherit.
+    """
+
+    path: Path
+
+    def lock(self, stack: ExitStack, unit: str, slots: Slots) -> int:
+        """Lock the bytes of slots until the end of a stack; return the descriptor. Raises UnitBusyError."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise GateFailedError(self.path, error) from error
+        stack.callback(os.close, fd)
+        for slot in slots:
+            try:
+                # F_SETLK would end with any other descriptor of the file that this process closes.
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _byte_of(slot), 1, 0))
+            except OSError as error:
+                if error.errno not in {errno.EAGAIN, errno.EACCES}:
+                    raise GateFailedError(self.path, error) from error
+                raise UnitBusyError(
+                    f"{unit}: another process is changing the functions of {slot}, and its gate's files were deleted"
+                ) from error
+        return fd
+
+
+def _byte_of(slot: str) -> int:
+    """Return the byte of a slot (`0000:65:00`): its PCI domain, bus and device as one number."""
+    domain, bus, device = (int(part, 16) for part in slot.split(":"))
+    return domain << 16 | bus << 8 | device
+
+
+class UnitBusyError(GpuvirtError):
+    """Another process is changing this unit."""
+
+
+class UnitBlockedError(UnitBusyError):
+    """The kernel blocks a change of this unit whose process has ended; `step` is the blocked step."""
+
+    def __init__(self, message: str, step: str) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class UnitAllocatingError(UnitBusyError):
+    """A device of this unit is being allocated now: allocations share the lock of its slot, and no change has it."""
+
+    def __init__(self, unit: str, path: str | Path) -> None:
+        """`path` is the file of the lock."""
+        self.path = str(path)
+        super().__init__(f"{unit}: a device of its PCI slot is being allocated now ({self.path}); try again")
+
+
+class UnitUnsettledError(UnitBusyError):
+    """A device of this unit was allocated a moment ago, or may have been."""
+
+    def __init__(self, message: str, *, again_soon: bool = False) -> None:
+        """`again_soon`: one more reading of the kubelet's accounts may settle it."""
+        super().__init__(message)
+        self.again_soon = again_soon
+
+
+class GateFailedError(UnitBusyError):
+    """A gate's file can't be opened, locked, read or written, so that nothing passes the gate.
+
+    The error may be that of this process alone (EMFILE, EACCES): other processes may pass the gate meanwhile.
+    """
+
+    def __init__(self, path: str | Path, error: OSError) -> None:
+        number = error.errno or 0
+        self.path = str(path)
+        self.problem = f"{errno.errorcode.get(number, 'an unknown error')} ({os.strerror(number)})"
+        super().__init__(f"{self.path}: {self.problem}")
+
+
+def why_not_passed(subject: str, error: UnitBusyError) -> Reason:
+    """Return why an allocation or a change of `subject` did not pass a gate."""
+    match error:
+        case UnitBlockedError():
+            return refusals.blocked(subject, error.step)
+        case UnitAllocatingError():
+            return refusals.changing(subject, f"{error.path}: shared by an allocation", is_allocated=True)
+        case UnitUnsettledError():
+            return refusals.unsettled(subject, str(error))
+        case GateFailedError():
+            return refusals.gate_failed(subject, error.path, error.problem)
+        case _:
+            return refusals.changing(subject, str(error))
 
 
 def try_lock(fd: int, kind: int, patience_s: float = 0.0) -> bool:

@@ -10,9 +10,8 @@ from itertools import chain
 import msgspec
 
 from gpuvirt.agent.change.gate import gaterecord
-from gpuvirt.agent.change.gate.gateerrors import GateFailedError, UnitBusyError
 from gpuvirt.agent.change.gate.gatefiles import GateFiles, boot_id, this_process
-from gpuvirt.agent.change.gate.gatelock import deleted, is_current, try_lock
+from gpuvirt.agent.change.gate.gatelock import GateFailedError, UnitBusyError, deleted, is_current, try_lock
 from gpuvirt.agent.change.gate.gaterecord import GateRecord, GateState
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason

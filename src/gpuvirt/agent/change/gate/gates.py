@@ -13,9 +13,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from gpuvirt.agent.change.gate.anchor import Anchor
 from gpuvirt.agent.change.gate.gate import PATIENCE_S, Gate, Pass, gate_at
-from gpuvirt.agent.change.gate.gateerrors import GateFailedError, UnitBusyError
+from gpuvirt.agent.change.gate.gatelock import Anchor, GateFailedError, UnitBusyError
 from gpuvirt.agent.change.gate.unsettled import Read, no_readings
 from gpuvirt.hardware.access.attributes import ABSENT
 from gpuvirt.model.inventory.isolation import Slots

@@ -10,8 +10,7 @@ import os
 import msgspec
 
 from gpuvirt.agent.change.gate.gate import PATIENCE_S, Gate
-from gpuvirt.agent.change.gate.gateerrors import GateFailedError
-from gpuvirt.agent.change.gate.gatelock import is_current, open_file, try_lock
+from gpuvirt.agent.change.gate.gatelock import GateFailedError, is_current, open_file, try_lock
 from gpuvirt.model.reasons import Reason, refusals
 
 AGENT = "agent"

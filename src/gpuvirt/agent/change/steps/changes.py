@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.change.gate.gateerrors import GateFailedError, UnitBusyError, why_not_passed
+from gpuvirt.agent.change.gate.gatelock import GateFailedError, UnitBusyError, why_not_passed
 from gpuvirt.agent.change.gate.gatepass import Pass
 from gpuvirt.agent.change.gate.gaterecord import IllegalMoveError
 from gpuvirt.agent.change.steps.leasing import RefusedError

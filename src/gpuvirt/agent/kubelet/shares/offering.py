@@ -12,22 +12,56 @@ from typing import NoReturn
 import grpc
 from typing_extensions import override
 
-from gpuvirt.agent.kubelet import sockets, wire
+from gpuvirt.agent.kubelet import checkpoint, sockets, wire
+from gpuvirt.agent.kubelet.checkpoint import PodDevices, allocations_unknown
 from gpuvirt.agent.kubelet.pluginserver import PluginCall, PluginServer
 from gpuvirt.agent.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.agent.kubelet.registrar import Observe, Registrar
 from gpuvirt.agent.loops.intervals import Intervals
+from gpuvirt.agent.shares.podends import UnitAllocation
 from gpuvirt.agent.shares.refusals import ShareRefusedError
 from gpuvirt.agent.shares.shareallocator import Dependencies, ShareAllocator
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.errors import PathTooLongError
+from gpuvirt.errors import DamagedError, PathTooLongError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import nodeproblems
+from gpuvirt.model.shares.demand import ContainerName
+from gpuvirt.model.shares.node.sharespec import nonce_of
 from gpuvirt.model.shares.node.unitids import is_unit_id, unit_ids
 from gpuvirt.paths import KubeletPaths
+
+
+class RecordedUnits:
+    """The units in one kubelet's checkpoint, which the kubelet writes before it starts a container."""
+
+    def __init__(self, paths: KubeletPaths, resource: ResourceName) -> None:
+        self._path = paths.checkpoint
+        self._resource = resource
+
+    def read(self) -> Sequence[UnitAllocation] | Unknown:
+        """Return the containers with units; a missing or damaged checkpoint makes them unknown."""
+        try:
+            entries = checkpoint.parse(self._path.read_bytes()).data.pod_device_entries or ()
+            return [_allocation(entry) for entry in entries if entry.resource_name == self._resource]
+        except OSError as error:
+            return Unknown(allocations_unknown(f"{self._path}: {error.strerror}"))
+        except DamagedError as error:
+            return Unknown(allocations_unknown(f"{self._path}: {error}"))
+
+
+def _allocation(entry: PodDevices) -> UnitAllocation:
+    names = wire.cdi_devices(entry.alloc_resp or b"")
+    ours = [name for name in names if nonce_of(name) is not None]
+    return UnitAllocation(
+        PodUid(entry.pod_uid),
+        ContainerName(entry.container_name),
+        frozenset(entry.ids()),
+        ours[0] if len(ours) == 1 else None,
+    )
+
 
 log = logging.getLogger(__name__)
 
