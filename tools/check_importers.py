@@ -18,7 +18,6 @@ KIND, CHECK, OPERAND = "one of the kinds", "one of the checks", "one of the oper
 APART: Mapping[str, str] = {
     "controller/operands/toolkit.py": OPERAND,
     "hardware/access/writer.py": "started by its path",
-    "hardware/vgpu/sriov_vf.py": "one of the back ends of vGPUs",
     "agent/kubelet/proto/podresources_pb2.py": "generated",
     "diagnosis/checks/devices.py": CHECK,
     "diagnosis/checks/kata.py": CHECK,

@@ -8,8 +8,7 @@ import pytest
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.hardware.access.tools import Ended, ToolError, ToolMissingError
 from gpuvirt.hardware.programs.containerdriver import NotReadyError
-from gpuvirt.hardware.programs.mpscontrol import QUIT, MpsControl
-from gpuvirt.hardware.programs.mpsdaemon import prepare
+from gpuvirt.hardware.programs.mpsdaemon import QUIT, MpsControl, prepare
 from gpuvirt.loops.serialworker import ThreadWorker
 from tests.agent.shares.mpsdaemon import MpsDaemon, write_program
 from tests.cli.commandline import ran

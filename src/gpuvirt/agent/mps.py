@@ -10,8 +10,7 @@ from asyncio.subprocess import Process
 from contextlib import suppress
 
 from gpuvirt.clock import Clock
-from gpuvirt.hardware.programs.mpscontrol import QUIT, MpsControl
-from gpuvirt.hardware.programs.mpsdaemon import MpsStart
+from gpuvirt.hardware.programs.mpsdaemon import QUIT, MpsControl, MpsStart
 
 AGAIN_S = 5.0
 """Between two requests: one that is under way makes the next fail, and one that has failed is forgotten."""

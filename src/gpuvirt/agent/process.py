@@ -36,7 +36,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.errors import AlreadyRunningError, GpuvirtError
 from gpuvirt.facts.mps import FOLDER, PIPES
 from gpuvirt.facts.nodes import ReadNode, unread_node
-from gpuvirt.hardware.usage.devicenodes import read_node
+from gpuvirt.hardware.usage.nativeusers import read_node
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import has_usual_root, read_kubelets
 from gpuvirt.loops.cell import Cell

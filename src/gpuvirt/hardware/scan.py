@@ -20,7 +20,7 @@ from gpuvirt.facts.sysfs import PCI_DEVICES, device_path
 from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.hardware.functions import egm, iommu, pci
+from gpuvirt.hardware.functions import iommu, pci
 from gpuvirt.hardware.functions.deviceids import read_device_ids
 from gpuvirt.hardware.usage.users import cdevs_of, read_users
 from gpuvirt.hardware.vgpu.registry import SCANNED
@@ -176,7 +176,7 @@ class _Scan(msgspec.Struct):
     def platform(self, nvidia_version: str | None) -> Platform:
         boot_id = self.or_before(attributes.text(self.kernel, BOOT_ID), self.before.platform.boot_id)
         before = self.before.platform
-        regions, unread = egm.read_regions(self.kernel, before.egm)
+        regions, unread = iommu.read_regions(self.kernel, before.egm)
         self.unread += unread
         return Platform(
             boot_id=BootId(boot_id) if boot_id else None,

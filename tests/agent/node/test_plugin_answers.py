@@ -12,7 +12,7 @@ from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan, with_device_ids
-from gpuvirt.hardware.usage.devicenodes import read_node
+from gpuvirt.hardware.usage.nativeusers import read_node
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.allocation.resourcerules import ResourceRules

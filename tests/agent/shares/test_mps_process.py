@@ -12,8 +12,7 @@ import pytest
 
 from gpuvirt.agent import mps
 from gpuvirt.clock import RealClock
-from gpuvirt.hardware.programs.mpscontrol import MpsControl
-from gpuvirt.hardware.programs.mpsdaemon import MpsStart
+from gpuvirt.hardware.programs.mpsdaemon import MpsControl, MpsStart
 from tests.agent.kubelet.kubeletnode import until
 from tests.agent.shares.mpsdaemon import write_program
 
@@ -104,7 +103,7 @@ async def test_signals_end_no_client(short_path: Path) -> None:
     start = start_of(pipes, 0)
     code = (
         "import asyncio, pathlib; from gpuvirt.agent import mps; from gpuvirt.clock import RealClock;"
-        " from gpuvirt.hardware.programs.mpscontrol import MpsControl;"
+        " from gpuvirt.hardware.programs.mpsdaemon import MpsControl;"
         " from gpuvirt.hardware.programs.mpsdaemon import MpsStart; mps.AGAIN_S = 0.05;"
         f" control = MpsControl((pathlib.Path({str(short_path)!r}),), pathlib.Path({str(pipes)!r}));"
         f" start = MpsStart({start.command!r}, {start.environment!r});"

@@ -9,7 +9,7 @@ import pytest
 from gpuvirt.archive import Symlink
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.archives.hostcopy import CONFIG_BYTES, HEADER_BYTES, copy_host
-from gpuvirt.hardware.host import cmdline
+from gpuvirt.hardware.host import runtimes
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.files.blocking import WouldBlock
 from gpuvirt_sim.files.tree import File, Link, constant
@@ -139,7 +139,7 @@ LINE = (
 
 
 def test_the_copied_kernel_command_line_keeps_device_arguments() -> None:
-    kept = cmdline.without_strange_values(LINE)
+    kept = runtimes.without_strange_values(LINE)
     assert "hunter2" not in kept
     for argument in ("intel_iommu=on", "iommu=pt", "vfio-pci.ids=10de:2236", "rd.driver.pre=vfio-pci", "ro"):
         assert argument in kept.split()

@@ -7,7 +7,7 @@ import msgspec
 
 from gpuvirt.facts.platform import Attribute, Framebuffer, Listing, Presence
 from gpuvirt.facts.setup import Part, Setup, parts
-from gpuvirt.hardware.archives.copying import is_safe
+from gpuvirt.hardware.archives.hostcopy import is_safe
 from gpuvirt.hardware.host import platform as read
 from gpuvirt_sim.devices.function import resource
 from gpuvirt_sim.devices.platform import (

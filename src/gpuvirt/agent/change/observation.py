@@ -17,7 +17,7 @@ from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.tools import ToolError, Tools
 from gpuvirt.hardware.functions import modules
-from gpuvirt.hardware.host import driverctl
+from gpuvirt.hardware.host import platform
 from gpuvirt.hardware.programs.smireport import read_report
 from gpuvirt.hardware.scan import scan, scan_some, with_device_ids, with_users
 from gpuvirt.hardware.usage import hostuse, nativeusers
@@ -181,7 +181,7 @@ class HostObservation(msgspec.Struct, frozen=True):
             native_users=nativeusers.read_native_users(kernel, addresses),
             native_modules=native,
             missing_modules=missing(self.change_host.tools, needed),
-            pinned=driverctl.read_pins(kernel, addresses),
+            pinned=platform.read_pins(kernel, addresses),
             driver_may_come=self.inputs.driver_may_come,
             allowed=self.inputs.allowed,
             grace_without_driver=self.inputs.grace_without_driver or self.inputs.forced,

@@ -31,7 +31,7 @@ class MpsLimits(msgspec.Struct, frozen=True):
 
         A process that finds no daemon runs without it, and so without its limits (seen with driver 580.159.04).
         """
-        from gpuvirt.hardware.programs.mpscontrol import MpsControl  # noqa: PLC0415  other agents do without
+        from gpuvirt.hardware.programs.mpsdaemon import MpsControl  # noqa: PLC0415  other agents do without
 
         pipes = self.pipes
         try:

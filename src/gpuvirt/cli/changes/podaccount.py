@@ -19,7 +19,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.hardware.usage.devicenodes import read_node
+from gpuvirt.hardware.usage.nativeusers import read_node
 from gpuvirt.hardware.usage.processes import read_kubelet_start, read_kubelets
 from gpuvirt.model.allocation.allocations import Consumers, Unknown
 from gpuvirt.model.allocation.ledger import (

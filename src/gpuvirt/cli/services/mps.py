@@ -9,8 +9,8 @@ from gpuvirt.agent import mps
 from gpuvirt.cli.parameters import options
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.mps import PIPES
-from gpuvirt.hardware.programs import mpscontrol, mpsdaemon
-from gpuvirt.hardware.programs.mpscontrol import MpsControl
+from gpuvirt.hardware.programs import mpsdaemon
+from gpuvirt.hardware.programs.mpsdaemon import MpsControl
 
 app = typer.Typer(
     name="mps",
@@ -41,7 +41,7 @@ def quit_daemon(
 
     Until then it accepts no new clients, so containers with a limit by MPS do not start.
     """
-    _control(system_root, driver_root).ask((mpscontrol.QUIT,), timeout_s=None)
+    _control(system_root, driver_root).ask((mpsdaemon.QUIT,), timeout_s=None)
 
 
 def _control(system_root: Path, driver_root: Path) -> MpsControl:

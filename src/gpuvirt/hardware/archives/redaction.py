@@ -13,8 +13,8 @@ from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel
 from gpuvirt.hardware.access.openfiles import OpenFile
-from gpuvirt.hardware.host import cmdline, kata, runtimes
-from gpuvirt.hardware.host.cmdline import LEFT_OUT as LEFT
+from gpuvirt.hardware.host import kata, runtimes
+from gpuvirt.hardware.host.runtimes import LEFT_OUT as LEFT
 from gpuvirt.paths import HostPath
 
 LEFT_OUT: Mapping[str, str] = {
@@ -165,7 +165,7 @@ def _rule(directive: str, module: str, words: Sequence[str]) -> list[str]:
 
 _BY_PATH: Mapping[str, Callable[[str], str]] = {
     "/proc/cpuinfo": _cpuinfo,
-    "/proc/cmdline": cmdline.without_strange_values,
+    "/proc/cmdline": runtimes.without_strange_values,
     "/proc/modules": _loaded,
     "/etc/os-release": _os_release,
 }

@@ -1,10 +1,35 @@
-"""Reads the kernel's modules: the loaded PCI drivers, the aliases of all modules, and the driver of a function."""
+"""The drivers of PCI functions: loaded ones, the aliases of modules, a function's own, and binding to another.
 
+Binding and unbinding (Documentation/ABI/testing/sysfs-bus-pci) take the proof of the function. The kernel sleeps in an
+unbind while the function is in use.
+"""
+
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.sysfs import PCI_DRIVERS, device_path
+from gpuvirt.facts.sysfs import DRIVERS_PROBE, PCI_DRIVERS, device_path, driver_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.proof import Proof
 from gpuvirt.paths import HostPath
+
+
+def unbind(kernel: Kernel, address: PciAddress, driver: str, proof: Proof) -> None:
+    """Unbind a function from its driver; raise OSError (ENODEV: it has another driver)."""
+    proof.spend(address)
+    kernel.write(driver_path(driver, "unbind"), address.encode())
+
+
+def bind(kernel: Kernel, address: PciAddress, driver: str, proof: Proof) -> None:
+    """Bind a function that has no driver to a driver; raise OSError as the driver does."""
+    proof.spend(address)
+    kernel.write(driver_path(driver, "bind"), address.encode())
+
+
+def probe(kernel: Kernel, address: PciAddress, proof: Proof) -> None:
+    """Have the kernel choose a driver for a function that has none; raise OSError as that driver does."""
+    proof.spend(address)
+    kernel.write(DRIVERS_PROBE, address.encode())
+
 
 RELEASE = HostPath("/proc/sys/kernel/osrelease")
 ALIASES_BYTES = 16 << 20

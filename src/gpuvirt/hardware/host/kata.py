@@ -17,8 +17,7 @@ from gpuvirt.facts.runtimes import Runtime, parse_toml
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.attributes import read_attribute, read_listing
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.hardware.host.cmdline import LEFT_OUT
-from gpuvirt.hardware.host.runtimes import ACTING, MOST_FILES
+from gpuvirt.hardware.host.runtimes import ACTING, LEFT_OUT, MOST_FILES
 from gpuvirt.plain import Plain
 
 FOLDERS = ("/etc/kata-containers", "/usr/share/defaults/kata-containers", "/opt/kata/share/defaults/kata-containers")

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from errno import ETIMEDOUT
 
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Framebuffer, FunctionSetup, Listing, Presence, SymbolicLink
 from gpuvirt.facts.setup import Setup
@@ -22,6 +23,24 @@ from gpuvirt.hardware.functions import iommu, pci
 from gpuvirt.hardware.host.kata import read_cdi_specs, read_kata
 from gpuvirt.hardware.host.runtimes import read_runtimes
 from gpuvirt.paths import HostPath
+
+PINS = HostPath("/etc/driverctl.d")
+"""driverctl has one file for each function: `pci-ADDRESS`, in older versions `ADDRESS`."""
+
+
+def read_pins(kernel: Kernel, addresses: Iterable[PciAddress]) -> Mapping[PciAddress, str]:
+    """Return the driver that driverctl binds each function to, for the functions in its configuration."""
+    names = attributes.names(kernel, PINS)
+    if not isinstance(names, list):
+        return {}
+    found = {
+        address: attributes.text(kernel, HostPath(f"{PINS}/{name}"))
+        for address in addresses
+        for name in (f"pci-{address}", address)
+        if name in names
+    }
+    return {address: driver for address, driver in found.items() if isinstance(driver, str) and driver}
+
 
 MODULES = "/lib/modules"
 IRQS = "/sys/kernel/irq"

@@ -16,7 +16,7 @@ from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.hardware.functions.console import DISPLAY, read_console
+from gpuvirt.hardware.functions.pci import DISPLAY, read_console
 from gpuvirt.hardware.usage.processes import read_open_nodes
 from gpuvirt.paths import HostPath
 

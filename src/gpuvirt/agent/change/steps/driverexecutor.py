@@ -24,7 +24,7 @@ from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof, UnprovenError
 from gpuvirt.hardware.access.tools import ToolError, Tools
-from gpuvirt.hardware.functions import binding, iommu, modules
+from gpuvirt.hardware.functions import iommu, modules
 from gpuvirt.hardware.usage.users import cdevs_of
 from gpuvirt.model.change.plan import DriverPlan, Scope, StepScope
 from gpuvirt.model.change.steps import (
@@ -95,7 +95,7 @@ def give_back(kernel: Kernel, tools: Tools, step: Return, prove: Prove) -> None:
     if modules.driver_of(kernel, step.address) is None and not any(
         _binds(kernel, step, name, prove) for name in loaded
     ):
-        binding.probe(kernel, step.address, prove())
+        modules.probe(kernel, step.address, prove())
     return _expect_native(kernel, step)
 
 
@@ -103,7 +103,7 @@ def _binds(kernel: Kernel, step: Return, driver: str, prove: Prove) -> bool:
     """Bind a function to a driver; return whether that worked. The kernel does not report all failures."""
     proof = prove()
     try:
-        binding.bind(kernel, step.address, driver, proof)
+        modules.bind(kernel, step.address, driver, proof)
     except OSError:
         return False  # unknown: the caller probes, and then verifies the driver
     return modules.driver_of(kernel, step.address) is not None
@@ -224,13 +224,13 @@ class _Taking(msgspec.Struct, frozen=True):
                 desired = (modules.has_driver(self.kernel, driver) or driver).encode()
                 self.kernel.write(device_path(address, "driver_override"), desired)
             case Unbind(address, driver):
-                binding.unbind(self.kernel, address, driver, self._prove_unused(step))
+                modules.unbind(self.kernel, address, driver, self._prove_unused(step))
                 self._expect(step, address, None)
                 self.unbound.add(address)
             case Probe(address, driver):
                 desired_driver = modules.has_driver(self.kernel, driver) or driver
                 if modules.driver_of(self.kernel, address) != desired_driver:  # a module that was just loaded binds it
-                    binding.probe(self.kernel, address, self._prove_driverless(step, address))
+                    modules.probe(self.kernel, address, self._prove_driverless(step, address))
                 self._expect(step, address, desired_driver)
 
     def _prove_unused(self, step: Unbind) -> Proof:
