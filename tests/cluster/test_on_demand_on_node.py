@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lab.cluster.settings import NODE
 
-from gpuvirt.agent.ondemand.removalwait import PAUSE_S
+from gpuvirt.agent.ondemand.ondemandallocator import PAUSE_S
 from tests.cluster.clusterlab import LabNode, PodRequest
 from tests.cluster.labnamespace import PodStatus
 from tests.thoroughness import sized

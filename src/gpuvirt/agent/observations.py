@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.loops.wakes import Wakes
-from gpuvirt.agent.ondemand.removalwait import RemovalWait
+from gpuvirt.agent.ondemand.ondemandallocator import RemovalWait
 from gpuvirt.agent.reconcile.gatewatch import GateWatch
 from gpuvirt.agent.reconcile.operands import Operands
 from gpuvirt.agent.reconcile.podaccount import PodAccount

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.agent.cluster.nodecounts import integer_counts, patch_of
+from gpuvirt.agent.cluster.clusterside import integer_counts, patch_of
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import NodeRequest, Observed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.ondemand.removalwait import PAUSE_S
+from gpuvirt.agent.ondemand.ondemandallocator import PAUSE_S
 from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import Pod, running

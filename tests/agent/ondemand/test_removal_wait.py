@@ -5,8 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from gpuvirt.agent.ondemand.ondemandallocator import ALLOCATE_S
-from gpuvirt.agent.ondemand.removalwait import PAUSE_S, RECHECK_S, WAIT_S, RemovalWait
+from gpuvirt.agent.ondemand.ondemandallocator import ALLOCATE_S, PAUSE_S, RECHECK_S, WAIT_S, RemovalWait
 from gpuvirt.clock import Deadline, Signal
 from tests.stoppedclock import StoppedClock
 

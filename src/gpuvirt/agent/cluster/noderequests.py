@@ -81,7 +81,9 @@ OF_WORKLOAD = StateLabel(WORKLOAD_STATE_LABEL, WORKLOAD_REASON_ANNOTATION)
 def state_labels(state: Progress | None, state_label: StateLabel = OF_VGPUS) -> DesiredLabels:
     """Return the label and the annotation of a state; without a state, the node's stay as they are."""
     return (
-        DesiredLabels({state_label.label: state.name}, {state_label.annotation: _reason(state)})
+        DesiredLabels(
+            {state_label.label: state.name}, {state_label.annotation: plain.one_line(state.reason, MOST_REASON) or None}
+        )
         if state is not None
         else DesiredLabels()
     )
@@ -90,7 +92,3 @@ def state_labels(state: Progress | None, state_label: StateLabel = OF_VGPUS) -> 
 def state_claim(states: Cell[Progress | None], state_label: StateLabel) -> LabelClaim:
     """Return the claim of the label and the annotation of a state."""
     return LabelClaim(lambda _: state_labels(states.get(), state_label), states.notifying)
-
-
-def _reason(state: Progress) -> str | None:
-    return plain.one_line(state.reason, MOST_REASON) or None

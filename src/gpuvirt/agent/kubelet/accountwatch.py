@@ -16,7 +16,6 @@ from typing import Protocol
 
 from gpuvirt.agent.known.nokubelet import KubeletTrace, running_text
 from gpuvirt.agent.kubelet.checkpoint import allocations_unknown, gone, uids, with_answers, with_folder, without_gone
-from gpuvirt.agent.kubelet.claims import ClaimedDevice
 from gpuvirt.agent.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.agent.kubelet.recordedallocations import CheckpointContent, Look, RecordedAllocations, Version
 from gpuvirt.agent.loops.intervals import Intervals
@@ -196,7 +195,8 @@ class AccountWatch:
         partial = None if problems else self._partial(answer, look)
         in_api: Consumers = {} if isinstance(answer, PodResourcesUnknownError) else answer
         record = look.checkpoint if isinstance(look.checkpoint, CheckpointContent) else CheckpointContent()
-        in_checkpoint = {**self._recorded.lost(), **_by_device(look.claims), **record.consumers}
+        in_claims: Consumers = dict(look.claims) if isinstance(look.claims, tuple) else {}
+        in_checkpoint = {**self._recorded.lost(), **in_claims, **record.consumers}
         in_file = self._without_gone(in_checkpoint, in_api)
         recorded = isinstance(look.checkpoint, CheckpointContent) or self._recorded.why_unknown(look) is None
         if recorded:
@@ -298,7 +298,3 @@ class AccountWatch:
                 # unknown: nothing, the record has what the kubelet counts
                 return frozenset((name, device) for name, devices in record.registered.items() for device in devices)
             return Unread(HostPath(str(self._paths.pod_resources_socket)), seen=str(error))
-
-
-def _by_device(claims: tuple[ClaimedDevice, ...] | OSError | DamagedError) -> Consumers:
-    return dict(claims) if isinstance(claims, tuple) else {}

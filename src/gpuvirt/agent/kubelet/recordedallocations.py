@@ -296,14 +296,10 @@ def _content(content: bytes, read_node: ReadNode) -> CheckpointContent:
     return CheckpointContent(allocations, checkpoint.registered(parsed), devices, lacks_nodes(consumers), several)
 
 
-def _consumer(device: RecordedDevice) -> Consumer:
-    return Consumer(pod_uid=device.pod, container=device.container)
-
-
 def _lost(history: RecordHistory) -> Iterator[tuple[tuple[ResourceName, DeviceId], Consumer]]:
     """Yield the devices that the record lacks, although their pods have not ended."""
     for device in history.lost:
-        yield device.key, _consumer(device)
+        yield device.key, Consumer(pod_uid=device.pod, container=device.container)
     for named in history.named:
         yield named.key, Consumer(namespace=named.namespace, pod=named.pod, container=named.container)
 
