@@ -155,7 +155,7 @@ class NodeInputs(msgspec.Struct, frozen=True):
     gpu_node: OwnedGpuNode | None = None
     pods: OperandPods = NO_PODS
 
-    def decides_as(self, other: "NodeInputs") -> bool:
+    def same_as(self, other: "NodeInputs") -> bool:
         """Return whether the same decisions follow from both."""
         return (
             (self.node is other.node or read_of(self.node) == read_of(other.node))

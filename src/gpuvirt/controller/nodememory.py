@@ -5,6 +5,7 @@ has. Within such a part, only the nodes whose own inputs have changed are decide
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -13,9 +14,9 @@ from gpuvirt.controller.kubevirt.decisions import NodesObserved, observed_of, ob
 from gpuvirt.controller.nodedecisions import ClusterInputs, NodeInputs, NodesSummary, decide_node, orphans, together
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.picture import NO_PODS, OperandPods, Picture, pods_by_node
-from gpuvirt.controller.store import Objects
-from gpuvirt.kube.kinds.core import Pod, ReadNode
+from gpuvirt.kube.kinds.core import ReadNode
 from gpuvirt.kube.objects import PARTS, ObjectKey, ObjectMap
+from gpuvirt.model.node.memo import CacheKey, Memoized, memoized
 
 SLICE_NODES = 500
 """How many nodes are decided before others have their turn: some 30 ms of decisions."""
@@ -27,9 +28,10 @@ class NodePart(msgspec.Struct, frozen=True):
     nodes: Mapping[ObjectKey, ReadNode]
     gpu_nodes: Mapping[ObjectKey, OwnedGpuNode]
 
-    def is_same(self, other: "NodePart") -> bool:
-        """Return whether both are the same objects; equal objects would take longer to compare than to decide."""
-        return self.nodes is other.nodes and self.gpu_nodes is other.gpu_nodes
+    @property
+    def key(self) -> CacheKey:
+        """The same objects; equal objects would take longer to compare than to decide."""
+        return CacheKey((self.nodes, self.gpu_nodes))
 
 
 def parts_of(picture: Picture) -> Iterator[NodePart]:
@@ -50,7 +52,7 @@ class _Decided(msgspec.Struct, frozen=True):
 
     def follows_from(self, part: NodePart, pods: Mapping[str, OperandPods]) -> bool:
         """Return whether the same decisions follow from another picture."""
-        return self.part.is_same(part) and (
+        return self.part.key.same_as(part.key) and (
             self.pods is pods or all(node.pods == pods.get(name, NO_PODS) for name, (node, _) in self.of_node.items())
         )
 
@@ -68,16 +70,15 @@ class DecidedNodes:
         self._slice_nodes = slice_nodes
         self._cluster: ClusterInputs | None = None
         self._parts: dict[int, _Decided] = {}
-        self._observed: dict[int, tuple[NodePart, NodesObserved]] = {}
-        self._pods: tuple[Objects[Pod], Mapping[str, OperandPods]] = {}, {}
+        self._observed: dict[int, Memoized[NodesObserved]] = {}
+        self._pods: Memoized[Mapping[str, OperandPods]] | None = None
 
     def observed(self, picture: Picture) -> NodesObserved:
         """Return what all nodes have."""
         for number, part in enumerate(parts_of(picture)):
-            before = self._observed.get(number)
-            if before is None or not before[0].is_same(part):
-                self._observed[number] = part, observed_of(part.nodes, part.gpu_nodes)
-        return observed_together([self._observed[number][1] for number in sorted(self._observed)])
+            observed = partial(observed_of, part.nodes, part.gpu_nodes)
+            self._observed[number] = memoized(self._observed.get(number), part.key, observed)
+        return observed_together([self._observed[number].value for number in sorted(self._observed)])
 
     def decide(self, picture: Picture, cluster: ClusterInputs) -> NodesSummary:
         """Return the decisions for all nodes."""
@@ -92,7 +93,9 @@ class DecidedNodes:
         """Decide the nodes that have changed; yield whenever some are decided, so that others have their turn."""
         if cluster != self._cluster:
             self._cluster, self._parts = cluster, {}
-        pods, due = self._pods_by_node(picture.existing.pods), self.decided + self._slice_nodes
+        existing, due = picture.existing.pods, self.decided + self._slice_nodes
+        self._pods = memoized(self._pods, CacheKey((existing,)), lambda: pods_by_node(existing.values()))
+        pods = self._pods.value
         for number, part in enumerate(parts_of(picture)):
             before = self._parts.get(number, NOTHING)
             if before is NOTHING or not before.follows_from(part, pods):
@@ -108,11 +111,6 @@ class DecidedNodes:
         self._parts.pop(number % PARTS, None)
         self._observed.pop(number % PARTS, None)
 
-    def _pods_by_node(self, pods: Objects[Pod]) -> Mapping[str, OperandPods]:
-        if pods is not self._pods[0]:
-            self._pods = pods, pods_by_node(pods.values())
-        return self._pods[1]
-
     def _decide_part(
         self,
         part: NodePart,
@@ -125,7 +123,7 @@ class DecidedNodes:
             name = node.metadata.name
             inputs = NodeInputs(node, part.gpu_nodes.get(key), pods.get(name, NO_PODS))
             known = before.get(name)
-            if known is not None and known[0].decides_as(inputs):
+            if known is not None and known[0].same_as(inputs):
                 of_node[name] = known
             else:
                 self.decided += 1

@@ -14,7 +14,8 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.inventory.naming import Naming
-from gpuvirt.model.node.parts import CandidatesBasis, Parts, candidates_part
+from gpuvirt.model.node.memo import CacheKey, Memoized, memoized
+from gpuvirt.model.node.parts import NamedCandidates, Parts, candidates_part
 from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.offers.offermaking import Candidates
 from tests.agent.life.life import A10, T4
@@ -25,11 +26,28 @@ FACTS = facts_of(as_built)
 NAMING = Naming(IDS)
 
 
-def basis(facts: Facts, naming: Naming = NAMING) -> CandidatesBasis:
-    return CandidatesBasis(build_inventory(facts.after(FACTS)), naming, Settings())
+def found_of(facts: Facts, last: Memoized[NamedCandidates] | None, naming: Naming = NAMING) -> Candidates:
+    inventory = build_inventory(facts.after(FACTS))
+    return candidates_part(last, inventory, naming, Settings()).value.candidates
 
 
-LAST = candidates_part(None, basis(FACTS))
+LAST = candidates_part(None, build_inventory(FACTS), NAMING, Settings())
+LAST_FOUND = LAST.value.candidates
+
+
+@pytest.mark.parametrize(
+    ("same", "equal", "is_taken"),
+    [(0, ("a", 1), True), (0, ("a", 2), False), (1, ("a", 1), False)],
+)
+def test_a_value_is_taken_over_only_where_it_follows_from_the_same(
+    same: int, equal: tuple[object, ...], *, is_taken: bool
+) -> None:
+    """Of the first inputs equal ones are not the same; the others are compared."""
+    inputs = [[1], [1]]
+    last = Memoized(CacheKey((inputs[0],), ("a", 1)), "last")
+    found = memoized(last, CacheKey((inputs[same],), equal), lambda: "now")
+    assert (found is last) is is_taken
+    assert found.value == ("last" if is_taken else "now")
 
 
 def texts(candidates: Candidates) -> list[str]:
@@ -68,22 +86,22 @@ LIVE = FACTS.vgpu_hosts[T4].live
     ids=["its GPU", "its type", "its framework", "removed", "on another GPU"],
 )
 def test_a_vgpu_that_has_changed_is_another_candidate(facts: Facts) -> None:
-    found = candidates_part(LAST, basis(facts)).value
-    assert texts(found) == texts(candidates_part(None, basis(facts)).value)
-    assert texts(found) != texts(LAST.value), "the test changes nothing"
+    found = found_of(facts, LAST)
+    assert texts(found) == texts(found_of(facts, None))
+    assert texts(found) != texts(LAST_FOUND), "the test changes nothing"
 
 
 def test_a_vgpu_has_another_name_where_names_have_changed() -> None:
-    now = basis(FACTS, replace(NAMING, aliases={"GRID_T4-8Q": "t4"}))
-    found = candidates_part(LAST, now).value
-    assert texts(found) == texts(candidates_part(None, now).value)
-    assert texts(found) != texts(LAST.value), "the test changes nothing"
+    naming = replace(NAMING, aliases={"GRID_T4-8Q": "t4"})
+    found = found_of(FACTS, LAST, naming)
+    assert texts(found) == texts(found_of(FACTS, None, naming))
+    assert texts(found) != texts(LAST_FOUND), "the test changes nothing"
 
 
 def test_a_vgpu_that_has_not_changed_is_the_candidate_from_before() -> None:
     functions = {**FACTS.functions, A10: replace(FACTS.functions[A10], numa_node=7)}
-    found = candidates_part(LAST, basis(replace(FACTS, functions=functions))).value
-    before = {id(candidate) for candidate in LAST.value}
+    found = found_of(replace(FACTS, functions=functions), LAST)
+    before = {id(candidate) for candidate in LAST_FOUND}
     vgpus = [candidate for candidate in found if isinstance(candidate, Candidate) and candidate.target.vgpu]
     assert len(vgpus) == len(LIVE)
     assert {id(vgpu) for vgpu in vgpus} <= before

@@ -36,7 +36,7 @@ QEMU = OpenDeviceUser(7, "qemu", HostPath("/dev/vfio/1"))
 def inputs_of(decided: NodeDecisions) -> ViewInputs:
     view = decided.memory.parts.view
     assert view is not None
-    return view.basis.inputs
+    return view.value.inputs
 
 
 PICTURE = observed()

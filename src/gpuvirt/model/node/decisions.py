@@ -14,18 +14,19 @@ from gpuvirt.model.allocation.nodeledger import OfferedNames
 from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
 from gpuvirt.model.change.invalidstates import InvalidStates, invalid_states
-from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand
+from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand, plan_node_vgpus
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node.announcing import announced, counted, taken
 from gpuvirt.model.node.desirednode import DesiredNode, desire
 from gpuvirt.model.node.desiredunits import DesiredUnits
+from gpuvirt.model.node.memo import CacheKey, Memoized, memoized
 from gpuvirt.model.node.nodedecisions import NodeDecisions
 from gpuvirt.model.node.offering import offering_of
-from gpuvirt.model.node.parts import VgpusBasis, ViewBasis, holdings_part, vgpus_part, view_part
+from gpuvirt.model.node.parts import allocations_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.deviceusers import DeviceUsers
-from gpuvirt.model.offers.givenshares import with_given
+from gpuvirt.model.offers.givenshares import NO_TIME, with_given
 from gpuvirt.model.offers.namereview import NameReview
 from gpuvirt.model.offers.offers import Offers, first_names
 from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
@@ -33,6 +34,7 @@ from gpuvirt.model.offers.sharing import ShareInputs, share_gpus
 from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.offers.viewinputs import ViewInputs
+from gpuvirt.model.offers.viewmaking import Drawn, make_view
 from gpuvirt.model.offers.withdrawal import Departing, withdraw
 from gpuvirt.model.offers.withholding import withholdings
 from gpuvirt.model.reasons import Reason
@@ -44,30 +46,28 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     if (inventory := picture.inventory) is None:
         return _undecided(picture, dataclasses.replace(memory, desired=desired), terms, at)
     drivers = drivers_of(desired.modes, inventory.gpus if not terms.vgpus_only else ())
-    holdings = holdings_part(memory.parts.holdings, picture.ledger.entries)
-    demand = _demand(desired, drivers, holdings.value, terms)
-    planned = vgpus_part(memory.parts.vgpus, VgpusBasis(inventory, demand, memory.smi))
-    vgpus = planned.value
+    allocations = allocations_part(memory.parts.allocations, picture.ledger.entries)
+    planned = _planned(inventory, _demand(desired, drivers, allocations.value.holdings, terms), memory)
+    vgpus, parts = planned.value, replace(memory.parts, allocations=allocations, vgpus=planned)
     invalid = _invalid(desired, inventory.gpus, vgpus)
     departing = Departing(withdrawn(inventory, drivers), vgpus.undesired, picture.gates.drained.functions)
     notice = announced(picture, memory, desired, terms, departing, now_s)
     passed = notice.passed if terms.notice is not None else departing.names
     withdrawal = withdraw(memory.withdrawal, departing, passed, now_s)
-    before = dataclasses.replace(memory, desired=desired, withdrawal=withdrawal)
+    before = dataclasses.replace(memory, desired=desired, withdrawal=withdrawal, parts=parts)
     offering = offering_of(inventory, picture, before, terms, vgpus, now_s)
     offers, on_demand, review = offering.offers, offering.on_demand, offering.review
     sharing = share_gpus(inventory, _share_inputs(picture, desired, terms), memory.sharing.verdict, now_s)
     notice = counted(picture, notice, terms, taken(picture, inventory, desired, offering), departing, now_s)
     smi = memory.smi.of_contexts(vgpus.time_shared)
-    parts = replace(offering.parts, holdings=holdings, vgpus=planned)
-    after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, on_demand, smi, parts)
+    after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, on_demand, smi, offering.parts)
     names = _names(picture, offers, on_demand, review)
     units = DesiredUnits(vgpus, desired.modes)
     decisions = NodeDecisions(desired=units, invalid=invalid, names=names, memory=after)
     shown = _view_inputs(picture, decisions, inventory, drivers, offering.users, terms)
-    drawn = view_part(parts.view, ViewBasis(shown))
-    view = replace(drawn.value, at=at)
-    return replace(decisions, view=view, memory=dataclasses.replace(after, parts=replace(parts, view=drawn)))
+    drawn = _drawn(shown, memory.parts.view)
+    view, parts = replace(drawn.value.view, at=at), replace(offering.parts, view=drawn)
+    return replace(decisions, view=view, memory=dataclasses.replace(after, parts=parts))
 
 
 def _undecided(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, at: datetime) -> NodeDecisions:
@@ -90,6 +90,21 @@ def _demand(
 ) -> VgpuDemand:
     sizes = terms.settings.on_demand.sizes
     return VgpuDemand(desired.config, desired.modes, drivers, holdings, desired.named, sizes)
+
+
+def _planned(inventory: Inventory, demand: VgpuDemand, memory: NodeMemory) -> Memoized[NodeVgpus]:
+    """Return the plans of vGPUs; plans of unchanged GPUs are those of the last plans."""
+    last, smi = memory.parts.vgpus, memory.smi
+    before = last.value if last is not None else None
+    key = CacheKey((inventory, demand.holdings), (demand, smi))
+    return memoized(last, key, lambda: plan_node_vgpus(inventory, demand, smi, before))
+
+
+def _drawn(inputs: ViewInputs, last: Memoized[Drawn] | None) -> Memoized[Drawn]:
+    """Return the view of the node, without a time; views whose inputs have not changed are those of the last view."""
+    before = last.value if last is not None else None
+    key = CacheKey((inputs.inventory, inputs.offers, inputs.users, inputs.on_demand), (inputs,))
+    return memoized(last, key, lambda: Drawn(inputs, make_view(inputs, NO_TIME, before)))
 
 
 def _invalid(desired: DesiredNode, gpus: Collection[str] | None, vgpus: NodeVgpus) -> InvalidStates:

@@ -9,19 +9,8 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.change.nodevgpus import NodeVgpus
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.node.parts import (
-    AllocationsBasis,
-    CandidatesBasis,
-    OffersBasis,
-    OnDemandBasis,
-    Parts,
-    UsersBasis,
-    by_kind,
-    candidates_part,
-    on_demand_part,
-    part_of,
-    settled,
-)
+from gpuvirt.model.node.memo import CacheKey, Memoized, memoized
+from gpuvirt.model.node.parts import Parts, allocations_part, candidates_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.deviceusers import DeviceUsers, device_users
 from gpuvirt.model.offers.namereview import NameReview, review_names
@@ -33,6 +22,7 @@ from gpuvirt.model.offers.ondemand.offer import (
     OnDemandOffer,
     gpus_on_demand,
     not_offered,
+    offer_on_demand,
     on_demand_entries,
 )
 from gpuvirt.model.offers.ondemand.podends import replacements
@@ -54,27 +44,41 @@ class Offering(msgspec.Struct, frozen=True):
 
 
 def offering_of(
-    inventory: Inventory, picture: NodePicture, memory: NodeMemory, terms: NodeTerms, vgpus: NodeVgpus, now_s: float
+    inventory: Inventory,
+    picture: NodePicture,
+    memory: NodeMemory,
+    terms: NodeTerms,
+    vgpus: NodeVgpus,
+    now_s: float,
 ) -> Offering:
     """Return what is offered. `memory` has the present desired state and withdrawal, and the last of all others."""
-    entries, parts = picture.ledger.entries, memory.parts
-    kinds = part_of(parts.by_kind, AllocationsBasis(entries), by_kind)
-    users = part_of(parts.users, UsersBasis(entries, inventory.facts.users), _users)
-    on_demand_inputs = _on_demand_inputs(picture, terms, vgpus, kinds.value.on_demand)
-    gpus, last = on_demand_inputs.states.keys(), memory.on_demand.replacements
-    replaced = replacements(inventory, gpus, entries, picture.pod_ends, last, now_s)
-    on_demand_inputs = replace(on_demand_inputs, replacements=replaced)
-    on_demand = on_demand_part(parts.on_demand, OnDemandBasis(inventory, on_demand_inputs, memory.on_demand))
-    parts = replace(parts, by_kind=kinds, users=users, on_demand=on_demand)
+    entries, parts, processes = picture.ledger.entries, memory.parts, inventory.facts.users
+    allocations = allocations_part(parts.allocations, entries).value
+    # unknown: a view of processes; nothing is changed by it
+    users = memoized(parts.users, CacheKey((entries, processes)), lambda: device_users(entries, processes or {}))
+    inputs = _on_demand_inputs(picture, terms, vgpus, allocations.on_demand)
+    last = memory.on_demand.replacements
+    replaced = replacements(inventory, inputs.states.keys(), entries, picture.pod_ends, last, now_s)
+    on_demand = _on_demand(inventory, replace(inputs, replacements=replaced), memory)
+    parts = replace(parts, users=users, on_demand=on_demand)
     offering = Offering(memory.offers, on_demand.value, memory.review, users.value, parts)
     if terms.vgpus_only:
         return offering
-    inputs = replace(
+    offer_inputs = replace(
         _offer_inputs(picture, memory, terms, now_s),
-        entries=kinds.value.devices,
+        entries=allocations.devices,
         on_demand=not_offered(inventory, on_demand.value, entries, users.value.given),
     )
-    return _with_offers(offering, inventory, picture, memory, terms, inputs)
+    return _with_offers(offering, inventory, picture, memory, terms, offer_inputs)
+
+
+def _on_demand(inventory: Inventory, inputs: OnDemandInputs, memory: NodeMemory) -> Memoized[OnDemandOffer]:
+    """Return the on-demand resources; the last ones are taken over if they were those before, since ids count up."""
+    last, before = memory.parts.on_demand, memory.on_demand
+    # entries that are equal may differ in the type of a vGPU
+    key = CacheKey((inventory, before, inputs.entries), (inputs,))
+    is_settled = last is not None and last.value is before
+    return memoized(last if is_settled else None, key, lambda: offer_on_demand(inventory, inputs, before))
 
 
 def _with_offers(
@@ -86,12 +90,14 @@ def _with_offers(
     inputs: OfferInputs,
 ) -> Offering:
     """Return the offering with the offers of devices, and the names that wait for the review."""
-    basis = CandidatesBasis(inventory, inputs.naming, inputs.settings)
-    found = candidates_part(memory.parts.candidates, basis)
-    offered = part_of(
-        settled(memory.parts.offers),
-        OffersBasis(inventory, inputs, memory.offers),
-        lambda basis: make_offers(inventory, inputs, basis.before, found.value),
+    found = candidates_part(memory.parts.candidates, inventory, inputs.naming, inputs.settings)
+    candidates, last, before = found.value.candidates, memory.parts.offers, memory.offers
+    # a symptom may change the offers by time alone; without one, the time does not count
+    is_settled = last is not None and last.value is before and last.value.verdict.again_at_s is None
+    offered = memoized(
+        last if is_settled else None,
+        CacheKey((inventory, before, inputs.entries), (replace(inputs, now_s=0.0),)),
+        lambda: make_offers(inventory, inputs, before, candidates),
     )
     offers, review = offered.value, memory.review
     if terms.review is not None:
@@ -101,14 +107,9 @@ def _with_offers(
     if review.waiting:
         waiting = {name: withholding.reason for name, withholding in review.waiting.items()}
         inputs = replace(inputs, withheld={**waiting, **inputs.withheld})
-        offers = make_offers(inventory, inputs, memory.offers, found.value)
+        offers = make_offers(inventory, inputs, before, candidates)
     parts = replace(offering.parts, candidates=found, offers=offered)
     return replace(offering, offers=offers, review=review, parts=parts)
-
-
-def _users(basis: UsersBasis) -> DeviceUsers:
-    # unknown: a view of processes; nothing is changed by it
-    return device_users(basis.entries, basis.processes or {})
 
 
 def _offer_inputs(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: float) -> OfferInputs:
