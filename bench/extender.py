@@ -33,7 +33,7 @@ from bench.process import cpu_s, pss_kib
 from bench.simulatedapi import GPUS, Scale, api_server, api_server_of, fill, wait
 from gpuvirt.extender.filtering import MOST_STEPS, filtered, prioritized
 from gpuvirt.extender.protocol import node_arguments
-from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.model.shares.placement import Steps, finished
 from gpuvirt.shares.sharing import Sharing
 
 PORT, METRICS_PORT = 18899, 18898

@@ -17,7 +17,7 @@ from gpuvirt.facts.ids import PodUid
 from gpuvirt.facts.sysfs import MDEVS
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.offers.ondemand.podends import PodEnds
+from gpuvirt.model.offers.ondemand.offer import PodEnds
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec
 from gpuvirt_sim.kernel import SimKernel

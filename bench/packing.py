@@ -13,8 +13,7 @@ from gpuvirt.extender.filtering import prioritized
 from gpuvirt.extender.protocol import NodeArguments
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import Units
-from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.model.shares.placement import GpuId, Steps, finished
 from gpuvirt.shares.index import ClusterUsage
 from gpuvirt.shares.objects import SharingPod, demand_of_pod
 from gpuvirt.shares.sharing import Sharing

@@ -61,7 +61,7 @@ ALLOWED: Mapping[str, str] = {
     "model/workers/status.py": "deadlines in the status, which other controllers go on with",
     "gpuvirt_schedules/decide/transition.py": "deadlines in the status, for other controllers; a step delays or holds",
     "model/node/decisions.py": "the time of the view, for people",
-    "model/offers/givenshares.py": "the time of allocations that have none, which nobody shows",
+    "model/offers/deviceusers.py": "the time of allocations that have none, which nobody shows",
     "model/offers/view.py": "the times of the view, for people",
     "model/offers/viewmaking.py": "the time of the view, for people",
     "agent/agent.py": "the time of the view, for people",

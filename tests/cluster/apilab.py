@@ -25,8 +25,8 @@ from gpuvirt.kube.resources import NODES
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, Progress
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
-from gpuvirt.model.offers.ondemand.podends import PodEnds
-from gpuvirt.model.offers.schedulable import Count
+from gpuvirt.model.offers.notice import Count
+from gpuvirt.model.offers.ondemand.offer import PodEnds
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt_sim.clock import BEGINNING

@@ -12,7 +12,7 @@ import msgspec
 from lab.cluster import settings
 from lab.cluster.controlplane import ControlPlane
 
-from gpuvirt.model.shares.quantities import units_of
+from gpuvirt.model.shares.demand import units_of
 
 PATIENCE_S = 180.0
 """Nothing that is waited for takes so long, unless it does not happen."""

@@ -17,7 +17,7 @@ from gpuvirt.kube.resources import NODES
 from gpuvirt.kube.watchevents import EventType
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
-from gpuvirt.model.offers.schedulable import Count
+from gpuvirt.model.offers.notice import Count
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from tests.cluster.apilab import (

@@ -15,8 +15,7 @@ from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.loops.telemetry import Telemetry
 from gpuvirt.facts.vgpu import SchedulerPolicy
 from gpuvirt.model.desired.settings import Compat, Settings, check
-from gpuvirt.model.desired.vgpuconfig import CONFIGS, VERSION, parse
-from gpuvirt.model.desired.vgpuentries import NoteCode, Sizes
+from gpuvirt.model.desired.vgpuconfig import CONFIGS, VERSION, NoteCode, Sizes, parse
 from gpuvirt.model.offers import discovery
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import SimClock

@@ -48,7 +48,7 @@ class Wording(Protocol):
 
 FROM_TEXT = {
     SOURCES / "diagnosis/vms/vmfindings.py": "the kubelet's message",
-    SOURCES / "model/offers/withholding.py": "the controller's spec",
+    SOURCES / "model/offers/namereview.py": "the controller's spec",
 }
 """Modules that decode a reason of another process."""
 PRIVATE_WORDS = re.compile(

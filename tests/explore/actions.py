@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.desired.observed import GpuNodeSpec
-from gpuvirt.model.shares.node.unitids import is_unit_id
+from gpuvirt.model.shares.node.records import is_unit_id
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from tests.explore.kubelet import Key
 from tests.explore.reduction import DESIRED

@@ -13,7 +13,7 @@ from gpuvirt.agent.kubelet.podresources import Devices, PodResourcesUnknownError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import Consumer
-from gpuvirt.model.shares.node.unitids import is_unit_id
+from gpuvirt.model.shares.node.records import is_unit_id
 from gpuvirt.paths import KubeletPaths
 from tests.explore.agenda import Option
 

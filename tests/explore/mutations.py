@@ -29,14 +29,12 @@ from gpuvirt.model.allocation import allocateddevices, ledger, nodeledger
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount
-from gpuvirt.model.allocation.podallocations import PodAllocations
-from gpuvirt.model.allocation.resourcerules import ResourceRules
+from gpuvirt.model.allocation.podallocations import PodAllocations, ResourceRules
 from gpuvirt.model.allocation.tenancy import FormerTenants
-from gpuvirt.model.change import driverrefusals, drivers, planner
+from gpuvirt.model.change import driverplanning, planner
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.plan import Scope, VgpuPlan
-from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.state import DriverJournal, UnitState
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node import decisions, parts, picture
 from gpuvirt.model.offers import withdrawal
@@ -85,7 +83,7 @@ def _as_planned(_: UnitState, plan: VgpuPlan) -> VgpuPlan:
     return plan
 
 
-_is_elsewhere = drivers._is_elsewhere
+_is_elsewhere = driverplanning._is_elsewhere
 
 
 def _unless_without_driver(
@@ -187,9 +185,9 @@ GUARDS: Mapping[str, Guard] = {
     "executor: the driver after a step is the expected one": Guard(
         driverexecutor._Taking, "_expect", nothing, ("driver-refuses-for-good",)
     ),
-    "planning: pods": Guard(driverrefusals, "_allocated", _none, ("known-pod-of-another-plugin",), (NEWEST,)),
+    "planning: pods": Guard(driverplanning, "_allocated", _none, ("known-pod-of-another-plugin",), (NEWEST,)),
     "planning: pods whose device is not found here": Guard(
-        driverrefusals, "unmapped_reasons", _none, ("pod-with-an-unknown-id",)
+        driverplanning, "unmapped_reasons", _none, ("pod-with-an-unknown-id",)
     ),
     "allocation check: devices are read again": Guard(
         allocator,
@@ -258,7 +256,7 @@ GUARDS: Mapping[str, Guard] = {
         ChangeRecord, "begin", nothing, ("killed-during-a-change",)
     ),
     "drivers: a GPU without a driver is not as desired": Guard(
-        drivers, "_is_elsewhere", _unless_without_driver, ("a-step-fails-on-the-way-back",)
+        driverplanning, "_is_elsewhere", _unless_without_driver, ("a-step-fails-on-the-way-back",)
     ),
     "tenants: no GPU with the memory of another tenant": Guard(
         FormerTenants, "why_withheld", nothing, ("memory-of-a-vm", "memory-of-a-container")

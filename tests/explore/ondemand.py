@@ -9,7 +9,7 @@ from gpuvirt.agent.allocation.allocator import AllocationRefusedError
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
-from gpuvirt.model.offers.ondemand.podends import PodEnds
+from gpuvirt.model.offers.ondemand.offer import PodEnds
 from gpuvirt_sim.devices.vgpu import SimVgpuHost
 from tests.explore.agenda import Option
 from tests.explore.kubelet import Key, Pod

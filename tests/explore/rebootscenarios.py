@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.allocation import containerstarts, waitingpods
+from gpuvirt.model.allocation import containerstarts
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.offers import offermaking
@@ -53,7 +53,7 @@ REBOOT_GUARDS: Mapping[str, Guard] = {
         offermaking, "awaited", _against, ("rebooted-pods-of-whole-gpus",)
     ),
     "reboot: the GPU of a pod that waits for it is bound for VMs": Guard(
-        waitingpods, "_waits", never, ("rebooted-pods-of-whole-gpus",)
+        containerstarts, "_waits", never, ("rebooted-pods-of-whole-gpus",)
     ),
     "reboot: a container starts only once its devices are there": Guard(
         containerstarts,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, kind_of
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
-from gpuvirt.model.shares.node.unitids import is_unit_id
+from gpuvirt.model.shares.node.records import is_unit_id
 from gpuvirt_sim.devices.drivers import is_vfio
 from gpuvirt_sim.devices.function import SimFunction
 from tests.explore.observer import ViolationError

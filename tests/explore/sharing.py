@@ -22,7 +22,7 @@ from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
-from gpuvirt.model.shares.node.unitids import unit_ids
+from gpuvirt.model.shares.node.records import unit_ids
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from tests.explore.agenda import Option
 from tests.explore.kubelet import Key, Pod

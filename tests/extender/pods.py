@@ -9,7 +9,7 @@ from gpuvirt.extender.protocol import MetaVictims, PreemptionArguments
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.objects import key_of
-from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.model.shares.placement import Steps, finished
 from gpuvirt.shares.budgets import DisruptionBudget, DisruptionBudgets
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import SharingNode, SharingPod, demand_of_pod

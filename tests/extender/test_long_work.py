@@ -12,7 +12,7 @@ from gpuvirt.extender.filtering import MOST_STEPS, filtered, prioritized
 from gpuvirt.extender.preempting import preempted
 from gpuvirt.extender.protocol import NodeArguments, PreemptionArguments, Victims
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.model.shares.placement import Steps, finished
 from gpuvirt.shares.sharing import Sharing
 from tests.extender.podapi import PodApi
 from tests.extender.pods import IndexUnderTest, N, budgets_of, decoded_pod, index_of, node, pod

@@ -18,7 +18,7 @@ from gpuvirt.extender.places import Places
 from gpuvirt.extender.process import ExtenderProcess
 from gpuvirt.extender.protocol import HostPriority, NodeArguments, PreemptionArguments, Victims
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.model.shares.placement import Steps, finished
 from gpuvirt.shares.objects import demand_of_pod
 from gpuvirt.shares.sharing import Sharing
 from gpuvirt_sim.clock import SimClock

@@ -5,8 +5,7 @@ import pytest
 from gpuvirt.extender.filtering import prioritized
 from gpuvirt.extender.protocol import NodeArguments
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.shares.placement import MOST_STEPS, Policy
-from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.model.shares.placement import MOST_STEPS, Policy, Steps, finished
 from gpuvirt.shares.sharing import Sharing
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, node, pod
 

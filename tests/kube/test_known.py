@@ -26,7 +26,7 @@ from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.desired.workload import unknown_workload
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.demand import Units
-from gpuvirt.model.shares.node.podmemory import PodMemory
+from gpuvirt.model.shares.node.memoryregion import PodMemory
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import SharedGpu, SharedGpus
 from gpuvirt_sim.clock import BEGINNING, SimClock

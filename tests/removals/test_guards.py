@@ -159,9 +159,9 @@ def test_no_line_about_an_unnoticed_removal_is_outdated() -> None:
 @pytest.mark.timeout(300)
 def test_a_removed_guard_is_noticed_by_its_test_alone() -> None:
     trials = [Trial(NOTICED, (OTHER_TEST, TEST)), Trial(NOTICED, (OTHER_TEST,)), Trial(NOTICED, (TEST,))]
-    before = (ROOT / "model/change/driverrefusals.py").read_bytes()
+    before = (ROOT / "model/change/driverplanning.py").read_bytes()
     assert [make([trial])[NOTICED] for trial in trials] == [TEST, "", TEST]
-    assert (ROOT / "model/change/driverrefusals.py").read_bytes() == before
+    assert (ROOT / "model/change/driverplanning.py").read_bytes() == before
 
 
 @pytest.mark.ring("vsphere")

@@ -6,7 +6,7 @@ import pytest
 
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, Spec
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.workers.coming import PhaseConfig, ScheduledNode, node_phases
+from gpuvirt.model.workers.away import PhaseConfig, ScheduledNode, node_phases
 from gpuvirt.model.workers.spec import PhaseName
 from tests.cli.commandline import printed
 from tests.extender.podapi import serving

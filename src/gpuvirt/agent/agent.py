@@ -40,7 +40,7 @@ from gpuvirt.facts.ids import ResourceName
 from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.model.offers.schedulable import Count
+from gpuvirt.model.offers.notice import Count
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.model.reasons import Reason
 from gpuvirt.tasks import keep_going

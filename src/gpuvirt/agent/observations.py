@@ -21,7 +21,7 @@ from gpuvirt.facts.snapshot import Facts
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved
-from gpuvirt.model.offers.ondemand.podends import PodEnds
+from gpuvirt.model.offers.ondemand.offer import PodEnds
 
 
 class Observations:

@@ -21,8 +21,8 @@ from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.allocation.pluginanswers import gpus_by_uuid, is_nvidias_id
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import build_inventory
+from gpuvirt.model.inventory.naming import Learn, observed_names
 from gpuvirt.model.inventory.pciids import PciIds
-from gpuvirt.model.inventory.typenames import Learn, observed_names
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
 from gpuvirt.paths import KubeletPaths
 

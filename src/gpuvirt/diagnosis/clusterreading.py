@@ -40,9 +40,8 @@ from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.annotations import InvalidAnnotationError
-from gpuvirt.model.shares.demand import UnplaceableError
-from gpuvirt.model.shares.quantities import InvalidQuantityError
-from gpuvirt.model.workers.coming import NodePhase, PhaseConfig, ScheduledNode, node_phases
+from gpuvirt.model.shares.demand import InvalidQuantityError, UnplaceableError
+from gpuvirt.model.workers.away import NodePhase, PhaseConfig, ScheduledNode, node_phases
 from gpuvirt.model.workers.spec import CORDONED_BY, PhaseName
 from gpuvirt.plans.knownconfigs import KnownConfigs, read_known_configs
 from gpuvirt.plans.nodeplan import types_of

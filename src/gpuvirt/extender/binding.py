@@ -19,8 +19,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import ApiError, NotFoundError
 from gpuvirt.model.shares.demand import Demand
-from gpuvirt.model.shares.placement import MOST_STEPS, Placement
-from gpuvirt.model.shares.steps import Steps
+from gpuvirt.model.shares.placement import MOST_STEPS, Placement, Steps
 from gpuvirt.model.shares.wording import requested_text, too_complex_text
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import SharingPod, demand_of_pod, needs_limits

@@ -40,7 +40,7 @@ from gpuvirt.kube.failures import ApiError
 from gpuvirt.kube.reflector import Reflector
 from gpuvirt.kube.resources import KubernetesObject
 from gpuvirt.loops.histogram import Histogram
-from gpuvirt.model.shares.steps import Steps
+from gpuvirt.model.shares.placement import Steps
 from gpuvirt.shares.budgets import DISRUPTION_BUDGETS, DisruptionBudgets
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod

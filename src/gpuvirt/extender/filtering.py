@@ -21,12 +21,9 @@ from gpuvirt.model.shares.annotations import (
     SHARED_GPUS_ANNOTATION,
     InvalidAnnotationError,
 )
-from gpuvirt.model.shares.demand import Demand, Units, UnplaceableError
-from gpuvirt.model.shares.fitting import fits, one_piece, room_left
+from gpuvirt.model.shares.demand import Demand, InvalidQuantityError, Units, UnplaceableError
 from gpuvirt.model.shares.nodeusage import FreeRow
-from gpuvirt.model.shares.placement import Pieces, Policy
-from gpuvirt.model.shares.quantities import InvalidQuantityError
-from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.model.shares.placement import Pieces, Policy, Steps, finished, fits, one_piece, room_left
 from gpuvirt.model.shares.wording import requested_text, too_complex_text
 from gpuvirt.shares.objects import demand_of_pod, needs_limits
 from gpuvirt.shares.sharing import Sharing

@@ -13,12 +13,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 
 from gpuvirt.extender.protocol import MetaPod, MetaVictims, PreemptionArguments, Victims
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.shares.demand import Demand, UnplaceableError
+from gpuvirt.model.shares.demand import Demand, InvalidQuantityError, UnplaceableError
 from gpuvirt.model.shares.eviction import EvictionCandidate, cost, search_victims, violations
 from gpuvirt.model.shares.nodeusage import NodeUsage
-from gpuvirt.model.shares.placement import place
-from gpuvirt.model.shares.quantities import InvalidQuantityError
-from gpuvirt.model.shares.steps import Steps
+from gpuvirt.model.shares.placement import Steps, place
 from gpuvirt.shares.budgets import DisruptionBudgets
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import demand_of_pod

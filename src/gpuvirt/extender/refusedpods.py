@@ -18,7 +18,7 @@ from gpuvirt.extender.filtering import filtered
 from gpuvirt.extender.protocol import NodeArguments
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.kube.cache import Delta
-from gpuvirt.model.shares.steps import Steps
+from gpuvirt.model.shares.placement import Steps
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import SharingPod
 from gpuvirt.shares.sharing import Sharing

@@ -6,27 +6,116 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import PciAddress, VgpuType
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType, parse_pci_address, parse_pci_id
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Spec, Status
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.sysfs import device_path
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
+from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Planning, Spec, Status
 from gpuvirt.model.allocation.launcherpods import user_texts
 from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.model.change.drivers import drivers_of
-from gpuvirt.model.change.nodevgpus import DesiredConfig, NodeVgpus, VgpuDemand, plan_node_vgpus
+from gpuvirt.model.change.driverplanning import drivers_of
+from gpuvirt.model.change.nodevgpus import DesiredConfig, NodeVgpus, SmiMemory, VgpuDemand, plan_node_vgpus
 from gpuvirt.model.change.plan import VgpuPlan
-from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.steps import CreateVgpu, EnableVfs, RemoveVgpu
-from gpuvirt.model.change.vgpus import mixedsizes
+from gpuvirt.model.change.vgpus import modes
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
-from gpuvirt.model.change.vgpus.gpustate import NAMESPACE, GpuState, gpu_state_of
+from gpuvirt.model.change.vgpus.gpustate import NAMESPACE, GpuState, Holding, gpu_state_of
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
-from gpuvirt.model.inventory.inventory import Mode, build_inventory
+from gpuvirt.model.inventory.inventory import Inventory, Mode, build_inventory
 from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import profile_name
-from gpuvirt.plans.reported import Reported, assumed_host, reported
+
+
+# A GpuNode counts a GPU's VFs and does not name them, so they get addresses of their own here, which no output has.
+class Reported(msgspec.Struct, frozen=True):
+    """The GPUs of a node as the planner takes them."""
+
+    inventory: Inventory
+    holdings: tuple[Holding, ...]
+    unplanned: tuple[PciAddress, ...]
+    """The GPUs for which an older agent does not report the inputs of a plan."""
+
+
+def reported(gpus: tuple[Gpu, ...]) -> Reported:
+    """Return the reported GPUs; VFs and other functions among them are left out."""
+    found = {parse_pci_address(gpu.address): gpu for gpu in gpus}
+    planned = {address: (gpu, gpu.planning) for address, gpu in found.items() if gpu.planning is not None}
+    functions = {address: _function(address, gpu, planning) for address, (gpu, planning) in planned.items()}
+    hosts = {
+        address: host
+        for address, (gpu, planning) in planned.items()
+        if (host := _host(address, gpu, planning)) is not None
+    }
+    return Reported(
+        build_inventory(Facts(functions=functions, vgpu_hosts=hosts, users={})),
+        tuple(holding for gpu in found.values() for holding in _holdings(gpu)),
+        tuple(sorted(address for address, gpu in found.items() if gpu.planning is None)),
+    )
+
+
+def assumed_host(function: PciFunction) -> VgpuHost | None:
+    """Return the vGPUs that a GPU carries by the catalog, once its driver lists types; None for an unknown card."""
+    cards = catalog.cards_of(function.id, function.subsystem)
+    if len(cards) != 1:
+        return None
+    types = {VgpuType(card_type.profile.text): card_type.most for card_type in cards[0].types()}
+    return VgpuHost(function.address, Framework.MDEV, creatable={function.address: types})
+
+
+def _function(address: PciAddress, gpu: Gpu, planning: Planning) -> PciFunction:
+    unread = gpu.mode == Mode.UNKNOWN
+    on_vfio = gpu.mode == Mode.PASSTHROUGH
+    return PciFunction(
+        address,
+        id=parse_pci_id(planning.pci_id),
+        class_code=planning.class_code,
+        subsystem=parse_pci_id(planning.subsystem_id) if planning.subsystem_id else None,
+        driver=Unread(device_path(address, "driver")) if unread else gpu.driver,
+        cdevs=("reported",) if on_vfio else (),
+        virtfns=tuple(_vf(address, number) for number in range(gpu.vfs or 0)),
+        sriov_total_vfs=planning.total_vfs,
+    )
+
+
+def _vf(address: PciAddress, number: int) -> PciAddress:
+    return PciAddress(f"{address}-vf{number:04}")
+
+
+def _host(address: PciAddress, gpu: Gpu, planning: Planning) -> VgpuHost | None:
+    if planning.framework is None or planning.framework is Framework.SRIOV_VF:
+        return None
+    types = {VgpuType(vgpu_type.name): vgpu_type.creatable for vgpu_type in planning.types}
+    parents = planning.parents
+    live = tuple(
+        LiveVgpu(
+            VgpuId(vgpu.id),
+            Unread(device_path(address), seen=vgpu.type) if vgpu.type == "unknown" else VgpuType(vgpu.type),
+            address if parents is None else _vf(address, number),
+            group=None,
+        )
+        for number, vgpu in enumerate(gpu.vgpus)
+    )
+    creatable: Mapping[PciAddress, Mapping[VgpuType, int]] = {address: types}
+    if parents is not None:
+        free = range(len(live), max(parents, len(live)))
+        creatable = {vgpu.parent: {} for vgpu in live}
+        creatable |= {
+            _vf(address, number): {name: 1 for name, left in types.items() if number - len(live) < left}
+            for number in free
+        }
+    names: dict[str, VgpuType] = {str(name): name for name in types}
+    return VgpuHost(address, planning.framework, creatable=creatable, live=live, type_names=names)
+
+
+def _holdings(gpu: Gpu) -> Iterator[Holding]:
+    for vgpu in gpu.vgpus:
+        for user in vgpu.users:
+            yield Holding(PciAddress(gpu.address), VgpuId(vgpu.id), VgpuType(vgpu.type), user, seen_this_boot=True)
+
 
 WHOLE = "GPU"
 """The type of a VM that gets a whole GPU."""
@@ -193,7 +282,7 @@ class _Planning(msgspec.Struct, frozen=True):
         cards = catalog.cards_of(function.id, function.subsystem)
         may_mix = [card for card in cards if card.mixed_sizes is not False]  # unknown: said, as if it could
         counts = {VgpuType(name): count for name, count in (outcome.vgpus or {}).items()}
-        if outcome.changes and any(not mixedsizes.fits(card, counts) for card in may_mix):
+        if outcome.changes and any(not modes.fits(card, counts) for card in may_mix):
             yield MIXED_MODE
         if moves:
             yield HOST_ONLY

@@ -24,8 +24,16 @@ from gpuvirt.model.shares.annotations import (
     SHARES_ANNOTATION,
     requires_limits,
 )
-from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units, demand_of
-from gpuvirt.model.shares.quantities import units_of
+from gpuvirt.model.shares.demand import (
+    WHOLE,
+    ContainerDemand,
+    ContainerKind,
+    ContainerName,
+    Demand,
+    Units,
+    demand_of,
+    units_of,
+)
 from gpuvirt.model.workers.spec import CORDONED_BY
 
 

@@ -8,9 +8,8 @@ import msgspec
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.shares.annotations import POLICY_ANNOTATION, pod_shares
-from gpuvirt.model.shares.demand import WHOLE, Units
+from gpuvirt.model.shares.demand import WHOLE, InvalidQuantityError, Units
 from gpuvirt.model.shares.placement import GpuId, Policy, Shares
-from gpuvirt.model.shares.quantities import InvalidQuantityError
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 from gpuvirt.shares.objects import SharingPod, demand_of_pod, requested
 

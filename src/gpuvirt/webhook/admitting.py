@@ -16,7 +16,7 @@ from gpuvirt.kube.jsonpatch import Op, Operation, at
 from gpuvirt.kube.kinds.core import Volume
 from gpuvirt.kube.kinds.podparts import Container as NewContainer
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
-from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
+from gpuvirt.model.shares.demand import InvalidQuantityError, units_of
 from gpuvirt.webhook.injectedparts import (
     DEV,
     DRIVER,

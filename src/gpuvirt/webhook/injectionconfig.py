@@ -16,7 +16,7 @@ from gpuvirt import documents
 from gpuvirt.documents import WrittenDocument
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import ResourceName, parse_object_name
-from gpuvirt.model.shares.quantities import is_quantity
+from gpuvirt.model.shares.demand import is_quantity
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 from gpuvirt.plain import Step
 

@@ -14,9 +14,9 @@ from gpuvirt.facts.nodes import unread_node
 from gpuvirt.facts.sysfs import MDEVS
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.allocation.containerstarts import foreign_nodes
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
-from gpuvirt.model.allocation.recordednodes import foreign_nodes
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings

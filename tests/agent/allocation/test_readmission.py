@@ -7,7 +7,7 @@ import pytest
 from gpuvirt.facts.ids import PciAddress, PodUid, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.offers.ondemand.podends import PodEnds
+from gpuvirt.model.offers.ondemand.offer import PodEnds
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import ReasonCode
 from tests.agent.node.simnode import SimNode, running_node

@@ -12,10 +12,9 @@ from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.sysfs import DRIVERS_PROBE, driver_path
 from gpuvirt.model.allocation.allocations import Unknown
-from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
 from gpuvirt.model.change.plan import DriverPlan
+from gpuvirt.model.change.state import Account, DriverJournal, StartedChange
 from gpuvirt.model.change.steps import ClearOverride, Probe, RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode

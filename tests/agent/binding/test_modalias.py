@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import parse_pci_address, parse_pci_id
 from gpuvirt.facts.pci import PciFunction
-from gpuvirt.model.change.modalias import best_vfio_driver, modalias
+from gpuvirt.model.change.nativedrivers import best_vfio_driver, modalias
 
 GRACE = PciFunction(
     parse_pci_address("0009:01:00.0"), parse_pci_id("10de:2342"), 0x030200, subsystem=parse_pci_id("10de:16eb")

@@ -17,11 +17,10 @@ from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
 from gpuvirt.model.allocation.podallocations import PodAllocations
-from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.planner import plan_unit
-from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.state import Account, UnitState
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory

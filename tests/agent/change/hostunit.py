@@ -10,8 +10,7 @@ from gpuvirt.agent.change.unitchange import apply
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
-from gpuvirt.model.change.outcome import Outcome
-from gpuvirt.model.change.plan import Plan
+from gpuvirt.model.change.plan import Outcome, Plan
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.isolation import UnitId

@@ -18,7 +18,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
-from gpuvirt.model.change.driverjournal import DriverJournal
+from gpuvirt.model.change.state import DriverJournal
 from gpuvirt.model.change.steps import DisableVfs, Override, Probe, RemoveVgpu, RollBack, Step, Unbind
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId

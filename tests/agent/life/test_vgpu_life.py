@@ -20,7 +20,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.change.vgpus.gpustate import Holding
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt.paths import HostPath

@@ -16,9 +16,8 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import build_inventory
-from gpuvirt.model.node.decisions import decide
+from gpuvirt.model.node.decisions import NodeDecisions, decide
 from gpuvirt.model.node.desirednode import RequestTerms
-from gpuvirt.model.node.nodedecisions import NodeDecisions
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.notice import NoticeTimes
 from gpuvirt.paths import HostPath

@@ -23,7 +23,7 @@ from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import UNSETTLED, Consumer, KubeletAccount, SettledAt
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
-from gpuvirt.model.allocation.readmission import devices_of_several
+from gpuvirt.model.allocation.recordhistory import devices_of_several
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.model.allocation.ledger import Entry
-from gpuvirt.model.change.nodevgpus import VgpuDemand, plan_node_vgpus
-from gpuvirt.model.change.smimemory import SmiMemory
+from gpuvirt.model.change.nodevgpus import SmiMemory, VgpuDemand, plan_node_vgpus
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.node.decisions import decide
 from gpuvirt_sim.clock import BEGINNING

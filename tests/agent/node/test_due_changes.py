@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
-from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.attempts import (
     FIRST_PAUSE_S,
     MOST_PAUSE_AFTER_ROLLBACK_S,
@@ -22,21 +21,22 @@ from gpuvirt.model.change.attempts import (
     fingerprint,
 )
 from gpuvirt.model.change.desired import DesiredDriver, desired_drivers
-from gpuvirt.model.change.driverjournal import DriverJournal
-from gpuvirt.model.change.outcome import Outcome
+from gpuvirt.model.change.plan import Outcome
+from gpuvirt.model.change.state import Account, DriverJournal
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.node.announcing import departures
-from gpuvirt.model.node.circumstances import EarlierFailure, Surroundings
+from gpuvirt.model.node.decisions import NodeDecisions
 from gpuvirt.model.node.duechanges import (
     Difference,
+    EarlierFailure,
     GateUse,
+    Surroundings,
     UnitDecision,
     attempts_after,
     compare,
     decide_changes,
 )
-from gpuvirt.model.node.nodedecisions import NodeDecisions
+from gpuvirt.model.node.offering import departures
 from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 from gpuvirt.paths import HostPath

@@ -7,7 +7,7 @@ from gpuvirt.agent.change.steps.changes import Change, Changes
 from gpuvirt.agent.reconcile.unitchanges import ChangeRequest, attempt
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
-from gpuvirt.model.change.outcome import Outcome
+from gpuvirt.model.change.plan import Outcome
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
 from tests.inlineworker import InlineWorker

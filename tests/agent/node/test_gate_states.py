@@ -17,8 +17,8 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
 from gpuvirt.model.change.plan import StepScope
+from gpuvirt.model.change.state import DriverJournal, StartedChange
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings

@@ -21,13 +21,12 @@ from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, Withheld
-from gpuvirt.model.node.announcing import departures
-from gpuvirt.model.node.decisions import decide
-from gpuvirt.model.node.nodedecisions import NodeDecisions
+from gpuvirt.model.node.decisions import NodeDecisions, decide
+from gpuvirt.model.node.offering import departures
 from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.namereview import ReviewTerms
-from gpuvirt.model.offers.ondemand.podends import PodEnds
+from gpuvirt.model.offers.ondemand.offer import PodEnds
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems
 from gpuvirt.paths import HostPath

@@ -11,7 +11,7 @@ from gpuvirt.agent.cluster.clusterside import integer_counts, patch_of
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import NodeRequest, Observed
-from gpuvirt.model.offers.schedulable import Count
+from gpuvirt.model.offers.notice import Count
 from gpuvirt.model.offers.view import Registration
 from gpuvirt_sim.kernel import SimKernel
 from tests.agent.node.nodewithvgpus import T4_4Q, T4_8Q, VGPU

@@ -31,14 +31,13 @@ from gpuvirt.model.change.steps import RemoveVgpu
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import IdleCount, OnDemandSettings, Settings, Spread
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.devices.candidates import Target
-from gpuvirt.model.node.decisions import decide
-from gpuvirt.model.node.nodedecisions import NodeDecisions
+from gpuvirt.model.node.decisions import NodeDecisions, decide
 from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.offers.ondemand.choice import VgpuPlace, choose
-from gpuvirt.model.offers.ondemand.podends import PodEnds
+from gpuvirt.model.offers.ondemand.offer import PodEnds
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING

@@ -30,7 +30,7 @@ from gpuvirt.facts.ids import BootId, DeviceId, PciAddress, PodUid, ResourceName
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.model.allocation.recordhistory import Doubt, RecordedDevice, RecordHistory
 from gpuvirt.model.allocation.tenancy import Record, Tenancies, TenantKind, tenant
-from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
+from gpuvirt.model.change.state import DriverJournal, StartedChange
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode

@@ -14,8 +14,7 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan, with_device_ids
 from gpuvirt.hardware.usage.nativeusers import read_node
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
-from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
-from gpuvirt.model.allocation.resourcerules import ResourceRules
+from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, ResourceRules, map_allocations
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import build_inventory

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuvirt.model.change.outcome import Outcome
+from gpuvirt.model.change.plan import Outcome
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.node import progress

@@ -11,14 +11,13 @@ from gpuvirt.facts.snapshot import DriverInformation, Facts, OpenDeviceUser, wit
 from gpuvirt.facts.vgpu import LiveVgpu, Scheduler, SchedulerPolicy
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.pciids import PciIds
-from gpuvirt.model.node.nodedecisions import NodeDecisions
+from gpuvirt.model.node.decisions import NodeDecisions
 from gpuvirt.model.offers.health import Health
 from gpuvirt.model.offers.offers import OfferedDevice
 from gpuvirt.model.offers.ondemand.capacity import Carried
 from gpuvirt.model.offers.ondemand.offer import OnDemandGpu, OnDemandOffer
 from gpuvirt.model.offers.sharing import SharedOffer
-from gpuvirt.model.offers.viewinputs import ViewInputs
-from gpuvirt.model.offers.viewmaking import Drawn, make_view
+from gpuvirt.model.offers.viewmaking import Drawn, ViewInputs, make_view
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId

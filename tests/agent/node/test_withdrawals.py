@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from gpuvirt.facts.ids import DeviceId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.ledger import KubeletAccount
-from gpuvirt.model.allocation.resourcerules import ResourceRules
+from gpuvirt.model.allocation.podallocations import ResourceRules
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.withdrawal import KubeletCount, Withdrawal
 from gpuvirt.model.reasons import ReasonCode

@@ -11,7 +11,7 @@ from gpuvirt.facts.ids import PodUid
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.kinds.core import STATIC_POD
 from gpuvirt.kube.objects import ObjectKey
-from gpuvirt.model.offers.ondemand.podends import REPLACED_S, PodEnds
+from gpuvirt.model.offers.ondemand.offer import REPLACED_S, PodEnds
 from tests.agent.node.simnode import SimNode, at_once, running_node
 from tests.agent.ondemand.pods import ON_DEMAND, Pods, counts, one_p100, settled, vgpus
 

@@ -16,12 +16,12 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import CreateInstance, DestroyInstance
-from gpuvirt.model.change.vgpus import ondemandplanning
+from gpuvirt.model.change.vgpus import vgpuplanning
 from gpuvirt.model.change.vgpus.gpustate import NAMESPACE, GpuState, gpu_state_of, is_mig, with_report
 from gpuvirt.model.change.vgpus.modes import questions, refuse
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
 from gpuvirt.model.offers.ondemand.choice import parent_of
@@ -184,7 +184,7 @@ def test_a_plan_changes_no_instance_and_no_mode(sizes: Sizes | None) -> None:
     gpu = Carrier("A30", {"1g.6gb": 2, "2g.12gb": 1})
     gpu.create(VgpuType("NVIDIA A30-1-6C"))
     gpu.create(VgpuType("NVIDIA A30-2-12C"))
-    found = ondemandplanning.plan(gpu.state(reported=True), DesiredVgpus(sizes=sizes, on_demand=True))
+    found = vgpuplanning.plan(gpu.state(reported=True), DesiredVgpus(sizes=sizes, on_demand=True))
     assert (found.refusals, found.pending) == ((), ())
     assert len(found.steps) == 2
     assert all(not isinstance(step, CreateInstance | DestroyInstance) for step in found.steps)

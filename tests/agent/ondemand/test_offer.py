@@ -16,10 +16,10 @@ from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.steps import RemoveVgpu, SetMixedSizes
-from gpuvirt.model.change.vgpus import ondemandplanning
+from gpuvirt.model.change.vgpus import vgpuplanning
 from gpuvirt.model.change.vgpus.gpustate import NAMESPACE, GpuState, gpu_state_of
 from gpuvirt.model.desired.settings import OnDemandSettings, Settings
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.naming import Naming
@@ -67,13 +67,13 @@ def test_a_gpu_that_cannot_be_read_is_offered_for_nothing(blind: GpuState) -> No
     gpu = gpus_on_demand(inventory, inputs(blind))[GPU]
     assert gpu.withheld is not None
     assert (gpu.withheld.code, gpu.room) == (ReasonCode.UNREAD, {})
-    assert ondemandplanning.plan(blind, DesiredVgpus(on_demand=True)).refusals[0].code is ReasonCode.UNREAD
+    assert vgpuplanning.plan(blind, DesiredVgpus(on_demand=True)).refusals[0].code is ReasonCode.UNREAD
 
 
 def test_a_size_mode_that_the_gpu_lacks_is_refused_before_any_removal() -> None:
     _, state = host()
     report = SmiReport(GpuModes(GPU, mixed_sizes=False, can_mix_sizes=False))
-    found = ondemandplanning.plan(
+    found = vgpuplanning.plan(
         replace(with_live(state, Q1), smi=report), DesiredVgpus(sizes=Sizes.MIXED, on_demand=True)
     )
     assert (found.steps, [reason.code for reason in found.refusals]) == ((), [ReasonCode.MODE_UNSUPPORTED])
@@ -83,10 +83,10 @@ def test_sizes_are_mixed_once_the_gpu_is_empty() -> None:
     _, state = host()
     able = replace(with_live(state, Q1), smi=SmiReport(GpuModes(GPU, mixed_sizes=False, can_mix_sizes=True)))
     desired = DesiredVgpus(sizes=Sizes.MIXED, on_demand=True)
-    assert [type(step) for step in ondemandplanning.plan(able, desired).steps] == [RemoveVgpu, SetMixedSizes]
+    assert [type(step) for step in vgpuplanning.plan(able, desired).steps] == [RemoveVgpu, SetMixedSizes]
     vgpu = VgpuId("vgpu-0")
     used = replace(able, users={vgpu: ("pod default/a",)}, allocated=frozenset({vgpu}))
-    found = ondemandplanning.plan(used, desired)
+    found = vgpuplanning.plan(used, desired)
     assert (found.steps, len(found.pending)) == ((), 1)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.agent.ondemand.ondemandallocator import PAUSE_S
-from gpuvirt.model.offers.ondemand.podends import PodEnds
+from gpuvirt.model.offers.ondemand.offer import PodEnds
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import Pod, running
 from gpuvirt_sim.kubelet.manager import AdmissionError

@@ -6,7 +6,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.ledger import Entry, locate
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import CreateVgpu
-from gpuvirt.model.change.vgpus import ondemandplanning
+from gpuvirt.model.change.vgpus import vgpuplanning
 from gpuvirt.model.change.vgpus.gpustate import NAMESPACE, GpuState, gpu_state_of, holdings_of
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import build_inventory
@@ -31,7 +31,7 @@ def test_lost_vgpus_are_made_again_in_the_order_of_their_recorded_groups() -> No
     holdings = holdings_of(entries, same_boot=True)
     state = gpu_state_of(build_inventory(scan(one_p100())), GPU, holdings, NAMESPACE)
     assert state is not None
-    steps = ondemandplanning.plan(state, DesiredVgpus(on_demand=True)).steps
+    steps = vgpuplanning.plan(state, DesiredVgpus(on_demand=True)).steps
     assert [step.vgpu[0] for step in steps if isinstance(step, CreateVgpu)] == ["c", "a", "d", "b"]
 
 
@@ -44,5 +44,5 @@ def test_a_vgpu_whose_vf_is_gone_takes_the_place_of_no_other() -> None:
     gone, existing = PciAddress("0000:3b:00.4"), PciAddress("0000:3b:00.5")
     free = VgpuHost(GPU, Framework.VENDOR_VFIO, {existing: {P100_4Q: 1}})
     lost = dict.fromkeys((VgpuId(gone), VgpuId(existing)), P100_4Q)
-    steps = ondemandplanning.plan(GpuState(free, remembered=lost, lost=lost), DesiredVgpus(on_demand=True)).steps
+    steps = vgpuplanning.plan(GpuState(free, remembered=lost, lost=lost), DesiredVgpus(on_demand=True)).steps
     assert steps == (CreateVgpu(VgpuId(existing), P100_4Q, existing),)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PciId, parse_pci_id
-from gpuvirt.model.shares.capacity import UnknownType, type_label, units_of, vgpu_type_of
 from gpuvirt.model.shares.demand import WHOLE, Units
+from gpuvirt.model.shares.sharedgpus import UnknownType, type_label, units_of, vgpu_type_of
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.catalog import Card, CardType
 from gpuvirt.model.vgputypes.profiles import Profile

@@ -13,8 +13,7 @@ from gpuvirt.model.shares import eviction
 from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.eviction import BudgetName, EvictionCandidate, cost, search_victims, victims, violations
 from gpuvirt.model.shares.nodeusage import NodeUsage
-from gpuvirt.model.shares.placement import GpuId, Shares, place
-from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.model.shares.placement import GpuId, Shares, Steps, finished, place
 
 A, B = GpuId("GPU-a"), GpuId("GPU-b")
 

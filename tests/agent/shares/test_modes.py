@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.change.drivers import driver_of
+from gpuvirt.model.change.driverplanning import driver_of
 from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings, ShareSettings, check

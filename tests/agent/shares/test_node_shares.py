@@ -10,8 +10,7 @@ from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode, choose, why_refused
-from gpuvirt.model.shares.node.records import ShareRecords, record_of
-from gpuvirt.model.shares.node.unitids import MOST_UNITS, is_unit_id, unit_id, unit_ids
+from gpuvirt.model.shares.node.records import MOST_UNITS, ShareRecords, is_unit_id, record_of, unit_id, unit_ids
 from gpuvirt.model.shares.placement import GpuId, Policy, Shares
 
 A, B = GpuId("GPU-a"), GpuId("GPU-b")

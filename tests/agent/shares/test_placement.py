@@ -17,8 +17,7 @@ from gpuvirt.model.shares.demand import (
     UnplaceableError,
     demand_of,
 )
-from gpuvirt.model.shares.placement import MOST_STEPS, GpuId, Policy, Shares, place
-from gpuvirt.model.shares.steps import Steps
+from gpuvirt.model.shares.placement import MOST_STEPS, GpuId, Policy, Shares, Steps, place
 from gpuvirt.model.shares.wording import requested_text
 
 INIT, SIDECAR, APP = ContainerKind

@@ -18,8 +18,7 @@ from gpuvirt.hardware.usage.processes import NAMESPACE
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
-from gpuvirt.model.shares.node.keptshares import KeptShare
-from gpuvirt.model.shares.node.records import ShareRecords, record_of
+from gpuvirt.model.shares.node.records import KeptShare, ShareRecords, record_of
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt_sim.files.tree import Link, constant

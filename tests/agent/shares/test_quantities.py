@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
+from gpuvirt.model.shares.demand import InvalidQuantityError, units_of
 
 
 @pytest.mark.parametrize(

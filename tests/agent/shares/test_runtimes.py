@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuvirt.model.shares.node.runtimes import ContainerRuntime, why_no_cdi
+from gpuvirt.model.shares.node.nvidiacdi import ContainerRuntime, why_no_cdi
 
 
 @pytest.mark.parametrize(

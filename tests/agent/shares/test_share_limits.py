@@ -17,12 +17,12 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciId, PodUid, parse_pci_id
 from gpuvirt.model.desired.settings import Enforcement, HamiCore, Settings, ShareSettings, check
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.shares.capacity import memory_mib_of
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerName, Units, demand_of
 from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt.model.shares.node.hamicore import HEADER, why_unusable
 from gpuvirt.model.shares.node.limits import limit_of, with_limits
 from gpuvirt.model.shares.node.records import ShareLimit, record_of
+from gpuvirt.model.shares.sharedgpus import memory_mib_of
 from gpuvirt_sim.kubelet.starting import StartError
 from tests.agent.shares.limitednode import LIMITED, LIMITING, WITH_MEMORY, enforce, library_on
 from tests.agent.shares.sharednode import APP, ELF, GPUS, INIT, LIBRARY, MINORS, shared_node

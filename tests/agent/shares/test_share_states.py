@@ -37,10 +37,8 @@ from gpuvirt.model.reasons import Reason, refusals, sharing
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units, most_at_a_time
 from gpuvirt.model.shares.node.choice import PodOnNode
-from gpuvirt.model.shares.node.keptshares import KeptShare, why_kept
-from gpuvirt.model.shares.node.records import ShareRecords
+from gpuvirt.model.shares.node.records import KeptShare, ShareRecords, unit_id, why_kept
 from gpuvirt.model.shares.node.sharestate import ShareState
-from gpuvirt.model.shares.node.unitids import unit_id
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.clock import SimClock

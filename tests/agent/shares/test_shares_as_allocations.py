@@ -3,8 +3,7 @@
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
-from gpuvirt.model.shares.node.records import ShareRecords, record_of, with_gpus
-from gpuvirt.model.shares.node.unitids import unit_id
+from gpuvirt.model.shares.node.records import ShareRecords, record_of, unit_id, with_gpus
 from gpuvirt.model.shares.placement import GpuId
 
 VGPU, OTHER = ResourceName("nvidia.com/vgpu"), ResourceName("nvidia.com/GA102GL_A10")

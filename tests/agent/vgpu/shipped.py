@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpuvirt.model.desired import vgpuconfig
-from gpuvirt.model.desired.vgpuentries import ConfigEntry, parse_filter
+from gpuvirt.model.desired.vgpuconfig import ConfigEntry, parse_filter
 from gpuvirt.model.vgputypes.profiles import parse_profile
 
 HERE = Path(__file__).parent

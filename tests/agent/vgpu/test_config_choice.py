@@ -13,7 +13,7 @@ from gpuvirt.model.desired import configchoice, vgpuconfig
 from gpuvirt.model.desired.configchoice import ConfigGpu
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.desired.observed import ConfigText
-from gpuvirt.model.desired.vgpuentries import ConfigEntry, DeviceFilter, NoteCode, Sizes
+from gpuvirt.model.desired.vgpuconfig import ConfigEntry, DeviceFilter, NoteCode, Sizes
 from gpuvirt.model.vgputypes.profiles import parse_profile
 from tests.agent.vgpu import shipped
 

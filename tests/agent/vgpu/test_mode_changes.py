@@ -16,7 +16,7 @@ from gpuvirt.hardware.programs import vgpuscheduler
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt_sim.programs.tools import SimTools

@@ -28,11 +28,11 @@ from gpuvirt.model.change.steps import (
     SetScheduler,
     VgpuStep,
 )
-from gpuvirt.model.change.vgpus import mixedsizes
+from gpuvirt.model.change.vgpus import modes
 from gpuvirt.model.change.vgpus.gpustate import GpuState, is_mig, size_of
 from gpuvirt.model.change.vgpus.instances import starts
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_vgpus
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes import catalog
 from tests.agent.vgpu.modegpu import (
@@ -130,7 +130,7 @@ class Gpu:
         if self.modes.mig:
             self.each_has_its_instance()
         elif self.modes.mixed_sizes:
-            assert mixedsizes.fits(A30, self.types)
+            assert modes.fits(A30, self.types)
         else:
             assert len({size_of(vgpu_type) for vgpu_type in self.types}) == 1
             assert self.types.total() <= max(MOST[vgpu_type] for vgpu_type in self.types)
@@ -269,7 +269,7 @@ def test_mixed_sizes_fit_exactly_if_their_placements_can_be_laid_out(counts: dic
     counts = {gb: number for gb, number in counts.items() if gb in places}
     desired = [gb for gb, number in counts.items() for _ in range(number)]
     types = {NAMES[f"A30-{gb}C"]: number for gb, number in counts.items()}
-    assert mixedsizes.fits(A30, types) is _laid_out(desired, places, 0)
+    assert modes.fits(A30, types) is _laid_out(desired, places, 0)
 
 
 def _laid_out(desired: list[int], places: Mapping[int, tuple[int, ...]], taken: int) -> bool:
@@ -284,10 +284,10 @@ def _laid_out(desired: list[int], places: Mapping[int, tuple[int, ...]], taken: 
 def test_cards_without_placements_are_checked_by_counts() -> None:
     (l40s,) = catalog.cards_of(parse_pci_id("10de:26b9"), parse_pci_id("10de:1851"))
     names = {size: VgpuType(f"NVIDIA L40S-{size}Q") for size in (4, 8, 16, 24, 48)}
-    assert mixedsizes.fits(l40s, {names[16]: 2, names[8]: 2})
-    assert not mixedsizes.fits(l40s, {names[16]: 3}), "two are documented"
-    assert not mixedsizes.fits(l40s, {names[24]: 2, names[4]: 1}), "more than its framebuffer"
-    assert mixedsizes.fits(None, {names[48]: 9}), "the placements are unknown"
+    assert modes.fits(l40s, {names[16]: 2, names[8]: 2})
+    assert not modes.fits(l40s, {names[16]: 3}), "two are documented"
+    assert not modes.fits(l40s, {names[24]: 2, names[4]: 1}), "more than its framebuffer"
+    assert modes.fits(None, {names[48]: 9}), "the placements are unknown"
 
 
 @pytest.mark.parametrize("vgpus", [(), ("A30-1-6C",), ("A30-1-6C", "A30-1-6C")])

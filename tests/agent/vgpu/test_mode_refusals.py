@@ -9,7 +9,7 @@ from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import CreateVgpu
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_vgpus
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.reasons import ReasonCode
 from tests.agent.vgpu.modegpu import NAMES, ODD, ONE_ON_EACH_HALF, gpu_state, in_mig_mode, planned
 

@@ -23,7 +23,7 @@ from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import RemoveVgpu, RollBack, Step
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.reasons import Reason, ReasonCode

@@ -23,7 +23,7 @@ from gpuvirt.loops.serialworker import WorkerBlockedError
 from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.inventory.typenames import TypeNames
+from gpuvirt.model.inventory.naming import TypeNames
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode

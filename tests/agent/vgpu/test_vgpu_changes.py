@@ -14,7 +14,7 @@ from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredVgpus
-from gpuvirt.model.change.driverjournal import StartedChange
+from gpuvirt.model.change.state import StartedChange
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.isolation import slots_of

@@ -10,7 +10,7 @@ from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import PciId
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.model.desired import vgpuconfig
-from gpuvirt.model.desired.vgpuentries import ConfigEntry, DeviceFilter, NoteCode, Sizes, parse_filter
+from gpuvirt.model.desired.vgpuconfig import ConfigEntry, DeviceFilter, NoteCode, Sizes, parse_filter
 from gpuvirt.model.vgputypes.profiles import Profile, Series, parse_profile
 
 A10 = PciId(0x10DE, 0x2236)

@@ -18,7 +18,7 @@ from gpuvirt.hardware.archives.hostcopy import copy_host
 from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.hardware.host.platform import read_setup
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.change.driverjournal import DriverJournal
+from gpuvirt.model.change.state import DriverJournal
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.paths import HostPath

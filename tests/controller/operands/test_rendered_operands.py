@@ -25,7 +25,7 @@ from gpuvirt.model.desired.settings import (
     ShareSettings,
     VfioNodes,
 )
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.plain import Plain
 from tests.controller.operands.policies import ALL_KINDS, INPUTS, full, policy_of, sandbox, specs

@@ -13,7 +13,7 @@ from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_p
 from gpuvirt.kube.kinds.operandparts import ImageParts
 from gpuvirt.kube.kinds.vmoperands import OnDemandVgpus
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.plain import Plain
 from tests.controller.operands.operandaccounts import objects
 from tests.deploy.chart.helmchart import CHART, NAMESPACE, ROOT, Helm, Manifest, Rendered, at, items, one_line

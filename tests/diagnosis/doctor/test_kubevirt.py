@@ -13,8 +13,7 @@ from gpuvirt.diagnosis.findings import Finding, Report
 from gpuvirt.diagnosis.vms.vmevidence import cluster_node
 from gpuvirt.errors import ConfigError
 from gpuvirt.kube.kinds.core import Node
-from gpuvirt.model.kubevirt.gracegpus import GRACE_GATES
-from gpuvirt.model.kubevirt.kubevirt import parse
+from gpuvirt.model.kubevirt.kubevirt import GRACE_GATES, parse
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.model.reasons.codes import Level
 from tests.diagnosis.doctor.sickhost import NOWHERE, codes, evidence, findings, found, host

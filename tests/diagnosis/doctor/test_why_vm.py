@@ -38,8 +38,7 @@ from gpuvirt.kube.kinds.kubevirt import (
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Code
-from gpuvirt.model.workers.away import AwayWorker
-from gpuvirt.model.workers.coming import NodePhase, PhaseConfig
+from gpuvirt.model.workers.away import AwayWorker, NodePhase, PhaseConfig
 from gpuvirt.model.workers.spec import SAVED_STRATEGY, PhaseName
 
 A10, QUARTER = "nvidia.com/GA102GL_A10", "nvidia.com/NVIDIA_A10-4Q"

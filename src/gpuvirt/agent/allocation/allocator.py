@@ -40,14 +40,14 @@ from gpuvirt.model.allocation.attachment import Attachment, attach
 from gpuvirt.model.allocation.ledger import Consumer, Entry, Known, KubeletAccount, adopt, record
 from gpuvirt.model.allocation.placement import DevicePlace, prefer
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer, vfio_ids
-from gpuvirt.model.allocation.resourcerules import ResourceRules
+from gpuvirt.model.allocation.podallocations import ResourceRules
 from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.offers.allocationcheck import why_refused, why_unseen
+from gpuvirt.model.offers.namereview import withholdings
 from gpuvirt.model.offers.offers import Offer
-from gpuvirt.model.offers.withholding import withholdings
 from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, notoffered, refusals
 
 Entries = tuple[Entry, ...]

@@ -7,9 +7,9 @@ import msgspec
 from gpuvirt.agent.change.gate.unsettled import Read, no_readings
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.allocation.podallocations import PodAllocations
-from gpuvirt.model.change.account import Account
+from gpuvirt.model.change.state import Account
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.inventory.typenames import NO_NAMES, TypeNames
+from gpuvirt.model.inventory.naming import NO_NAMES, TypeNames
 
 
 class Inputs(msgspec.Struct, frozen=True):

@@ -22,12 +22,10 @@ from gpuvirt.hardware.programs.smireport import read_report
 from gpuvirt.hardware.scan import scan, scan_some, with_device_ids, with_users
 from gpuvirt.hardware.usage import hostuse, nativeusers
 from gpuvirt.model.allocation.tenancy import FormerTenants
-from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.desired import DesiredUnit, DesiredVgpus, desired_drivers
-from gpuvirt.model.change.drivers import unmet
-from gpuvirt.model.change.modalias import best_vfio_driver, native_modules
-from gpuvirt.model.change.nativedrivers import HEADS, alias_of, is_loaded
-from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.driverplanning import unmet
+from gpuvirt.model.change.nativedrivers import HEADS, alias_of, best_vfio_driver, is_loaded, native_modules
+from gpuvirt.model.change.state import Account, UnitState
 from gpuvirt.model.change.vgpus import modes
 from gpuvirt.model.change.vgpus.gpustate import GpuState, gpu_state_of, host_namespace, with_report
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory

@@ -15,7 +15,7 @@ from gpuvirt.hardware.access.tools import PROGRAM, HostTools, Tools
 from gpuvirt.hardware.programs.smireport import read_types
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 from gpuvirt.model.inventory.inventory import build_inventory, unnamed_types
-from gpuvirt.model.inventory.typenames import Learn, TypeNames
+from gpuvirt.model.inventory.naming import Learn, TypeNames
 from gpuvirt.paths import HostRoots
 
 WITHIN_S = 30.0

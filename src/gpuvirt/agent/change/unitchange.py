@@ -33,9 +33,9 @@ from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.access.tools import Program, ToolError, ToolMissingError
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredUnit, DesiredVgpus, desired_drivers
-from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.change.plan import (
     DriverPlan,
+    Outcome,
     Phase,
     Plan,
     VgpuPlan,
@@ -55,7 +55,7 @@ from gpuvirt.model.change.steps import (
 )
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls

@@ -35,10 +35,10 @@ from gpuvirt.kube.resources import NODES, KubernetesObject, Metadata, Resource, 
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.allocation.recordhistory import PodRequests
 from gpuvirt.model.desired.observed import OperandsObserved
-from gpuvirt.model.offers.ondemand.podends import PodEnds
-from gpuvirt.model.offers.schedulable import Count
+from gpuvirt.model.offers.notice import Count
+from gpuvirt.model.offers.ondemand.offer import PodEnds
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems
-from gpuvirt.model.shares.quantities import whole_amounts
+from gpuvirt.model.shares.demand import whole_amounts
 from gpuvirt.tasks import keep_going
 
 

@@ -42,7 +42,7 @@ from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.validation import ValidatorCheck
 from gpuvirt.model.offers.view import GpuView, NodeView, PlanningView, ResourceView, VgpuView
 from gpuvirt.model.reasons import Reason, ReasonCode, reasons_text
-from gpuvirt.model.shares.node.podmemory import PodMemory
+from gpuvirt.model.shares.node.memoryregion import PodMemory
 from gpuvirt.model.shares.sharedgpus import SharedGpus
 
 REPORTER = "gpuvirt.io/node"

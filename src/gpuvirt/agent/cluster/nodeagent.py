@@ -8,8 +8,8 @@ from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
-from gpuvirt.model.offers.ondemand.podends import PodEnds
-from gpuvirt.model.offers.schedulable import Count
+from gpuvirt.model.offers.notice import Count
+from gpuvirt.model.offers.ondemand.offer import PodEnds
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason
 

@@ -13,8 +13,8 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.scan import BOOT_ID, scan, with_users
 from gpuvirt.model.allocation.ledger import KubeletAccount, Ledger
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.naming import Learn, TypeNames, observed_names
 from gpuvirt.model.inventory.pciids import PciIds
-from gpuvirt.model.inventory.typenames import Learn, TypeNames, observed_names
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.view import NodeView
 

@@ -20,32 +20,29 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuTy
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts, with_vgpu, with_vgpu_host
 from gpuvirt.facts.vgpu import LiveVgpu, SmiReport, VgpuHost
+from gpuvirt.model.allocation.containerstarts import had
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, SettledAt, settle_admissions
 from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.allocation.tenancy import FormerTenants
-from gpuvirt.model.allocation.waitingpods import had
 from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.nodevgpus import SmiMemory
 from gpuvirt.model.change.plan import Scope
-from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
 from gpuvirt.model.desired.enforcement import DesiredEnforcement
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
-from gpuvirt.model.inventory.typenames import TypeNames
-from gpuvirt.model.node.announcing import departures
-from gpuvirt.model.node.decisions import decide
+from gpuvirt.model.inventory.naming import TypeNames
+from gpuvirt.model.node.decisions import NodeDecisions, decide
 from gpuvirt.model.node.desirednode import nothing_desired
-from gpuvirt.model.node.nodedecisions import NodeDecisions
-from gpuvirt.model.node.offering import on_demand_gpus
+from gpuvirt.model.node.offering import departures, on_demand_gpus
 from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.node.recentvgpus import CreatedVgpu, RecentVgpus
-from gpuvirt.model.offers.departures import Departures
-from gpuvirt.model.offers.givenshares import GivenShares, entries_of
-from gpuvirt.model.offers.ondemand.offer import OnDemandGpu
-from gpuvirt.model.offers.ondemand.podends import PodEnds
+from gpuvirt.model.offers.deviceusers import GivenShares, entries_of
+from gpuvirt.model.offers.ondemand.offer import OnDemandGpu, PodEnds
 from gpuvirt.model.offers.view import NodeView, Registration
+from gpuvirt.model.offers.withdrawal import Departures
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.otherplugins import other_plugins
 

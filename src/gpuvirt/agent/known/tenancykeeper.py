@@ -10,9 +10,16 @@ from gpuvirt.agent.store.persisted import FileVersion, Persisted
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import KubeletAccount, Ledger
-from gpuvirt.model.allocation.resourcerules import ResourceRules
-from gpuvirt.model.allocation.tenancy import Tenancies, TenancyState, TenantKind, tenant
-from gpuvirt.model.allocation.tenants import observe_devices, observe_host, with_ledger
+from gpuvirt.model.allocation.podallocations import ResourceRules
+from gpuvirt.model.allocation.tenancy import (
+    Tenancies,
+    TenancyState,
+    TenantKind,
+    observe_devices,
+    observe_host,
+    tenant,
+    with_ledger,
+)
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems
 

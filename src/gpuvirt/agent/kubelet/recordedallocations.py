@@ -25,13 +25,13 @@ from gpuvirt.facts.nodes import ReadNode, unread_node
 from gpuvirt.model.allocation import recordhistory
 from gpuvirt.model.allocation.allocations import Consumers, Recorded, Unknown
 from gpuvirt.model.allocation.ledger import Consumer, OfSeveral
-from gpuvirt.model.allocation.readmission import devices_of_several
 from gpuvirt.model.allocation.recordhistory import (
     NamedDevice,
     PodRequests,
     RecordedDevice,
     RecordHistory,
     RecordReading,
+    devices_of_several,
 )
 from gpuvirt.model.reasons import Reason
 from gpuvirt.paths import KubeletPaths

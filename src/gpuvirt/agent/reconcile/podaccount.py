@@ -10,10 +10,10 @@ from gpuvirt.agent.change.steps.changes import pods_by_gpu
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.allocation.allocations import Allocations, Consumers, ReadRecorded, Unknown, any_consumer
+from gpuvirt.model.allocation.containerstarts import had, waiting
 from gpuvirt.model.allocation.ledger import KubeletAccount, allocations_of
 from gpuvirt.model.allocation.podallocations import PodAllocations, map_allocations
-from gpuvirt.model.allocation.waitingpods import had, waiting
-from gpuvirt.model.change.account import Account
+from gpuvirt.model.change.state import Account
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
 

@@ -30,16 +30,15 @@ from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.allocation.allocations import Unknown
-from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.attempts import Attempts, fingerprint
 from gpuvirt.model.change.desired import DesiredUnit, desired_drivers
-from gpuvirt.model.change.outcome import Outcome
+from gpuvirt.model.change.plan import Outcome
+from gpuvirt.model.change.state import Account
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.node import progress
-from gpuvirt.model.node.circumstances import Surroundings
 from gpuvirt.model.node.desiredunits import DesiredUnits
-from gpuvirt.model.node.duechanges import Difference, attempts_after, compare, decide_changes
+from gpuvirt.model.node.duechanges import Difference, Surroundings, attempts_after, compare, decide_changes
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems
 

@@ -22,12 +22,11 @@ from gpuvirt.agent.reconcile.operands import Operands, PendingChange
 from gpuvirt.agent.reconcile.podaccount import PodAccount
 from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.change.desired import DesiredUnit
-from gpuvirt.model.change.outcome import Outcome
+from gpuvirt.model.change.plan import Outcome
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
-from gpuvirt.model.node.circumstances import EarlierFailure
-from gpuvirt.model.node.duechanges import GateUse, UnitDecision
+from gpuvirt.model.node.duechanges import EarlierFailure, GateUse, UnitDecision
 from gpuvirt.model.reasons import Reason, Seen, refusals
 
 

@@ -18,8 +18,7 @@ from gpuvirt.hardware.usage.containerfiles import ContainerOfPod, read_container
 from gpuvirt.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.model.shares.node import memoryregion
 from gpuvirt.model.shares.node.hamicore import REGION_FILE, REGION_FOLDER
-from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableRegion
-from gpuvirt.model.shares.node.podmemory import memory_of_pods
+from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableRegion, memory_of_pods
 from gpuvirt.paths import HostPath
 
 log = logging.getLogger(__name__)

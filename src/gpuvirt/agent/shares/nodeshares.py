@@ -18,12 +18,11 @@ from gpuvirt.loops.cell import Cell
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.desired.settings import ShareSettings
-from gpuvirt.model.offers.givenshares import GivenShares
+from gpuvirt.model.offers.deviceusers import GivenShares
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
-from gpuvirt.model.shares.node.memoryregion import MemoryUses
+from gpuvirt.model.shares.node.memoryregion import MemoryUses, PodMemory
 from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
-from gpuvirt.model.shares.node.podmemory import PodMemory
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, with_gpus
 from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId

@@ -18,8 +18,7 @@ from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.shares.demand import ContainerName
 from gpuvirt.model.shares.node.choice import PodOnNode
-from gpuvirt.model.shares.node.keptshares import KeptShare, why_kept
-from gpuvirt.model.shares.node.records import ShareRecords
+from gpuvirt.model.shares.node.records import KeptShare, ShareRecords, why_kept
 
 
 class UnitAllocation(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from pathlib import Path
 from gpuvirt.agent.store.persisted import Persisted
 from gpuvirt.agent.store.stateformat import DigestField, Format
 from gpuvirt.model.allocation.tenancy import Tenancies
-from gpuvirt.model.change.driverjournal import DriverJournal
+from gpuvirt.model.change.state import DriverJournal
 from gpuvirt.paths import HostPath
 
 DRIVERS = HostPath("/var/lib/gpuvirt/drivers.json")

@@ -30,7 +30,7 @@ from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.change.desired import DesiredUnit
-from gpuvirt.model.change.outcome import Outcome
+from gpuvirt.model.change.plan import Outcome
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Inventory

@@ -33,7 +33,7 @@ from gpuvirt.model.allocation.ledger import (
     timed,
 )
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
-from gpuvirt.model.change.account import Account
+from gpuvirt.model.change.state import Account
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals

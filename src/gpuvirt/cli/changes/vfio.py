@@ -18,8 +18,7 @@ from gpuvirt.cli.parameters import options
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
-from gpuvirt.model.change.driverplanning import plan_units
-from gpuvirt.model.change.drivers import driver_of
+from gpuvirt.model.change.driverplanning import driver_of, plan_units
 from gpuvirt.model.change.nativedrivers import is_head
 from gpuvirt.model.change.plan import Plan
 from gpuvirt.model.change.planner import plan_unit

@@ -24,7 +24,7 @@ from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.desired.configchoice import desired
-from gpuvirt.model.desired.vgpuentries import ConfigEntry, Note, NoteCode
+from gpuvirt.model.desired.vgpuconfig import ConfigEntry, Note, NoteCode
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 from gpuvirt.model.vgputypes.profiles import resolve_type
 from gpuvirt.paths import HostRoots

@@ -19,8 +19,8 @@ from gpuvirt.facts.ids import PodUid
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.model.allocation.ledger import Consumer, Ledger
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.naming import TypeNames
 from gpuvirt.model.inventory.pciids import PciIds
-from gpuvirt.model.inventory.typenames import TypeNames
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.demand import ContainerName
 from gpuvirt.model.shares.node.records import PodRecord

@@ -14,8 +14,7 @@ from gpuvirt.controller.kubevirt.changes import OurSwitch
 from gpuvirt.controller.kubevirt.offered import Names, Offered
 from gpuvirt.controller.kubevirt.subject import GATES, MEDIATED, PermittingObject
 from gpuvirt.kube.jsonpatch import at
-from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE
-from gpuvirt.model.kubevirt.version import Version
+from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE, Version
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, clusterproblems
 from gpuvirt.model.reasons.clusterproblems import MOST_NAMES, shortened
 

@@ -40,9 +40,14 @@ from gpuvirt.kube.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import normal
-from gpuvirt.model.kubevirt.gracegpus import is_grace, missing_gates
-from gpuvirt.model.kubevirt.kubevirt import Configuration, DeveloperConfiguration
-from gpuvirt.model.kubevirt.version import Version, version_of
+from gpuvirt.model.kubevirt.kubevirt import (
+    Configuration,
+    DeveloperConfiguration,
+    Version,
+    is_grace,
+    missing_gates,
+    version_of,
+)
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, clusterproblems
 
 

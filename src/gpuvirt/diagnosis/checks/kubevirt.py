@@ -18,9 +18,16 @@ from gpuvirt.facts.sysfs import IOMMUFD
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.devices.selectors import normal
 from gpuvirt.model.inventory.nearness import nearest
-from gpuvirt.model.kubevirt.gracegpus import IOMMUFD_GATE, SINCE, is_grace, missing_gates
-from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE, KubeVirt, Permitted
-from gpuvirt.model.kubevirt.version import version_of
+from gpuvirt.model.kubevirt.kubevirt import (
+    IOMMUFD_GATE,
+    MDEV_GATE,
+    SINCE,
+    KubeVirt,
+    Permitted,
+    is_grace,
+    missing_gates,
+    version_of,
+)
 from gpuvirt.model.offers.view import GpuView, ResourceView
 from gpuvirt.model.reasons import FindingCode, Seen, clusterproblems
 from gpuvirt.model.reasons.codes import Level

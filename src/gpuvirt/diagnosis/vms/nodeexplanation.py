@@ -8,8 +8,7 @@ from gpuvirt.diagnosis.findings import Finding
 from gpuvirt.diagnosis.vms.vmevidence import GpuNodeSeen, NodeSeen, ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.diagnosis.vms.vmnodes import judge_nodes
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.workers.away import AwayWorker
-from gpuvirt.model.workers.coming import NodePhase
+from gpuvirt.model.workers.away import AwayWorker, NodePhase
 
 PENDING = "Pending"
 

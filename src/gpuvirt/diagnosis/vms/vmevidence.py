@@ -17,9 +17,8 @@ from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Offered, Vgpu
 from gpuvirt.kube.kinds.kubevirt import Devices, Vm, Vmi
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
 from gpuvirt.model.reasons import with_code
-from gpuvirt.model.shares.quantities import whole_amounts
-from gpuvirt.model.workers.away import AwayWorker
-from gpuvirt.model.workers.coming import NodePhase
+from gpuvirt.model.shares.demand import whole_amounts
+from gpuvirt.model.workers.away import AwayWorker, NodePhase
 
 OTHER_PROVIDERS = ("devices.kubevirt.io/",)
 """Prefixes of the resources that the pods of all VMs request, with or without GPUs."""

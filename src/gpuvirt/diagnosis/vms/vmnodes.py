@@ -12,7 +12,7 @@ from gpuvirt.kube.kinds.gpunode import Offered
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.workers.coming import NodePhase
+from gpuvirt.model.workers.away import NodePhase
 
 
 # The amounts of the requested resources on a node: counted by its kubelet, free, and in other phases.

@@ -13,8 +13,7 @@ from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.eviction import EvictionCandidate, victims
 from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.overview import PodShare
-from gpuvirt.model.shares.placement import MOST_STEPS, GpuId, place
-from gpuvirt.model.shares.steps import Steps
+from gpuvirt.model.shares.placement import MOST_STEPS, GpuId, Steps, place
 from gpuvirt.model.shares.wording import requested_text, simpler_text
 
 

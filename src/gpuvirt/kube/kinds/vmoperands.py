@@ -17,7 +17,7 @@ from gpuvirt.kube.kinds.operandparts import (
 )
 from gpuvirt.kube.kinds.parts import Part
 from gpuvirt.model.desired.settings import Enforcement, IdleCount, OnDemandNames, Settings, VfioNodes
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 
 
 class WorkloadConfig(StrEnum):

@@ -7,18 +7,86 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import UNSET
 
-from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, is_mdev_uuid
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, is_mdev_uuid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
+from gpuvirt.model.allocation.attachment import CONTAINER, VFIO_FOLDER
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.ondemandids import vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
-from gpuvirt.model.allocation.recordednodes import foreign_nodes, own_nodes
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered
 from gpuvirt.model.reasons.notoffered import CHECKPOINT
 from gpuvirt.model.reasons.reason import driver_link
 from gpuvirt.model.reasons.refusals import allocations_unknown
+from gpuvirt.paths import HostPath
+
+
+# The agent binds it, which takes nothing from them. No container of theirs has it: gpuvirt gave it by its VFIO nodes,
+# and PreStartContainer refuses each start while it is on another driver (`containerstarts`).
+def had(entries: Iterable[Entry], inventory: Inventory | None) -> tuple[Entry, ...]:
+    """Return the allocations of pods that do not wait: a change may take none of these devices."""
+    return tuple(entry for entry in entries if not _waits(entry, inventory))
+
+
+def waiting(entries: Iterable[Entry], inventory: Inventory | None) -> frozenset[tuple[ResourceName, DeviceId]]:
+    """Return the devices of the pods that wait, as the kubelet names them."""
+    return frozenset((entry.resource, entry.device) for entry in entries if _waits(entry, inventory))
+
+
+def _waits(entry: Entry, inventory: Inventory | None) -> bool:
+    """Return whether the pod of an allocation waits for its GPU.
+
+    An allocation without a time may be that of another plugin, whose containers use native drivers.
+    """
+    was_rebooted = entry.answered_group is not UNSET
+    if inventory is None or entry.target.vgpu is not None or entry.allocated_s is None or not was_rebooted:
+        return False
+    function = inventory.facts.functions.get(entry.target.gpu)
+    return function is not None and not isinstance(function.driver, Unread) and not function.on_vfio
+
+
+# The kubelet starts a container again with the answer of before a reboot, without a call of Allocate. The kernel
+# numbers IOMMU groups, VFIO devices and regions of EGM in the order in which they come, so a recorded node may be that
+# of another pod's device.
+_NUMBERED = (f"{VFIO_FOLDER}/", "/dev/egm")
+
+
+def foreign_nodes(inventory: Inventory, answer: PluginAnswer) -> tuple[HostPath, ...]:
+    """Return the paths of an answer's nodes that belong to none of the devices that the answer names.
+
+    A device has the nodes of its group and of the functions in it. A device whose group is unknown has none, so that
+    its recorded nodes are foreign. The folder of all groups, which a setting gives, is no node.
+    """
+    own = {CONTAINER, *own_nodes(inventory, vgpus_in(answer))}
+    recorded = (node.path for node in answer.nodes if node.path.startswith(_NUMBERED))
+    return tuple(sorted(path for path in recorded if path not in own))
+
+
+def own_nodes(inventory: Inventory, devices: Iterable[DeviceId]) -> tuple[HostPath, ...]:
+    """Return the paths of the nodes that are those of vGPUs and whole functions alone."""
+    devices = tuple(devices)
+    groups = {group for device in devices if (group := _group_of(inventory, device)) is not None}
+    egm = (region.node for region in inventory.facts.platform.egm if region.gpus <= set(devices))
+    return tuple(dict.fromkeys((*(path for group in sorted(groups) for path in _nodes_of(inventory, group)), *egm)))
+
+
+def _group_of(inventory: Inventory, device: DeviceId) -> IommuGroup | None:
+    """Return the group of a vGPU or a whole function."""
+    vgpu, function = inventory.vgpus.get(VgpuId(device)), inventory.facts.functions.get(PciAddress(device))
+    if vgpu is not None:
+        group = vgpu.live.group
+    elif function is not None and not function.is_nvidias_vf:
+        group = function.iommu_group
+    else:
+        return None
+    return group if isinstance(group, int) else None  # unknown: no node counts as the device's
+
+
+def _nodes_of(inventory: Inventory, group: IommuGroup) -> tuple[HostPath, ...]:
+    functions = (inventory.facts.functions[address] for address in inventory.groups.get(group, ()))
+    cdevs = (HostPath(f"{VFIO_FOLDER}/devices/{name}") for function in functions for name in function.cdevs)
+    return HostPath(f"{VFIO_FOLDER}/{group}"), *cdevs
 
 
 def why_no_start(

@@ -29,10 +29,9 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.launcherpods import vm_of
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id, vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer, vfio_ids
-from gpuvirt.model.allocation.podallocations import Allocation
-from gpuvirt.model.allocation.resourcerules import ResourceRules, is_number
+from gpuvirt.model.allocation.podallocations import Allocation, ResourceRules, is_number
 from gpuvirt.model.devices.candidates import Target
-from gpuvirt.model.inventory.typenames import TypeNames
+from gpuvirt.model.inventory.naming import TypeNames
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons.refusals import BEING_ADMITTED
 

@@ -19,8 +19,8 @@ from gpuvirt.model.allocation.ledger import (
     settle,
     timed,
 )
-from gpuvirt.model.allocation.resourcerules import ResourceRules
-from gpuvirt.model.inventory.typenames import NO_NAMES, TypeNames
+from gpuvirt.model.allocation.podallocations import ResourceRules
+from gpuvirt.model.inventory.naming import NO_NAMES, TypeNames
 
 
 class OfferedNames(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import hashlib
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.model.change.outcome import Outcome
+from gpuvirt.model.change.plan import Outcome
 from gpuvirt.model.reasons import Reason
 
 FIRST_PAUSE_S = 5.0

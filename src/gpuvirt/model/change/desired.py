@@ -7,7 +7,7 @@ import msgspec
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Scheduler
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 
 
 class DesiredDriver(StrEnum):

@@ -10,17 +10,261 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
+from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
-from gpuvirt.facts.pci import NVIDIA, FunctionKind
+from gpuvirt.facts.pci import GRACE_DRIVER, NVIDIA, FunctionKind, PciFunction, Unread
+from gpuvirt.facts.snapshot import OpenDeviceUser
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.podallocations import unmapped_reasons
+from gpuvirt.model.allocation.tenancy import TenantKind
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
-from gpuvirt.model.change.driverrefusals import driver_refusals
-from gpuvirt.model.change.modalias import FALLBACK
-from gpuvirt.model.change.nativedrivers import HEADS, is_head, leftovers, our_overrides, steps_to_native
+from gpuvirt.model.change.nativedrivers import (
+    FALLBACK,
+    HEADS,
+    is_head,
+    leftovers,
+    native_driver,
+    our_overrides,
+    pinned_to_vfio,
+    steps_to_native,
+)
 from gpuvirt.model.change.plan import DriverPlan
-from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.state import DriverJournal, UnitState
 from gpuvirt.model.change.steps import ClearOverride, DriverStep, LoadModule, Override, Probe, Unbind
+from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, group_blockers
-from gpuvirt.model.reasons import Reason, notoffered, refusals
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered, refusals
+from gpuvirt.model.reasons.refusals import move_or_bind
+
+_DRIVERS: Mapping[str, DesiredDriver] = {
+    DesiredMode.PASSTHROUGH: DesiredDriver.PASSTHROUGH,
+    DesiredMode.CONTAINER: DesiredDriver.NATIVE,
+    DesiredMode.SHARED: DesiredDriver.NATIVE,
+    DesiredMode.VGPU: DesiredDriver.NATIVE,
+    DesiredMode.ON_DEMAND: DesiredDriver.NATIVE,
+}
+
+
+def driver_of(mode: str) -> DesiredDriver | None:
+    """Return the driver that a mode needs; None for a mode that leaves the GPU's driver as it is."""
+    return _DRIVERS.get(mode)
+
+
+def drivers_of(modes: Modes, gpus: Iterable[PciAddress]) -> DesiredDrivers:
+    """Return the desired driver of each GPU; GPUs whose mode needs none are left out."""
+    desired = {gpu: modes.of(gpu) for gpu in gpus}
+    return {gpu: _DRIVERS[mode] for gpu, mode in desired.items() if mode in _DRIVERS}
+
+
+def unmet(inventory: Inventory, desired: DesiredDrivers, journal: DriverJournal) -> Mapping[UnitId, DesiredDrivers]:
+    """Return the units in which a GPU does not have its desired driver, each with all desired drivers.
+
+    This is cheaper than a plan. A unit needs one if a function of a GPU's slot has the other kind of driver, or if a
+    change of it was started and has not ended.
+    """
+    units = {
+        inventory.gpus[gpu].unit
+        for gpu, driver in desired.items()
+        if any(_is_elsewhere(inventory, address, driver, journal) for address in (gpu, *inventory.gpus[gpu].siblings))
+    }
+    return {
+        unit: {gpu: driver for gpu, driver in desired.items() if inventory.gpus[gpu].unit == unit} for unit in units
+    }
+
+
+def interrupted(inventory: Inventory, desired: DesiredDrivers, journal: DriverJournal) -> DesiredDrivers:
+    """Return the drivers of GPUs that have no desired driver and whose change was killed.
+
+    Each GPU gets the driver that takes the fewest steps. A GPU on a VFIO driver keeps it. A GPU that had no driver
+    before the change gets the driver of the change. Any other GPU returns to its native driver.
+    """
+    found: dict[PciAddress, DesiredDriver] = {}
+    for address, gpu in inventory.gpus.items():
+        changes = [journal.changes[member] for member in (address, *gpu.siblings) if member in journal.changes]
+        if address in desired or not changes:
+            continue
+        had_none = gpu.function.driver is None and all(change.to_vfio and change.driver is None for change in changes)
+        found[address] = DesiredDriver.PASSTHROUGH if gpu.function.on_vfio or had_none else DesiredDriver.NATIVE
+    return found
+
+
+def withdrawn(inventory: Inventory, desired: DesiredDrivers) -> frozenset[PciAddress]:
+    """Return the functions that the agent no longer offers, since their GPU returns to its native driver."""
+    return frozenset(
+        address
+        for gpu, driver in desired.items()
+        if driver is DesiredDriver.NATIVE
+        for address in (gpu, *inventory.gpus[gpu].siblings)
+    )
+
+
+def _is_elsewhere(inventory: Inventory, address: PciAddress, driver: DesiredDriver, journal: DriverJournal) -> bool:
+    function = inventory.facts.functions[address]
+    if function.kind is FunctionKind.BRIDGE:
+        return False
+    if address in journal.changes:
+        return True
+    if driver is DesiredDriver.PASSTHROUGH:
+        return not function.on_vfio
+    if address in inventory.gpus and function.is_idle:
+        return True
+    return function.on_vfio or address in journal.overrides or (function.driver is None and address in journal.drivers)
+
+
+def driver_refusals(
+    state: UnitState,
+    desired_drivers: DesiredDrivers,
+    to_vfio: list[PciAddress],
+    to_native: list[PciAddress],
+    *,
+    by_hand: bool,
+) -> tuple[Reason, ...]:
+    """Return why these functions must not change their drivers; `by_hand`: an admin must probe the native driver."""
+    return tuple(dict.fromkeys(_refusals(state, desired_drivers, to_vfio, to_native, by_hand=by_hand)))
+
+
+def _refusals(
+    state: UnitState,
+    desired_drivers: DesiredDrivers,
+    to_vfio: list[PciAddress],
+    to_native: list[PciAddress],
+    *,
+    by_hand: bool,
+) -> Iterator[Reason]:
+    for address in to_vfio:
+        yield from _why_not_to_vfio(state, address)
+    staying = sorted(state.neighbours(to_vfio) - desired_drivers.keys())
+    for other in group_blockers(state.inventory.facts.functions, staying):
+        same_group = [address for address in to_vfio if state.function(address).iommu_group == other.iommu_group]
+        gpu, group = same_group[0] if same_group else other.address, other.iommu_group
+        yield Reason(
+            ReasonCode.FOREIGN_ENDPOINT,
+            gpu,
+            f"shares IOMMU group {group} with {other.address} ({other.id}), which is bound to {other.driver}",
+            (Seen(f"{sysfs.IOMMU_GROUPS}/{group}/devices/{other.address}"),),
+            move_or_bind(gpu, [other.address]),
+        )
+    for address in to_vfio:
+        for neighbour in sorted(state.neighbours([address]) & desired_drivers.keys()):
+            if desired_drivers[neighbour] is DesiredDriver.NATIVE:
+                yield notoffered.group_not_viable(address, address, [state.function(neighbour)], by_modes=True)
+    for address in to_native:
+        yield from _why_not_to_native(state, desired_drivers, address)
+        if by_hand and state.function(address).driver is None and address not in state.journal.overrides:
+            yield notoffered.no_driver(address, by_hand=True)
+        elif not by_hand and (reason := native_driver(state, address).refusal) is not None:
+            yield reason
+
+
+def _why_not_to_vfio(state: UnitState, address: PciAddress) -> Iterator[Reason]:
+    function = state.function(address)
+    vfio_folders = [unread for unread in function.unread if unread.path.endswith("/vfio-dev")]
+    for attribute in (function.driver, function.iommu_group, *vfio_folders):
+        if isinstance(attribute, Unread):
+            yield refusals.unread(address, attribute)
+    if function.iommu_group is None:
+        yield refusals.no_group(address)
+    if function.fell_off_bus:
+        yield refusals.fell_off_bus(address, address)
+    if (use := state.host_uses.get(address)) is not None:
+        yield Reason(
+            ReasonCode.USED_BY_HOST,
+            address,
+            f"{use}, so it stays with the host",
+            fix="end that use first: set another primary display in the firmware, or initcall_blacklist=sysfb_init on"
+            " the kernel's command line; unmount the disk; take the interface down",
+        )
+    if (
+        function.needs_grace_driver
+        and state.best_drivers.get(address) != GRACE_DRIVER
+        and not state.grace_without_driver
+    ):
+        found = Seen("modules.alias", "names no driver for it, or could not be read")
+        yield notoffered.grace_driver_missing(address, address, function.driver_name, found)
+    if function.driver is None and (users := _vfio_users(state, function)):
+        yield refusals.unbind_pending(address, users, certain=False)
+    yield from _vgpus_and_vfs(state, function)
+    yield from _allocated(state, address)
+    yield from unmapped_reasons(function, state.unmapped)
+    if not state.forced:
+        yield from _native_users(state, function)
+
+
+def _vgpus_and_vfs(state: UnitState, function: PciFunction) -> Iterator[Reason]:
+    """Yield the vGPUs or VFs that a function would lose with its native driver."""
+    gpu = state.inventory.gpus.get(function.address)
+    if gpu is not None and gpu.vgpu_host is not None and gpu.vgpu_host.live:
+        yield refusals.carries_vgpus(function.address, len(gpu.vgpu_host.live))
+    elif function.virtfns:
+        yield refusals.vfs_enabled(function)
+
+
+def _native_users(state: UnitState, function: PciFunction) -> Iterator[Reason]:
+    found = state.native_users
+    if isinstance(found, Unread):
+        if function.driver is not None:
+            yield refusals.users_unseen(function.address, Seen(found.path, found.detail))
+        return
+    users = found.get(function.address, ())
+    if function.driver == "nvidia":  # NVIDIA's driver answers for NVIDIA's own services, when it is locked
+        users = refusals.serious(users)
+    if users:
+        yield refusals.in_use(function.address, users, forcible=True)
+
+
+def _allocated(state: UnitState, address: PciAddress) -> Iterator[Reason]:
+    """Yield the pods that a function is allocated to; or, for a function that has a driver, that they are unknown."""
+    known = state.pods.known if isinstance(state.pods, Unknown) else state.pods
+    if pods := known.get(address, ()):
+        yield refusals.allocated_to_pod(address, pods)
+    if isinstance(state.pods, Unknown) and state.function(address).driver is not None:
+        reason = state.pods.reason
+        yield refusals.allocations_unknown(address) if reason is None else replace(reason, subject=address)
+
+
+def _why_not_to_native(state: UnitState, desired_drivers: DesiredDrivers, address: PciAddress) -> Iterator[Reason]:
+    function = state.function(address)
+    if isinstance(function.iommu_group, Unread):
+        yield refusals.unread(address, function.iommu_group)
+    if function.on_vfio and function.virtfns:  # an unbind removes the VFs, even while a VM uses them
+        yield refusals.vfs_enabled(function)
+    yield from _why_no_native_driver(state, function)
+    if users := _vfio_users(state, function):
+        yield refusals.in_use(address, users, forcible=False)
+    for member in sorted({address, *state.neighbours([address])}):  # the lease takes the whole group
+        if state.function(member).on_vfio or member == address:
+            yield from _allocated(state, member)
+    for other in sorted(state.neighbours([address]) & state.inventory.gpus.keys()):
+        if state.function(other).on_vfio and desired_drivers.get(other) is not DesiredDriver.NATIVE:
+            yield notoffered.group_not_viable(other, other, [function], by_modes=True)
+
+
+def _why_no_native_driver(state: UnitState, function: PciFunction) -> Iterator[Reason]:
+    """Yield why a native driver must not, or can't, take a function."""
+    if function.fell_off_bus:
+        yield refusals.fell_off_bus(function.address, function.address)
+    if function.address in state.inventory.gpus:
+        functions = state.inventory.facts.functions
+        if (unreset := state.former.why_withheld(functions, function.address, TenantKind.NATIVE)) is not None:
+            yield unreset
+    if (pinned := pinned_to_vfio(state, function.address)) is not None:
+        yield refusals.pinned(function.address, pinned, by_driverctl=True)
+    for vf in function.virtfns:  # the driver may reset them
+        found = state.inventory.facts.functions.get(vf)
+        if found is None:
+            yield refusals.unread_function(vf)
+        elif isinstance(found.iommu_group, Unread):
+            yield refusals.unread(vf, found.iommu_group)
+        elif users := _vfio_users(state, found):
+            yield refusals.in_use(vf, users, forcible=False)
+
+
+def _vfio_users(state: UnitState, function: PciFunction) -> tuple[OpenDeviceUser, ...]:
+    facts = state.inventory.facts
+    group = function.iommu_group
+    users = (facts.users or {}).get(group, ()) if isinstance(group, int) else ()
+    return users + (facts.users_of_lost_nodes if function.driver is None else ())
 
 
 def plan_units(state: UnitState, desired: DesiredDrivers) -> tuple[DriverPlan, ...]:

@@ -12,12 +12,11 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import PciFunction
-from gpuvirt.facts.vgpu import Framework
+from gpuvirt.facts.vgpu import Framework, Scheduler, SmiReport
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.change.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.planner import plan_vgpus
-from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.vgpus import invalidvgpus
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet, DesiredTypes, config_gpus, resolve
 from gpuvirt.model.change.vgpus.gpustate import (
@@ -31,12 +30,50 @@ from gpuvirt.model.change.vgpus.gpustate import (
     with_report,
 )
 from gpuvirt.model.change.vgpus.modes import Questions, questions
-from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, scheduler_context_of
+from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerReport, scheduler_context_of
 from gpuvirt.model.desired.configchoice import ConfigGpu
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.desired.invalid import InvalidDesired, Source
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.inventory.inventory import Inventory
+
+
+class SmiMemory(msgspec.Struct, frozen=True):
+    """The reports of nvidia-smi on the GPUs of one node."""
+
+    reports: Mapping[PciAddress, tuple[DesiredVgpus, SmiReport]] = msgspec.field(default_factory=dict)
+    """Each report with the desired vGPUs for which it was asked."""
+    schedulers: Mapping[PciAddress, SchedulerReport] = msgspec.field(default_factory=dict)
+    """The reported schedulers of GPUs whose vGPUs share time; a report is dropped when its context changes."""
+
+    def with_report(
+        self, gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport, context: SchedulerContext | None, at_s: float
+    ) -> "SmiMemory":
+        """Return the memory with a report on a GPU, which was read for these desired vGPUs."""
+        found = replace(self, reports={**self.reports, gpu: (vgpus, report)})
+        if report.scheduler is None or context is None:
+            return found
+        return found.with_scheduler(gpu, SchedulerReport(report.scheduler, context, at_s))
+
+    def with_scheduler(self, gpu: PciAddress, report: SchedulerReport) -> "SmiMemory":
+        """Return the memory with a report on a GPU's scheduler, also for the GPU's plan."""
+        planned, reports = self.reports.get(gpu), self.reports
+        if planned is not None and planned[1].scheduler is not None and isinstance(report.scheduler, Scheduler):
+            reports = {**reports, gpu: (planned[0], replace(planned[1], scheduler=report.scheduler))}
+        return SmiMemory(reports, {**self.schedulers, gpu: report})
+
+    def without(self, gpu: PciAddress) -> "SmiMemory":
+        """Return the memory without the reports on a GPU, since they may be outdated."""
+        reports, schedulers = dict(self.reports), dict(self.schedulers)
+        reports.pop(gpu, None)
+        schedulers.pop(gpu, None)
+        return SmiMemory(reports, schedulers)
+
+    def of_contexts(self, contexts: Mapping[PciAddress, SchedulerContext]) -> "SmiMemory":
+        """Return the memory without the reports on schedulers of other contexts than these."""
+        kept = {gpu: report for gpu, report in self.schedulers.items() if report.scheduler_context == contexts.get(gpu)}
+        return self if kept == self.schedulers else replace(self, schedulers=kept)
+
 
 WHOLE = frozenset({DesiredMode.PASSTHROUGH, *FOR_CONTAINERS})
 

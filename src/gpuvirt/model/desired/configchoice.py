@@ -12,7 +12,7 @@ import msgspec
 
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType
 from gpuvirt.facts.vgpu import Scheduler
-from gpuvirt.model.desired.vgpuentries import ConfigEntry, Note, NoteCode, Sizes
+from gpuvirt.model.desired.vgpuconfig import ConfigEntry, Note, NoteCode, Sizes
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import Profile, card_names
 

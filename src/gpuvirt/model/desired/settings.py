@@ -17,7 +17,7 @@ from gpuvirt.facts.ids import (
 )
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
-from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.inventory.naming import env_name
 from gpuvirt.model.vgputypes.profiles import parse_profile, profile_name
 

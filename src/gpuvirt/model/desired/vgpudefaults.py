@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing_extensions import override
 
 from gpuvirt.errors import InvalidIdError
-from gpuvirt.model.desired.vgpuentries import ConfigEntry, DeviceFilter
+from gpuvirt.model.desired.vgpuconfig import ConfigEntry, DeviceFilter
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.catalog import Card, CardType
 from gpuvirt.model.vgputypes.profiles import Profile, Series, parse_profile

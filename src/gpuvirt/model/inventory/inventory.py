@@ -11,7 +11,7 @@ from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, UnnamedType, VgpuHost
 from gpuvirt.model.inventory.isolation import UnitId, groups_of, units_of
-from gpuvirt.model.inventory.typenames import NO_NAMES, TypeNames
+from gpuvirt.model.inventory.naming import NO_NAMES, TypeNames
 from gpuvirt.model.reasons import Reason, notoffered, refusals
 
 VITAL = frozenset({"vendor", "device", "class", "driver", "iommu_group"})

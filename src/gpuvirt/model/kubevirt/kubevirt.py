@@ -3,13 +3,26 @@
 The input is what `kubectl get kubevirt -A -o yaml` prints. The fields are KubeVirt's v1 API; other fields are ignored.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Container, Iterator, Mapping
 from itertools import chain
 
 import msgspec
 
 from gpuvirt import documents
 from gpuvirt.errors import ConfigError
+
+Version = tuple[int, int, int, bool]
+"""Major, minor, patch, and whether it is a release: a pre-release may lack what its release has."""
+
+_VERSION = re.compile(r"v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(-.*)?")
+
+
+def version_of(text: str | None) -> Version | None:
+    """Return the version from `v1.8.0`, `0.58.2` or `v1.9.0-rc.2`; None for any other text."""
+    found = _VERSION.fullmatch(text or "")
+    return (int(found[1]), int(found[2]), int(found[3]), found[4] is None) if found is not None else None
+
 
 MDEV_GATE = "DisableMDEVConfiguration"
 
@@ -155,3 +168,25 @@ def parse(text: str, *, where: str) -> tuple[KubeVirt, ...]:
                 path="$.kind",
             )
     return found
+
+
+# Source: KubeVirt 1.9, `pkg/util/hardware/grace.go` and its webhook for VMs, which decides by `permittedHostDevices`:
+# an entry with such an id makes it refuse VMs that request the entry's resource. Without an entry, and in older
+# versions, such a GPU is a GPU like any other.
+GRACE_IDS = frozenset({"10de:2342", "10de:2348", "10de:2941"})
+IOMMUFD_GATE = "IOMMUFD"
+GRACE_GATES = ("GraceIOVirtualization", "PCINUMAAwareTopology", IOMMUFD_GATE)
+SINCE: Version = (1, 9, 0, False)
+"""The first version with the gates; its pre-releases have them, too."""
+
+
+def is_grace(selector: str) -> bool:
+    """Return whether the id of PCI functions is that of a Grace GPU."""
+    return selector.lower() in GRACE_IDS
+
+
+def missing_gates(version: Version | None, gates: Container[str]) -> tuple[str, ...]:
+    """Return the gates that KubeVirt lacks for Grace GPUs; an unknown version counts as a new one."""
+    if version is not None and version < SINCE:
+        return ()
+    return tuple(gate for gate in GRACE_GATES if gate not in gates)

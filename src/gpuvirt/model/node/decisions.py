@@ -5,39 +5,102 @@ or changes it, and the same picture and memory at the same time decide the same.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 
+import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.model.allocation.nodeledger import OfferedNames
 from gpuvirt.model.change.desired import DesiredDrivers
-from gpuvirt.model.change.drivers import drivers_of, withdrawn
-from gpuvirt.model.change.invalidstates import InvalidStates, invalid_states
+from gpuvirt.model.change.driverplanning import drivers_of, withdrawn
 from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand, plan_node_vgpus
 from gpuvirt.model.change.vgpus.gpustate import Holding
+from gpuvirt.model.desired.invalid import InvalidDesired, Source, unknown_addresses
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.node.announcing import announced, counted, taken
 from gpuvirt.model.node.desirednode import DesiredNode, desire
 from gpuvirt.model.node.desiredunits import DesiredUnits
 from gpuvirt.model.node.memo import CacheKey, Memoized, memoized
-from gpuvirt.model.node.nodedecisions import NodeDecisions
-from gpuvirt.model.node.offering import offering_of
+from gpuvirt.model.node.offering import announced, counted, offering_of, taken
 from gpuvirt.model.node.parts import allocations_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
-from gpuvirt.model.offers.deviceusers import DeviceUsers
-from gpuvirt.model.offers.givenshares import NO_TIME, with_given
-from gpuvirt.model.offers.namereview import NameReview
+from gpuvirt.model.offers.deviceusers import NO_TIME, DeviceUsers, with_given
+from gpuvirt.model.offers.namereview import NameReview, withholdings
 from gpuvirt.model.offers.offers import Offers, first_names
 from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
 from gpuvirt.model.offers.sharing import ShareInputs, share_gpus
 from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.model.offers.viewinputs import ViewInputs
-from gpuvirt.model.offers.viewmaking import Drawn, make_view
+from gpuvirt.model.offers.viewmaking import Drawn, ViewInputs, make_view
 from gpuvirt.model.offers.withdrawal import Departing, withdraw
-from gpuvirt.model.offers.withholding import withholdings
 from gpuvirt.model.reasons import Reason
+
+
+class InvalidStates(msgspec.Struct, frozen=True):
+    """The invalid desired state of one node."""
+
+    modes: tuple[InvalidDesired, ...] = ()
+    """The invalid modes of GPUs, and what limits their shares."""
+    vgpus: tuple[InvalidDesired, ...] = ()
+    """The invalid desired vGPUs."""
+
+    @property
+    def all(self) -> tuple[InvalidDesired, ...]:
+        """All invalid desired state."""
+        return (*self.modes, *self.vgpus)
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """The reasons of all invalid desired state."""
+        return tuple(invalid.reason for invalid in self.all)
+
+
+def invalid_states(
+    workload: Iterable[InvalidDesired],
+    configs: InvalidDesired | None,
+    named: Mapping[str, Source],
+    gpus: Collection[str] | None,
+    vgpus: NodeVgpus,
+) -> InvalidStates:
+    """Return the invalid desired state of a node.
+
+    `workload` has the invalid modes and shares of its labels or GpuNode, `configs` the reason why the vGPU configs
+    can't be used. `gpus` are the addresses of the host's GPUs, None before its first observation.
+    """
+    addresses = unknown_addresses(named, gpus) if gpus is not None else ()
+    found = (configs, vgpus.desired_types.problem)
+    return InvalidStates(
+        (*workload, *addresses),
+        (*(invalid for invalid in found if invalid is not None), *vgpus.invalid),
+    )
+
+
+class NodeDecisions(msgspec.Struct, frozen=True):
+    """The decisions for one node at one moment."""
+
+    view: NodeView = msgspec.field(default_factory=lambda: NodeView(NO_TIME, host_observed=False))
+    """The view of the node, from which all output is made."""
+    desired: DesiredUnits = msgspec.field(default_factory=DesiredUnits)
+    """The desired state of each GPU with the plans toward it, and the questions for nvidia-smi."""
+    invalid: InvalidStates = msgspec.field(default_factory=InvalidStates)
+    """The invalid parts of the desired state."""
+    names: OfferedNames | None = None
+    """The names to keep in the ledger; None before the first observation of the host."""
+    memory: NodeMemory = msgspec.field(default_factory=NodeMemory)
+    """The results of these decisions that the next ones need."""
+
+    @property
+    def again_at_s(self) -> float | None:
+        """When decisions differ without a new observation; None: never."""
+        memory = self.memory
+        times = (memory.notice.again_at_s, memory.review.again_at_s, memory.on_demand.replacements.again_at_s)
+        return min((at_s for at_s in times if at_s is not None), default=None)
+
+    @property
+    def judged_again_at_s(self) -> float | None:
+        """When the health of a device may differ at the next observation of the host; None: never."""
+        times = (self.memory.offers.verdict.again_at_s, self.memory.sharing.verdict.again_at_s)
+        return min((at_s for at_s in times if at_s is not None), default=None)
 
 
 def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: float, at: datetime) -> NodeDecisions:

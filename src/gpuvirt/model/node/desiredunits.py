@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import VGPUS, DesiredGpu, DesiredUnit, desired_drivers
-from gpuvirt.model.change.driverjournal import DriverJournal
-from gpuvirt.model.change.drivers import interrupted
+from gpuvirt.model.change.driverplanning import interrupted
 from gpuvirt.model.change.nodevgpus import NodeVgpus
+from gpuvirt.model.change.state import DriverJournal
 from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId

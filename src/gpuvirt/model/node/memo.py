@@ -19,7 +19,7 @@ class CacheKey(msgspec.Struct, frozen=True):
 
     def same_as(self, other: Self, /) -> bool:
         """Return whether the same value follows from both."""
-        return all(one is last for one, last in zip(self.same, other.same, strict=True)) and self.equal == other.equal
+        return all(now is last for now, last in zip(self.same, other.same, strict=True)) and self.equal == other.equal
 
 
 class Memoized(msgspec.Struct, Generic[V], frozen=True):

@@ -9,8 +9,8 @@ from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.nodeledger import NodeLedger
 from gpuvirt.model.allocation.tenancy import FormerTenants
+from gpuvirt.model.change.nodevgpus import SmiMemory
 from gpuvirt.model.change.plan import Scope
-from gpuvirt.model.change.smimemory import SmiMemory
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.desired.observed import NodeRequest
 from gpuvirt.model.desired.settings import Settings
@@ -19,12 +19,11 @@ from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.node.desirednode import DesiredNode, RequestTerms
 from gpuvirt.model.node.parts import Parts
-from gpuvirt.model.offers.givenshares import GivenShares
+from gpuvirt.model.offers.deviceusers import GivenShares
 from gpuvirt.model.offers.namereview import NameReview, ReviewTerms
 from gpuvirt.model.offers.notice import Notice, NoticeTimes
 from gpuvirt.model.offers.offers import Offers
-from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
-from gpuvirt.model.offers.ondemand.podends import PodEnds
+from gpuvirt.model.offers.ondemand.offer import OnDemandOffer, PodEnds
 from gpuvirt.model.offers.sharing import SharedOffer
 from gpuvirt.model.offers.view import AgentView, Registration
 from gpuvirt.model.offers.withdrawal import Withdrawal

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.nodevgpus import NodeVgpus
-from gpuvirt.model.change.outcome import Outcome
+from gpuvirt.model.change.plan import Outcome
 from gpuvirt.model.desired.observed import Progress, StateName
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.node.nodedecisions import NodeDecisions
+from gpuvirt.model.node.decisions import NodeDecisions
 from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.reasons import Reason, reasons_text
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices, find_allocated
 from gpuvirt.model.allocation.ledger import Entry, OfSeveral
-from gpuvirt.model.allocation.readmission import may_be_rejected
+from gpuvirt.model.allocation.recordhistory import may_be_rejected
 from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.desired.settings import Settings

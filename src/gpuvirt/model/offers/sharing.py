@@ -24,11 +24,19 @@ from gpuvirt.model.offers.health import HealthVerdict, Key, function_symptoms, j
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered, refusals, sharing
 from gpuvirt.model.reasons.nodeproblems import not_answered
 from gpuvirt.model.reasons.sharing import NoLimit, limit_not_possible
-from gpuvirt.model.shares.capacity import UnknownType, memory_mib_of, type_label, units_of, vgpu_type_of
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.otherplugins import OtherPlugins, why_given_elsewhere
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpu, SharedGpus
+from gpuvirt.model.shares.sharedgpus import (
+    NodeVgpuType,
+    SharedGpu,
+    SharedGpus,
+    UnknownType,
+    memory_mib_of,
+    type_label,
+    units_of,
+    vgpu_type_of,
+)
 from gpuvirt.model.vgputypes.profiles import Profile
 
 

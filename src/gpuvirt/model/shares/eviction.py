@@ -14,10 +14,8 @@ import msgspec
 
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
-from gpuvirt.model.shares.fitting import fits
 from gpuvirt.model.shares.nodeusage import NodeUsage
-from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.model.shares.steps import Steps, finished
+from gpuvirt.model.shares.placement import GpuId, Steps, finished, fits
 
 BudgetName = NewType("BudgetName", str)
 """The namespace and the name of a PodDisruptionBudget: `default/web`."""

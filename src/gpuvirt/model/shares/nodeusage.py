@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
-from gpuvirt.model.shares.placement import GpuId, Pieces, Placement, Policy, Shares, place
-from gpuvirt.model.shares.steps import Steps
+from gpuvirt.model.shares.placement import MOST_STEPS, GpuId, Pieces, Placement, Policy, Shares, Steps, place
 
 _NONE = Units(0)
 
@@ -151,3 +152,38 @@ def row_of(usage: NodeUsage) -> FreeRow:
     capacity = usage.capacity_pieces[-1] if usage.capacity_pieces else _NONE
     lowest = usage.lowest_priority
     return FreeRow(usage.largest, capacity, NO_PODS if lowest is None else lowest, usage)
+
+
+# kube-scheduler counts a nominated pod on its node for pods of no higher priority, by the sum of units. The sum lets a
+# pod pass that takes the very GPU that was freed, so the nominated pod counts on a GPU, too.
+class Nomination(msgspec.Struct, frozen=True):
+    """A pod that is nominated for a node and not bound."""
+
+    pod: PodUid
+    demand: Demand
+    priority: int = 0
+    policy: Policy = Policy.BINPACK
+    name: str = ""
+    """The pod as users name it: `namespace/name`."""
+
+    @property
+    def rank(self) -> tuple[int, PodUid]:
+        """The order among nominated pods: a pod counts for those after it, so that two never wait for each other."""
+        return -self.priority, self.pod
+
+
+def with_nominated(
+    usage: NodeUsage, nominations: Iterable[Nomination], ending: Iterable[PodUid] = (), whole: Units = WHOLE
+) -> NodeUsage:
+    """Return the usage of a node in which nominated pods have their units.
+
+    Their GPUs are those that they would get once the pods that are `ending` have ended. A pod that fits on none then
+    counts for nothing, since the eviction of other pods must come first, and kube-scheduler may choose another node.
+    """
+    later, found, steps = usage.without(ending), usage, Steps(MOST_STEPS)
+    for nomination in sorted(nominations, key=lambda nomination: nomination.rank):
+        placed = later.place(nomination.demand, nomination.policy, whole, steps)
+        if placed is not None:
+            counted = nomination.pod, placed.used, nomination.demand.total, nomination.priority
+            later, found = later.with_pod(*counted), found.with_pod(*counted)
+    return found

@@ -5,14 +5,51 @@ the one with the most room. A pod whose containers fit on one GPU together gets 
 for no need.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple, NewType
+from typing import NamedTuple, NewType, TypeVar
 
 import msgspec
 
 from gpuvirt.model.shares.demand import WHOLE, ContainerKind, ContainerName, Demand, Units
-from gpuvirt.model.shares.steps import Steps
+
+# Anybody who may create pods can ask for units in many containers, and their arrangements on GPUs grow faster than any
+# number of tries. So the work is counted, and a question whose steps have run out stays undecided. A step takes about a
+# microsecond.
+T = TypeVar("T")
+
+
+class Steps:
+    """The steps that are left for one question, or for several in turn."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+        self.is_undecided = False
+        """Whether the last answer is not certain: the pod may fit all the same."""
+
+    def take(self, steps: int) -> None:
+        """Count steps that are done; the last ones may be more than were left."""
+        self.left -= steps
+
+    def begin_answer(self) -> None:
+        """Begin an answer, which is certain unless `leave_undecided` is called."""
+        self.is_undecided = False
+
+    def leave_undecided(self) -> None:
+        """Note that the answer is not certain."""
+        self.is_undecided = True
+
+
+def finished(work: Generator[None, None, T]) -> T:
+    """Return the result of work that yields wherever it may be interrupted, without an interruption."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
 
 GpuId = NewType("GpuId", str)
 """The UUID of a GPU, as the driver shows it: `GPU-8a5c...`."""
@@ -204,3 +241,61 @@ class _Search:
             return False
         self._steps.take(1 + (item.end - item.begin) // PHASES_A_STEP)
         return max(self._used[index][item.begin : item.end]) + units <= self._pieces[index]
+
+
+# Only the sizes of the free pieces count, not the GPUs that they are on, so that one answer serves all nodes that have
+# the same pieces left.
+def one_piece(demand: Demand, whole: Units = WHOLE) -> Units | None:
+    """Return the size of the one piece that a pod fits into if it is free; None for whole GPUs of which it needs more.
+
+    A pod whose containers are shares may fit into several smaller pieces, too.
+    """
+    if demand.largest < whole or (len(demand.containers) == 1 and demand.largest == whole):
+        return demand.total
+    return None
+
+
+def fits(demand: Demand, pieces: Pieces, whole: Units = WHOLE, steps: Steps | None = None) -> bool:
+    """Return whether a pod fits into pieces, the least first; False also where that is undecided, as `steps` says."""
+    if steps is not None:
+        steps.begin_answer()
+    if not demand.containers:
+        return True
+    if not pieces or pieces[-1] < min(demand.largest, whole):
+        return False
+    piece = one_piece(demand, whole)
+    if piece is not None and pieces[-1] >= piece:
+        return True
+    if len(demand.containers) == 1:
+        number = demand.containers[0].gpus(whole)
+        return number > 0 and len(pieces) - bisect_left(pieces, whole) >= number
+    return place(demand, _anonymous(pieces), whole=whole, steps=steps) is not None
+
+
+def room_left(
+    demand: Demand, pieces: Pieces, policy: Policy, whole: Units = WHOLE, steps: Steps | None = None
+) -> int | None:
+    """Return the units that stay free on the GPUs that a pod gets of these pieces; None where it does not fit.
+
+    For whole GPUs, of which nothing stays free, the units of the whole GPUs that the node has left count. Packing takes
+    the node with the least room, spreading the one with the most.
+    """
+    if not demand.containers:
+        return 0
+    piece = one_piece(demand, whole)
+    if piece is not None and pieces and pieces[-1] >= piece and demand.largest < whole:
+        chosen = pieces[bisect_left(pieces, piece)] if policy is Policy.BINPACK else pieces[-1]
+        return chosen - piece
+    if not pieces or pieces[-1] < min(demand.largest, whole):
+        return None
+    placed = place(demand, _anonymous(pieces), policy, whole, steps)
+    if placed is None:
+        return None
+    used = {int(gpu): units for gpu, units in placed.used.items()}
+    whole_left = sum(units for index, units in enumerate(pieces) if units >= whole and index not in used)
+    left = sum(pieces[index] - units for index, units in used.items())
+    return whole_left if demand.largest >= whole else left
+
+
+def _anonymous(pieces: Pieces) -> dict[GpuId, Units]:
+    return {GpuId(str(index)): units for index, units in enumerate(pieces)}

@@ -13,8 +13,8 @@ from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.facts.pci import STUB_DRIVERS, PciFunction
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions import modules
-from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
 from gpuvirt.model.change.plan import DriverPlan
+from gpuvirt.model.change.state import DriverJournal, StartedChange
 from gpuvirt.model.change.steps import (
     ClearOverride,
     LoadModule,

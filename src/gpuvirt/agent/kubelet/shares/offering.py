@@ -29,8 +29,8 @@ from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import nodeproblems
 from gpuvirt.model.shares.demand import ContainerName
+from gpuvirt.model.shares.node.records import is_unit_id, unit_ids
 from gpuvirt.model.shares.node.sharespec import nonce_of
-from gpuvirt.model.shares.node.unitids import is_unit_id, unit_ids
 from gpuvirt.paths import KubeletPaths
 
 

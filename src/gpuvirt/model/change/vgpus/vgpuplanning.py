@@ -16,6 +16,7 @@ from gpuvirt.facts.vgpu import Framework, LiveVgpu
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import (
+    CreateVgpu,
     DestroyInstance,
     DisableVfs,
     EnableVfs,
@@ -23,17 +24,57 @@ from gpuvirt.model.change.steps import (
     RemoveVgpu,
     VgpuStep,
 )
-from gpuvirt.model.change.vgpus import instances, mixedsizes, modes, ondemandplanning, scheduling
+from gpuvirt.model.change.vgpus import instances, modes, scheduling
 from gpuvirt.model.change.vgpus.gpustate import (
     Counts,
     GpuState,
     is_mig,
     size_of,
 )
-from gpuvirt.model.change.vgpus.places import VgpuPlaces
+from gpuvirt.model.change.vgpus.instances import VgpuPlaces
 from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import profile_name, resolve_type
+
+
+# Allocate creates all others, so a plan never creates a vGPU that no pod has.
+def plan(gpu_state: GpuState, desired: DesiredVgpus) -> VgpuPlan:
+    """Return the plan of a GPU: a vGPU that is allocated, or that a process has open, stays."""
+    gpu, live = gpu_state.host.gpu, gpu_state.host.live
+    refused = tuple(_on_demand_refusals(gpu_state, desired))
+    if refused:
+        return VgpuPlan(gpu, refusals=refused)
+    free = [vgpu for vgpu in live if vgpu.id not in gpu_state.users]
+    orphans = [vgpu for vgpu in live if vgpu.id in gpu_state.users and vgpu.id not in gpu_state.allocated]
+    undesired = frozenset(vgpu.id for vgpu in (*free, *orphans))
+    removes = tuple(RemoveVgpu(vgpu.id, vgpu.type, vgpu.parent) for vgpu in free if not isinstance(vgpu.type, Unread))
+    pending = [shortfalls.vgpu_in_use(vgpu, gpu_state.users[vgpu.id]) for vgpu in orphans]
+    pending += [refusals.unbind_pending(gpu, (), vgpu=vgpu) for vgpu in sorted(gpu_state.leaving)]
+    switches = modes.switches(gpu_state, {}, desired)
+    if switches and len(free) == len(live) and not gpu_state.leaving:
+        return VgpuPlan(gpu, (*removes, *switches), undesired=undesired)
+    if switches:
+        staying = (vgpu for vgpu in live if vgpu.id in gpu_state.users)
+        pending += [shortfalls.vgpu_keeps_mode(vgpu, gpu_state.users[vgpu.id], switches[0].text) for vgpu in staying]
+    return VgpuPlan(gpu, (*removes, *_restores(gpu_state)), tuple(pending), undesired=undesired)
+
+
+def _on_demand_refusals(gpu_state: GpuState, desired: DesiredVgpus) -> Iterator[Reason]:
+    for unread in gpu_state.host.unread:
+        yield refusals.unread(gpu_state.host.gpu, unread)
+    for vgpu in gpu_state.host.live:
+        if isinstance(vgpu.type, Unread):
+            yield refusals.unread(vgpu.id, vgpu.type)
+    yield from modes.refuse(gpu_state, {}, desired)
+
+
+def _restores(gpu_state: GpuState) -> Iterator[CreateVgpu]:
+    """Yield the steps that create the vGPUs of pods again which a reboot has removed, with their ids."""
+    places = VgpuPlaces(gpu_state, {})
+    for vgpu, vgpu_type in gpu_state.lost.items():
+        if (step := places.create_again(vgpu, vgpu_type)) is not None:
+            yield step
+
 
 NO_DESIRED_VGPUS = DesiredVgpus()
 
@@ -53,7 +94,7 @@ def plan_gpu(function: PciFunction, gpu_state: GpuState | None, desired: Desired
             return VgpuPlan(gpu, steps=(EnableVfs(gpu),))
         return VgpuPlan(gpu, refusals=(no_host(function),))
     if desired.on_demand:
-        return ondemandplanning.plan(gpu_state, desired)
+        return plan(gpu_state, desired)
     desired_counts: Counter[VgpuType] = Counter()
     unknown: list[Reason] = []
     known = gpu_state.known_types
@@ -267,7 +308,7 @@ def _too_many(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus
         yield from instances.too_many(gpu_state, desired_counts, desired.types)
         return
     if modes.is_mixed(gpu_state, desired):
-        if not mixedsizes.fits(gpu_state.card, desired_counts):
+        if not modes.fits(gpu_state.card, desired_counts):
             yield shortfalls.no_room(
                 gpu,
                 shortfalls.counted(desired_counts),
@@ -305,7 +346,7 @@ def _room(
         existing = present + Counter(undesired)
         numbers = range(1, desired_counts[vgpu_type] + 1)
         too_many = (
-            number for number in numbers if not mixedsizes.fits(gpu_state.card, existing + Counter({vgpu_type: number}))
+            number for number in numbers if not modes.fits(gpu_state.card, existing + Counter({vgpu_type: number}))
         )
         return next(too_many, desired_counts[vgpu_type] + 1) - 1
     if not gpu_state.mixed_sizes and any(size_of(other) != size_of(vgpu_type) for other in undesired):

@@ -7,7 +7,7 @@ import msgspec
 
 from gpuvirt.facts.ids import VgpuType
 from gpuvirt.facts.pci import Unread
-from gpuvirt.model.change.vgpus import instances, mixedsizes
+from gpuvirt.model.change.vgpus import instances, modes
 from gpuvirt.model.change.vgpus.gpustate import GpuState, is_mig, size_of
 
 
@@ -74,8 +74,7 @@ def _most(gpu_state: GpuState, carried: Carried, vgpu_type: VgpuType, free: int)
         return _on_instances(gpu_state, carried, vgpu_type, free)
     if gpu_state.mixed_sizes and gpu_state.card is not None:
         return sum(
-            mixedsizes.fits(gpu_state.card, carried.types + Counter({vgpu_type: number}))
-            for number in range(1, free + 1)
+            modes.fits(gpu_state.card, carried.types + Counter({vgpu_type: number})) for number in range(1, free + 1)
         )
     if not gpu_state.mixed_sizes and any(size_of(other) != size_of(vgpu_type) for other in carried.types):
         return 0

@@ -12,11 +12,10 @@ from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import UnnamedType
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
-from gpuvirt.model.allocation.containerstarts import nodes_changed
+from gpuvirt.model.allocation.containerstarts import foreign_nodes, nodes_changed, own_nodes
 from gpuvirt.model.allocation.ledger import Consumer, Entry, Stage
 from gpuvirt.model.allocation.ondemandids import vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
-from gpuvirt.model.allocation.recordednodes import foreign_nodes, own_nodes
 from gpuvirt.model.inventory.inventory import Inventory, Vgpu
 from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
 from gpuvirt.model.reasons.notoffered import CHECKPOINT

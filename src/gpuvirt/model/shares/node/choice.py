@@ -15,9 +15,16 @@ from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.reasons import Reason, Seen, refusals, sharing
 from gpuvirt.model.reasons.nodeproblems import not_answered
 from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units
-from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, NvidiaSpec, container_edits
+from gpuvirt.model.shares.node.nvidiacdi import (
+    FOLDERS,
+    ContainerRuntime,
+    NoCdiDeviceError,
+    NvidiaGpu,
+    NvidiaSpec,
+    container_edits,
+    why_no_cdi,
+)
 from gpuvirt.model.shares.node.records import ShareRecords
-from gpuvirt.model.shares.node.runtimes import ContainerRuntime, why_no_cdi
 from gpuvirt.model.shares.placement import GpuId, Placement, Policy, Shares, place
 
 

@@ -6,11 +6,12 @@ x86-64 or arm64 lays it out (little-endian, glibc's `sem_t` of 32 bytes).
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.model.shares.node.records import ShareRecords
 
 MAGIC, VERSION = 19920718, (1, 2)
 HEADER_BYTES = 1856
@@ -60,3 +61,33 @@ def used_bytes(slots: bytes) -> int | UnreadableRegion:
     for at in range(0, len(slots) - SLOT_BYTES + 1, SLOT_BYTES):
         used += _TOTAL.unpack_from(slots, at + _TOTAL_AT)[0]
     return used if used <= MOST_BYTES else UnreadableRegion("counts more memory than a GPU has")
+
+
+_MIB = 1 << 20
+
+
+class PodMemory(msgspec.Struct, frozen=True):
+    """The memory of the containers of one pod that have a limit."""
+
+    namespace: str
+    pod: str
+    limit_mib: int
+    """Their limits together."""
+    used_mib: int | None
+    """None while it is unknown, or no process has used the GPU."""
+
+
+def memory_of_pods(records: ShareRecords, uses: MemoryUses) -> tuple[PodMemory, ...]:
+    """Return the memory of the pods that have a limit, by namespace and name."""
+    return tuple(sorted(_memory(records, uses), key=lambda memory: (memory.namespace, memory.pod)))
+
+
+def _memory(records: ShareRecords, uses: MemoryUses) -> Iterator[PodMemory]:
+    for uid, pod in records.pods.items():
+        limits = {name: share.limit.memory_mib for name, share in pod.containers.items() if share.limit is not None}
+        if not limits:
+            continue
+        found = [uses[uid, name] for name in limits if (uid, name) in uses]
+        known = [use for use in found if isinstance(use, int)]
+        used = sum(known) // _MIB if known and len(known) == len(found) else None
+        yield PodMemory(pod.namespace, pod.name, sum(limits.values()), used)

@@ -4,18 +4,90 @@ The agent keeps them on disk. They have each pod's requests, too, so that an age
 unreachable knows which containers of a pod run at the same time.
 """
 
+import re
 from collections.abc import Collection, Container, Iterable, Mapping
+from enum import Enum
+from itertools import islice
+from string import ascii_lowercase, digits
 
 import msgspec
 
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
-from gpuvirt.model.allocation.allocations import Consumers
+from gpuvirt.facts.pci import Unread
+from gpuvirt.model.allocation.allocations import Consumers, Unknown
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.placement import GpuId, Placement, Shares
+
+# The kubelet needs an id for each unit, and chooses any of them. Units are fungible, so an id says nothing about a GPU,
+# and has no NUMA node. The ids are short because the kubelet repeats them in its checkpoint and in pods' statuses. They
+# are no numbers, since other device plugins use the numbers of IOMMU groups as ids.
+MOST_UNITS = 100_000
+"""A hundred whole GPUs; five characters are enough for sixteen times as many."""
+_DIGITS = digits + ascii_lowercase
+_ID = re.compile(r"u(?:0|[1-9a-z][0-9a-z]{0,3})")
+
+
+def unit_ids(count: int, allocated: Collection[DeviceId]) -> tuple[DeviceId, ...]:
+    """Return the ids to list: as many as there are units, with all those that containers have.
+
+    Containers keep their units while GPUs become unhealthy, so the ids that are allocated stay, and free ids go first.
+    """
+    count = min(count, MOST_UNITS)
+    ours = {device for device in allocated if is_unit_id(device)}
+    free = (device for device in map(unit_id, range(MOST_UNITS + len(ours))) if device not in ours)
+    return tuple(sorted((*ours, *islice(free, max(count - len(ours), 0))), key=lambda device: (len(device), device)))
+
+
+def unit_id(number: int) -> DeviceId:
+    """Return the id of a unit."""
+    text = ""
+    while number or not text:
+        number, last = divmod(number, len(_DIGITS))
+        text = _DIGITS[last] + text
+    return DeviceId(f"u{text}")
+
+
+def is_unit_id(device: DeviceId) -> bool:
+    """Return whether an id is one of a unit; the kubelet's record may have others, of another plugin."""
+    return _ID.fullmatch(device) is not None
+
+
+class KeptShare(Enum):
+    """The reason why a pod keeps its share although it has ended or was deleted."""
+
+    RUNNING = "it has ended or was deleted by the API server, but processes of it still run"
+    RECORDED = "it has ended or was deleted by the API server, but the kubelet's record has its units"
+    RECORD_UNKNOWN = "it has ended or was deleted by the API server, but the kubelet's record can't be read"
+    PROCESSES_UNKNOWN = "it has ended or was deleted by the API server, but the processes of pods can't be seen"
+
+    @property
+    def text(self) -> str:
+        """The reason in words."""
+        return self.value
+
+
+def why_kept(
+    gone: frozenset[PodUid], in_kubelet: frozenset[PodUid] | Unknown, running: frozenset[PodUid] | Unread
+) -> Mapping[PodUid, KeptShare]:
+    """Return the pods that keep their shares, of those that the API server lacks or calls ended.
+
+    `in_kubelet` are the pods in the kubelet's record, `running` those of `gone` that have processes.
+    """
+    found: dict[PodUid, KeptShare] = {}
+    for uid in gone:
+        if isinstance(running, Unread):
+            found[uid] = KeptShare.PROCESSES_UNKNOWN
+        elif uid in running:
+            found[uid] = KeptShare.RUNNING
+        elif isinstance(in_kubelet, Unknown):
+            found[uid] = KeptShare.RECORD_UNKNOWN
+        elif uid in in_kubelet:
+            found[uid] = KeptShare.RECORDED
+    return found
 
 
 class ShareLimit(msgspec.Struct, frozen=True):

@@ -9,9 +9,8 @@ from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node.choice import NodeSharing, offered
-from gpuvirt.model.shares.node.keptshares import KeptShare
-from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
-from gpuvirt.model.shares.node.runtimes import ContainerRuntime
+from gpuvirt.model.shares.node.nvidiacdi import ContainerRuntime, NvidiaSpec
+from gpuvirt.model.shares.node.records import KeptShare
 
 NO_GPUS = NodeSharing({})
 
