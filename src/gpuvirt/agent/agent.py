@@ -240,7 +240,7 @@ class Agent:
             sharing = self._state.memory.sharing
             self.shares.observe_gpus(sharing.gpus, sharing.minors, sharing.memory_mib)
         self._wakes.operands.set()
-        if self._state.memory.withdrawal.grew or self.observations.is_growing:
+        if self._state.memory.withdrawal.grew or self.observations.awaits_new_devices:
             self._wakes.ask_kubelet.set()
         self._gates.answer_commands()
         self._files.keep(self._state.memory.desired, self._state.ledger.content)

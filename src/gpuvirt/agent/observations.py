@@ -114,7 +114,7 @@ class Observations:
         self._account.observe_account(account)
         self._wakes.room.set()
         waited = not self._state.counted.is_known
-        if self._state.observe_account(account) or self.is_growing or (waited and self._state.counted.is_known):
+        if self._state.observe_account(account) or self.awaits_new_devices or (waited and self._state.counted.is_known):
             self._wakes.decide.set()
         self._gates.answer_commands()
         awaited = self.hurries or self._state.awaits_end or self._may_count_otherwise
@@ -144,9 +144,9 @@ class Observations:
 
     @property
     def _may_count_otherwise(self) -> bool:
-        return self.is_growing or self._state.counted.is_awaited
+        return self.awaits_new_devices or self._state.counted.is_awaited
 
     @property
-    def is_growing(self) -> bool:
+    def awaits_new_devices(self) -> bool:
         """Whether the kubelet may soon count more devices of a resource."""
-        return self._state.memory.notice.is_growing(self._clock.monotonic_s())
+        return self._state.memory.notice.awaits_new_devices(self._clock.monotonic_s())

@@ -115,8 +115,8 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     invalid = _invalid(desired, inventory.gpus, vgpus)
     departing = Departing(withdrawn(inventory, drivers), vgpus.undesired, picture.gates.drained.functions)
     notice = announced(picture, memory, desired, terms, departing, now_s)
-    passed = notice.passed if terms.notice is not None else departing.names
-    withdrawal = withdraw(memory.withdrawal, departing, passed, now_s)
+    may_withdraw = notice.may_withdraw if terms.notice is not None else departing.names
+    withdrawal = withdraw(memory.withdrawal, departing, may_withdraw, now_s)
     before = dataclasses.replace(memory, desired=desired, withdrawal=withdrawal, parts=parts)
     offering = offering_of(inventory, picture, before, terms, vgpus, now_s)
     offers, on_demand, review = offering.offers, offering.on_demand, offering.review

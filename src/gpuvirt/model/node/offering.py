@@ -15,7 +15,7 @@ from gpuvirt.model.node.parts import Parts, allocations_part, candidates_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.deviceusers import DeviceUsers, device_users
 from gpuvirt.model.offers.namereview import NameReview, review_names, withholdings
-from gpuvirt.model.offers.notice import Notice, Taken, announce, name_of, with_counts
+from gpuvirt.model.offers.notice import Announcement, Taken, announce, name_of, with_counts
 from gpuvirt.model.offers.offermaking import OfferInputs, make_offers
 from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.offers.ondemand.offer import (
@@ -181,7 +181,7 @@ def _among(offers: Offers, known: frozenset[ResourceName]) -> Offers:
 
 def announced(
     picture: NodePicture, memory: NodeMemory, desired: DesiredNode, terms: NodeTerms, departing: Departing, now_s: float
-) -> Notice:
+) -> Announcement:
     """Return the withdrawals that were announced, beside the devices that the kubelet has of the last offers."""
     if terms.notice is None:
         return memory.notice
@@ -190,15 +190,15 @@ def announced(
 
 
 def counted(
-    picture: NodePicture, notice: Notice, terms: NodeTerms, offered: Taken, departing: Departing, now_s: float
-) -> Notice:
-    """Return the notice with the counts that the scheduler should see."""
+    picture: NodePicture, notice: Announcement, terms: NodeTerms, offered: Taken, departing: Departing, now_s: float
+) -> Announcement:
+    """Return the announcement with the counts that the scheduler should see."""
     if terms.notice is None:
         return notice
     account = picture.ledger.account
     by_kubelet = account.surely_counted if account is not None else ()
-    going = departing.names - _stay(picture, offered.offers) if departing.names else departing.names
-    return with_counts(notice, offered, going, by_kubelet, terms.notice, now_s)
+    withdrawing = departing.names - _stay(picture, offered.offers) if departing.names else departing.names
+    return with_counts(notice, offered, withdrawing, by_kubelet, terms.notice, now_s)
 
 
 def _stay(picture: NodePicture, offers: Offers) -> frozenset[str]:

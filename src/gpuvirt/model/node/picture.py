@@ -21,7 +21,7 @@ from gpuvirt.model.node.desirednode import DesiredNode, RequestTerms
 from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.offers.deviceusers import GivenShares
 from gpuvirt.model.offers.namereview import NameReview, ReviewTerms
-from gpuvirt.model.offers.notice import Notice, NoticeTimes
+from gpuvirt.model.offers.notice import Announcement, NoticeTimes
 from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.offers.ondemand.offer import OnDemandOffer, PodEnds
 from gpuvirt.model.offers.sharing import SharedOffer
@@ -120,7 +120,7 @@ class NodeMemory:
     """The offered devices, with the traces of their health."""
     withdrawal: Withdrawal = field(default_factory=Withdrawal)
     """The withdrawn devices, and when the last of them were withdrawn."""
-    notice: Notice = field(default_factory=Notice)
+    notice: Announcement = field(default_factory=Announcement)
     """The withdrawals that were announced to the scheduler."""
     review: NameReview = field(default_factory=NameReview)
     """The names that wait for the controller's review."""

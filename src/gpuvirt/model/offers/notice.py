@@ -46,9 +46,9 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 def counts(
-    taken: Taken, going: frozenset[str], counted: Iterable[tuple[ResourceName, DeviceId]]
+    taken: Taken, withdrawing: frozenset[str], counted: Iterable[tuple[ResourceName, DeviceId]]
 ) -> Mapping[ResourceName, Count]:
-    """Return the limits of each resource; `going` is being withdrawn, `counted` are the kubelet's healthy devices.
+    """Return the limits of each resource without those `withdrawing`; `counted` are the kubelet's healthy devices.
 
     The first vGPU of an on-demand GPU takes the ids of its other types at once, without notice: the node's status falls
     with the list.
@@ -57,7 +57,7 @@ def counts(
     stay: dict[ResourceName, Collection[DeviceId]] = dict(taken.on_demand)
     for name, offer in taken.offers.by_resource.items():
         healthy = (device for device in offer.devices.values() if device.health.healthy)
-        stay[name] = [device.id for device in healthy if name_of(device) not in going]
+        stay[name] = [device.id for device in healthy if name_of(device) not in withdrawing]
     return {name: Count(sum((name, id_) in of_kubelet for id_ in ids), len(ids)) for name, ids in stay.items()}
 
 
@@ -77,7 +77,7 @@ class NoticeTimes(msgspec.Struct, frozen=True):
     """How long the kubelet may take to count new devices."""
 
 
-class Notice(msgspec.Struct, frozen=True):
+class Announcement(msgspec.Struct, frozen=True):
     """The announced withdrawals of one node. Times are in seconds of the monotonic clock."""
 
     counts: Mapping[ResourceName, Count] = msgspec.field(default_factory=dict)
@@ -86,33 +86,34 @@ class Notice(msgspec.Struct, frozen=True):
     """When the withdrawal of each offered function or vGPU was announced."""
     known_since_s: float | None = None
     """Since when the scheduler counts none of these devices."""
-    growing_until_s: float = 0.0
-    passed: frozenset[str] = frozenset()
+    awaits_until_s: float = 0.0
+    """Until when the kubelet may count new devices."""
+    may_withdraw: frozenset[str] = frozenset()
     """The functions and vGPUs that may be withdrawn."""
     again_at_s: float | None = None
     """When the next of them may be withdrawn; None if none waits."""
 
-    def is_growing(self, now_s: float) -> bool:
+    def awaits_new_devices(self, now_s: float) -> bool:
         """Return whether the kubelet may soon count further devices, which the node's status must show then."""
-        return now_s < self.growing_until_s and any(count.least < count.most for count in self.counts.values())
+        return now_s < self.awaits_until_s and any(count.least < count.most for count in self.counts.values())
 
 
 def announce(
-    before: Notice,
-    going: frozenset[str],
+    before: Announcement,
+    withdrawing: frozenset[str],
     offers: Offers,
     of_status: Mapping[ResourceName, int] | None,
     times: NoticeTimes,
     now_s: float,
-) -> Notice:
-    """Return the notice with those devices of `going` that may be withdrawn now. What is not offered needs no notice.
+) -> Announcement:
+    """Return the announcement with those devices of `withdrawing` that may be withdrawn now: offered ones wait.
 
     `of_status` are the counts in the node's status, None if not observed yet. An announced withdrawal waits its time
     even if its device fails or leaves meanwhile, and a withdrawn device is not announced again: `offers` are the last
     ones, so such a withdrawal would come or go one decision late.
     """
-    known = of_status is not None and is_known(counts(Taken(offers), going, ()), of_status)
-    announced = (going - before.passed) & (free_names(offers) | before.since_s.keys())
+    known = of_status is not None and is_known(counts(Taken(offers), withdrawing, ()), of_status)
+    announced = (withdrawing - before.may_withdraw) & (free_names(offers) | before.since_s.keys())
     since_s = {device: before.since_s.get(device, now_s) for device in announced}
     known_since_s = before.known_since_s if known and not since_s.keys() - before.since_s.keys() else None
     if known and known_since_s is None:
@@ -123,7 +124,7 @@ def announce(
         before,
         since_s=since_s,
         known_since_s=known_since_s,
-        passed=going - waiting_s.keys(),
+        may_withdraw=withdrawing - waiting_s.keys(),
         again_at_s=min(waiting_s.values(), default=None),
     )
 
@@ -135,14 +136,14 @@ def _until_s(since_s: float, known_since_s: float | None, times: NoticeTimes) ->
 
 
 def with_counts(
-    before: Notice,
+    before: Announcement,
     taken: Taken,
-    going: frozenset[str],
+    withdrawing: frozenset[str],
     counted: Iterable[tuple[ResourceName, DeviceId]],
     times: NoticeTimes,
     now_s: float,
-) -> Notice:
-    """Return the notice with the counts by the offers, the departing devices (`going`), and the kubelet's count."""
-    now = counts(taken, going, counted)
+) -> Announcement:
+    """Return the announcement with the counts by the offers without those `withdrawing`, and the kubelet's count."""
+    now = counts(taken, withdrawing, counted)
     grows = any(count.most > before.counts.get(name, Count(0, 0)).most for name, count in now.items())
-    return replace(before, counts=now, growing_until_s=now_s + times.growth_s if grows else before.growing_until_s)
+    return replace(before, counts=now, awaits_until_s=now_s + times.growth_s if grows else before.awaits_until_s)
