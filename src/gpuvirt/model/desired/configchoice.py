@@ -90,7 +90,8 @@ def _chosen(gpu: ConfigGpu, entries: Sequence[ConfigEntry]) -> ConfigEntry | Not
             " lists its vGPU types",
         )
     if last.is_for_all:
-        message = f"{gpu.address} ({gpu.device}) is a card without {_listed(last)}, so gpuvirt does not change it"
+        listed = ", ".join(profile.text for profile in last.types)
+        message = f"{gpu.address} ({gpu.device}) is a card without {listed}, so gpuvirt does not change it"
         return Note(NoteCode.OTHER_CARD, last.place, message)
     return last
 
@@ -114,10 +115,6 @@ def _cards(entry: ConfigEntry) -> frozenset[str]:
     return frozenset(profile.gpu for profile in entry.types)
 
 
-def _listed(entry: ConfigEntry) -> str:
-    return ", ".join(profile.text for profile in entry.types)
-
-
 def _unmatched(entries: Sequence[ConfigEntry], gpus: Collection[ConfigGpu]) -> Iterator[Note]:
     """Yield notes on indices without a GPU, and on filters that match neither a GPU of the node nor a known card."""
     present = {gpu.index for gpu in gpus}
@@ -133,14 +130,10 @@ def _unmatched(entries: Sequence[ConfigEntry], gpus: Collection[ConfigGpu]) -> I
         yield Note(NoteCode.NOTHING_MATCHES, place, f"no entry selects any GPU of this node, which has {here}")
         return
     for entry in entries:
-        if entry.filters and not _matches_any(entry, gpus) and not _is_known(entry):
+        if entry.filters and not any(_matches(entry, gpu) for gpu in gpus) and not _is_known(entry):
             texts = ", ".join(sorted(device_filter.text for device_filter in entry.filters))
             message = f"{texts} matches no GPU of this node, and no card of gpuvirt's catalog"
             yield Note(NoteCode.NOTHING_MATCHES, entry.place, message)
-
-
-def _matches_any(entry: ConfigEntry, gpus: Iterable[ConfigGpu]) -> bool:
-    return any(_matches(entry, gpu) for gpu in gpus)
 
 
 def _matches(entry: ConfigEntry, gpu: ConfigGpu) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from gpuvirt.model.reasons.reason import Reason, Seen, without_code
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
-_WORDS: Mapping[ReasonCode, tuple[str, str]] = {
+HYPERVISOR_WORDS: Mapping[ReasonCode, tuple[str, str]] = {
     ReasonCode.HYPERVISOR_UNREACHABLE: (
         "can't be reached",
         "check that the hypervisor runs, `server` in the Secret, and the network policies of the controller",
@@ -91,7 +91,7 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
 
 def hypervisor_problem(code: ReasonCode, server: str, words: str) -> Reason:
     """Return the reason of one of these codes. `words` are the hypervisor's own, without credentials."""
-    message, fix = _WORDS[code]
+    message, fix = HYPERVISOR_WORDS[code]
     return Reason(code, f"the hypervisor {server}", message, (Seen("", words),) if words else (), fix)
 
 

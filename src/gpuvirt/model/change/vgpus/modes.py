@@ -125,15 +125,11 @@ def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus)
         or any(profile.is_mig for profile in profiles)
         or len({profile.gb for profile in profiles}) > 1
         or (bool(names) and len({profile.gb for profile in live}) > 1)
-        or (bool(names) and _may_have_mig(function, gpu_state) and not gpu_state.shares_time)
+        or (bool(names) and _may_be_mig(function.id, function.subsystem, known) and not gpu_state.shares_time)
     )
     if not needed:
         return Questions(blocks=False) if desired.on_demand and gpu_state.has_mig_vgpus else None
     return Questions(unnamed or unresolved, desired.scheduler is not None)
-
-
-def _may_have_mig(function: PciFunction, gpu_state: GpuState) -> bool:
-    return _may_be_mig(function.id, function.subsystem, gpu_state.known_types)
 
 
 @lru_cache(1024)

@@ -223,7 +223,10 @@ def offer_on_demand(inventory: Inventory, inputs: OnDemandInputs, before: OnDema
     for entry in entries:
         if entry.device not in inputs.ending:  # the kubelet would give the id to another pod
             given[entry.resource][entry.device] = entry
-    counts, resources = _counts(inputs.settings, gpus.values()), {name: kind for kind, name in _by_type(types).items()}
+    newest = {
+        vgpu_type: resource for resource, vgpu_type in types.items()
+    }  # a type whose number changes gets a new one
+    counts, resources = _counts(inputs.settings, gpus.values()), {name: kind for kind, name in newest.items()}
     counts += _replaced(inventory, inputs.replacements, gpus)
     used = {entry.device for entry in entries}
     number, free = before.next_number, dict[ResourceName, tuple[DeviceId, ...]]()
@@ -239,11 +242,6 @@ def offer_on_demand(inventory: Inventory, inputs: OnDemandInputs, before: OnDema
 def gpus_on_demand(inventory: Inventory, inputs: OnDemandInputs) -> Mapping[PciAddress, OnDemandGpu]:
     """Return what each GPU in this mode carries and can still carry."""
     return dict(_gpus(inventory, inputs, tuple(on_demand_entries(inputs.entries))))
-
-
-def _by_type(types: Mapping[ResourceName, VgpuType]) -> Mapping[VgpuType, ResourceName]:
-    """Return the newest resource of each type; a type has another one after its number has changed."""
-    return {vgpu_type: resource for resource, vgpu_type in types.items()}
 
 
 def _types(inventory: Inventory, inputs: OnDemandInputs) -> Mapping[ResourceName, VgpuType]:
