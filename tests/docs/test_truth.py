@@ -160,6 +160,14 @@ def test_the_settings_in_the_manifest_are_the_defaults() -> None:
     assert check(documents.parse(text, Settings, where="node.yaml"), where="node.yaml") == Settings()
 
 
+def test_hami_core_is_installed_where_agents_look_for_it() -> None:
+    library = Path(Settings().shares.library)
+    folder = ROOT / "deploy/hami-core"
+    (volume,) = yaml.safe_load((folder / "daemonset.yaml").read_text())["spec"]["template"]["spec"]["volumes"]
+    assert volume["hostPath"]["path"] == str(library.parent)
+    assert f"/target/{library.name}\"]" in (folder / "Dockerfile").read_text()
+
+
 def test_make_targets_of_the_readme_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text()))
