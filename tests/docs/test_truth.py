@@ -161,7 +161,7 @@ def test_the_settings_in_the_manifest_are_the_defaults() -> None:
 
 
 def test_hami_core_is_installed_where_agents_look_for_it() -> None:
-    library = Path(Settings().shares.library)
+    library = Path(Settings().shares.hami_core.library)
     folder = ROOT / "deploy/hami-core"
     (volume,) = yaml.safe_load((folder / "daemonset.yaml").read_text())["spec"]["template"]["spec"]["volumes"]
     assert volume["hostPath"]["path"] == str(library.parent)
