@@ -165,7 +165,7 @@ def test_hami_core_is_installed_where_agents_look_for_it() -> None:
     folder = ROOT / "deploy/hami-core"
     (volume,) = yaml.safe_load((folder / "daemonset.yaml").read_text())["spec"]["template"]["spec"]["volumes"]
     assert volume["hostPath"]["path"] == str(library.parent)
-    assert f"/target/{library.name}\"]" in (folder / "Dockerfile").read_text()
+    assert f'/target/{library.name}"]' in (folder / "Dockerfile").read_text()
 
 
 def test_make_targets_of_the_readme_exist() -> None:
