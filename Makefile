@@ -6,12 +6,13 @@ FLAVOUR ?= groups
 SECONDS ?= 600
 SEED ?=
 JOBS ?= 1
+REGISTRY ?=
 VENV := .venv/bin
 PINS := pyproject.toml schedules/pyproject.toml simulator/pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-schedule test test-rings test-all test-full-size soak explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster demo-cluster lab-shell lab-down lab-kernel-shell lint format
-.PHONY: bench bench-extender bench-webhook generate digests picture pci-ids lock clean
+.PHONY: bench bench-extender bench-webhook generate digests picture pci-ids image bundle release lock clean
 
 help:  ## List what there is to do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +124,15 @@ picture: .venv/made-for-dev  ## Draw the pictures again, from docs/flow.dot and 
 
 pci-ids:  ## Regenerate the PCI ID data from its pinned source
 	python3 tools/make_pci_ids.py
+
+image:  ## Build the image with buildah, podman or docker, and push it (REGISTRY=registry.example.com/team) or write it to dist/
+	@REGISTRY='$(REGISTRY)' tools/make-image $(ARGS)
+
+bundle: .venv/made-for-run  ## Write wheels, chart and image into one tar in dist/, for a cluster without internet access
+	@$(VENV)/python tools/make_release.py bundle $(ARGS)
+
+release: .venv/made-for-run  ## Fill dist/: wheels, sdists, chart package, image, SBOM, checksums
+	@$(VENV)/python tools/make_release.py release $(ARGS)
 
 lock:  ## Pin the newest versions of what we depend on; needs uv
 	uv lock --upgrade

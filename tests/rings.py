@@ -138,7 +138,7 @@ RINGS = {
         "gpuvirt's images, built from the Dockerfile",
         _image_lacks,
         "apt-get install --no-install-recommends buildah debootstrap",
-        1,
+        4,
         (base_image,),
     ),
     "helm": Ring(

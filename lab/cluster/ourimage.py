@@ -73,7 +73,7 @@ def build_images(tree: Path, folder: Path) -> Mapping[str, Path]:
     Raises ImageError.
     """
     base = base_image()
-    with _builder() as builder:
+    with image_builder() as builder:
         builder.load(base)
         builder.build(tree, None, NAME)
         for target in targets(tree):
@@ -85,7 +85,7 @@ def build_images(tree: Path, folder: Path) -> Mapping[str, Path]:
 
 
 @contextmanager
-def _builder() -> Iterator[Builder]:
+def image_builder() -> Iterator[Builder]:
     """Provide the only builder on this computer; first remove the mounts of a build that was killed."""
     alone = cache_root() / "image-build-alone"
     alone.mkdir(exist_ok=True)
