@@ -102,8 +102,8 @@ async def test_a_cluster_without_the_kinds_says_what_to_install(tmp_path: Path) 
     assert done.returncode == 1
     assert done.stdout == (
         "Not installed: this cluster has no kind ClusterPolicy.\n"
-        "  fix: helm install --generate-name -n gpu-operator --create-namespace\n"
-        "       deploy/chart --set image.repository=REGISTRY/gpuvirt\n"
+        "  fix: helm install gpuvirt deploy/chart -n gpu-operator --create-namespace\n"
+        "       --set image.repository=REGISTRY/gpuvirt\n"
     )
 
 

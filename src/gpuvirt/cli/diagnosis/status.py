@@ -24,7 +24,7 @@ EVERY_S = 2.0
 """How often --watch and --wait ask."""
 WAIT_S = 300
 INSTALL = (
-    "helm install --generate-name -n gpu-operator --create-namespace deploy/chart"
+    "helm install gpuvirt deploy/chart -n gpu-operator --create-namespace"
     " --set image.repository=REGISTRY/gpuvirt"
 )
 COLUMNS = (
