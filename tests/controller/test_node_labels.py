@@ -406,3 +406,36 @@ def test_uninstalling_removes_the_state_labels_after_the_agent_is_gone() -> None
     last = left_of(metadata, used=False, agents_gone=True)
     assert patched(metadata.labels, last) == {"mine": "x"}
     assert last.annotations["gpuvirt.io/vgpu.config.reason"] is None
+
+
+GPUS = frozenset({"nvidia.com/gpu"})
+
+
+def served(labels: dict[str, str], resources: frozenset[str] = GPUS) -> dict[str, str]:
+    """Return the labels after one pass of a node that offers resources to containers."""
+    placement = placement_of(labels, None, ON, resources)
+    return patched(labels, desired_labels(Metadata(labels=labels), placement, LabelInputs(mig_default="all-disabled")))
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"])
+@pytest.mark.parametrize("chosen", [{}, {LABEL: "container"}])
+def test_a_node_that_another_device_plugin_serves_is_left_alone(resource: str, chosen: dict[str, str]) -> None:
+    labels = {**NFD, **chosen, "nvidia.com/gpu.product": "NVIDIA-A100"}
+    left = served(labels, frozenset({resource}))
+    assert left == {**labels, "nvidia.com/gpu.present": "true"}
+    assert served(left, frozenset({resource})) == left
+    assert placement_of(labels, None, ON, {resource}).left_alone is not None
+    assert deployed(served(left, frozenset())) >= set(SETS[Workload.CONTAINER]), "once that plugin is gone"
+
+
+@pytest.mark.parametrize("label", ["nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.sandbox-validator"])
+def test_an_operator_deployed_the_plugin_of_a_node_with_a_label_of_an_operand(label: str) -> None:
+    labels = {**NFD, label: "false"}
+    assert deployed(served(labels)) >= set(SETS[Workload.CONTAINER]) - {label.removeprefix(DEPLOY)}
+    assert placement_of(labels, None, ON, GPUS).left_alone is None
+
+
+@pytest.mark.parametrize("workload", [workload for workload in Workload if workload is not Workload.CONTAINER])
+def test_a_node_for_vms_or_shares_gets_its_operands_beside_another_plugin(workload: Workload) -> None:
+    labels = {**NFD, LABEL: workload.value}
+    assert deployed(served(labels)) == set(SETS[workload])

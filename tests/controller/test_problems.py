@@ -211,6 +211,23 @@ def test_a_driver_that_can_not_be_rendered_is_reported_and_the_other_components_
     assert "OsUnknown" not in problem_text(by_host)
 
 
+def test_a_node_that_another_plugin_serves_is_ready_and_says_so() -> None:
+    served = Node(Metadata(name="node01", labels=dict(NFD)), NodeStatus(allocatable={"nvidia.com/gpu": "2"}))
+    found = ObservedCluster([served], [policy()]).decided(DEPLOYS)
+    assert [verdict.against for verdict in found.nodes] == [None]
+    (event,) = (each.event for each in found.announcements if each.about.name == "node01")
+    assert event.reason == "LeftAlone"
+    assert "a device plugin that gpuvirt did not deploy offers nvidia.com/gpu" in event.note
+    assert "label the node nvidia.com/gpu.deploy.device-plugin=false" in event.note
+    present = with_labels(served, {"nvidia.com/gpu.present": "true"})
+    deployer = Deployer(ClusterPolicy(metadata=Metadata(name="p")), has_image=True, has_daemon_sets=True)
+    (row,) = rows([present], {}, [], deployer)
+    assert (row.component, row.ready, row.state, row.detail) == ("operands", True, "LeftAlone", event.note)
+    assert rows([present], {}, [], replace(deployer, beside=True)) == ()
+    beside = ObservedCluster([served], [policy()]).decided(replace(DEPLOYS, coexists=True))
+    assert not [each for each in beside.announcements if each.about.name == "node01"]
+
+
 # Missing agents
 
 

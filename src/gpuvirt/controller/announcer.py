@@ -13,6 +13,7 @@ from gpuvirt.kube.client import Client
 from gpuvirt.kube.events import About, EventDraft, EventLevel, Reporter
 from gpuvirt.kube.kinds.clusterpolicy import API_VERSION, KIND, Choice
 
+LEFT_ALONE = "LeftAlone"
 REPORTER = Reporter("gpuvirt.io/controller", "gpuvirt-controller")
 
 
@@ -37,10 +38,12 @@ def invalid_announcements(choice: Choice, found: Sequence[InvalidValue]) -> Iter
 
 
 def node_announcements(name: str, placement: NodePlacement) -> Iterator[Announcement]:
-    """Yield the announcement about a node that waits until its GPUs are free."""
+    """Yield the announcement about a node that waits until its GPUs are free, or that another product serves."""
+    # As in the kubelet's events: `kubectl describe node` looks for the name as uid.
+    about = About("v1", "Node", name, name)
+    if placement.counts and (why := placement.left_alone) is not None:
+        yield Announcement(about, EventDraft(EventLevel.NORMAL, LEFT_ALONE, why))
     if placement.leaving and placement.counts:
-        # As in the kubelet's events: `kubectl describe node` looks for the name as uid.
-        about = About("v1", "Node", name, name)
         note = f"the node becomes {placement.workload} once its GPUs are free: {', '.join(placement.leaving)}"
         yield Announcement(about, EventDraft(EventLevel.NORMAL, "Draining", note))
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gpuvirt.controller.announcer import LEFT_ALONE
 from gpuvirt.controller.deployment import StoredObject
 from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.controller.nodes.problems import Deployer, NodeProblem, ObservedNode, problems_of
@@ -114,7 +115,8 @@ def rows(
 def _observed(node: Node, gpu_node: GpuNode | None, apps: frozenset[str], deployer: Deployer | None) -> ObservedNode:
     labels = node.metadata.labels
     defaults = policies.defaults_of(deployer.policy) if deployer is not None else Defaults(sandboxed=True)
-    placement = leaving(placement_of(labels, gpu_node, defaults), labels, gpu_node, spec_is_due=False)
+    resources = frozenset[str]() if deployer is None or deployer.beside else node.resources
+    placement = leaving(placement_of(labels, gpu_node, defaults, resources), labels, gpu_node, spec_is_due=False)
     return ObservedNode(labels, placement, gpu_node, apps, node.resources)
 
 
@@ -125,6 +127,8 @@ def _rows_of(
     if observed.placement.operands_off:
         yield Row(name, workload, ALL_OPERANDS, ready=True, state=OFF, detail=f"label {OPERANDS_LABEL}=false")
         return
+    if (why := observed.placement.left_alone) is not None:
+        yield Row(name, workload, ALL_OPERANDS, ready=True, state=LEFT_ALONE, detail=why)
     of_agent = next((problem.reason for problem in problems if problem.component == AGENT), None)
     has_agent = workload in _AGENT_WORKLOADS
     if has_agent:

@@ -168,7 +168,8 @@ def decide_node(inputs: NodeInputs, cluster: ClusterInputs) -> NodesSummary:
     """Return the decisions for one node."""
     node, gpu_node, deployer = inputs.node, inputs.gpu_node, cluster.deployer
     name, writes = node.metadata.name, list[NodeWrite]()
-    placement = placement_of(node.metadata.labels, gpu_node, cluster.defaults)
+    resources = frozenset[str]() if deployer.beside else node.resources
+    placement = placement_of(node.metadata.labels, gpu_node, cluster.defaults, resources)
     desired = _desired(node, placement, cluster, gpu_node)
     placement = leaving(placement, node.metadata.labels, gpu_node, spec_is_due=desired is not None)
     label_inputs = replace(

@@ -76,6 +76,8 @@ def deploy_label(component: str) -> str:
 
 OPERANDS_LABEL = deploy_label("operands")
 """`false`: gpuvirt deploys no operands to the node."""
+DEVICE_PLUGIN_LABEL = deploy_label("device-plugin")
+"""`false`: another device plugin offers the node's GPUs to containers."""
 NODE_LABEL = "gpuvirt.io/node"
 """`true`: the agent runs on the node. The agent's DaemonSet selects it."""
 AGENT_LABELS = "labels"

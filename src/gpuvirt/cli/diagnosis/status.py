@@ -23,10 +23,7 @@ from gpuvirt.kube.failures import UnreachableError
 EVERY_S = 2.0
 """How often --watch and --wait ask."""
 WAIT_S = 300
-INSTALL = (
-    "helm install gpuvirt deploy/chart -n gpu-operator --create-namespace"
-    " --set image.repository=REGISTRY/gpuvirt"
-)
+INSTALL = "helm install gpuvirt deploy/chart -n gpu-operator --create-namespace --set image.repository=REGISTRY/gpuvirt"
 COLUMNS = (
     Column("NODE"),
     Column("WORKLOAD", folds=True),

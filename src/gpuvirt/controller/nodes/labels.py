@@ -77,11 +77,11 @@ def desired_labels(metadata: Metadata, placement: NodePlacement, inputs: LabelIn
     if placement.leaving:
         kept = _healed(labels, inputs) | _vgpu_driver(labels, placement, inputs)
         return DesiredLabels(desired | kept | {NODE_LABEL: _agent_of_leaving(placement, inputs)})
-    deploy = _deploy(labels, placement.workload, inputs)
+    deploy = {} if placement.other_plugin else _deploy(labels, placement.workload, inputs)
     desired |= deploy | _agent(deploy, inputs)
     if placement.workload is Workload.CONTAINER and inputs.labels_vgpu_types:
         desired[NODE_LABEL] = AGENT_LABELS
-    if placement.workload is Workload.CONTAINER and inputs.mig_default and _mig_capable(labels):
+    if deploy and placement.workload is Workload.CONTAINER and inputs.mig_default and _mig_capable(labels):
         desired[MIG_CONFIG_LABEL] = labels.get(MIG_CONFIG_LABEL) or inputs.mig_default
     return DesiredLabels(desired)
 

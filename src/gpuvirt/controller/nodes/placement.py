@@ -1,6 +1,6 @@
 """The workload of each node, and the GPUs that keep the node from changing it: from labels, policy and agent report."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -8,7 +8,10 @@ from msgspec.structs import replace
 from gpuvirt.kube.kinds.gpunode import READY, ReadGpuNode
 from gpuvirt.kube.kinds.gpunodereport import ReadGpu
 from gpuvirt.kube.labels import (
+    ALL,
+    DEVICE_PLUGIN_LABEL,
     GPU_FEATURES,
+    GPU_RESOURCES,
     NODE_LABEL,
     OPERANDS_LABEL,
     PRESENT_LABEL,
@@ -70,6 +73,21 @@ class NodePlacement(msgspec.Struct, frozen=True):
     operands_off: bool = False
     """Whether an admin has switched off all operands of the node: `nvidia.com/gpu.deploy.operands=false`."""
 
+    other_plugin: str = ""
+    """The resource that another product's device plugin offers to containers; empty if none does. gpuvirt deploys
+    nothing there, since its driver would replace the one that these containers use."""
+
+    @property
+    def left_alone(self) -> str | None:
+        """Why gpuvirt deploys nothing to a node that another product serves, and how to change that."""
+        if not self.other_plugin or self.leaving:
+            return None
+        return (
+            f"a device plugin that gpuvirt did not deploy offers {self.other_plugin}, so gpuvirt deploys nothing here;"
+            " delete that plugin from the node for gpuvirt's parts, or keep it and label the node"
+            f" {DEVICE_PLUGIN_LABEL}=false for the other parts"
+        )
+
     @property
     def is_unreported(self) -> bool:
         """Whether the agent has not reported the vGPU driver's GPUs yet. The agent's label stays until it has."""
@@ -86,8 +104,13 @@ class NodePlacement(msgspec.Struct, frozen=True):
         return self.present and not self.operands_off
 
 
-def placement_of(labels: Mapping[str, str], gpu_node: ReadGpuNode | None, defaults: Defaults) -> NodePlacement:
-    """Return a node's workload, by its labels and by the GPUs that its agent reports."""
+def placement_of(
+    labels: Mapping[str, str],
+    gpu_node: ReadGpuNode | None,
+    defaults: Defaults,
+    resources: Collection[str] = frozenset(),
+) -> NodePlacement:
+    """Return a node's workload, by its labels, the GPUs that its agent reports, and the resources that it offers."""
     gpus = gpu_node.status.gpus if gpu_node is not None and gpu_node.status is not None else ()
     workload, origin = _workload(labels, defaults)
     return NodePlacement(
@@ -98,6 +121,7 @@ def placement_of(labels: Mapping[str, str], gpu_node: ReadGpuNode | None, defaul
         invalid=unknown_workload(labels[WORKLOAD_LABEL]) if workload is None else None,
         # With --coexist gpuvirt sets this label itself, on nodes where its agent runs.
         operands_off=labels.get(OPERANDS_LABEL) == "false" and labels.get(NODE_LABEL) != "true",
+        other_plugin=_other_plugin(labels, resources) if workload is Workload.CONTAINER else "",
     )
 
 
@@ -154,6 +178,15 @@ def _present(labels: Mapping[str, str], gpus: Iterable[ReadGpu]) -> bool:
         return True
     reported = labels.get(NODE_LABEL) == "true" and any(True for _ in gpus)
     return reported and labels.get(PRESENT_LABEL) == "true"
+
+
+def _other_plugin(labels: Mapping[str, str], resources: Collection[str]) -> str:
+    """Return the first resource of containers that a node offers before an operand was ever deployed to it.
+
+    A node with the label of an operand has, or had, gpuvirt's or NVIDIA's operator, whose plugin offers the resource.
+    """
+    theirs = sorted(name for name in resources if name.startswith(GPU_RESOURCES))
+    return theirs[0] if theirs and ALL.isdisjoint(labels) else ""
 
 
 def _workload(labels: Mapping[str, str], defaults: Defaults) -> tuple[Workload | None, str]:

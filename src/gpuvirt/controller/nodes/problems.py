@@ -82,7 +82,7 @@ def problems_of(node: ObservedNode, deployer: Deployer) -> tuple[NodeProblem, ..
     if not placement.counts or placement.workload is None:
         return ()
     if placement.workload is Workload.CONTAINER and not placement.leaving:
-        return () if deployer.beside else tuple(_of_container_node(node, deployer))
+        return () if deployer.beside or placement.other_plugin else tuple(_of_container_node(node, deployer))
     return tuple(_of_agents_node(node, deployer))
 
 
