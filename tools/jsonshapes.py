@@ -14,6 +14,7 @@ from gpuvirt.cli.changes import vgpu
 from gpuvirt.cli.output import changesrender, fleetrender
 from gpuvirt.controller.clusterstatus import ClusterStatus
 from gpuvirt.controller.clusterstatus import Row as ComponentRow
+from gpuvirt.controller.install.preview import Preview
 from gpuvirt.diagnosis import findings
 from gpuvirt.diagnosis.explanation import DeviceExplanation
 from gpuvirt.diagnosis.vms.nodeexplanation import NodeExplanation
@@ -34,6 +35,7 @@ COMMANDS: Mapping[str, object] = {
     "why node/NAME": NodeExplanation,
     "plan node/NAME": NodePlan,
     "status": ClusterStatus,
+    "install check": Preview,
     "shares": SharesOverview,
     "schedule list": list[reports.ScheduleRow],
     "schedule show NAME": reports.ScheduleDetail,

@@ -180,12 +180,14 @@ ON_HOSTS = {
     "vgpu scheduler set": ("vgpu", "scheduler", "set", "{gpu}", "equal-share", "--dry-run"),
     "sim hosts": ("sim", "hosts"),
 }
+POLICY = Path(__file__).parent.parent / "kube/guidepolicy.yaml"
 IN_GPUVIRT = ("-n", "gpuvirt")
 OF_CLUSTERS = {
     "devices --node NAME|-A": ("devices", "-A"),
     "vgpu list --node NAME|-A": ("vgpu", "list", "-A"),
     "shares": ("shares",),
     "status": ("status",),
+    "install check": ("install", "check", str(POLICY)),
     "why vm/NAME|vmi/NAME|pod/NAME": ("why", "vm/vm"),
     "why node/NAME": ("why", "node/a1"),
     "plan node/NAME": ("plan", "node/a1", "--vgpu-config", "A10-4Q"),

@@ -12,7 +12,8 @@ import pytest
 import typer
 from lab.cluster.helm import helm
 
-from gpuvirt.cli.main import _program, program_for
+from gpuvirt.cli.dropin import vfiomanage, vgpudm
+from gpuvirt.cli.main import program_for
 from tests.docs.commandblocks import ROOT, Block, blocks
 
 BLOCKS = tuple(blocks())
@@ -88,8 +89,8 @@ CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = {
     "helm": check_helm,
     "make": check_make,
     ".venv/bin/python": check_python,
-    "vfio-manage": lambda words: parsed(_program("vfiomanage"), words),
-    "nvidia-vgpu-dm": lambda words: parsed(_program("vgpudm"), words),
+    "vfio-manage": lambda words: parsed(vfiomanage.app, words),
+    "nvidia-vgpu-dm": lambda words: parsed(vgpudm.app, words),
 }
 
 

@@ -8,10 +8,14 @@ from typing import Annotated
 import typer
 
 from gpuvirt import __version__, documents
-from gpuvirt.cli.parameters import apiserver
+from gpuvirt.cli.formats import Output
+from gpuvirt.cli.output.render import print_document
+from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
+from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock
 from gpuvirt.controller.install import images as image_lists
 from gpuvirt.controller.install import installing
+from gpuvirt.controller.install.preview import preview
 from gpuvirt.controller.install.uninstall import Goals, run
 from gpuvirt.kube.client import Client
 
@@ -54,6 +58,18 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Run the installation steps of the chart's Jobs.\n\nIt also lists images, and checks an installation.",
 )
+
+Manifests = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[MANIFEST]...", help="Output of helm template, or a ClusterPolicy. Default: standard input."
+    ),
+]
+COLUMNS = (Column("NODE"), Column("GPUS"), Column("WORKLOAD"), Column("GETS", folds=True))
+
+
+def _texts(manifests: list[Path] | None) -> list[tuple[str, str]]:
+    return [(str(file), documents.text_of(file)) for file in manifests or ()] or [("stdin", sys.stdin.read())]
 
 
 @app.command("crds")
@@ -118,12 +134,7 @@ def policy(
 
 @app.command("images")
 def images(
-    manifests: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[MANIFEST]...", help="Output of helm template, or a ClusterPolicy. Default: standard input."
-        ),
-    ] = None,
+    manifests: Manifests = None,
     *,
     systems: Annotated[
         list[str] | None,
@@ -142,9 +153,36 @@ def images(
     The list includes the images of the operands that the ClusterPolicy enables. `helm template` prints the manifests
     for your values.
     """
-    texts = [(str(file), documents.text_of(file)) for file in manifests or ()] or [("stdin", sys.stdin.read())]
-    for name in image_lists.images_of(texts, image_lists.ImageInputs(frozenset(systems or ()), image)):
+    for name in image_lists.images_of(_texts(manifests), image_lists.ImageInputs(frozenset(systems or ()), image)):
         print(name)
+
+
+@app.command("check")
+def check(
+    manifests: Manifests = None,
+    *,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Preview the parts that each node would get from an installation.
+
+    The command reads the nodes with your rights, and changes nothing. `helm template` prints the manifests for your
+    values. The parts depend on the node's labels, and on plugins that already offer its GPUs.
+    """
+    policy, inputs = image_lists.operands_of(_texts(manifests), f"gpuvirt:{__version__}")
+    client = Client(apiserver.demanded_credentials(kubeconfig, context))
+    found = asyncio.run(preview(client, policy, inputs))
+    if print_document(found, output):
+        return
+    out, table = console(), Table(COLUMNS, below="NOTE")
+    for node in found.nodes:
+        gpus = "yes" if node.has_gpus else "not known yet"
+        cells = (node.name, gpus, node.workload, ", ".join(node.components) or NOTHING)
+        table.add(*cells, below=filter(None, [node.note]))
+    table.print(out)
+    for note in found.notes:
+        say(out, note, style="yellow")
 
 
 @app.command("verify")

@@ -101,6 +101,17 @@ def images_of(manifests: Iterable[tuple[str, str]], inputs: ImageInputs) -> tupl
     return tuple(sorted(named))
 
 
+def operands_of(manifests: Iterable[tuple[str, str]], image: str) -> tuple[ClusterPolicy, RenderInputs]:
+    """Return the ClusterPolicy of manifests, and the inputs by which a controller renders it; raise ConfigError."""
+    found = _found(manifests)
+    if len(found.policies) != 1:
+        expected = "expected the output of helm template, or a ClusterPolicy"
+        raise ConfigError(f"{expected}; found {len(found.policies)} ClusterPolicies", where="the manifests")
+    (policy,) = found.policies
+    inputs = _render_inputs(found.containers, ImageInputs(image=image))
+    return policy, replace(inputs, config_maps=dict.fromkeys(config_maps_of(policy), ()))
+
+
 def _found(manifests: Iterable[tuple[str, str]]) -> _Found:
     containers, policies = list[_Container](), list[ClusterPolicy]()
     for where, text in manifests:
