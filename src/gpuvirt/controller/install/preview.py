@@ -1,4 +1,4 @@
-"""What an installation would deploy to each node, before it: by the nodes and the manifests to install.
+"""A preview of an installation: the parts that it would deploy to each node, by the nodes and its manifests.
 
 The decisions are the controller's own, and the DaemonSets those that it would render.
 """
@@ -27,7 +27,7 @@ from gpuvirt.kube.resources import NODES, Metadata
 
 
 class NodePreview(msgspec.Struct, frozen=True):
-    """What one node would get."""
+    """The parts that one node would get."""
 
     name: str
     has_gpus: bool
@@ -41,7 +41,7 @@ class NodePreview(msgspec.Struct, frozen=True):
 
 
 class Preview(msgspec.Struct, frozen=True):
-    """What all nodes would get."""
+    """The parts that all nodes would get."""
 
     nodes: tuple[NodePreview, ...]
     notes: tuple[str, ...] = ()
