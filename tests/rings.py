@@ -74,7 +74,7 @@ def _cluster_lacks() -> str | None:
         return no_images
     if vfio_of_its_own():
         return "the computer has VFIO devices of its own"
-    if another_kubelet(cache_root() / "cluster"):
+    if another_kubelet(cache_root()):
         return "a kubelet runs here"
     return _mount_lacks()
 

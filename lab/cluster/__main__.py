@@ -4,7 +4,10 @@ import argparse
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
+from lab.cache import cache_root
+from lab.cluster import secondcomputer
 from lab.cluster.baseimage import ImageError, base_image
 from lab.cluster.cluster import cluster
 from lab.cluster.controlplane import ClusterError
@@ -12,6 +15,7 @@ from lab.cluster.demo import demo
 from lab.cluster.golang import BuildError
 from lab.cluster.helm import helm
 from lab.cluster.kwok import kwok
+from lab.cluster.places import SECOND
 from lab.cluster.playedcluster import played_cluster
 
 
@@ -27,9 +31,8 @@ def main() -> int:
         lab = cluster()
         if arguments.what == "down":
             lab.down()
-            played = played_cluster()
-            if not played.is_reserved():  # tests start and stop it themselves; the demo's test runs beside them
-                played.down()
+            if not secondcomputer.is_this():
+                _end_clusters_of_tests()
             return 0
         charts = helm()
         if arguments.what == "build":
@@ -50,6 +53,17 @@ def main() -> int:
         environment = os.environ | {"KUBECONFIG": str(lab.kubeconfig), "PATH": path}
         return subprocess.run([os.environ.get("SHELL", "/bin/sh")], env=environment, check=False).returncode
     return 0
+
+
+def _end_clusters_of_tests() -> None:
+    """End what killed runs have left; the demo's test runs beside others, which start and stop theirs themselves."""
+    played, second = played_cluster(), replace(cluster(), folder=cache_root() / SECOND.folder, place=SECOND)
+    if not played.is_reserved():
+        played.down()
+    if not second.is_reserved():
+        if second.folder.exists():
+            subprocess.run([secondcomputer.COMMAND, sys.executable, "-m", "lab.cluster", "down"], check=True)
+        secondcomputer.remove_cgroups()
 
 
 if __name__ == "__main__":

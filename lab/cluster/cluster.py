@@ -9,10 +9,10 @@ from typing import ClassVar
 from typing_extensions import override
 
 from lab.cache import cache_root
-from lab.cluster import footprint, images, leftovers, settings
+from lab.cluster import footprint, images, leftovers, secondcomputer, settings
 from lab.cluster.binaries import binaries
 from lab.cluster.controlplane import CONTROL_PLANE, ClusterError, ControlPlane
-from lab.cluster.places import REAL
+from lab.cluster.places import REAL, SECOND
 
 KUBELET_ROOT = Path("/var/lib/kubelet")
 """Not configurable, because device plugins expect the kubelet there."""
@@ -26,7 +26,7 @@ class Cluster(ControlPlane):
 
     def up_control_plane(self) -> None:
         """Start the API server and etcd without controllers; raise ClusterError."""
-        if leftovers.another_kubelet(self.folder):
+        if leftovers.another_kubelet(self.folder.parent):
             raise ClusterError("a kubelet already runs on this computer; the lab needs /var/lib/kubelet for itself")
         if leftovers.kubelet_of_its_own(self.folder):
             raise ClusterError("/var/lib/kubelet has files of a kubelet of this computer; the lab would overwrite them")
@@ -64,7 +64,7 @@ class Cluster(ControlPlane):
 
     def start_kubelet(self) -> None:
         """Start the kubelet."""
-        self.start("kubelet", "kubelet", *_kubelet(self.folder))
+        self.start("kubelet", "kubelet", *_kubelet(self.folder, self.place.address))
 
     def containerd(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run ctr, in the namespace of the kubelet's containers."""
@@ -86,8 +86,9 @@ class Cluster(ControlPlane):
 
 
 def cluster() -> Cluster:
-    """Return the cluster with a real node, running or not; build the commands where they are missing."""
-    return Cluster(cache_root() / REAL.folder, binaries(), REAL)
+    """Return this computer's cluster with a real node, running or not; build the commands where they are missing."""
+    place = SECOND if secondcomputer.is_this() else REAL
+    return Cluster(cache_root() / place.folder, binaries(), place)
 
 
 def _share_mounts() -> None:
@@ -95,12 +96,13 @@ def _share_mounts() -> None:
     subprocess.run(["mount", "--make-rshared", "/"], check=True)
 
 
-def _kubelet(folder: Path) -> Sequence[str]:
+def _kubelet(folder: Path, address: str) -> Sequence[str]:
     return (
         f"--config={folder}/kubelet.yaml",
         "--kubeconfig=kubeconfig.node",
         f"--root-dir={KUBELET_ROOT}",
         f"--hostname-override={settings.NODE}",
+        f"--node-ip={address}",  # otherwise that of the default route, and the second computer has none
         "--v=2",
     )
 

@@ -42,6 +42,7 @@ def make_bridge(place: Place) -> None:
         _run("ip", "link", "add", place.bridge, "type", "bridge")
         _run("ip", "addr", "add", f"{place.address}/16", "dev", place.bridge)
         _run("ip", "link", "set", place.bridge, "up")
+        _run("ip", "route", "add", place.services, "dev", place.bridge)  # kube-proxy's rules see no packet without
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
@@ -52,10 +53,10 @@ def remove_bridge(place: Place) -> None:
     _run("ip", "link", "delete", place.bridge)
 
 
-def another_kubelet(folder: Path) -> bool:
-    """Return whether a kubelet runs here that is not the lab's."""
+def another_kubelet(labs: Path) -> bool:
+    """Return whether a kubelet runs here that is not one of the labs, whose files are below a folder."""
     commands = (_command(pid) for pid in _pids())
-    return any(Path(argv[0]).name == "kubelet" and str(folder) not in " ".join(argv) for argv in commands if argv[0])
+    return any(Path(argv[0]).name == "kubelet" and str(labs) not in " ".join(argv) for argv in commands if argv[0])
 
 
 def kubelet_of_its_own(folder: Path, kubelet: Path = KUBELET) -> bool:

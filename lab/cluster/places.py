@@ -1,6 +1,6 @@
 """The places of the lab's clusters on the computer: clusters of two places run at the same time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_interface
 
 
@@ -31,5 +31,7 @@ class Place:
 
 REAL = Place("cluster", "gvlab0", "10.88.0.1", 16443, 12379, "10.89.0.0/24")
 """Of the cluster with a kubelet and containers."""
+SECOND = replace(REAL, folder="secondcluster")
+"""Of another one, which the script `second-computer` keeps apart: it alone has what exists once on a computer."""
 PLAYED = Place("controlplane", "gvlab1", "10.90.0.1", 17443, 13379, "10.91.0.0/24")
 """Of the cluster whose node is an object that kwok plays."""
