@@ -40,7 +40,7 @@ soak: .venv/made-for-dev  ## Run random tests with new seeds, and print the line
 	@$(VENV)/python -m tests.soak --seconds $(SECONDS) --jobs $(JOBS) $(ARGS)
 
 test-cluster: .venv/made-for-dev  ## Run the tests on a real Kubernetes node and on a control plane, which they start and stop
-	$(VENV)/pytest -n 2 --dist loadgroup tests/cluster tests/controlplane
+	$(VENV)/pytest -n 3 --dist loadgroup tests/cluster tests/controlplane
 
 lab-prepare: .venv/made-for-dev  ## Fetch and build all that the labs need, once: a vCenter, Kubernetes, helm, a base image, Kata's witness, kernels
 	@$(VENV)/python -m lab.vsphere

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from itertools import chain
@@ -11,10 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from execnet import XSpec
 from hypothesis import HealthCheck, settings
+from lab.cluster.binaries import binaries
 from lab.cluster.cluster import Cluster, cluster
 from lab.cluster.helm import helm as built_helm
 from lab.cluster.ourimage import build_images
+from lab.cluster.secondcomputer import join_network
 from lab.kernel.kit import Flavour
 from xdist.remote import Producer
 
@@ -31,7 +34,7 @@ from tests.comparison import explain
 from tests.contract.guesthost import GUESTS, Guests
 from tests.contract.hosts import CdevHost, Host, MemoryHost, mounted
 from tests.deploy.chart.helmchart import Helm
-from tests.distribution import Groups, give_way, workers
+from tests.distribution import Groups, give_way, set_apart, workers
 from tests.durations import seconds_by_folder
 from tests.mount.mounting import detach_dead_mounts
 from tests.pristine import clear
@@ -88,12 +91,8 @@ def _built(request: pytest.FixtureRequest) -> None:
 @cache
 def _outcome(build: Callable[[], object]) -> Future[object]:
     """Return what a build has returned or raised: a test does not repeat a build that has failed in another one."""
-    outcome = Future[object]()
-    try:
-        outcome.set_result(build())
-    except Exception as error:  # noqa: BLE001  each test that needs the program raises it
-        outcome.set_exception(error)
-    return outcome
+    with ThreadPoolExecutor(1, initializer=join_network) as builder:
+        return builder.submit(build)
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +146,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int,
     """Choose the number of workers for `-n auto`."""
     cpus = yield
     return workers(cpus) if config.getoption("dist") == "loadgroup" else cpus
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[XSpec]) -> None:
+    """Choose where workers run."""
+    set_apart(config, specs)
 
 
 def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, right: object) -> list[str] | None:
@@ -244,13 +249,14 @@ def both(request: pytest.FixtureRequest) -> Iterator[CdevHost]:
 @pytest.fixture(scope="session")
 def image_build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageBuild]:
     """The build of this tree's images, which begins with the first call."""
-    with ThreadPoolExecutor(1) as builder:
+    with ThreadPoolExecutor(1, initializer=join_network) as builder:
         yield cache(lambda: builder.submit(build_images, ROOT, tmp_path_factory.mktemp("images")))
 
 
 @pytest.fixture(scope="session")
 def running_lab(request: pytest.FixtureRequest, image_build: ImageBuild) -> Iterator[Cluster]:
-    """A real Kubernetes node for all tests of a run; a computer has one, so other runs wait for it."""
+    """A real Kubernetes node for all tests of a worker; a computer has one, so other runs wait for it."""
+    _outcome(binaries).result()
     lab = cluster()
     with lab.reserved():
         lab.up()
@@ -285,6 +291,7 @@ def image(running_lab: Cluster, images: Mapping[str, Path]) -> None:
 @pytest.fixture(scope="session")
 def helm() -> Helm:
     """The helm command, built at its first use."""
+    _outcome(built_helm).result()
     return Helm(built_helm())
 
 

@@ -1,8 +1,14 @@
 """How a run's tests are distributed over workers, and whose turn it is on the CPUs."""
 
 import os
+import shlex
+import sys
+from collections.abc import Sequence
 from functools import cache
 
+import pytest
+from execnet import XSpec
+from lab.cluster import secondcomputer
 from typing_extensions import override
 from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
@@ -12,12 +18,17 @@ from tests.rings import RINGS
 ONE_WORKER = {
     "guest": ("[guest", "/test_guest.py"),
     "controlplane": ("tests/controlplane/",),
-    "cluster": ("tests/cluster/", "/test_image.py"),
+    "cluster": ("tests/cluster/", "/test_image.py", "/test_second_computer.py"),
     "helm": ("/test_templates.py", "/test_sharing.py"),
 }
 """The resources that exist once on a computer, with parts of the ids of the tests that use them."""
 
-LONGEST = ("cluster", "controlplane")
+SECOND = "second"
+"""The group of the tests of the second node."""
+SECOND_FROM = "tests/cluster/test_o"
+"""They begin here: half of the seconds of all tests of real nodes, so that both nodes end at the same time."""
+
+LONGEST = ("cluster", SECOND, "controlplane")
 """The groups that take the longest; a run ends as early as they do."""
 NICENESS = 5
 """Of all other tests while these groups can run here."""
@@ -31,19 +42,51 @@ class Groups(LoadGroupScheduling):
 
     @override
     def _split_scope(self, nodeid: str) -> str:
-        return group_of(nodeid) or super()._split_scope(nodeid)
+        group = group_of(nodeid) or super()._split_scope(nodeid)
+        return "cluster" if group == SECOND and not _second_runs(self.numnodes) else group
+
+    @override
+    def add_node(self, node: WorkerController) -> None:
+        super().add_node(node)
+        # Of more workers than groups, xdist ends the last ones.
+        self.assigned_work = dict(sorted(self.assigned_work.items(), key=lambda item: _is_apart(item[0])))
 
     @override
     def _assign_work_unit(self, node: WorkerController) -> None:
         for group in reversed(LONGEST):  # xdist begins with the groups of most tests
             if group in self.workqueue:
-                self.workqueue.move_to_end(group, last=False)
-        super()._assign_work_unit(node)
+                self.workqueue.move_to_end(group, last=group == SECOND)
+        if not _is_apart(node):
+            super()._assign_work_unit(node)
+        elif SECOND in self.workqueue:
+            self.workqueue.move_to_end(SECOND, last=False)
+            super()._assign_work_unit(node)
+        else:
+            node.shutdown()  # on the second computer, other tests lack the network
 
 
 def group_of(nodeid: str) -> str | None:
     """Return the group of a test; None if any worker may run it."""
-    return next((group for group, parts in ONE_WORKER.items() if any(part in nodeid for part in parts)), None)
+    group = next((group for group, parts in ONE_WORKER.items() if any(part in nodeid for part in parts)), None)
+    return SECOND if nodeid.startswith("tests/cluster/") and nodeid >= SECOND_FROM else group
+
+
+def set_apart(config: pytest.Config, specs: Sequence[XSpec]) -> None:
+    """Have the last worker run on the second computer.
+
+    It runs there from its start: a process that enters later has threads, such as gRPC's, that are still outside.
+    """
+    if config.getoption("dist") == "loadgroup" and _second_runs(len(specs)):
+        specs[-1].python = shlex.join((str(secondcomputer.COMMAND), sys.executable))
+
+
+def _is_apart(node: WorkerController) -> bool:
+    return node.gateway.spec.python is not None
+
+
+def _second_runs(number: int) -> bool:
+    """Return whether a second node is worth a worker of so many."""
+    return _longest_run() and number >= len(LONGEST)
 
 
 def workers(cpus: int) -> int:
