@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from msgspec.structs import replace
+
 from gpuvirt.agent.allocation import allocator
 from gpuvirt.agent.change import driverphase
 from gpuvirt.agent.change.allocationgate import AllocationGate, DevicesBySlot
@@ -36,7 +38,9 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.plan import Scope, VgpuPlan
 from gpuvirt.model.change.state import DriverJournal, UnitState
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.node import decisions, parts, picture
+from gpuvirt.model.node import decisions, picture
+from gpuvirt.model.node.memo import Memoized
+from gpuvirt.model.node.parts import NodeAllocations, allocations_part
 from gpuvirt.model.offers import withdrawal
 from gpuvirt.model.reasons import ReasonCode
 from tests.explore.guard import (
@@ -65,6 +69,11 @@ def _only_if_listed(entry: Entry, account: KubeletAccount) -> Entry | None:
 
 def _no_holdings(*_: object, **__: object) -> tuple[object, ...]:
     return ()
+
+
+def _without_holdings(_: object, entries: tuple[Entry, ...]) -> Memoized[NodeAllocations]:
+    found = allocations_part(None, entries)
+    return replace(found, value=replace(found.value, holdings=()))
 
 
 def _unless_unknown(account: PodAccount) -> Unknown | None:
@@ -247,7 +256,11 @@ GUARDS: Mapping[str, Guard] = {
         "holdings_of",
         _no_holdings,
         ("vgpus-in-use",),
-        (Guard(parts, "_holdings", _no_holdings, ()), Guard(Change, "_why_allocated", nothing, ()), NEWEST),
+        (
+            Guard(decisions, "allocations_part", _without_holdings, ()),
+            Guard(Change, "_why_allocated", nothing, ()),
+            NEWEST,
+        ),
     ),
     "planning: pods of vGPUs": Guard(planner, "_unless_allocated", _as_planned, ("vfs-of-a-pods-gpu",), (NEWEST,)),
     "vGPUs: what is held while one goes": Guard(vgpusteps, "leased", without_lease, ("vgpus-by-hand",)),

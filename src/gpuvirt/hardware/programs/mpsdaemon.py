@@ -32,7 +32,7 @@ ANSWER_S = 2.0
 SERVERS = "get_server_list"
 QUIT = "quit"
 """The daemon ends once its last client has; until then it takes no new ones. A second quit meanwhile fails at
-once (decision 470)."""
+once."""
 
 
 class MpsControl(msgspec.Struct, frozen=True):
