@@ -1,7 +1,6 @@
 """A process is killed after each of its writes in turn, and a new agent binds every GPU to its desired driver."""
 
 import errno
-import json
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +17,7 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredVgpus
+from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
@@ -258,10 +258,16 @@ async def test_without_a_desired_mode_only_gpus_of_a_killed_change_get_their_dri
     t4.expect(DesiredDriver.NATIVE)
 
 
+def record(path: Path, address: PciAddress, driver: str) -> None:
+    """Record a function's original driver, and gpuvirt's override."""
+    journal = DriverJournal({address: driver}, {address: "vfio-pci"})
+    hostfiles.journal(path).update(lambda _: journal)
+
+
 @pytest.mark.parametrize("recorded", ["nouveau", "gone"])
 def test_a_driver_that_cannot_be_loaded_stops_the_change_before_any_write(tmp_path: Path, recorded: str) -> None:
     host = Host("2xA10", tmp_path)
-    host.change_host.original_drivers.write_text(json.dumps({"version": 1, "drivers": {A10: recorded}}))
+    record(host.change_host.original_drivers, A10, recorded)
     host.kernel.writes.clear()
     assert moved(host, DesiredDriver.NATIVE) == [ReasonCode.PREREQUISITE_MISSING]
     assert host.kernel.writes == []
@@ -270,7 +276,7 @@ def test_a_driver_that_cannot_be_loaded_stops_the_change_before_any_write(tmp_pa
 
 def test_another_driver_of_modules_alias_replaces_a_missing_recorded_driver(tmp_path: Path) -> None:
     host = Host("2xA10", tmp_path)
-    host.change_host.original_drivers.write_text(json.dumps({"version": 1, "drivers": {A10: "nouveau"}}))
+    record(host.change_host.original_drivers, A10, "nouveau")
     with_aliases(host, "nouveau", "nvidia")
     host.kernel.pci.forget_driver("nvidia")
     assert moved(host, DesiredDriver.NATIVE) == []
@@ -330,14 +336,6 @@ def test_an_override_is_kept_if_the_record_is_of_another_boot(t4: Host) -> None:
     t4.kernel.writes.clear()
     assert moved(t4, DesiredDriver.NATIVE) == []
     assert t4.kernel.writes == []
-
-
-def test_a_driver_record_of_an_older_version_is_read(t4: Host) -> None:
-    t4.move(DesiredDriver.PASSTHROUGH)
-    t4.change_host.original_drivers.write_text(json.dumps({"version": 1, "drivers": {T4: "nvidia"}}))
-    t4.kernel.pci.unbind(t4.kernel.pci.functions[T4])  # killed before it could probe
-    assert moved(t4, DesiredDriver.NATIVE) == []
-    t4.expect(DesiredDriver.NATIVE)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00{", b"[]", b'{"version": 1, "drivers": {"../x": "nvidia"}}', None])
