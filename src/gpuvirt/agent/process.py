@@ -1,4 +1,4 @@
-"""The process of the agent: the agent itself, its device plugins and probes, from start to SIGTERM."""
+"""The process of the agent, from start to SIGTERM: its locks, the agent itself, its device plugins and probes."""
 
 import asyncio
 import fcntl

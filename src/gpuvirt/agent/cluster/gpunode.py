@@ -1,4 +1,4 @@
-"""The GpuNode of a node: its spec turned into desired state, and the agent's view turned into its status."""
+"""The GpuNode of a node: its spec turned into desired state, and the agent's view written to its status and events."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime

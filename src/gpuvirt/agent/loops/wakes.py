@@ -1,4 +1,4 @@
-"""The signals that wake the loops of one agent."""
+"""The signals that wake the loops of one agent, at once or later."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ class LaterCall:
 
 
 class Wakes:
-    """The signals that wake the loops of one agent."""
+    """The signals that wake the loops of one agent, at once or later."""
 
     def __init__(self, clock: Clock, decide_s: float) -> None:
         """`decide_s` is the time from an allocation until the agent decides."""

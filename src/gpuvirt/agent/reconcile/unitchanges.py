@@ -1,4 +1,7 @@
-"""Carries out the change of one isolation unit: in its serial worker, with another project's device plugin stopped."""
+"""Carries out the change of one isolation unit: in its serial worker, with another project's device plugin stopped.
+
+Between changes the gates of a unit are drained while a change waits, held after a failure, and else open.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

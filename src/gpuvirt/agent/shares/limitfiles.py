@@ -1,4 +1,4 @@
-"""The files of the host that limit shares: the library, which an admin has put there, and the linker's list of it."""
+"""The limits of shares: HAMi-core's library on the host with the linker's list of it, or the node's MPS daemon."""
 
 import stat
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How NVIDIA's MPS daemon of a node is started, in the root of its driver.
+"""NVIDIA's MPS daemon of a node: its start, in the root of its driver, and questions to it.
 
 Contract: `man nvidia-cuda-mps-control`, and driver 580.159.04. Its server needs the driver's libraries, so the daemon
 runs in the root of the host or of the driver's container, and the folder of its sockets has the same path everywhere.

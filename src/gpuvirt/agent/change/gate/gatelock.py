@@ -1,4 +1,4 @@
-"""The locks of gates: flock on files, with a short wait."""
+"""The locks of gates: flock on files, with a short wait, and bytes of `/dev/null`; and the errors of gates."""
 
 import errno
 import fcntl
