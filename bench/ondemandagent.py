@@ -35,7 +35,8 @@ async def serve(folder: Path, gpus: int) -> None:
     """Run the agent, and answer until the input ends."""
     kernel = host_of(gpus)
     settings = Settings(mode=DesiredMode.ON_DEMAND)
-    options = replace(options_of(kernel, folder), settings=settings, cdi_folder=folder / "cdi")
+    options = options_of(kernel, folder)
+    options = replace(options, terms=replace(options.terms, settings=settings), cdi_folder=folder / "cdi")
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     async with agent_on(options) as agent:

@@ -14,6 +14,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, StateName
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.node.desirednode import RequestTerms
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host
@@ -241,12 +242,13 @@ async def test_a_config_changes_the_nodes_resources_beside_a_plugin_and_a_kubele
     short_path: Path, tmp_path: Path
 ) -> None:
     kernel = build_host(load_host("4xT4"), where="4xT4")
+    options = options_for(kernel, short_path, Settings(mode=DesiredMode.VGPU, vgpu_config="T4-8Q"))
     options = replace(
-        options_for(kernel, short_path, Settings(mode=DesiredMode.VGPU, vgpu_config="T4-8Q")),
+        options,
         ledger=tmp_path / "ledger.json",
         change_host=change_host_in(tmp_path, kernel, SimTools(kernel)),
         node_name=NodeName("node01"),
-        vgpus_only=True,
+        terms=replace(options.terms, vgpus_only=True, request=RequestTerms(in_cluster=True)),
         config_file=tmp_path / "config.yaml",
     )
     async with running(short_path, CLOCK) as kubelet, agent_on(options) as agent, asyncio.TaskGroup() as group:

@@ -26,9 +26,7 @@ async def worker(
     """Run an agent on a simulated worker VM; NVIDIA's CDI specs are written by the test."""
     kernel = build_host(load_host(name), where=name)
     (folder / "cdi").mkdir()
-    options = replace(
-        options_for(kernel, folder), cdi_folder=folder / "cdi", settings=Settings(mode=mode), node_name=None
-    )
+    options = replace(options_for(kernel, folder, Settings(mode=mode)), cdi_folder=folder / "cdi")
     async with running(folder, CLOCK) as kubelet, agent_on(options) as agent:
         yield agent, kubelet
 
