@@ -17,7 +17,7 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredVgpus
-from gpuvirt.model.change.driverjournal import DriverJournal
+from gpuvirt.model.change.state import DriverJournal
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
