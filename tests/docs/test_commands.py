@@ -21,6 +21,7 @@ RELEASE = "gpuvirt"
 BENCHMARKS = "docs/benchmarks.md"
 """The page that also says how to build programs of others."""
 KUBECTL = {"annotate", "apply", "cordon", "create", "delete", "describe", "exec", "get", "label", "logs", "patch"}
+KUBECTL |= {"port-forward", "wait"}
 HELM = {"install", "upgrade", "template", "test", "uninstall", "rollback"}
 SHELL = {"base64", "cd", "export", "grep", "mkdir"}
 USAGE_ERROR = typer.BadParameter.__mro__[1]
@@ -66,7 +67,7 @@ def check_kubectl(words: Sequence[str]) -> None:
 
 def check_helm(words: Sequence[str]) -> None:
     assert words[0] in HELM
-    assert words[1] == RELEASE, "the release has one name"
+    assert words[1] == RELEASE or words[2].startswith("oci://"), "the release has one name"
 
 
 def check_make(words: Sequence[str]) -> None:
@@ -173,7 +174,7 @@ def test_helm_renders_each_command() -> None:
             options = earlier.setdefault(block.page, [])
             if program.startswith("--"):
                 options += [f"{program}={words[0]}"]
-            elif program == "helm" and words[0] in {"install", "upgrade"}:
+            elif program == "helm" and words[0] in {"install", "upgrade"} and words[1] == RELEASE:
                 given = [f"{option}={value}" for option, value in pairwise(words) if option.startswith("--set")]
                 render(block, *options, *given)
                 rendered += 1
