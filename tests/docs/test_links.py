@@ -41,3 +41,12 @@ def test_links_lead_somewhere(page: str) -> None:
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in headings(target)):
             broken.append(f"{name}#{anchor}" if anchor else name)
     assert broken == []
+
+
+NAMED = re.compile(r"`((?:tests|tools|src|schedules|simulator|lab|bench|deploy|examples)/[\w/.-]+)`")
+"""A file or folder of the repository, which a text names."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    assert [name for name in NAMED.findall((ROOT / page).read_text()) if not (ROOT / name).exists()] == []
