@@ -306,7 +306,7 @@ OUTLETS: Mapping[str, Callable[[NodeReports], str]] = {
 
 PAGES: Mapping[str, Callable[[NodeReports], str]] = {
     "agent": lambda reports: metrics.page(reports.node.view, reports.node.agent.telemetry),
-    "controller": lambda reports: text_of(*controllermetrics.of_decisions(reports.decided)),
+    "controller": lambda reports: text_of(controllermetrics.of_decisions(reports.decided)),
 }
 
 
