@@ -28,6 +28,14 @@ KNOWN: Mapping[str, Known] = {
         " has not bound it yet: no lease keeps it from that, and the unbind then waits until it closes the node. The"
         " kernel has nothing that would close this gap; a VM of a pod can't come into it.",
     ),
+    "admitted-between-proof-and-unbind": Known(
+        "pods-of-kubevirts-plugin",
+        "stuck",
+        "pods-of-kubevirts-plugin:114.1:-1.2",
+        "A pod of KubeVirt's own plugin gets the GPU between the proof and the unbind, and ends without having used it."
+        " The GPU has no driver then, so how it can be reset is not read: a read of `reset_method` may sleep while an"
+        " unbind does. The GPU is withheld (NoReset) until a reboot, or `vfio unbind --without-reset`.",
+    ),
 }
 
 

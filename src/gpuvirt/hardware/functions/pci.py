@@ -219,9 +219,8 @@ class FunctionReading:
         )
         if found.on_vfio and class_code >> 16 == DISPLAY and "boot_vga" in entries:
             found = replace(found, console=read_console(self.kernel, self.address))
-        # Also of a GPU without a driver: another plugin's pod may have got it right before the agent has unbound it.
-        is_gpu = found.kind is FunctionKind.GPU and found.physfn is None and not isinstance(driver, Unread)
-        has_tenants = found.on_vfio or is_gpu
+        is_bound_gpu = found.kind is FunctionKind.GPU and found.physfn is None and isinstance(driver, str)
+        has_tenants = found.on_vfio or is_bound_gpu
         return replace(found, reset=read_reset(self.kernel, self.address)) if has_tenants else found
 
     def or_before(self, found: T | Unread, before: T) -> T:
