@@ -5,41 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.fleet import GPU_NODES, run
-from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
-
-TYPES = [{"name": "NVIDIA A10-4Q", "creatable": 5}, {"name": "NVIDIA A10-8Q", "creatable": 2}]
-PLANNING = {
-    "pciId": "10de:2236",
-    "subsystemId": "10de:1482",
-    "classCode": 0x030200,
-    "totalVfs": 32,
-    "framework": "mdev",
-    "parents": 32,
-    "types": TYPES,
-}
-USED = {
-    "id": "4b20d080-1b54-4048-85b3-a6a62d165c01",
-    "type": "NVIDIA A10-8Q",
-    "users": ["pod prod/virt-launcher-vm-a-x2x4c"],
-    "virtualMachines": ["prod/vm-a"],
-}
-GPUS = [
-    {"address": "0000:65:00.0", "mode": "vgpu", "driver": "nvidia", "vfs": 32, "vgpus": [USED], "planning": PLANNING},
-    {"address": "0000:ca:00.0", "mode": "vgpu", "driver": "nvidia", "vfs": 32, "planning": PLANNING},
-]
-
-
-def cluster(*gpus: object) -> object:
-    node = {"metadata": {"name": "node01"}, "status": {"gpus": list(gpus)}}
-    writes: list[str] = []
-
-    def answer(call: Call) -> Reply:
-        assert call.method == "GET", writes
-        listed = {"metadata": {"resourceVersion": "1"}, "items": [node]}
-        return (200, listed) if call.path == GPU_NODES else NOT_FOUND
-
-    return answer
+from tests.cli.fleet import run
+from tests.cli.plannedcluster import GPUS, cluster
 
 
 async def test_the_plan_names_vms_in_the_way_and_what_then_fits(tmp_path: Path) -> None:

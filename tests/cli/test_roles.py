@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gpuvirt.loops.serialworker import ThreadWorker
-from tests.cli import fleet, test_plan, test_schedule, test_shares, test_status
+from tests.cli import fleet, plannedcluster, servedday, sharescluster, statuscluster
 from tests.cli.commandline import ran
 from tests.extender.podapi import serving
 from tests.kube.scriptedapi import Call, Reply
@@ -108,13 +108,13 @@ class Guarded:
 
 
 def planned() -> Answer:
-    found = test_plan.cluster(*test_plan.GPUS)
+    found = plannedcluster.cluster(*plannedcluster.GPUS)
     assert callable(found)
     return found
 
 
 def on_a_day() -> Answer:
-    return answering(test_schedule.on_a_day())
+    return answering(servedday.on_a_day())
 
 
 def with_configs() -> Answer:
@@ -123,12 +123,12 @@ def with_configs() -> Answer:
 
 SCHEDULE = ("gpuvirt-schedule", on_a_day)
 COMMANDS: tuple[tuple[str, Callable[[], Answer], str], ...] = (
-    ("gpuvirt-status", lambda: test_status.Cluster().answer, "status"),
+    ("gpuvirt-status", lambda: statuscluster.Cluster().answer, "status"),
     ("gpuvirt-plan", planned, "plan node/node01 --vgpu-config A10-4Q"),
     ("gpuvirt-plan", lambda: fleet.answer, "devices -A"),
     ("gpuvirt-plan", lambda: fleet.answer, "devices --node node01"),
     ("gpuvirt-plan", lambda: fleet.answer, "vgpu list -A"),
-    ("gpuvirt-shares", lambda: test_shares.cluster().answer, "shares"),
+    ("gpuvirt-shares", lambda: sharescluster.cluster().answer, "shares"),
     (*SCHEDULE, "schedule list"),
     (*SCHEDULE, "schedule show gpus"),
     (*SCHEDULE, "schedule history gpus"),
@@ -159,10 +159,10 @@ async def test_a_role_permits_all_that_its_command_asks(
 
 async def watched(folder: Path) -> Guarded:
     """Follow the shares of a cluster until a pod has ended."""
-    api = test_shares.cluster()
+    api = sharescluster.cluster()
     cluster = Guarded("gpuvirt-shares", api.answer)
     arguments = ("shares", "--watch", "--no-headers")
-    async with test_shares.called(folder, api, *arguments, answer=cluster.answer) as process:
+    async with sharescluster.called(folder, api, *arguments, answer=cluster.answer) as process:
         assert process.stdout is not None
         await process.stdout.readuntil(b"train")
         api.delete("pods", "default/train")

@@ -22,20 +22,13 @@ from gpuvirt_schedules.commands.schedule import plan
 from gpuvirt_schedules.decide.forecast import PlannedStep
 from gpuvirt_schedules.decide.reports import ScheduleRow, SwitchRow, WorkerCheck, WorkerRow
 from tests.cli.commandline import ran
+from tests.cli.servedday import on_a_day
 from tests.extender.podapi import serving
-from tests.schedules.scheduleday import SCHEDULE, SPEC, Day
+from tests.schedules.scheduleday import SCHEDULE, SPEC
 from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import SCHEDULES, Object, ServedSchedule
 
 T = TypeVar("T")
-ALWAYS_DAY: Object = {"phase": "day", "from": "2020-01-01T00:00", "until": "2090-01-01T00:00"}
-"""So that the phase of a test does not follow from the time at which it runs."""
-
-
-def on_a_day() -> ServedSchedule:
-    day = Day()
-    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, "overrides": [ALWAYS_DAY]}})
-    return day.served
 
 
 async def run(folder: Path, served: ServedSchedule, *arguments: str) -> CompletedProcess[str]:

@@ -6,53 +6,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from tests.cli.commandline import GPUVIRT, PATH
+from tests.cli.statuscluster import NAMESPACE, Cluster
 from tests.extender.podapi import serving
-from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
-
-NAMESPACE = "gpu-operator"
-POLICIES = "/apis/nvidia.com/v1/clusterpolicies"
-NODE = {
-    "metadata": {
-        "name": "node01",
-        "labels": {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.workload.config": "vm-passthrough"},
-    }
-}
-READY = {"type": "Ready", "status": "True", "reason": "Reconciled", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-AGENT = {
-    "metadata": {"name": "gpuvirt-node-a", "namespace": NAMESPACE, "labels": {"app": "gpuvirt-node"}},
-    "spec": {"nodeName": "node01"},
-    "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
-}
-
-
-class Cluster:
-    """The objects of a cluster whose release is in NAMESPACE."""
-
-    def __init__(self) -> None:
-        self.state = "ready"
-        self.nodes: tuple[object, ...] = (NODE,)
-        self.installed = True
-        self.asked = 0
-        self.ready_after = 0
-        """The number of requests for the ClusterPolicy after which it is ready."""
-
-    def answer(self, call: Call) -> Reply:
-        if call.path == POLICIES:
-            self.asked += 1
-            return self.policies() if self.installed else NOT_FOUND
-        if call.path.startswith(f"/api/v1/namespaces/{NAMESPACE}/pods"):
-            return items(AGENT)
-        return items(*self.nodes) if call.path == "/api/v1/nodes" else items()
-
-    def policies(self) -> Reply:
-        state = self.state if self.asked > self.ready_after else "notReady"
-        reason = READY if state == "ready" else {**READY, "status": "False", "reason": "NodesNotReady", "message": "x"}
-        status = {"state": state, "namespace": NAMESPACE, "conditions": [reason]}
-        return items({"metadata": {"name": "cluster-policy"}, "spec": {}, "status": status})
-
-
-def items(*found: object) -> Reply:
-    return 200, {"metadata": {"resourceVersion": "1"}, "items": list(found)}
 
 
 async def run(cluster: Cluster, folder: Path, *arguments: str) -> CompletedProcess[str]:

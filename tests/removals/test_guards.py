@@ -111,7 +111,7 @@ name: return str(error) [as return None]
 <module>: MISSES_TO_END = 2 [times 0]
 <module>: MISSES_TO_END = 2 [times 1000]
 """
-NOTICED = "model.change.driverrefusals: _why_not_to_native: yield from _why_no_native_driver(state, function)"
+NOTICED = "model.change.driverplanning: _why_not_to_native: yield from _why_no_native_driver(state, function)"
 TEST = "tests/agent/binding/test_plans.py::test_a_gpu_whose_vf_a_vm_has_gets_no_native_driver"
 VSPHERE = "tests/hypervisors/test_vsphere.py"
 IN_CHILD = "gpuvirt_schedules.hypervisors.vsphere.backend: _begun: task = vm.PowerOnVM_Task(None)"
