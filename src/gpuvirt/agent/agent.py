@@ -175,7 +175,7 @@ class Agent:
         self._outlets.write_specs()
 
     async def run(self) -> None:
-        """Observe, decide and record, for ever; unwritten files are written at the end."""
+        """Observe, decide and record, until cancelled; unwritten files are written at the end."""
         options, clock = self._options, self._clock
         try:
             async with asyncio.TaskGroup() as group:
@@ -225,7 +225,7 @@ class Agent:
         return self._kubelet.inquiry
 
     async def _decide_when_woken(self) -> None:
-        """Decide after each new observation, for ever."""
+        """Decide after each new observation, until cancelled."""
         with self.shares.notifying(self._wakes.decide) if self.shares is not None else nullcontext():
             while True:
                 await self._wakes.decide.wait()

@@ -54,7 +54,7 @@ class Discoverer:
         self._every_s = every_s
 
     async def run(self) -> None:
-        """Observe the host for ever."""
+        """Observe the host until cancelled."""
         while True:
             try:
                 seen = await self._worker.run(
@@ -111,7 +111,7 @@ class DiscoverProcess:
         self._problems: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Observe and label for ever; failed requests to the API server are repeated."""
+        """Observe and label until cancelled; failed requests to the API server are repeated."""
         options, clock = self._options, self._options.clock
         cell = self._discoverer.labels
         claim = LabelClaim(lambda _: DesiredLabels(dict(cell.get())), cell.notifying)

@@ -273,7 +273,7 @@ def _shares(options: NodeOptions, folder: Path) -> NodeShares:
 
 
 async def _report_shares(agent: Agent, shares: NodeShares) -> None:
-    """Report why GPUs that are to be shared are not offered, and problems of the records, for ever."""
+    """Report why GPUs that are to be shared are not offered, and problems of the records, until cancelled."""
     async for state in shares.state.follow():
         agent.reports.problem("shares", next(iter(state.withheld), shares.store.problem))
 
@@ -298,7 +298,7 @@ class ConfigFile:
         self._intervals = intervals
 
     async def run(self, observe: Callable[[NodeRequest], None], report: Callable[[str, Reason | None], None]) -> None:
-        """Read for ever. An unreadable file does not count as an absent one: its last configs stay in force.
+        """Read until cancelled. An unreadable file does not count as an absent one: its last configs stay in force.
 
         `observe` is called with the configs, `report` with the problem of the file, or None if it has none.
         """

@@ -140,7 +140,7 @@ class SharesFollower:
         self._memory: Mapping[str, PodMemory] = {}
 
     async def run(self, show: Callable[[SharesOverview], None], report: Callable[[ApiError | None], None]) -> None:
-        """Show each state that differs from the one before, for ever; `report` gets each error."""
+        """Show each state that differs from the one before, until cancelled; `report` gets each error."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._nodes.run(self._observe_nodes, report))
             group.create_task(self._pods.run(self._observe_pods, report))

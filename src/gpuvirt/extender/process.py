@@ -265,7 +265,7 @@ class ExtenderProcess:
         return self.extender.missing or (self.route.missing if self.route is not None else None)
 
     async def run(self) -> None:
-        """Serve and take part in the election, for ever.
+        """Serve and take part in the election, until cancelled.
 
         When cancelled, the process finishes its bindings, releases its lease, and only then closes its connections.
         """

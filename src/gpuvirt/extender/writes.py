@@ -261,7 +261,7 @@ class Writes:
         self._index.release(*write.key)
 
     async def run(self) -> None:
-        """Find out, for ever, which of the writes of unknown outcome were made; the units of the others are freed."""
+        """Find out, until cancelled, which writes of unknown outcome were made; the units of the others are freed."""
         while True:
             await self._clock.sleep(self._intervals.unknown_s)
             if self._may_write():

@@ -133,7 +133,7 @@ class Election:
         return self.leader == self._candidacy.me
 
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
-        """Wait until this process leads, run `lead` until it loses the lease, and start over; for ever.
+        """Wait until this process leads, run `lead` until it loses the lease, and start over; until cancelled.
 
         Raises the exceptions of `lead`. When cancelled, it releases the lease, so that another can lead at once.
         """

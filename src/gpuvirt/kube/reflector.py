@@ -1,4 +1,4 @@
-"""Lists and watches a collection for ever: the only such loop of gpuvirt.
+"""Lists and watches a collection until cancelled: the only such loop of gpuvirt.
 
 `cache` decides what to do next; the reflector makes the requests and the pauses. The consumer gets a delta with all
 objects each time that one has changed, and nothing while the API server does not answer.
@@ -70,7 +70,7 @@ class Reflector(Generic[T]):
         self._watching_since_s: float | None = None
 
     async def run(self, observe: Callable[[Delta[T]], None], report: Callable[[ApiError | None], None]) -> None:
-        """Follow the collection for ever; `observe` gets each delta, `report` each error, and None after a success.
+        """Follow the collection until cancelled; `observe` gets each delta, `report` each error, None after a success.
 
         A second run, such as after a failure of the consumer, lists again. It reports all objects as changed, and those
         as removed that are gone since the first run.

@@ -189,7 +189,7 @@ class ServerCertificate:
         connection.context = self._current
 
     async def follow(self, clock: Clock) -> None:
-        """Read the files again when they change, for ever."""
+        """Read the files again when they change, until cancelled."""
         while True:
             await clock.sleep(CHECK_S)
             self.read_again()

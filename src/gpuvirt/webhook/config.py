@@ -31,7 +31,7 @@ class WebhookConfig:
         self.read_again()
 
     async def follow(self, clock: Clock) -> None:
-        """Read the file again, for ever."""
+        """Read the file again, until cancelled."""
         while True:
             await clock.sleep(CHECK_S)
             self.read_again()

@@ -49,7 +49,7 @@ class WebhookProcess:
         self.probes = Probes(self.pages.pages())
 
     async def run(self) -> None:
-        """Serve for ever. When cancelled, the process answers for a while, and is not ready any more."""
+        """Serve until cancelled; then the process answers for a while, and is not ready any more."""
         options, certificate = self._options, self._certificate
         context = certificate.context if certificate is not None else None
         async with asyncio.TaskGroup() as group:

@@ -66,6 +66,7 @@ NVIDIA_DRIVER = "nvidia"
 
 def obstacles(observation: HostObservation, state: UnitState, plan: Plan, phase: Phase) -> tuple[Reason, ...]:
     """Return the known reasons why a change can't be finished; none if the phase removes nothing.
+
     A reason that passes when a process or a VM ends is no obstacle to the other steps.
     """
     if isinstance(phase, DriverPlan):

@@ -174,7 +174,7 @@ def _extended(*containers: Container) -> Iterator[tuple[str, ResourceName]]:
 
 
 async def answer_inquiry(inquiry: PodInquiry, dependencies: KeeperDependencies, report: ReportOutcome) -> None:
-    """Answer each question for the node's pods, for ever; `report` gets each error, and None after a success."""
+    """Answer each question for the node's pods, until cancelled; `report` gets each error, and None after a success."""
     pods = Collection(Resource("pods"), WholePod, on_node=dependencies.node)
     while True:
         await inquiry.asked.wait()
@@ -230,7 +230,7 @@ class ClusterSide(msgspec.Struct, frozen=True):
     """The namespace of NVIDIA's operands that offer this agent's vGPUs; None if the agent offers devices itself."""
 
     async def run(self, agent: NodeAgent, clock: Clock) -> None:
-        """Run all tasks for ever; a task that fails is started again."""
+        """Run all tasks until cancelled; a task that fails is started again."""
         async with asyncio.TaskGroup() as group:
             _Run(self, agent, clock, group).start()
 

@@ -36,7 +36,7 @@ class PodEvents:
         """When the latest event about a pod and reason was written."""
 
     async def run(self, report: ReportOutcome) -> None:
-        """Write events, for ever; `report` gets each error, and None after a success."""
+        """Write events, until cancelled; `report` gets each error, and None after a success."""
         due = Signal()
         with self._refusals.added.notifying(due):
             failed = False

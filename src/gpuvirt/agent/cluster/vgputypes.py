@@ -104,7 +104,7 @@ class VgpuTypes:
         self._due.set()
 
     async def run(self, report: ReportOutcome) -> None:
-        """Write events, for ever; `report` gets each error, and None after a success."""
+        """Write events, until cancelled; `report` gets each error, and None after a success."""
         await self._dependencies.keep(self._lacking, self._write, report, self._due)
 
     def _lacking(self) -> _Due | None:

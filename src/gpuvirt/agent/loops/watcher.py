@@ -67,7 +67,7 @@ class Audience(msgspec.Struct, frozen=True):
 
 
 class Watcher:
-    """Observes one host for ever."""
+    """Observes one host until cancelled."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Watcher:
         self._stirred.set()
 
     async def run(self, callbacks: Audience) -> None:
-        """Observe the host for ever."""
+        """Observe the host until cancelled."""
         stop = self._listen()
         try:
             await self._observe(callbacks, Depth.WHOLE, "start")

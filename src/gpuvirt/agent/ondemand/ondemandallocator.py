@@ -121,6 +121,7 @@ def create(
     step: CreateVgpu,
 ) -> Creation:
     """Create a vGPU in its place; raise RefusedError. The process of the write keeps `locks` open.
+
     `functions` are those of the host. The kernel may block the write, and then this call.
     """
     with ExitStack() as stack:

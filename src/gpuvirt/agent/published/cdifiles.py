@@ -27,7 +27,7 @@ class CdiFiles:
         self._intervals = intervals
 
     async def run(self, views: Cell[NodeView], observe: Callable[[Reason | None], None]) -> None:
-        """Keep the files, for ever. They stay at the end: pods that start during an upgrade of gpuvirt need them."""
+        """Keep the files until cancelled. They stay: pods that start during an upgrade of gpuvirt need them."""
         changed = Signal()
         with views.notifying(changed):
             while True:

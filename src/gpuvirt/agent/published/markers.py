@@ -33,7 +33,7 @@ class Markers:
         self._failed = False
 
     async def run(self, views: Cell[NodeView]) -> None:
-        """Keep the files as the views are, for ever."""
+        """Keep the files as the views are, until cancelled."""
         changed = Signal()
         with views.notifying(changed):
             while True:

@@ -35,7 +35,7 @@ class StateFile:
         self._failed = False
 
     async def run(self, views: Cell[NodeView]) -> None:
-        """Write each view, and the same one again as a sign of life, for ever; remove the file at the end."""
+        """Write each view, and the same one again as a sign of life, until cancelled; remove the file at the end."""
         changed = Signal()
         with views.notifying(changed):
             try:

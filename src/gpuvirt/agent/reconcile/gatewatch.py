@@ -49,7 +49,7 @@ class GateWatch:
             self._gate.find_lines()
 
     async def run(self, clock: Clock, interval_s: float) -> None:
-        """Read the gates for ever; after a killed change the host is observed soon, which settles that change."""
+        """Read the gates until cancelled; after a killed change the host is observed soon, which settles it."""
         while True:
             self._join()
             self._keep_lines()

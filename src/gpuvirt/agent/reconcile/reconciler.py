@@ -76,7 +76,7 @@ class Reconciler:
         self._changes = UnitChanges(change_host, state, account, workers, intervals, operands)
 
     async def run(self, decided: Cell[NodeView]) -> None:
-        """Compare the desired with the observed state and act, for ever: after each decision, and at intervals.
+        """Compare the desired with the observed state and act, until cancelled: after each decision, and at intervals.
 
         `decided` is replaced at each decision.
         """

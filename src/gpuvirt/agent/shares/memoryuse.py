@@ -42,7 +42,7 @@ class MemoryFollower:
         """When the shown memory changed last."""
 
     async def run(self, clock: Clock, intervals: Intervals) -> None:
-        """Follow the containers for ever."""
+        """Follow the containers until cancelled."""
         while True:
             await self.read(clock.monotonic_s())
             await clock.sleep(until_tick_s(clock.monotonic_s(), intervals.share_use_s))

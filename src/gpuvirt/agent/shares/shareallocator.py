@@ -200,7 +200,7 @@ class ShareAllocator:
             raise refused[0]
 
     async def run(self) -> None:
-        """Remove the records and CDI specs of pods that have ended, for ever."""
+        """Remove the records and CDI specs of pods that have ended, until cancelled."""
         changed = Signal()
         with self._shares.pods.cell.notifying(changed):
             while True:
@@ -218,7 +218,7 @@ class ShareAllocator:
         return self._on.kept_s if self._shares.state.get().kept else TIDY_S
 
     async def judge(self, every_s: float) -> None:
-        """Conclude which GPUs containers can get, for ever: NVIDIA's CDI specs may change at any time."""
+        """Conclude which GPUs containers can get, until cancelled: NVIDIA's CDI specs may change at any time."""
         shares, clock, changed = self._shares, self._on.clock, Signal()
         with shares.state.notifying(changed):
             while True:

@@ -24,7 +24,6 @@ from gpuvirt.model.desired.enforcement import DesiredEnforcement
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.node.desirednode import DesiredNode
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.reasons.nodeproblems import lost, not_written
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +55,10 @@ def ledger_store(path: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[
     """
     empty = Ledger()
     reasons = Reasons(
-        partial(
-            lost, ReasonCode.LEDGER_LOST, consequence="the kubelet reports allocations; give renamed resources an alias"
-        ),
-        partial(
-            not_written,
-            ReasonCode.LEDGER_NOT_WRITTEN,
-            consequence="after a restart only the kubelet reports names and allocations",
-        ),
+        ReasonCode.LEDGER_LOST,
+        "the kubelet reports allocations; give renamed resources an alias",
+        ReasonCode.LEDGER_NOT_WRITTEN,
+        "after a restart only the kubelet reports names and allocations",
         is_mended_by_writing=False,
     )
     return WriteBehind(Persisted(path, LEDGER, empty, lost=empty), empty, reasons, worker, clock)
@@ -72,16 +67,10 @@ def ledger_store(path: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[
 def history_store(ledger: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[RecordHistory]:
     """Return the history of the kubelet's record, beside a ledger."""
     reasons = Reasons(
-        partial(
-            lost,
-            ReasonCode.LEDGER_LOST,
-            consequence="an existing checkpoint of the kubelet is used; without one, the allocations are unknown",
-        ),
-        partial(
-            not_written,
-            ReasonCode.LEDGER_NOT_WRITTEN,
-            consequence="after a restart the agent does not know whether the kubelet's checkpoint was lost",
-        ),
+        ReasonCode.LEDGER_LOST,
+        "an existing checkpoint of the kubelet is used; without one, the allocations are unknown",
+        ReasonCode.LEDGER_NOT_WRITTEN,
+        "after a restart the agent does not know whether the kubelet's checkpoint was lost",
     )
     return WriteBehind(_history(ledger), RecordHistory(), reasons, worker, clock)
 
@@ -109,16 +98,10 @@ class DesiredStateStore:
         self._none = KeptDesired(node)
         file = Persisted(path, DESIRED, self._none, lost=self._none) if path is not None else None
         reasons = Reasons(
-            partial(
-                lost,
-                ReasonCode.DESIRED_STATE_LOST,
-                consequence="the API server has the desired state; until it answers, vGPUs stay as they are",
-            ),
-            partial(
-                not_written,
-                ReasonCode.DESIRED_STATE_NOT_WRITTEN,
-                consequence="after a restart only the API server has the desired state of vGPUs",
-            ),
+            ReasonCode.DESIRED_STATE_LOST,
+            "the API server has the desired state; until it answers, vGPUs stay as they are",
+            ReasonCode.DESIRED_STATE_NOT_WRITTEN,
+            "after a restart only the API server has the desired state of vGPUs",
         )
         self._state = WriteBehind(file, self._none, reasons, worker, clock)
 
@@ -163,7 +146,7 @@ class DesiredStateStore:
         self._state.save(replace(self._state.value, enforcement=enforcement))
 
     async def run(self, report_problem: Callable[[Reason | None], None]) -> None:
-        """Write each change, for ever; `report_problem` gets the problem of the file, None when it has none."""
+        """Write each change, until cancelled; `report_problem` gets the problem of the file, None when it has none."""
         await self._state.run(report_problem)
 
     async def flush(self) -> None:
@@ -192,7 +175,7 @@ class AgentFiles:
         self.ledger.save(ledger)
 
     async def run(self, report: Callable[[str, Reason | None], None]) -> None:
-        """Write each change, for ever; `report` gets the problem of each file, None when it has none."""
+        """Write each change, until cancelled; `report` gets the problem of each file, None when it has none."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.ledger.run(partial(report, "journal")))
             group.create_task(self.desired.run(partial(report, "desired state")))

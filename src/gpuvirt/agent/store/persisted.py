@@ -17,7 +17,7 @@ from gpuvirt.agent.store.stateformat import Format, NewerVersionError, Stored
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.loops.serialworker import SerialWorker
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems
 from gpuvirt.tasks import backoff_s
 
 T = TypeVar("T")
@@ -139,10 +139,12 @@ class Persisted(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Reasons(msgspec.Struct, frozen=True):
-    """The reasons for a file that can't be used or written."""
+    """The reasons for a file that can't be used or written: their codes, and what follows."""
 
-    lost: Callable[[Path, str], Reason]
-    not_written: Callable[[Path, str], Reason]
+    lost: ReasonCode
+    if_lost: str
+    not_written: ReasonCode
+    if_not_written: str
     is_mended_by_writing: bool = True
     """Whether writing the file again ends the problem of a lost file."""
 
@@ -189,7 +191,7 @@ class WriteBehind(Generic[T]):
             with contextlib.suppress(OSError):  # unknown: the loss is reported, whether it was renamed or not
                 self._file.path.replace(aside)
                 text += f"; it was renamed to {aside.name}"
-        self._lost = self._reasons.lost(self._file.path, text)
+        self._lost = nodeproblems.lost(self._reasons.lost, self._file.path, text, self._reasons.if_lost)
 
     def forget(self, empty: T) -> None:
         """Ignore the loaded value; the file stays until another value is saved."""
@@ -204,7 +206,7 @@ class WriteBehind(Generic[T]):
         return True
 
     async def run(self, report_problem: Callable[[Reason | None], None]) -> None:
-        """Write each saved value, for ever; `report_problem` gets the problem of the file, None when it has none."""
+        """Write each saved value until cancelled; `report_problem` gets the file's problem, None when it has none."""
         report_problem(self._lost)
         while True:
             await self._changed.wait()
@@ -253,7 +255,10 @@ class WriteBehind(Generic[T]):
             try:
                 await self._write(file, WRITE_TIMEOUT_S)
             except (OSError, GpuvirtError) as error:
-                report_problem(self._reasons.not_written(file.path, str(error)))
+                reasons = self._reasons
+                report_problem(
+                    nodeproblems.not_written(reasons.not_written, file.path, str(error), reasons.if_not_written)
+                )
                 await self._clock.sleep(next(pauses))
         if self._reasons.is_mended_by_writing:
             self._lost = None
