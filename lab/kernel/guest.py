@@ -188,7 +188,15 @@ def _accepted(ours: socket.socket, folder: Path, stack: contextlib.ExitStack) ->
 
 
 def _share(folder: Path, start: str, kit: Kit) -> None:
-    """Copy the guest's programs where it can read them: it has its own `/tmp`, and the sources may be anywhere."""
+    """Copy what the guest needs where it can read it: it has its own `/tmp`, and the sources may be anywhere."""
+    copy_programs(folder)
+    for module in kit.samples.glob("*.ko"):
+        shutil.copy(module, folder)
+    (folder / "start").write_text(start)
+
+
+def copy_programs(folder: Path) -> None:
+    """Copy the guest's programs and all packages that they can import."""
     sources = {
         "gpuvirt": Path(gpuvirt.__file__).parent,
         "lab": Path(__file__).parent.parent,
@@ -198,9 +206,6 @@ def _share(folder: Path, start: str, kit: Kit) -> None:
         shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.ids"))
     # gpuvirt's hardware layer and gates need these besides msgspec; the guest may not see their folder.
     shutil.copy(typing_extensions.__file__, folder)
-    for module in kit.samples.glob("*.ko"):
-        shutil.copy(module, folder)
-    (folder / "start").write_text(start)
 
 
 def _python_of_guest() -> str:

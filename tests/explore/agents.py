@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gpuvirt.agent.agent import Agent
 from gpuvirt.agent.change.changehost import ChangeHost as CommandHost
+from gpuvirt.agent.change.gate.agentlock import only_agent
 from gpuvirt.agent.change.gate.gate import gate_at
 from gpuvirt.agent.change.gate.gaterecord import GateOwner
 from gpuvirt.agent.change.gate.gates import plugin_gates
@@ -22,7 +23,6 @@ from gpuvirt.agent.known.kubeletrecord import KubeletRecord
 from gpuvirt.agent.kubelet.accountwatch import AccountWatch
 from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.agent.options import NodeOptions
-from gpuvirt.agent.process import only_agent
 from gpuvirt.agent.store.agentstate import history_store
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import NodeName

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.change.gate.agentlock import only_agent
 from gpuvirt.agent.change.gate.gate import gate_at
-from gpuvirt.agent.process import only_agent
 from gpuvirt.errors import LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.access.tools import HostTools, run_program

@@ -7,8 +7,8 @@ word a line: `agent` and `unit` when it has these locks, then `written`, or the 
 import sys
 from pathlib import Path
 
+from gpuvirt.agent.change.gate.agentlock import only_agent
 from gpuvirt.agent.change.gate.gate import UnitBlockedError, UnitBusyError, gate_at
-from gpuvirt.agent.process import only_agent
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.hardware.access.tools import HostTools

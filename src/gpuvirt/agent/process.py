@@ -1,7 +1,6 @@
 """The process of the agent, from start to SIGTERM: its locks, the agent itself, its device plugins and probes."""
 
 import asyncio
-import fcntl
 import gc
 import logging
 import os
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from gpuvirt import __version__
 from gpuvirt.agent import metrics
 from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.change.gate.agentlock import only_agent
 from gpuvirt.agent.known import nokubelet, snapshot
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord, PodInquiry
 from gpuvirt.agent.kubelet.accountwatch import AccountWatch
@@ -33,7 +33,7 @@ from gpuvirt.agent.shares.shareallocator import Dependencies
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.agent.store.agentstate import history_store
 from gpuvirt.clock import Clock
-from gpuvirt.errors import AlreadyRunningError, GpuvirtError
+from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.mps import FOLDER, PIPES
 from gpuvirt.facts.nodes import ReadNode, unread_node
 from gpuvirt.hardware.usage.nativeusers import read_node
@@ -322,30 +322,6 @@ class ConfigFile:
             return ConfigText(self._path.read_text(encoding="utf-8"), str(self._path))
         except FileNotFoundError:
             return None
-
-
-@contextmanager
-def only_agent(folder: Path) -> Iterator[None]:
-    """Lock a folder for this agent; raise AlreadyRunningError. Child processes don't inherit the lock.
-
-    An agent locks the folder of its own files and, if it offers devices, the kubelet's device-plugins folder. Two
-    agents would conflict in these folders, and both can see them from their pods. A lock file would not work: the
-    kubelet deletes files in its folder when it starts, and a lock on a deleted file excludes no process. Commands that
-    change devices while no agent runs share the lock on the agent's own folder, and so keep agents from starting.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise AlreadyRunningError(
-                f"{folder}: another gpuvirt agent serves this node;"
-                " stop it first (two DaemonSets? `kubectl get pods -A --field-selector spec.nodeName=NODE`);"
-                " or a gpuvirt command is changing devices: the agent can start when that command has ended"
-            ) from error
-        yield
-    finally:
-        os.close(fd)
 
 
 async def announce_ready(address: str, views: Cell[NodeView]) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.agent.change.gate import drainrequest
+from gpuvirt.agent.change.gate.agentlock import only_agent
 from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents
 from gpuvirt.agent.change.gate.gate import Gate
 from gpuvirt.agent.change.gate.gatelock import Anchor, UnitUnsettledError
 from gpuvirt.agent.change.gate.gaterecord import GateRecord, GateState
 from gpuvirt.agent.change.gate.gates import Gates, plugin_gates
 from gpuvirt.agent.change.gate.membership import Membership
-from gpuvirt.agent.process import only_agent
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, ReasonCode

@@ -11,7 +11,8 @@ from typing import Protocol
 import pytest
 
 from gpuvirt.agent.change.gate import unsettled
-from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents, no_plugin
+from gpuvirt.agent.change.gate.agentlock import no_plugin
+from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents
 from gpuvirt.agent.change.gate.gate import Gate, gate_at
 from gpuvirt.agent.change.gate.gatelock import Anchor, GateFailedError, UnitBusyError, is_current
 from gpuvirt.agent.change.gate.gaterecord import GateState

@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from gpuvirt import documents
-from gpuvirt.agent.change.gate.drainrequest import no_plugin
+from gpuvirt.agent.change.gate.agentlock import no_plugin
 from gpuvirt.agent.change.gate.gate import gate_at
 from gpuvirt.agent.change.gate.gatelock import GateFailedError
 from gpuvirt.agent.change.gate.gates import plugin_gates

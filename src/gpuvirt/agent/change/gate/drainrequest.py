@@ -7,16 +7,15 @@ starting. An unprivileged device plugin is asked in the same way, in the gates o
 can't be asked: the command refuses what its sockets list.
 """
 
-import fcntl
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 
+from gpuvirt.agent.change.gate.agentlock import no_agent, no_plugin
 from gpuvirt.agent.change.gate.gate import Gate
-from gpuvirt.agent.change.gate.gatelock import GateFailedError, tries, try_lock
+from gpuvirt.agent.change.gate.gatelock import tries
 from gpuvirt.agent.change.gate.gaterecord import GateRecord
 from gpuvirt.agent.change.gate.gates import Gates
 from gpuvirt.agent.change.gate.membership import has_member
@@ -87,36 +86,6 @@ def beside_agents(gates: Gates, agents: Agents, request: DrainRequest) -> Iterat
 def _why_listed(agents: Agents) -> Reason | None:
     """Return why a device plugin that can't be asked could still allocate the devices."""
     return agents.why_listed()
-
-
-@contextmanager
-def no_agent(folder: Path) -> Iterator[bool]:
-    """Return whether no agent runs. If so, no agent can start while the context lasts; other commands can."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _shared(folder) as is_free:
-        yield is_free
-
-
-@contextmanager
-def no_plugin(device_plugins: Path) -> Iterator[bool]:
-    """Return whether no agent offers devices. If so, none can begin to while the context lasts.
-
-    Every agent that offers devices has the lock on the kubelet's folder, whatever its version.
-    """
-    with _shared(device_plugins) as is_free:
-        yield is_free
-
-
-@contextmanager
-def _shared(folder: Path) -> Iterator[bool]:
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise GateFailedError(folder, error) from error
-    try:
-        yield try_lock(fd, fcntl.LOCK_SH)
-    finally:
-        os.close(fd)
 
 
 @contextmanager
