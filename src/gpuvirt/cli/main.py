@@ -6,10 +6,14 @@ Exit codes: 0 for success, 1 for a failure, 2 for wrong options or an invalid co
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Protocol
 
 import typer
+from typer.core import TyperGroup
+from typing_extensions import override
 
 from gpuvirt.cli.interrupts import taken_interrupts
 from gpuvirt.cli.version import Version
@@ -24,6 +28,8 @@ USED_WRONGLY = 2
 class Command:
     """A command, so that `gpuvirt --help` loads none; a dataclass, since msgspec alone takes 8 ms to load."""
 
+    group: str
+    """The heading under which `gpuvirt --help` lists it."""
     module: str
     """The module of this package that has the command; empty for another distribution's."""
     help: str
@@ -32,32 +38,63 @@ class Command:
     """The distribution that brings the command by an entry point; empty for gpuvirt itself."""
 
 
+LOOK, CHANGE, CLUSTER, OTHER = "Look at GPUs", "Change GPUs of this host", "Manage a cluster", "Other commands"
+IN_PODS = "Commands that run in pods"
 COMMANDS = {
-    "devices": Command("diagnosis.devices", "List the GPUs of this host or cluster, and their resources."),
-    "doctor": Command("diagnosis.doctor", "Find the problems that keep the GPUs of this host from VMs."),
-    "why": Command("diagnosis.why", "Explain why no VM can use a GPU, or why a VM lacks its GPUs."),
-    "plan": Command("diagnosis.plan", "Preview the changes that a label would make on a node."),
-    "node": Command("services.node", "Run the agent of this node: offer its GPUs to the kubelet."),
-    "controller": Command("services.controller", "Run the controller, which deploys operands to GPU nodes."),
-    "extender": Command("services.extender", "Run the scheduler extender, which places shares of GPUs."),
-    "webhook": Command("services.webhook", "Run the admission webhook for Kata pods with vGPUs."),
-    "status": Command("diagnosis.status", "Show whether gpuvirt and its components on nodes are ready."),
-    "shares": Command("diagnosis.shares", "Show the shared GPUs of the cluster, and their free units."),
-    "schedule": Command("", "Show, plan and check VgpuSchedules, and switch phases.", distribution=SCHEDULES),
-    "uninstall": Command("services.install", "Remove gpuvirt's objects and labels from the cluster."),
-    "discover": Command("services.discover", "Label this node with its NVIDIA GPUs and operating system."),
-    "demo": Command("", "Show what gpuvirt does, on a simulated host with GPUs.", distribution=SIMULATOR),
-    "support": Command("diagnosis.support", "Pack the state of this host's GPUs into one archive."),
-    "vfio": Command("changes.vfio", "Bind GPUs to a VFIO driver for VMs, or back to the host's."),
-    "vgpu": Command("changes.vgpu", "Create and delete vGPUs, and apply vGPU configs."),
-    "install": Command("services.install", "Run the installation steps of the chart's Jobs."),
-    "sim": Command("", "Simulate hosts with GPUs, and run programs on them.", distribution=SIMULATOR),
-    "mps": Command("services.mps", "Run NVIDIA's MPS daemon, which limits shares of GPUs."),
-    "validate": Command("services.validate", "Run the checks of container nodes for NVIDIA's operands."),
-    "version": Command("version", "Print the version."),
+    "devices": Command(LOOK, "diagnosis.devices", "List the GPUs of this host or cluster, and their resources."),
+    "why": Command(LOOK, "diagnosis.why", "Explain why no VM can use a GPU, or why a VM lacks its GPUs."),
+    "doctor": Command(LOOK, "diagnosis.doctor", "Find the problems that keep the GPUs of this host from VMs."),
+    "status": Command(LOOK, "diagnosis.status", "Show whether gpuvirt and its components on nodes are ready."),
+    "shares": Command(LOOK, "diagnosis.shares", "Show the shared GPUs of the cluster, and their free units."),
+    "plan": Command(LOOK, "diagnosis.plan", "Preview the changes that a label would make on a node."),
+    "support": Command(LOOK, "diagnosis.support", "Pack the state of this host's GPUs into one archive."),
+    "vfio": Command(CHANGE, "changes.vfio", "Bind GPUs to a VFIO driver for VMs, or back to the host's."),
+    "vgpu": Command(CHANGE, "changes.vgpu", "Create and delete vGPUs, and apply vGPU configs."),
+    "install": Command(CLUSTER, "services.install", "Run the installation steps of the chart's Jobs."),
+    "uninstall": Command(CLUSTER, "services.install", "Remove gpuvirt's objects and labels from the cluster."),
+    "schedule": Command(CLUSTER, "", "Show, plan and check VgpuSchedules, and switch phases.", distribution=SCHEDULES),
+    "demo": Command(OTHER, "", "Show what gpuvirt does, on a simulated host with GPUs.", distribution=SIMULATOR),
+    "sim": Command(OTHER, "", "Simulate hosts with GPUs, and run programs on them.", distribution=SIMULATOR),
+    "version": Command(OTHER, "version", "Print the version."),
+    "node": Command(IN_PODS, "services.node", "Run the agent of this node: offer its GPUs to the kubelet."),
+    "controller": Command(IN_PODS, "services.controller", "Run the controller, which deploys operands to GPU nodes."),
+    "extender": Command(IN_PODS, "services.extender", "Run the scheduler extender, which places shares of GPUs."),
+    "webhook": Command(IN_PODS, "services.webhook", "Run the admission webhook for Kata pods with vGPUs."),
+    "discover": Command(IN_PODS, "services.discover", "Label this node with its NVIDIA GPUs and operating system."),
+    "mps": Command(IN_PODS, "services.mps", "Run NVIDIA's MPS daemon, which limits shares of GPUs."),
+    "validate": Command(IN_PODS, "services.validate", "Run the checks of container nodes for NVIDIA's operands."),
 }
 """The commands by name. The module of each has a function of the same name. That of a group of commands has the group's
 name, and an `app`."""
+HELP = ("-h", "--help")
+
+
+class Formatter(Protocol):
+    """The writer of a help text: click's, which some versions of typer have in private."""
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """Write a heading, and indent what follows."""
+
+    def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Write names and their descriptions in two columns."""
+
+    def write_text(self, text: str) -> None:
+        """Write a paragraph."""
+
+
+class Program(TyperGroup):
+    """The program `gpuvirt`, whose help has the commands by what a user does, and no description of those of pods."""
+
+    @override
+    def format_commands(self, ctx: object, formatter: Formatter) -> None:
+        """Write the commands in groups."""
+        for group in (LOOK, CHANGE, CLUSTER, OTHER):
+            with formatter.section(group):
+                formatter.write_dl(
+                    [(name, command.help) for name, command in COMMANDS.items() if command.group == group]
+                )
+        with formatter.section(f"{IN_PODS} (gpuvirt COMMAND -h)"):
+            formatter.write_text(", ".join(name for name, command in COMMANDS.items() if command.group == IN_PODS))
 
 
 def root(version: Version = False) -> None:
@@ -72,6 +109,8 @@ def program_for(words: Sequence[str]) -> typer.Typer:
     """
     program = typer.Typer(
         name="gpuvirt",
+        cls=Program,
+        context_settings={"help_option_names": list(HELP)},
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -91,6 +130,10 @@ def program_for(words: Sequence[str]) -> typer.Typer:
             program.add_typer(module.app, name=name)
         else:
             program.command(name)(getattr(module, name))
+        if not set(HELP).isdisjoint(words):
+            from gpuvirt.cli.examples import add_examples  # noqa: PLC0415
+
+            add_examples(program)
     return program
 
 
