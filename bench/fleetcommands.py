@@ -22,7 +22,7 @@ from tests.kube.scriptedapi import Call, Reply
 GPUS = 8
 RESOURCE = "nvidia.com/GA102GL_A10"
 NAMESPACE = "gpu-operator"
-COMMANDS = ("status", "why pod/train -n prod", "why node/node005", "devices -A", "shares")
+COMMANDS = ("status", "why pod/train -n prod", "why node/node005", "devices --all-nodes", "shares")
 RUNS = 5
 
 Content = Mapping[str, object]

@@ -28,7 +28,7 @@ from gpuvirt_sim.commands import sim
 
 COMMANDS: Mapping[str, object] = {
     "devices": NodeView,
-    "devices --node NAME|-A": list[fleetrender.NodeDevices],
+    "devices --node NAME|--all-nodes": list[fleetrender.NodeDevices],
     "doctor": findings.Report,
     "why ADDRESS|RESOURCE": DeviceExplanation,
     "why vm/NAME|vmi/NAME|pod/NAME": Explanation,
@@ -49,7 +49,7 @@ COMMANDS: Mapping[str, object] = {
     "vgpu apply": list[changesrender.VgpuResult],
     "vgpu assert": list[changesrender.VgpuResult],
     "vgpu list": list[changesrender.VgpuRow],
-    "vgpu list --node NAME|-A": list[fleetrender.NodeVgpu],
+    "vgpu list --node NAME|--all-nodes": list[fleetrender.NodeVgpu],
     "vgpu types": list[changesrender.TypeRow],
     "vgpu create": list[changesrender.VgpuResult],
     "vgpu delete": list[changesrender.VgpuResult],

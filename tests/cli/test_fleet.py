@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def without_kind(_: Call) -> Reply:
 
 
 async def test_devices_of_all_nodes(tmp_path: Path) -> None:
-    done = await run(tmp_path, "devices", "-A")
+    done = await run(tmp_path, "devices", "--all-nodes")
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line.split() for line in done.stdout.splitlines()]
     assert next(row for row in rows if row[:1] == ["node01"])[1:4] == ["0000:65:00.0", "GA102GL_A10", "vgpu"]
@@ -39,7 +40,7 @@ async def test_devices_of_one_node_as_json(tmp_path: Path) -> None:
 
 
 async def test_vgpus_of_nodes(tmp_path: Path) -> None:
-    done = await run(tmp_path, "vgpu", "list", "-A", "-o", "json")
+    done = await run(tmp_path, "vgpu", "list", "--all-nodes", "-o", "json")
     first, second = json.loads(done.stdout)
     assert (first["node"], first["gpu"], first["type"]) == ("node01", "0000:65:00.0", "NVIDIA A10-4Q")
     assert first["users"] == ["prod/virt-launcher-vm-a"]
@@ -59,14 +60,59 @@ async def test_a_node_without_gpunode_is_named_with_similar_ones(command: tuple[
 
 
 async def test_a_cluster_without_gpuvirt_has_no_gpunodes(tmp_path: Path) -> None:
-    done = await run(tmp_path, "devices", "-A", cluster=without_kind)
+    done = await run(tmp_path, "devices", "--all-nodes", cluster=without_kind)
     assert done.returncode != 0
     assert "no kind GpuNode" in done.stderr
     assert "Traceback" not in done.stderr
 
 
+def labelled(call: Call) -> Reply:
+    """Answer with a cluster in which node02 alone has the label `rack=b`."""
+    if call.path != "/api/v1/nodes":
+        return answer(call)
+    assert "labelSelector=rack%3Db" in call.target
+    return 200, {"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {"name": "node02"}}]}
+
+
+async def test_nodes_are_selected_by_their_labels(tmp_path: Path) -> None:
+    done = await run(tmp_path, "devices", "--all-nodes", "-l", "rack=b", "-o", "name", cluster=labelled)
+    assert (done.stdout, done.stderr) == ("node/node02\n", "")
+    done = await run(tmp_path, "vgpu", "list", "--all-nodes", "-l", "rack=b", "-o", "name", cluster=labelled)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+async def test_the_first_spelling_of_all_nodes_works_with_a_note(tmp_path: Path) -> None:
+    done = await run(tmp_path, "devices", "-A", "-o", "name")
+    assert done.stdout.splitlines() == ["node/node01", "node/node02", "node/node03"]
+    assert done.stderr == "gpuvirt: use --all-nodes; -A means all namespaces in kubectl, and nodes have none\n"
+    assert " -A" not in ran("devices", "-h").stdout
+
+
+async def test_a_watched_list_is_printed_again_after_a_change(tmp_path: Path) -> None:
+    asked = 0
+
+    def growing(call: Call) -> Reply:
+        nonlocal asked
+        asked += call.path == "/api/v1/nodes"
+        nodes = [{"metadata": {"name": "node01"}}, {"metadata": {"name": "node02"}}][: 1 if asked < 3 else 2]
+        return (200, {"metadata": {}, "items": nodes}) if call.path == "/api/v1/nodes" else answer(call)
+
+    async with serving(growing, tmp_path) as served:
+        command = (*GPUVIRT, "devices", "--all-nodes", "-l", "rack=b", "-o", "name", "-w")
+        environment = {"PATH": PATH, "KUBECONFIG": str(served.kubeconfig)}
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            lines = [await process.stdout.readline() for _ in range(3)]
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 0
+    assert lines == [b"node/node01\n", b"node/node01\n", b"node/node02\n"]
+
+
 def test_options_that_contradict_are_refused() -> None:
-    assert "one of --node and --all-nodes" in ran("devices", "--node", "a", "-A").stderr
+    assert "--selector: is for --all-nodes" in ran("devices", "-l", "a=b").stderr
+    assert "--watch: is for --node and --all-nodes" in ran("vgpu", "list", "-w").stderr
+    assert "one of --node and --all-nodes" in ran("devices", "--node", "a", "--all-nodes").stderr
     assert "--kubeconfig" in ran("devices", "--kubeconfig", "x").stderr
 
 

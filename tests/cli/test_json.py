@@ -183,8 +183,8 @@ ON_HOSTS = {
 POLICY = Path(__file__).parent.parent / "kube/guidepolicy.yaml"
 IN_GPUVIRT = ("-n", "gpuvirt")
 OF_CLUSTERS = {
-    "devices --node NAME|-A": ("devices", "-A"),
-    "vgpu list --node NAME|-A": ("vgpu", "list", "-A"),
+    "devices --node NAME|--all-nodes": ("devices", "--all-nodes"),
+    "vgpu list --node NAME|--all-nodes": ("vgpu", "list", "--all-nodes"),
     "shares": ("shares",),
     "status": ("status",),
     "install check": ("install", "check", str(POLICY)),

@@ -11,8 +11,8 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from tests.cli.commandline import ran
 
-LISTS = (("devices",), ("vgpu", "list"), ("vgpu", "types"))
-DOCUMENTS = (*LISTS, ("doctor",), ("why", "0000:4b:00.0"), ("vfio", "status"), ("vgpu", "scheduler", "get"))
+LISTS = (("devices",), ("vgpu", "list"), ("vgpu", "types"), ("vfio", "status"), ("vgpu", "scheduler", "get"))
+DOCUMENTS = (*LISTS, ("doctor",), ("why", "0000:4b:00.0"))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,8 @@ def test_wide_devices_have_columns_that_the_table_lacks(environment: Mapping[str
 
 
 def test_names_are_what_other_commands_take(environment: Mapping[str, str]) -> None:
-    gpus, vgpus, types = (printed(environment, *command, "-o", "name") for command in LISTS)
+    gpus, vgpus, types, *others = (printed(environment, *command, "-o", "name") for command in LISTS)
+    assert others == [gpus, gpus[:1]]
     assert gpus == ["0000:4b:00.0", "0000:b1:00.0"]
     assert len(types) == len(set(types)) > 1
     for device in (*gpus, *vgpus):
@@ -73,3 +74,9 @@ def test_names_are_what_other_commands_take(environment: Mapping[str, str]) -> N
 
 def test_a_name_is_no_format_of_a_report(environment: Mapping[str, str]) -> None:
     assert ran("doctor", "-o", "name", environment=environment).returncode == 2
+
+
+def test_the_names_of_simulated_hosts_are_what_their_commands_take() -> None:
+    names = ran("sim", "hosts", "-o", "name").stdout.splitlines()
+    assert "2xA10-vgpu" in names
+    assert all(load_host(name) for name in names)

@@ -125,9 +125,9 @@ SCHEDULE = ("gpuvirt-schedule", on_a_day)
 COMMANDS: tuple[tuple[str, Callable[[], Answer], str], ...] = (
     ("gpuvirt-status", lambda: statuscluster.Cluster().answer, "status"),
     ("gpuvirt-plan", planned, "plan node/node01 --vgpu-config A10-4Q"),
-    ("gpuvirt-plan", lambda: fleet.answer, "devices -A"),
+    ("gpuvirt-plan", lambda: fleet.answer, "devices --all-nodes"),
     ("gpuvirt-plan", lambda: fleet.answer, "devices --node node01"),
-    ("gpuvirt-plan", lambda: fleet.answer, "vgpu list -A"),
+    ("gpuvirt-plan", lambda: fleet.answer, "vgpu list --all-nodes"),
     ("gpuvirt-shares", lambda: sharescluster.cluster().answer, "shares"),
     (*SCHEDULE, "schedule list"),
     (*SCHEDULE, "schedule show gpus"),

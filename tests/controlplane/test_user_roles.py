@@ -16,7 +16,7 @@ KINDS = ("gpunodes", "clusterpolicies", "vgpuschedules")
 ROLES = str(ROOT / "examples/roles/commands.yaml")
 RELEASE = "gpu-operator"
 COMMANDS = {
-    "gpuvirt-plan": "devices -A",
+    "gpuvirt-plan": "devices --all-nodes",
     "gpuvirt-shares": "shares",
     "gpuvirt-status": f"status -n {RELEASE}",
     "gpuvirt-schedule": f"schedule list -n {RELEASE}",

@@ -7,6 +7,7 @@ import typer
 EXAMPLES: Mapping[str, str] = {
     "gpuvirt devices": "the GPUs of this host, and why one is not offered",
     "gpuvirt devices --all-nodes -o wide": "the GPUs of all nodes of the cluster, with all columns",
+    "gpuvirt devices --all-nodes -l rack=b -w": "the GPUs of the nodes with a label, again after each change",
     "gpuvirt why 0000:65:00.0": "what keeps a GPU of this host from VMs",
     "gpuvirt why vm/vm-a -n team": "why a VM of the cluster lacks its GPUs",
     "gpuvirt why node/node01": "what a node offers, and the pods that wait for it",
@@ -15,6 +16,7 @@ EXAMPLES: Mapping[str, str] = {
     "gpuvirt status": "the components of all nodes",
     "gpuvirt status --wait --timeout 600": "wait until all components are ready",
     "gpuvirt shares": "the shared GPUs and their free units",
+    "gpuvirt shares -l rack=b": "those of the nodes with a label",
     "gpuvirt shares -w": "the same after each change",
     "gpuvirt plan node/node01 --workload vm-passthrough": "what a label of the workload would change on a node",
     "gpuvirt plan node/node01 --vgpu-config A10-4Q": "what a label of the vGPU config would change",

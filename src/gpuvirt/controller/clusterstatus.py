@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.controller.announcer import LEFT_ALONE
 from gpuvirt.controller.deployment import StoredObject
@@ -262,6 +263,14 @@ class ClusterStatus(msgspec.Struct, frozen=True):
             [f"{len(self.invalid)} invalid {'value' if len(self.invalid) == 1 else 'values'}"] if self.invalid else []
         )
         return f"Not ready: {', '.join(parts)}; {where}"
+
+    def of_nodes(self, names: frozenset[str]) -> "ClusterStatus":
+        """Return the state without the components and invalid values of other nodes."""
+        return replace(
+            self,
+            components=tuple(row for row in self.components if row.node in names),
+            invalid=tuple(value for value in self.invalid if not value.node or value.node in names),
+        )
 
     @property
     def well(self) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuvirt.agent.published.moduleoptions import read_kept
 from gpuvirt.cli.changes import commandhost
 from gpuvirt.cli.changes.vgpu import SchedulerOrder, set_scheduler, show_schedulers
-from gpuvirt.cli.formats import Output
+from gpuvirt.cli.formats import ListFormat, ListOutput, Output
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
 from gpuvirt.hardware.programs import vgpuscheduler
@@ -68,7 +68,7 @@ def test_the_scheduler_is_set_once_and_shown(place: Place, capsys: Printed) -> N
     assert (place.has(T4), place.has(OTHER).policy) == (EQUAL_4, SchedulerPolicy.BEST_EFFORT)
     assert place.set(T4, EQUAL_4) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == []
-    show_schedulers(place.here, place.roots, [T4, OTHER], output=Output.TABLE)
+    show_schedulers(place.here, place.roots, [T4, OTHER], ListFormat(ListOutput.TABLE))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:] == [[T4, "equal-share", "4", "ms", "-"], [OTHER, "best-effort", "-", "-"]]
 
@@ -94,7 +94,7 @@ def test_a_persistent_scheduler_is_written_to_the_modprobe_file(place: Place, ca
     assert "pci=0000:3b:00.0;RmPVMRL=0x00040003" in place.roots.local(FILE).read_text()
     assert read_kept(place.roots) == {T4: EQUAL_4, OTHER: FIXED}
     capsys.readouterr()
-    show_schedulers(place.here, place.roots, [], output=Output.JSON)
+    show_schedulers(place.here, place.roots, [], ListFormat(ListOutput.JSON))
     rows = {row["gpu"]: row for row in json.loads(capsys.readouterr().out)}
     assert len(rows) == 4
     assert rows[T4]["scheduler"] == rows[T4]["kept"] == {"policy": "equal-share", "timeslice-ms": 4}
@@ -130,7 +130,7 @@ def test_a_vm_that_starts_after_the_plan_fails_the_command(place: Place, capsys:
 
 def test_gpus_of_other_vendors_are_not_shown(tmp_path: Path, capsys: Printed) -> None:
     place = Place(tmp_path, "2xFlex170")
-    show_schedulers(place.here, place.roots, [], output=Output.JSON)
+    show_schedulers(place.here, place.roots, [], ListFormat(ListOutput.JSON))
     assert json.loads(capsys.readouterr().out) == []
 
 

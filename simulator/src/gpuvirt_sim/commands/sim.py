@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Annotated
@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from gpuvirt.agent.store.files import replace_file
-from gpuvirt.cli.formats import Output
+from gpuvirt.cli.formats import ListFormat, ListOutput
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import console, say
 from gpuvirt.cli.parameters import completion, options
@@ -68,11 +68,13 @@ class SimulatedHostRow(msgspec.Struct, frozen=True):
 
 
 @app.command()
-def hosts(*, output: options.OutputFormat = Output.TABLE) -> None:
+def hosts(*, output: options.ListFormat = ListOutput.TABLE) -> None:
     """List the hosts that can be simulated."""
     rows = [SimulatedHostRow(name, load_host(name).about) for name in host_names()]
-    if render.print_document(rows, output):
-        return
+    render.print_list(rows, host_names(), lambda _: _print_hosts(rows), ListFormat(output))
+
+
+def _print_hosts(rows: Sequence[SimulatedHostRow]) -> None:
     out, width = console(), max(len(row.name) for row in rows)
     for row in rows:
         say(out, row.about, head=f"{row.name:<{width}}  ")

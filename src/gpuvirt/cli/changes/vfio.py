@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.cli.changes import commandhost
 from gpuvirt.cli.changes.commandhost import Host, changed_in_worker
-from gpuvirt.cli.formats import Output
+from gpuvirt.cli.formats import ListFormat, ListOutput, Output
 from gpuvirt.cli.output import changesrender
 from gpuvirt.cli.output.changesrender import VfioResult
 from gpuvirt.cli.parameters import options
@@ -75,7 +75,8 @@ def status(
     *,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
-    output: options.OutputFormat = Output.TABLE,
+    output: options.ListFormat = ListOutput.TABLE,
+    no_headers: options.NoHeaders = False,
 ) -> None:
     """Show each GPU's driver, and whether it can be bound for VMs."""
     here = commandhost.host(commandhost.account(HostRoots.under(host_root), kubelet_dir))
@@ -85,7 +86,7 @@ def status(
     parts = (address for address, function in functions.items() if function.is_gpu_part)
     listed = sorted((*seen.inventory.gpus, *parts))
     rows = [(address, plan_units(seen, {address: DesiredDriver.PASSTHROUGH})[0]) for address in listed]
-    changesrender.vfio_status(seen, rows, here.unfit, output=output)
+    changesrender.vfio_status(seen, rows, here.unfit, ListFormat(output, no_headers))
 
 
 @app.command("bind")

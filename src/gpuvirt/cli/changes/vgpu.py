@@ -13,8 +13,8 @@ from gpuvirt.agent.change.observation import HostObservation, observe
 from gpuvirt.agent.published import moduleoptions
 from gpuvirt.cli.changes import vgpuchanges
 from gpuvirt.cli.changes.commandhost import Host, in_worker
-from gpuvirt.cli.formats import ListFormat, ListOutput, Output
-from gpuvirt.cli.output import changesrender, fleetrender, render
+from gpuvirt.cli.formats import Layout, ListFormat, ListOutput, Output
+from gpuvirt.cli.output import changesrender, fleetrender, render, watching
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, completion, fleet, options
 from gpuvirt.cli.parameters.vgpuconfigs import Address, ConfigFile, Selected, ValidConfig
@@ -82,11 +82,12 @@ def get_scheduler(
     *,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
-    output: options.OutputFormat = Output.TABLE,
+    output: options.ListFormat = ListOutput.TABLE,
+    no_headers: options.NoHeaders = False,
 ) -> None:
     """Show each GPU's vGPU scheduler, now and at the driver's next load."""
     here = vgpuchanges.vgpu_host(host_root, kubelet_dir)
-    show_schedulers(here, HostRoots.under(host_root), addresses or (), output=output)
+    show_schedulers(here, HostRoots.under(host_root), addresses or (), ListFormat(output, no_headers))
 
 
 @scheduler_app.command("set")
@@ -117,14 +118,13 @@ def set_scheduler_of_gpu(  # noqa: PLR0913  a command's options
     set_scheduler(here, HostRoots.under(host_root), address, order, output=output)
 
 
-def show_schedulers(here: Host, roots: HostRoots, addresses: Collection[str], *, output: Output) -> None:
+def show_schedulers(here: Host, roots: HostRoots, addresses: Collection[str], listing: ListFormat) -> None:
     """Print schedulers; exit with 1 if nvidia-smi did not report one."""
     seen = observe(here.change_host, here.inputs, None)
     chosen = vgpuchanges.gpus_named(seen, addresses) or _nvidia_gpus(seen)
     kept = moduleoptions.read_kept(roots)
     rows = [_scheduler_row(seen, gpu, kept.get(gpu)) for gpu in chosen]
-    if not render.print_document(rows, output):
-        _print_schedulers(rows)
+    render.print_list(rows, (row.gpu for row in rows), partial(_print_schedulers, rows), listing)
     if any(row.reason is not None for row in rows):
         raise typer.Exit(1)
 
@@ -141,10 +141,11 @@ def _scheduler_row(seen: HostObservation, gpu: PciAddress, kept: Scheduler | Non
     return SchedulerRow(gpu, found, kept)
 
 
-def _print_schedulers(rows: Sequence[SchedulerRow]) -> None:
+def _print_schedulers(rows: Sequence[SchedulerRow], layout: Layout) -> None:
     out = console()
-    if not rows:
+    if not rows and layout.headings:
         out.print("No GPU of this host can carry vGPUs now; see: gpuvirt doctor")
+    if not rows:
         return
     table = Table(SCHEDULER_COLUMNS)
     for row in rows:
@@ -152,9 +153,9 @@ def _print_schedulers(rows: Sequence[SchedulerRow]) -> None:
         ms = row.scheduler.timeslice_ms if row.scheduler is not None else None
         kept = row.kept.text if row.kept is not None else NOTHING
         table.add(row.gpu, policy, NOTHING if ms is None else f"{ms} ms", kept)
-    table.print(out)
+    table.print(out, layout)
     for row in rows:
-        if row.reason is not None:
+        if row.reason is not None and layout.headings:
             render.say_reason(out, row.reason, style="yellow")
 
 
@@ -277,19 +278,29 @@ def list_(  # noqa: PLR0913  a command's options
     no_headers: options.NoHeaders = False,
     node: fleet.NodeOption = None,
     all_nodes: fleet.AllNodesOption = False,
+    old_all_nodes: fleet.OldAllNodesOption = False,
+    selector: fleet.SelectorOption = "",
+    watch: watching.WatchOption = False,
     kubeconfig: fleet.ClusterFile = None,
     context: apiserver.ContextOption = "",
 ) -> None:
     """List the vGPUs of this host or cluster, and their users."""
-    if (gpu_nodes := fleet.asked_nodes(node, kubeconfig, context, every=all_nodes)) is not None:
-        found = fleetrender.vgpus_of(gpu_nodes)
-        ids = (row.id for row in found)
-        render.print_list(found, ids, partial(fleetrender.vgpus, found), ListFormat(output, no_headers))
+    every_node, listing = all_nodes or old_all_nodes, ListFormat(output, no_headers)
+    gpu_nodes = fleet.asked_nodes(node, kubeconfig, context, every=every_node, selector=selector, watch=watch)
+    if gpu_nodes is not None:
+
+        async def read() -> list[fleetrender.NodeVgpu]:
+            return fleetrender.vgpus_of(await gpu_nodes())
+
+        def print_nodes(rows: list[fleetrender.NodeVgpu]) -> None:
+            render.print_list(rows, (row.id for row in rows), partial(fleetrender.vgpus, rows), listing)
+
+        watching.print_read(read, print_nodes, listing, watch=watch)
         return
     here = vgpuchanges.vgpu_host(host_root, kubelet_dir)
     rows = changesrender.rows_of(vgpuchanges.gpu_states(observe(here.change_host, here.inputs, None)))
     ids = (row.id for row in rows)
-    render.print_list(rows, ids, partial(changesrender.vgpus, rows), ListFormat(output, no_headers))
+    render.print_list(rows, ids, partial(changesrender.vgpus, rows), listing)
 
 
 @app.command("types")

@@ -10,7 +10,7 @@ from gpuvirt.agent.change.typenames import asking
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.published import statefile
 from gpuvirt.cli.formats import Layout, ListFormat, ListOutput
-from gpuvirt.cli.output import fleetrender, render
+from gpuvirt.cli.output import fleetrender, render, watching
 from gpuvirt.cli.parameters import apiserver, fleet, options
 from gpuvirt.clock import RealClock
 from gpuvirt.hardware.access.kernel import RealKernel
@@ -30,6 +30,9 @@ def devices(  # noqa: PLR0913  one parameter an option
     ] = False,
     node: fleet.NodeOption = None,
     all_nodes: fleet.AllNodesOption = False,
+    old_all_nodes: fleet.OldAllNodesOption = False,
+    selector: fleet.SelectorOption = "",
+    watch: watching.WatchOption = False,
     kubeconfig: fleet.ClusterFile = None,
     context: apiserver.ContextOption = "",
 ) -> None:
@@ -38,12 +41,19 @@ def devices(  # noqa: PLR0913  one parameter an option
     The list shows each GPU's mode, driver, users and vGPUs, and the reason why a GPU is not offered. The command
     changes nothing. If the agent runs on this host, the list is the agent's. Without an agent, or with an agent in
     --plugin-only, the command reads the host, and takes allocations and resource names from the agent's ledger. With
-    --node or -A, it shows nodes of the cluster, as their agents report them in GpuNodes.
+    --node or --all-nodes, it shows nodes of the cluster, as their agents report them in GpuNodes.
     """
-    if (gpu_nodes := fleet.asked_nodes(node, kubeconfig, context, every=all_nodes)) is not None:
-        rows = fleetrender.devices_of(gpu_nodes)
-        names = (f"node/{row.node}" for row in rows)
-        render.print_list(rows, names, partial(fleetrender.devices, rows), ListFormat(output, no_headers))
+    every_node, listing = all_nodes or old_all_nodes, ListFormat(output, no_headers)
+    gpu_nodes = fleet.asked_nodes(node, kubeconfig, context, every=every_node, selector=selector, watch=watch)
+    if gpu_nodes is not None:
+
+        async def read() -> list[fleetrender.NodeDevices]:
+            return fleetrender.devices_of(await gpu_nodes())
+
+        def print_nodes(rows: list[fleetrender.NodeDevices]) -> None:
+            render.print_list(rows, (f"node/{row.node}" for row in rows), partial(fleetrender.devices, rows), listing)
+
+        watching.print_read(read, print_nodes, listing, watch=watch)
         return
     roots = HostRoots.under(host_root)
     kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
@@ -60,4 +70,4 @@ def devices(  # noqa: PLR0913  one parameter an option
     def show(layout: Layout) -> None:
         render.devices(view, every=every, sees_users=os.geteuid() == 0, layout=layout)
 
-    render.print_list(view, names, show, ListFormat(output, no_headers))
+    render.print_list(view, names, show, listing)

@@ -10,7 +10,7 @@ from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, completion, options
-from gpuvirt.cli.parameters.fleet import read_gpu_nodes
+from gpuvirt.cli.parameters.fleet import read_gpu_node
 from gpuvirt.cli.parameters.vgpuconfigs import ConfigFile, read_configs
 from gpuvirt.diagnosis.target import NODE_KINDS, node_target
 from gpuvirt.errors import ConfigError
@@ -73,7 +73,7 @@ def plan(  # noqa: PLR0913  one parameter an option
         raise ConfigError("expected --workload, --vgpu-config, or both", where="gpuvirt plan")
     if vgpu_config is not None and workload not in {None, Workload.VGPU}:
         raise ConfigError(f"is for --workload {Workload.VGPU}, found {workload}", where="--vgpu-config")
-    (gpu_node,) = read_gpu_nodes(apiserver.demanded_credentials(kubeconfig, context), node)
+    gpu_node = read_gpu_node(apiserver.demanded_credentials(kubeconfig, context), node)
     mode = MODES[workload or Workload.VGPU]
     config = _config(gpu_node, vgpu_config) if mode is DesiredMode.VGPU else None
     configs, notes = read_configs(config_file)

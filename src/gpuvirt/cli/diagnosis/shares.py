@@ -4,15 +4,14 @@ import asyncio
 import sys
 from functools import partial
 from random import Random
-from typing import Annotated
 
 import typer
 
 from gpuvirt.cli.formats import ListFormat, ListOutput
-from gpuvirt.cli.output import render
+from gpuvirt.cli.output import render, watching
 from gpuvirt.cli.output.fleetrender import print_shares
 from gpuvirt.cli.output.tables import CLEAR, console
-from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.parameters import apiserver, fleet, options
 from gpuvirt.clock import RealClock
 from gpuvirt.diagnosis.sharesreading import SharesFollower, read_overview
 from gpuvirt.kube.client import Client
@@ -25,11 +24,12 @@ from gpuvirt.shares.sharing import Sharing
 
 def shares(  # noqa: PLR0913  one parameter an option
     *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show each change until interrupted.")] = False,
+    watch: watching.WatchOption = False,
     resource: options.SharedResource = UNITS_RESOURCE,
     units: options.SharedUnits = WHOLE,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
+    selector: fleet.SelectorOption = "",
     output: options.ListFormat = ListOutput.TABLE,
     no_headers: options.NoHeaders = False,
 ) -> None:
@@ -42,14 +42,19 @@ def shares(  # noqa: PLR0913  one parameter an option
     listing = ListFormat(output, no_headers)
     sharing = Sharing(options.resource_of(resource), Units(units))
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
+    names = asyncio.run(fleet.selected_nodes(client, selector))
     if not watch:
-        _show(asyncio.run(read_overview(client, sharing)), listing)
+        _show(_chosen(asyncio.run(read_overview(client, sharing)), names), listing)
         return
     follower = SharesFollower(client, sharing, RealClock(), Random())  # noqa: S311  it spreads requests over time
     try:
-        asyncio.run(follower.run(lambda found: _show_next(found, listing), _report))
+        asyncio.run(follower.run(lambda found: _show_next(_chosen(found, names), listing), _report))
     except KeyboardInterrupt:
         raise typer.Exit from None
+
+
+def _chosen(found: SharesOverview, names: frozenset[str] | None) -> SharesOverview:
+    return found if names is None else found.of_nodes(names)
 
 
 def _show(found: SharesOverview, listing: ListFormat) -> None:

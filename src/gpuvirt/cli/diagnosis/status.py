@@ -2,8 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -11,17 +10,14 @@ import typer
 from rich.console import Console
 
 from gpuvirt.cli.formats import Layout, ListFormat, ListOutput
-from gpuvirt.cli.output import render
-from gpuvirt.cli.output.tables import CLEAR, Column, Repeats, Table, console, say
-from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.output import render, watching
+from gpuvirt.cli.output.tables import Column, Repeats, Table, console, say
+from gpuvirt.cli.parameters import apiserver, fleet, options
 from gpuvirt.clock import RealClock
 from gpuvirt.controller.clusterstatus import ClusterStatus, ask
-from gpuvirt.facts.ids import Namespace
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import UnreachableError
 
-EVERY_S = 2.0
-"""How often --watch and --wait ask."""
 WAIT_S = 300
 INSTALL = "helm install gpuvirt deploy/chart -n gpu-operator --create-namespace --set image.repository=REGISTRY/gpuvirt"
 COLUMNS = (
@@ -66,7 +62,7 @@ def _print_verdict(out: Console, found: ClusterStatus, reason: str, invalid: Seq
 
 def status(  # noqa: PLR0913  one parameter an option
     *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show each change until interrupted.")] = False,
+    watch: watching.WatchOption = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until all components are ready, or until --timeout.")
     ] = False,
@@ -76,6 +72,7 @@ def status(  # noqa: PLR0913  one parameter an option
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
     namespace: Annotated[str, apiserver.own_namespace_option("the one in the ClusterPolicy's status")] = "",
+    selector: fleet.SelectorOption = "",
     output: options.ListFormat = ListOutput.TABLE,
     no_headers: options.NoHeaders = False,
 ) -> None:
@@ -87,11 +84,15 @@ def status(  # noqa: PLR0913  one parameter an option
     listing = ListFormat(output, no_headers)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     client, own = Client(credentials), apiserver.own_namespace(namespace, credentials)
+
+    async def read() -> ClusterStatus:
+        found, names = await ask(client, own), await fleet.selected_nodes(client, selector)
+        return found if names is None else found.of_nodes(names)
+
     if watch:
-        with suppress(KeyboardInterrupt):
-            asyncio.run(_watch(client, own, listing))
+        watching.print_read(read, partial(_show, listing=listing), listing, watch=True)
         return
-    found = asyncio.run(_wait(client, own, timeout) if wait else ask(client, own))
+    found = asyncio.run(_wait(read, timeout) if wait else read())
     if namespace and found.namespace not in {"", namespace}:
         print(f"gpuvirt: gpuvirt runs in namespace {found.namespace}, not in {namespace}", file=sys.stderr)
     _show(found, listing)
@@ -101,29 +102,9 @@ def status(  # noqa: PLR0913  one parameter an option
 def _show(found: ClusterStatus, listing: ListFormat) -> None:
     names = (f"node/{row.node}" for row in found.components)
     render.print_list(found, names, partial(print_status, found), listing)
-    sys.stdout.flush()
 
 
-async def _watch(client: Client, namespace: Namespace, listing: ListFormat) -> None:
-    """Show the status, and again after each change, until cancelled."""
-    clock = RealClock()
-    shown: ClusterStatus | None = None
-    found: ClusterStatus | None
-    while True:
-        try:
-            found = await ask(client, namespace)
-        except UnreachableError as error:
-            print(f"gpuvirt: {error}", file=sys.stderr)
-            found = shown
-        if found is not None and found != shown:
-            if listing.is_table and sys.stdout.isatty():
-                print(CLEAR, end="")
-            _show(found, listing)
-            shown = found
-        await clock.sleep(EVERY_S)
-
-
-async def _wait(client: Client, namespace: Namespace, timeout_s: int) -> ClusterStatus:
+async def _wait(read: Callable[[], Awaitable[ClusterStatus]], timeout_s: int) -> ClusterStatus:
     """Return the status once all is ready, or after some time; print each change of the verdict."""
     clock, printed = RealClock(), ""
     found: ClusterStatus | None
@@ -131,7 +112,7 @@ async def _wait(client: Client, namespace: Namespace, timeout_s: int) -> Cluster
     while True:
         is_over = clock.monotonic_s() >= until_s
         try:
-            found = await ask(client, namespace)
+            found = await read()
             text = found.verdict
         except UnreachableError as error:
             if is_over:
@@ -144,4 +125,4 @@ async def _wait(client: Client, namespace: Namespace, timeout_s: int) -> Cluster
         if text != printed:
             print(f"gpuvirt: {text}", file=sys.stderr)
             printed = text
-        await clock.sleep(min(EVERY_S, max(until_s - clock.monotonic_s(), 0)))
+        await clock.sleep(min(watching.EVERY_S, max(until_s - clock.monotonic_s(), 0)))

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 
 import msgspec
 from rich.text import Text
 
-from gpuvirt.cli.formats import Layout, Output
+from gpuvirt.cli.formats import Layout, ListFormat, Output
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
@@ -57,26 +58,29 @@ def vfio_status(
     seen: UnitState,
     rows: Iterable[tuple[PciAddress, DriverPlan]],
     unfit: Mapping[PciAddress, tuple[Reason, ...]],
-    *,
-    output: Output,
+    listing: ListFormat,
 ) -> None:
     """Print the driver of each GPU and VF, and whether it is or could be bound for VMs.
 
     `unfit`: why no VM could use it.
     """
     shown = [_row(seen, address, plan, unfit.get(address, ())) for address, plan in rows]
-    if render.print_document(shown, output):
-        return
+    render.print_list(shown, (row.address for row in shown), partial(_vfio_table, shown), listing)
+
+
+def _vfio_table(rows: Sequence[VfioGpu], layout: Layout) -> None:
     out = console()
-    if not shown:
-        out.print(NO_GPU)
-        return
     table = Table(VFIO_COLUMNS)
-    for row in shown:
+    for row in rows:
         group = NOTHING if row.group is None else str(row.group)
         table.add(row.address, row.driver or NOTHING, group, _siblings(row), _answer(row))
-    table.print(out)
-    for reason in dict.fromkeys(chain.from_iterable(row.reasons for row in shown)):
+    if rows:
+        table.print(out, layout)
+    if not layout.headings:
+        return
+    if not rows:
+        out.print(NO_GPU)
+    for reason in dict.fromkeys(chain.from_iterable(row.reasons for row in rows)):
         render.say_reason(out, reason)
 
 

@@ -1,6 +1,8 @@
 """The options by which a command shows nodes of a cluster in place of this host."""
 
 import asyncio
+import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -14,22 +16,34 @@ from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import NotFoundError
+from gpuvirt.kube.kinds.core import AnyObject
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.kube.resources import NODES
 from gpuvirt.model.inventory.nearness import nearest
 
 
-def read_gpu_nodes(credentials: Credentials, node: NodeName | None = None) -> tuple[GpuNode, ...]:
-    """Return the GpuNode of a node, or all by name; raise ConfigError if there is none, ApiError."""
-    return asyncio.run(_read(Client(credentials), node))
+def read_gpu_node(credentials: Credentials, node: NodeName) -> GpuNode:
+    """Return the GpuNode of a node; raise ConfigError if there is none, ApiError."""
+    (found,) = asyncio.run(_read(Client(credentials), node, ""))
+    return found
 
 
-async def _read(client: Client, node: NodeName | None) -> tuple[GpuNode, ...]:
+async def selected_nodes(client: Client, selector: str) -> frozenset[str] | None:
+    """Return the names of the nodes with the labels of a selector, None without one; raises ApiError."""
+    if not selector:
+        return None
+    nodes = await client.list(Collection(NODES, AnyObject, labelled=selector))
+    return frozenset(node.metadata.name for node in nodes.items)
+
+
+async def _read(client: Client, node: NodeName | None, selector: str) -> tuple[GpuNode, ...]:
     if node is not None:
         with suppress(NotFoundError):
             return (await client.get(GPU_NODES, node, GpuNode),)
     found = await _list(client)
     if node is None:
-        return found
+        chosen = await selected_nodes(client, selector)
+        return tuple(gpu_node for gpu_node in found if chosen is None or gpu_node.metadata.name in chosen)
     named = tuple(gpu_node for gpu_node in found if gpu_node.metadata.name == node)
     if not named:
         near = nearest(node, [gpu_node.metadata.name for gpu_node in found])
@@ -56,24 +70,47 @@ NodeOption = Annotated[
         help="Show a node of the cluster, by its GpuNode, in place of this host.",
     ),
 ]
-AllNodesOption = Annotated[
-    bool, typer.Option("--all-nodes", "-A", help="Show all nodes of the cluster, by their GpuNodes.")
+AllNodesOption = Annotated[bool, typer.Option("--all-nodes", help="Show all nodes of the cluster, by their GpuNodes.")]
+
+
+def _note_old_spelling(asked: bool) -> bool:
+    if asked:
+        print("gpuvirt: use --all-nodes; -A means all namespaces in kubectl, and nodes have none", file=sys.stderr)
+    return asked
+
+
+OldAllNodesOption = Annotated[bool, typer.Option("-A", hidden=True, callback=_note_old_spelling)]
+"""The first spelling of --all-nodes, which scripts have."""
+SelectorOption = Annotated[
+    str,
+    typer.Option(
+        "--selector", "-l", metavar="LABELS", help="Show only nodes with these labels, as in kubectl: key=value,key."
+    ),
 ]
 ClusterFile = Annotated[
     Path | None,
     options.cluster_file(
-        "Kubeconfig for --node and -A. Default: KUBECONFIG, the pod's service account, or"
+        "Kubeconfig for --node and --all-nodes. Default: KUBECONFIG, the pod's service account, or"
         f" ~/{apiserver.DEFAULT_KUBECONFIG}."
     ),
 ]
 
 
-def asked_nodes(node: str | None, kubeconfig: Path | None, context: str, *, every: bool) -> tuple[GpuNode, ...] | None:
-    """Return the GpuNodes that the options name, None for this host; raise ConfigError, ApiError."""
+def asked_nodes(
+    node: str | None, kubeconfig: Path | None, context: str, *, every: bool, selector: str, watch: bool
+) -> Callable[[], Awaitable[tuple[GpuNode, ...]]] | None:
+    """Return the reader of the GpuNodes that the options name, None for this host; raise ConfigError.
+
+    The reader raises ConfigError, ApiError.
+    """
+    if selector and not every:
+        raise ConfigError("is for --all-nodes", where="--selector")
     if node is not None and every:
         raise ConfigError("expected one of --node and --all-nodes", where="--node")
     if node is None and not every:
-        if kubeconfig is not None or context:
-            raise ConfigError("is for --node and --all-nodes", where="--kubeconfig" if kubeconfig else "--context")
+        given = {"--kubeconfig": kubeconfig, "--context": context, "--watch": watch}
+        if useless := next((option for option, value in given.items() if value), None):
+            raise ConfigError("is for --node and --all-nodes", where=useless)
         return None
-    return read_gpu_nodes(apiserver.asked_credentials(kubeconfig, context), apiserver.node_name_of(node, "--node"))
+    client, name = Client(apiserver.asked_credentials(kubeconfig, context)), apiserver.node_name_of(node, "--node")
+    return lambda: _read(client, name, selector)

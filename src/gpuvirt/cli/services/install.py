@@ -2,20 +2,21 @@
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpuvirt import __version__, documents
-from gpuvirt.cli.formats import Output
-from gpuvirt.cli.output.render import print_document
+from gpuvirt.cli.formats import Layout, ListFormat, ListOutput
+from gpuvirt.cli.output.render import print_list
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
-from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.parameters import apiserver, fleet, options
 from gpuvirt.clock import RealClock
 from gpuvirt.controller.install import images as image_lists
 from gpuvirt.controller.install import installing
-from gpuvirt.controller.install.preview import preview
+from gpuvirt.controller.install.preview import Preview, preview
 from gpuvirt.controller.install.uninstall import Goals, run
 from gpuvirt.kube.client import Client
 
@@ -163,7 +164,9 @@ def check(
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
-    output: options.OutputFormat = Output.TABLE,
+    selector: fleet.SelectorOption = "",
+    output: options.ListFormat = ListOutput.TABLE,
+    no_headers: options.NoHeaders = False,
 ) -> None:
     """Preview the parts that each node would get from an installation.
 
@@ -172,16 +175,19 @@ def check(
     """
     policy, inputs = image_lists.operands_of(_texts(manifests), f"gpuvirt:{__version__}")
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
-    found = asyncio.run(preview(client, policy, inputs))
-    if print_document(found, output):
-        return
+    found = asyncio.run(preview(client, policy, inputs, selector))
+    names = (f"node/{node.name}" for node in found.nodes)
+    print_list(found, names, partial(_print_preview, found), ListFormat(output, no_headers))
+
+
+def _print_preview(found: Preview, layout: Layout) -> None:
     out, table = console(), Table(COLUMNS, below="NOTE")
     for node in found.nodes:
         gpus = "yes" if node.has_gpus else "not known yet"
         cells = (node.name, gpus, node.workload, ", ".join(node.components) or NOTHING)
         table.add(*cells, below=filter(None, [node.note]))
-    table.print(out)
-    for note in found.notes:
+    table.print(out, layout)
+    for note in found.notes if layout.headings else ():
         say(out, note, style="yellow")
 
 

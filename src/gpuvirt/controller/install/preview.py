@@ -48,9 +48,9 @@ class Preview(msgspec.Struct, frozen=True):
     """Facts about the whole cluster."""
 
 
-async def preview(client: Client, policy: ClusterPolicy, inputs: RenderInputs) -> Preview:
-    """Read the cluster's nodes, and return what they would get; raises ApiError."""
-    nodes = (await client.list(Collection(NODES, ReadNode))).items
+async def preview(client: Client, policy: ClusterPolicy, inputs: RenderInputs, selector: str = "") -> Preview:
+    """Read the cluster's nodes with the labels of a selector, and return what they would get; raises ApiError."""
+    nodes = (await client.list(Collection(NODES, ReadNode, labelled=selector))).items
     notes = [] if inputs.settings.coexists else [note async for note in _operators(client)]
     faults = (fault.because for fault in render(policy, inputs).faults)
     notes += [f"{fault.path}: {fault.message}; this part is not deployed" for fault in faults]

@@ -73,6 +73,10 @@ class SharesOverview(msgspec.Struct, frozen=True):
         """The number of shared GPUs."""
         return sum(len(node.gpus) for node in self.nodes)
 
+    def of_nodes(self, names: frozenset[str]) -> "SharesOverview":
+        """Return the overview of some of the nodes."""
+        return _total(tuple(node for node in self.nodes if node.node in names))
+
 
 def overview(
     nodes: Mapping[NodeName, NodeUsage],
@@ -90,9 +94,13 @@ def overview(
         for name in sorted(nodes)
         if nodes[name].capacity or nodes[name].all_pods
     )
-    gpus = [gpu for node in found for gpu in node.gpus]
+    return _total(found)
+
+
+def _total(nodes: tuple[NodeOverview, ...]) -> SharesOverview:
+    gpus = [gpu for node in nodes for gpu in node.gpus]
     return SharesOverview(
-        found, sum(gpu.units for gpu in gpus), sum(gpu.used for gpu in gpus), sum(gpu.free for gpu in gpus)
+        nodes, sum(gpu.units for gpu in gpus), sum(gpu.used for gpu in gpus), sum(gpu.free for gpu in gpus)
     )
 
 
