@@ -28,6 +28,8 @@ class Cluster:
     def __init__(self) -> None:
         self.state = "ready"
         self.nodes: tuple[object, ...] = (NODE,)
+        self.selected: tuple[object, ...] = ()
+        """The nodes with the label `rack=b`."""
         self.installed = True
         self.asked = 0
         self.ready_after = 0
@@ -39,7 +41,8 @@ class Cluster:
             return self.policies() if self.installed else NOT_FOUND
         if call.path.startswith(f"/api/v1/namespaces/{NAMESPACE}/pods"):
             return items(AGENT)
-        return items(*self.nodes) if call.path == "/api/v1/nodes" else items()
+        nodes = self.selected if "labelSelector=rack%3Db" in call.target else self.nodes
+        return items(*nodes) if call.path == "/api/v1/nodes" else items()
 
     def policies(self) -> Reply:
         state = self.state if self.asked > self.ready_after else "notReady"

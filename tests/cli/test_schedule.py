@@ -50,6 +50,17 @@ async def test_a_list_shows_the_phase_that_the_controller_has_reached(tmp_path: 
     assert (await run(tmp_path, served, "list", "-o", "name")).stdout == "gpus\n"
 
 
+async def test_a_list_of_all_namespaces_or_by_labels(tmp_path: Path) -> None:
+    served = on_a_day()
+    other = {"metadata": {"name": "others", "namespace": "team", "labels": {"site": "b"}}, "spec": SPEC}
+    served.put("/apis/gpuvirt.io/v1alpha1/namespaces/team/vgpuschedules/others", other)
+    assert (await run(tmp_path, served, "list", "-o", "name")).stdout == "gpus\n"
+    heading, _, row = (await run(tmp_path, served, "list", "-A")).stdout.splitlines()
+    assert (heading.split()[:2], row.split()[:2]) == (["NAMESPACE", "NAME"], ["team", "others"])
+    assert (await run(tmp_path, served, "list", "-A", "-l", "site=b", "-o", "name")).stdout == "others\n"
+    assert (await run(tmp_path, served, "list", "-l", "site=b", "-o", "name")).stdout == ""
+
+
 async def test_a_history_shows_the_last_switches(tmp_path: Path) -> None:
     served = on_a_day()
     assert "The controller has recorded no switch." in (await run(tmp_path, served, "history", "gpus")).stdout

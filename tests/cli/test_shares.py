@@ -27,6 +27,21 @@ async def test_the_table_has_a_bar_and_the_pods_of_each_gpu(tmp_path: Path) -> N
     assert len(rows) == 3, "in a pipe a row is one line"
 
 
+async def test_the_nodes_are_selected_by_labels(tmp_path: Path) -> None:
+    api = cluster()
+
+    def answer(call: Call) -> Reply:
+        if "labelSelector=rack%3Db" not in call.target:
+            return api.answer(call)
+        return 200, {"metadata": {"resourceVersion": "1"}, "items": [node("worker01", c=500)]}
+
+    async with called(tmp_path, api, "shares", "-l", "rack=b", answer=answer) as process:
+        out, _ = await process.communicate()
+    text = " ".join(out.decode().split())
+    assert "node01" not in text
+    assert "400 of 500 units are free on 1 GPU; the largest free piece has 400 units." in text
+
+
 async def test_json_has_the_same(tmp_path: Path) -> None:
     async with called(tmp_path, cluster(), "shares", "-o", "json") as process:
         out, _ = await process.communicate()

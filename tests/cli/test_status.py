@@ -6,7 +6,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from tests.cli.commandline import GPUVIRT, PATH
-from tests.cli.statuscluster import NAMESPACE, Cluster
+from tests.cli.statuscluster import NAMESPACE, NODE, Cluster
 from tests.extender.podapi import serving
 
 
@@ -39,6 +39,14 @@ async def test_another_namespace_is_not_believed(tmp_path: Path) -> None:
     assert wrong.stdout == right.stdout
     assert "gpuvirt runs in namespace gpu-operator, not in wrong" in wrong.stderr
     assert right.stderr == ""
+
+
+async def test_the_components_of_nodes_are_selected_by_labels(tmp_path: Path) -> None:
+    cluster = Cluster()
+    second = {"metadata": {**NODE["metadata"], "name": "node02"}}
+    cluster.nodes, cluster.selected = (NODE, second), (second,)
+    assert (await run(cluster, tmp_path, "-o", "name")).stdout == "node/node01\nnode/node02\n"
+    assert (await run(cluster, tmp_path, "-l", "rack=b", "-o", "name")).stdout == "node/node02\n"
 
 
 async def test_the_first_line_is_a_verdict(tmp_path: Path) -> None:

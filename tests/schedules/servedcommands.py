@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable
+from urllib.parse import parse_qs, urlsplit
 
 from tests.kube.scriptedapi import Call, Reply
-from tests.schedules.servedschedule import ServedSchedule
+from tests.schedules.servedschedule import ServedSchedule, has_labels
 
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
@@ -20,7 +21,9 @@ def answering(served: ServedSchedule, user: str = "alice") -> Callable[[Call], R
         if call.method != "GET" or call.path not in {BUDGETS, ALL_SCHEDULES}:
             return served.answer(call)
         plural = call.path.rpartition("/")[2]
-        items = [item for path, item in served.objects.items() if path.split("/")[-2] == plural]
+        selector = parse_qs(urlsplit(call.target).query).get("labelSelector", [""])[0]
+        found = (item for path, item in served.objects.items() if path.split("/")[-2] == plural)
+        items = [item for item in found if has_labels(item, selector)]
         return 200, {"metadata": {"resourceVersion": str(served.version)}, "items": items}
 
     return answer

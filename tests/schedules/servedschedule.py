@@ -101,7 +101,7 @@ class ServedSchedule:
         items = [
             item
             for path, item in self.objects.items()
-            if _is_in(path, call.path) and _has_labels(item, selector) and _is_on(item, field)
+            if _is_in(path, call.path) and has_labels(item, selector) and _is_on(item, field)
         ]
         return 200, {"metadata": {"resourceVersion": str(self.version)}, "items": items}
 
@@ -138,7 +138,7 @@ def _fields(content: Object, name: str) -> Object:
     return found
 
 
-def _has_labels(item: Object, selector: str) -> bool:
+def has_labels(item: Object, selector: str) -> bool:
     labels = _fields(_fields(item, "metadata"), "labels")
     return all(labels.get(key) == value for key, value in _pairs(selector))
 

@@ -10,8 +10,8 @@ import typer
 
 from gpuvirt import documents
 from gpuvirt.cli.formats import ListFormat, ListOutput, Output
-from gpuvirt.cli.output import render
-from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.output import render, watching
+from gpuvirt.cli.parameters import apiserver, fleet, options
 from gpuvirt.cli.parameters.vgpuconfigs import STDIN
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
@@ -20,7 +20,7 @@ from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt_schedules.commands import schedulerender
 from gpuvirt_schedules.commands.schedulequestions import ScheduleQuestions
 from gpuvirt_schedules.controller.commandreading import written_schedule
-from gpuvirt_schedules.decide.reports import ScheduleState, SwitchResult
+from gpuvirt_schedules.decide.reports import ScheduleRow, ScheduleState, SwitchResult
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,21 +59,30 @@ def _written(file: str) -> VgpuSchedule:
 
 
 @app.command("list")
-def list_(
+def list_(  # noqa: PLR0913  a command's options
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
     namespace: apiserver.OwnNamespaceOption = "",
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="List the schedules of all namespaces.")
+    ] = False,
+    selector: Annotated[str, fleet.selector_option("schedules")] = "",
+    watch: watching.WatchOption = False,
     output: options.ListFormat = ListOutput.TABLE,
     no_headers: options.NoHeaders = False,
 ) -> None:
     """List the schedules: the phase of each, and its next switch.
 
-    The command reads the VgpuSchedules of the controller's namespace.
+    The command reads the VgpuSchedules of the controller's namespace, which are those that the controller follows.
     """
-    rows = asyncio.run(_questions(kubeconfig, context, namespace).rows())
-    names = (row.name for row in rows)
-    render.print_list(rows, names, partial(schedulerender.schedules, rows), ListFormat(output, no_headers))
+    listing, questions = ListFormat(output, no_headers), _questions(kubeconfig, context, namespace)
+
+    def print_rows(rows: tuple[ScheduleRow, ...]) -> None:
+        table = partial(schedulerender.schedules, rows, everywhere=everywhere)
+        render.print_list(rows, (row.name for row in rows), table, listing)
+
+    watching.print_read(partial(questions.rows, selector, everywhere=everywhere), print_rows, listing, watch=watch)
 
 
 @app.command()

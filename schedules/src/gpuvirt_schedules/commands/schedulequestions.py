@@ -152,9 +152,9 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
     clock: Clock
     open_hypervisor: OpenHypervisor = open_hypervisor
 
-    async def rows(self) -> tuple[ScheduleRow, ...]:
-        """Return the schedules of the namespace."""
-        found = await reading.read_schedules(self.client, self.namespace)
+    async def rows(self, selector: str = "", *, everywhere: bool = False) -> tuple[ScheduleRow, ...]:
+        """Return the schedules with the labels of a selector, of the namespace or of all."""
+        found = await reading.read_schedules(self.client, None if everywhere else self.namespace, selector)
         now = self._now()
         return tuple(_known(stored, now).row for stored in found)
 
@@ -297,6 +297,7 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
         known_faults = (fault for fault in found.faults if fault.code is not ReasonCode.COVERAGE_UNKNOWN)
         problems = (*known.problems, *known_faults)  # the controller has rights that users of commands may lack
         row = reports.row_of(known.schedule, known.status, problems, self._now())
+        row = replace(row, namespace=known.row.namespace)
         return replace(known, problems=problems, row=row, config_nodes=found.config_nodes), observed
 
     async def _forecast(
@@ -341,7 +342,7 @@ def _known(stored: VgpuSchedule, now: datetime) -> _Known:
     schedule, texts = schedule_of(stored)
     status = status_of(stored)
     problems = (*texts, *faults(schedule, now))
-    row = reports.row_of(schedule, status, problems, now)
+    row = replace(reports.row_of(schedule, status, problems, now), namespace=stored.metadata.namespace)
     conditions = (found for found in stored.status.conditions if found.type == VALID)
     missing = next((found for found in conditions if found.reason == ReasonCode.RIGHT_MISSING), None)
     if missing is not None and not problems:  # the controller's right, which the user of the command may have

@@ -41,6 +41,7 @@ STYLES = {
     ScheduleState.PENDING: "yellow",
 }
 OUTCOME_STYLES = {Outcome.REACHED: "green", Outcome.UNDER_WAY: "cyan"}
+NO_SCHEDULE = "The namespace has no VgpuSchedule; choose another with --namespace NAME, or all with -A."
 SCHEDULE_COLUMNS = (
     Column("NAME"),
     Column("STATE"),
@@ -109,15 +110,17 @@ def when(at: datetime | None, zone: str) -> str:
         return f"{at.astimezone(UTC):%a %Y-%m-%d %H:%M UTC}"
 
 
-def schedules(rows: Iterable[ScheduleRow], layout: Layout) -> None:
-    """Print the table of schedules, each with its reasons below it."""
-    out, table, rows = console(), Table(SCHEDULE_COLUMNS), tuple(rows)
+def schedules(rows: Sequence[ScheduleRow], layout: Layout, *, everywhere: bool) -> None:
+    """Print the table of schedules, each with its reasons below it; `everywhere` adds their namespaces."""
+    out, table = console(), Table((*((Column("NAMESPACE"),) if everywhere else ()), *SCHEDULE_COLUMNS))
     for row in rows:
-        table.add(*schedule_cells(row), below=(reason.text for reason in row.reasons))
+        first = (row.namespace,) if everywhere else ()
+        table.add(*first, *schedule_cells(row), below=(reason.text for reason in row.reasons))
     if rows:
         table.print(out, layout)
     elif layout.headings:
-        say(out, "The namespace has no VgpuSchedule; choose another namespace with --namespace NAME.")
+        none = "The cluster has no VgpuSchedule." if everywhere else NO_SCHEDULE
+        say(out, none)
 
 
 def schedule_cells(row: ScheduleRow) -> tuple[Cell, ...]:

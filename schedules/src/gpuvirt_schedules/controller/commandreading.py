@@ -12,7 +12,15 @@ from gpuvirt.facts.ids import Namespace, NodeName, PodUid
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError
-from gpuvirt.kube.kinds.vgpuschedule import API_VERSION, KIND, OverrideSpec, Spec, VgpuSchedule, vgpu_schedules
+from gpuvirt.kube.kinds.vgpuschedule import (
+    ALL_SCHEDULES,
+    API_VERSION,
+    KIND,
+    OverrideSpec,
+    Spec,
+    VgpuSchedule,
+    vgpu_schedules,
+)
 from gpuvirt.kube.resources import Metadata, Resource, VersionPrecondition
 from gpuvirt.model.workers.spec import PhaseOverride
 from gpuvirt.plain import Step
@@ -74,13 +82,14 @@ class _Written(msgspec.Struct, frozen=True, rename="camel"):
     spec: dict[str, object] = {}
 
 
-async def read_schedules(client: Client, namespace: Namespace) -> tuple[VgpuSchedule, ...]:
-    """Return the schedules of a namespace in order of their names; NotFoundError says that the kind is missing."""
+async def read_schedules(client: Client, namespace: Namespace | None, selector: str = "") -> tuple[VgpuSchedule, ...]:
+    """Return the schedules of a namespace, None for all, by name; NotFoundError says that the kind is missing."""
+    resource = vgpu_schedules(namespace) if namespace is not None else ALL_SCHEDULES
     try:
-        found = await client.list(Collection(vgpu_schedules(namespace), VgpuSchedule))
+        found = await client.list(Collection(resource, VgpuSchedule, labelled=selector))
     except NotFoundError as error:
         raise NotFoundError(f"the cluster has no kind VgpuSchedule; install the chart's CRDs ({error})") from error
-    return tuple(sorted(found.items, key=lambda schedule: schedule.metadata.name))
+    return tuple(sorted(found.items, key=lambda schedule: (schedule.metadata.namespace, schedule.metadata.name)))
 
 
 async def read_schedule(client: Client, namespace: Namespace, name: str) -> VgpuSchedule:

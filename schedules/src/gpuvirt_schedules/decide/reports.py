@@ -119,6 +119,7 @@ class ScheduleRow(msgspec.Struct, frozen=True):
     """The nodes whose vGPU config the current phase sets."""
     reasons: tuple[Reason, ...]
     """The faults in the spec, or the reasons why workers and nodes wait."""
+    namespace: str = ""
 
 
 class PhaseRow(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from gpuvirt.cli.parameters import apiserver, completion, options
 from gpuvirt.errors import ConfigError
@@ -81,12 +82,16 @@ def _note_old_spelling(asked: bool) -> bool:
 
 OldAllNodesOption = Annotated[bool, typer.Option("-A", hidden=True, callback=_note_old_spelling)]
 """The first spelling of --all-nodes, which scripts have."""
-SelectorOption = Annotated[
-    str,
-    typer.Option(
-        "--selector", "-l", metavar="LABELS", help="Show only nodes with these labels, as in kubectl: key=value,key."
-    ),
-]
+
+
+def selector_option(objects: str) -> OptionInfo:
+    """Return the option of the labels that listed objects have."""
+    text = f"Show only {objects} with these labels, as in kubectl: key=value,key."
+    found: OptionInfo = typer.Option("--selector", "-l", metavar="LABELS", help=text)
+    return found
+
+
+SelectorOption = Annotated[str, selector_option("nodes")]
 ClusterFile = Annotated[
     Path | None,
     options.cluster_file(
