@@ -13,11 +13,11 @@ class ConfigError(GpuvirtError):
     """A document of a user is invalid; the command line exits with 2.
 
     `where` is the file, with the line where it is known (`node.yaml:7`), and `path` the place in it (`$.offer[0]`). Or
-    `where` is an option (`--listen`), and `path` is not used.
+    `where` is an option (`--listen`) or a command (`why`), and `path` is not used.
     """
 
-    def __init__(self, message: str, *, where: str, path: str = "$") -> None:
-        place = where if where.startswith("--") else f"{where}: {path}"
+    def __init__(self, message: str, *, where: str, path: str = "") -> None:
+        place = f"{where}: {path}" if path and not where.startswith("--") else where
         super().__init__(f"{place}: {message}")
         self.where = where
         self.path = path

@@ -232,6 +232,26 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("why", "vm"), "gpuvirt: why: 'vm' lacks a name; expected vm/NAME, or vm NAME\n"),
+        (("plan", "x", "--vgpu-config", "A10-4Q"), "gpuvirt: plan: expected node/NAME, found 'x'; "),
+        (("devices", "--config", "none.yaml"), "gpuvirt: none.yaml: can't be read: No such file or directory\n"),
+    ],
+)
+def test_a_message_has_no_path_within_what_is_no_document(words: tuple[str, ...], message: str) -> None:
+    assert ran(*words).stderr.startswith(message)
+
+
+def test_addresses_may_be_typed_without_their_domain_and_are_printed_with_it(host: Path) -> None:
+    done = ran("vfio", "bind", "65:00.0", "--dry-run", "--host-root", str(host), "-o", "json")
+    assert [result["gpus"] for result in json.loads(done.stdout)] == [["0000:65:00.0"]]
+    assert json.loads(ran("why", "65:00.0", "--host-root", str(host), "-o", "json").stdout)["device"] == "0000:65:00.0"
+    assert ran("vgpu", "types", "65:00.0", "--host-root", str(host)).returncode == 0
+    assert "0000:66:00.0" in ran("vfio", "bind", "66:00.0", "--host-root", str(host)).stderr
+
+
 def test_names_from_another_pci_id_database(host: Path, tmp_path: Path) -> None:
     (tmp_path / "pci.ids").write_text("10de  NVIDIA\n\t2236  My [A10]\n")
     done = ran("devices", "--host-root", str(host), "--pci-ids", str(tmp_path / "pci.ids"))
@@ -260,6 +280,22 @@ def test_sim_run_returns_the_exit_code_of_the_program(command: list[str], code: 
 def test_sim_run_runs_a_program_where_it_was_called(tmp_path: Path, how: tuple[str, ...]) -> None:
     (tmp_path / "here").write_text("found")
     assert gpuvirt("sim", "run", *how, "--", "cat", "here", cwd=tmp_path).stdout == "found"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("sim run 2xA10 -- gpuvirt devices", "sim run -H 2xA10 -- gpuvirt devices"),
+        ("sim run HOST=4xt4", "sim run -H 4xT4 -- COMMAND"),
+        ("sim run -H 8xH10O -- true", "8xH100"),
+        ("demo HOST=8xH100", "demo -H 8xH100"),
+        ("demo -H 2xA1O", "2xA10"),
+    ],
+)
+def test_the_simulated_host_that_was_meant_is_guessed(words: str, meant: str) -> None:
+    done = gpuvirt(*words.split())
+    assert done.returncode in {2, 127}
+    assert f"did you mean {'gpuvirt ' if ' ' in meant else ''}{meant}?" in " ".join(done.stderr.split())
 
 
 def test_sim_run_shows_the_host_to_other_programs() -> None:
@@ -306,6 +342,7 @@ def test_the_users_kubeconfig_is_found_as_kubectl_finds_it(tmp_path: Path) -> No
     none = ran("status", environment=home)
     assert none.returncode == 2
     assert f"nor {tmp_path}/.kube/config; expected a kubeconfig" in none.stderr
+    assert "neither --kubeconfig nor the variable KUBECONFIG nor a pod's service account in /var/run" in none.stderr
     (tmp_path / ".kube").mkdir()
     (tmp_path / ".kube/config").write_text("clusters: []")
     read = ran("status", environment=home)

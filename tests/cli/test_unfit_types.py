@@ -56,3 +56,15 @@ def test_a_filter_of_another_card_is_no_error(configs: Path) -> None:
 def test_a_config_may_be_valid_for_other_hosts(configs: Path) -> None:
     code, _, errors = run(configs, "other-card", *COMMANDS["nvidia-vgpu-dm assert"], "--valid-config")
     assert (code, "ConfigInvalid" in errors) == (0, False)
+
+
+@pytest.mark.parametrize("command", ["apply", "assert"])
+def test_without_a_name_the_configs_for_the_gpus_of_this_host_are_listed(command: str, tmp_path: Path) -> None:
+    export(build_host(load_host("2xA10-vgpu")), tmp_path / "host")
+    done = ran("vgpu", command, environment={"GPUVIRT_HOST_ROOT": str(tmp_path / "host")})
+    assert done.returncode == 2
+    assert "--selected-config: is missing; the configs for the GPUs of this host are default, A10-1A, " in done.stderr
+    assert "T4-" not in done.stderr
+    (tmp_path / "none").mkdir()
+    done = ran("vgpu", command, environment={"GPUVIRT_HOST_ROOT": str(tmp_path / "none")})
+    assert "--selected-config: is missing; no config is for a GPU of this host" in done.stderr

@@ -12,6 +12,7 @@ from gpuvirt import documents
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import VgpuType
 from gpuvirt.facts.vgpu import Framework
+from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.devices.vgpu import MigProfileSpec, VgpuTypeSpec
 
@@ -182,11 +183,19 @@ def load_host(name: str) -> HostSpec:
     if path.suffix in {".yaml", ".yml"} or path.is_absolute():
         return documents.load(path, HostSpec)
     if name not in host_names():
+        meant = meant_host(name)
+        hint = f"; did you mean {meant}?" if meant else ""
         raise ConfigError(
-            f"no such simulated host; there are {', '.join(host_names())}, or give the path of a host file", where=name
+            f"no such simulated host; there are {', '.join(host_names())}, or give the path of a host file{hint}",
+            where=name,
         )
     entry = _folder() / f"{name}.yaml"
     return documents.parse(entry.read_text("utf-8"), HostSpec, where=entry.name)
+
+
+def meant_host(text: str) -> str | None:
+    """Return the simulated host whose name a user has probably meant: `2xA1O`, `HOST=2xA10`; None for another text."""
+    return nearest(text.removeprefix("HOST="), host_names())
 
 
 def shared_cards() -> dict[str, CardSpec]:

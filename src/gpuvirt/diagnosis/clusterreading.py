@@ -279,7 +279,7 @@ async def _read_node(client: Client, name: str, units: str) -> NodeEvidence:
         names = [found.metadata.name for found in (await client.list(Collection(NODES, core.AnyObject))).items]
         near = nearest(name, names)
         hint = f"did you mean node/{near}?" if near is not None else "expected a node (kubectl get nodes)"
-        raise ConfigError(f"the cluster has no node {name}; {hint}", where="gpuvirt why") from error
+        raise ConfigError(f"the cluster has no node {name}; {hint}", where="why") from error
     gpu_node, pods, schedules = await asyncio.gather(_gpu_node(client, name), _pods(client), listed_schedules(client))
     key = NodeName(name)
     label = node.metadata.labels.get(CORDONED_BY)

@@ -11,8 +11,8 @@ from gpuvirt.facts.ids import (
     is_mdev_uuid,
     parse_node_name,
     parse_object_name,
-    parse_pci_address,
     parse_resource_name,
+    parse_typed_pci_address,
 )
 from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.facts.sysfs import device_path
@@ -31,7 +31,7 @@ KINDS = {
 NODE_KINDS = frozenset({"no", "node", "nodes"})
 NAMED_KINDS = (ObjectKind.VM, ObjectKind.VMI, ObjectKind.POD, "node")
 """The kinds, as errors and help name them."""
-COMMAND = "gpuvirt why"
+COMMAND = "why"
 
 
 def joined_target(target: str, name: str | None) -> str:
@@ -85,12 +85,10 @@ def is_target(text: str) -> bool:
 
 def pci_address(text: str) -> PciAddress | None:
     """Return `text` as an address, with its domain or, as lspci writes it, without; None where it is no address."""
-    for address in (text, f"0000:{text}"):
-        try:
-            return parse_pci_address(address)
-        except InvalidIdError:
-            continue
-    return None
+    try:
+        return parse_typed_pci_address(text)
+    except InvalidIdError:
+        return None
 
 
 def no_device(evidence: Evidence, address: PciAddress) -> Finding:

@@ -89,6 +89,11 @@ def parse_pci_address(text: str) -> PciAddress:
     return PciAddress(text.lower())
 
 
+def parse_typed_pci_address(text: str) -> PciAddress:
+    """Return a PCI address that a user has typed, as lspci does without domain 0000; raise InvalidIdError."""
+    return parse_pci_address(f"0000:{text}" if is_pci_address(f"0000:{text}") else text)
+
+
 def parse_pci_id(text: str) -> PciId:
     """Return `text` (`10de:2236`) as a PciId, or raise InvalidIdError."""
     match = _PCI_ID.fullmatch(text)

@@ -33,7 +33,7 @@ from gpuvirt_sim.commands.sharesstory import HOST as SHARED
 from gpuvirt_sim.commands.sharesstory import SharesStory
 from gpuvirt_sim.commands.story import Stage, Story
 from gpuvirt_sim.commands.vgpustory import VgpuStory, cast_of
-from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.hostspec import load_host, meant_host
 from gpuvirt_sim.kubelet.kubelet import running
 from gpuvirt_sim.programs.tools import SimTools
 
@@ -42,6 +42,7 @@ DEFAULT, WITH_VGPUS = "2xA10", "2xA10-sriov"
 
 
 def demo(
+    words: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")] = None,
     *,
     host: Annotated[
         str,
@@ -56,6 +57,10 @@ def demo(
 
     The demo needs no GPU and no cluster, and takes less than 20 seconds.
     """
+    if words:
+        meant = meant_host(words[0])
+        hint = f"did you mean gpuvirt demo -H {meant}?" if meant else "expected options alone"
+        raise typer.BadParameter(f"unexpected {words[0]!r}; {hint}", param_hint="--host")
     set_up(LogFormat.TEXT)
     if not verbose:
         logging.disable(logging.CRITICAL)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from gpuvirt_sim.archives.importing import import_archive
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.commands import simulatedhost
 from gpuvirt_sim.files.durations import parse_durations
-from gpuvirt_sim.hostspec import host_names, load_host
+from gpuvirt_sim.hostspec import host_names, load_host, meant_host
 from gpuvirt_sim.kubelet.kubelet import running
 from gpuvirt_sim.mounted.nodes import Nodes
 from gpuvirt_sim.programs import executables
@@ -238,7 +239,10 @@ async def _spawn(program: _Program) -> int:
             await asyncio.create_subprocess_exec(*program.command, env=program.environment, cwd=program.folder)
         )
     except OSError as error:
-        typer.echo(f"gpuvirt: {program.command[0]} can't be run: {error.strerror}", err=True)
+        name, *words = program.command
+        host = meant_host(name) if isinstance(error, FileNotFoundError) else None
+        hint = f"; did you mean gpuvirt sim run -H {host} -- {shlex.join(words) or 'COMMAND'}?" if host else ""
+        typer.echo(f"gpuvirt: {name} can't be run: {error.strerror}{hint}", err=True)
         return 127
     code = await started[0].wait()
     return code if code >= 0 else SIGNALLED - code

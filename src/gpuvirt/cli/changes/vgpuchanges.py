@@ -16,7 +16,8 @@ from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import changesrender
 from gpuvirt.cli.output.changesrender import VgpuResult
 from gpuvirt.cli.parameters import vgpuconfigs
-from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.errors import ConfigError, InvalidIdError
+from gpuvirt.facts.ids import PciAddress, VgpuId, parse_typed_pci_address
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import host_of_vfs
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
@@ -28,6 +29,8 @@ from gpuvirt.model.desired.vgpuconfig import ConfigEntry, Note, NoteCode
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 from gpuvirt.model.vgputypes.profiles import resolve_type
 from gpuvirt.paths import HostRoots
+
+NO_CONFIG = "no config is for a GPU of this host (gpuvirt vgpu types)"
 
 
 def vgpu_host(host_root: Path, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> Host:
@@ -140,7 +143,7 @@ def apply(where: AppliedHost, config_file: str | None, selected: str | None, *, 
     With `rebind`, a GPU on a VFIO driver is first bound to its original driver.
     """
     configs, notes = vgpuconfigs.read_configs(config_file)
-    entries = configs[vgpuconfigs.select(configs, selected)]
+    entries = _selected(where, configs, selected)
     here, seen = _seen(where)
     driver = DesiredDriver.NATIVE if rebind else None
     found = _desired(seen, entries, notes)
@@ -151,10 +154,11 @@ def apply(where: AppliedHost, config_file: str | None, selected: str | None, *, 
 def check(where: AppliedHost, config_file: str | None, selected: str | None, *, valid_only: bool) -> None:
     """Check whether GPUs carry the vGPUs of a vGPU config; exit with 1 if one does not."""
     configs, notes = vgpuconfigs.read_configs(config_file)
-    entries = configs[vgpuconfigs.select(configs, selected)]
     if valid_only:
+        vgpuconfigs.select(configs, selected)
         _print_notes(notes)
         return
+    entries = _selected(where, configs, selected)
     _, seen = _seen(where)
     found = _desired(seen, entries, notes)
     results = [would(seen, gpu, DesiredGpu(vgpus=desired_vgpus)) for gpu, desired_vgpus in found.vgpus.items()]
@@ -182,7 +186,7 @@ def delete(where: AppliedHost, ids: Sequence[str], *, dry_run: bool) -> None:
     """Remove unused vGPUs; exit with 1 if one stays."""
     here, seen = _seen(where)
     gpus = {vgpu.id: gpu for gpu, gpu_state in gpu_states(seen).items() for vgpu in gpu_state.host.live}
-    chosen = [VgpuId(text.lower()) for text in dict.fromkeys(ids)]
+    chosen = list(dict.fromkeys(map(_typed_id, ids)))
     if missing := [vgpu for vgpu in chosen if vgpu not in gpus]:
         raise typer.BadParameter(f"{missing[0]}: this host has no such vGPU (gpuvirt vgpu list)")
     results = [
@@ -194,10 +198,31 @@ def delete(where: AppliedHost, ids: Sequence[str], *, dry_run: bool) -> None:
         raise typer.Exit(1)
 
 
+def _typed_id(text: str) -> VgpuId:
+    """Return the id of a vGPU that a user has typed; a VF may lack its domain."""
+    try:
+        return VgpuId(parse_typed_pci_address(text))
+    except InvalidIdError:
+        return VgpuId(text.lower())
+
+
 def _seen(where: AppliedHost) -> tuple[Host, HostObservation]:
     here = vgpu_host(where.host_root, where.kubelet_dir, assume_unallocated=where.assume_unallocated)
     seen = observe(here.change_host, here.inputs, None)
     return replace(here, inputs=seen.inputs), seen
+
+
+def _selected(
+    where: AppliedHost, configs: Mapping[str, tuple[ConfigEntry, ...]], name: str | None
+) -> tuple[ConfigEntry, ...]:
+    """Return the selected config; raise ConfigError with those for this host if none is selected."""
+    if name is not None or len(configs) == 1:
+        return configs[vgpuconfigs.select(configs, name)]
+    _, seen = _seen(where)
+    gpus = config_gpus(seen.inventory, gpu_states(seen))
+    fitting = [name for name, entries in configs.items() if desired(entries, gpus).gpus]
+    found = f"the configs for the GPUs of this host are {', '.join(fitting)}" if fitting else NO_CONFIG
+    raise ConfigError(f"is missing; {found}", where="--selected-config")
 
 
 class _Applied(msgspec.Struct, frozen=True):

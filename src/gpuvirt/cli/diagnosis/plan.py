@@ -70,7 +70,7 @@ def plan(  # noqa: PLR0913  one parameter an option
     """
     node = _node(target, name)
     if vgpu_config is None and workload is None:
-        raise ConfigError("expected --workload, --vgpu-config, or both", where="gpuvirt plan")
+        raise ConfigError("expected --workload, --vgpu-config, or both", where="plan")
     if vgpu_config is not None and workload not in {None, Workload.VGPU}:
         raise ConfigError(f"is for --workload {Workload.VGPU}, found {workload}", where="--vgpu-config")
     gpu_node = read_gpu_node(apiserver.demanded_credentials(kubeconfig, context), node)
@@ -88,9 +88,9 @@ def _node(target: str, name: str | None) -> NodeName:
     try:
         node = node_target(f"node/{name}" if is_kind else target)
     except ValueError as error:
-        raise ConfigError(str(error), where="gpuvirt plan") from error
+        raise ConfigError(str(error), where="plan") from error
     if node is None or (name is not None and not is_kind):
-        raise ConfigError(f"expected node/NAME, found {target!r}; {ON_A_HOST}", where="gpuvirt plan")
+        raise ConfigError(f"expected node/NAME, found {target!r}; {ON_A_HOST}", where="plan")
     return node
 
 

@@ -97,11 +97,13 @@ def needed_credentials(credentials: "Credentials | None") -> "Credentials":
     return credentials
 
 
-def no_credentials() -> ConfigError:
-    """Return the error of a command that needs an API server and has no credentials."""
+def no_credentials(*more: str) -> ConfigError:
+    """Return the error of a command that needs an API server; `more` has other places where it was looked for."""
+    from gpuvirt.kube.access.credentials import SERVICE_ACCOUNT
+
+    searched = ("--kubeconfig", "the variable KUBECONFIG", f"a pod's service account in {SERVICE_ACCOUNT}", *more)
     return ConfigError(
-        "no API server: this process has no service account token; expected one, or a kubeconfig",
-        where="--kubeconfig",
+        f"no API server: found neither {' nor '.join(searched)}; expected a kubeconfig", where="--kubeconfig"
     )
 
 
@@ -114,10 +116,7 @@ def demanded_credentials(kubeconfig: Path | None, context: str = "") -> "Credent
     if credentials is None and default.exists():
         credentials = credentials_of(default)
     if credentials is None:
-        raise ConfigError(
-            f"no API server: found neither a service account token of a pod nor {default}; expected a kubeconfig",
-            where="--kubeconfig",
-        )
+        raise no_credentials(str(default))
     return credentials
 
 
