@@ -24,6 +24,7 @@ APART: Mapping[str, str] = {
     "diagnosis/checks/runtime.py": CHECK,
     "model/reasons/findingcodes.py": "one of the two lists of codes",
     "agent/reconcile/unitchanges.py": "gates belong to changes; its importer decides when these begin",
+    "cli/examples.py": "loaded with a help alone, not by an agent",
     "webhook/pages.py": "answers requests; its importer is the process",
     "webhook/review.py": "reads and writes reviews; its importer answers requests",
 }

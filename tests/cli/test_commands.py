@@ -249,6 +249,7 @@ def test_addresses_may_be_typed_without_their_domain_and_are_printed_with_it(hos
     assert [result["gpus"] for result in json.loads(done.stdout)] == [["0000:65:00.0"]]
     assert json.loads(ran("why", "65:00.0", "--host-root", str(host), "-o", "json").stdout)["device"] == "0000:65:00.0"
     assert ran("vgpu", "types", "65:00.0", "--host-root", str(host)).returncode == 0
+    assert "0000:66:00.0: this host" in ran("vgpu", "delete", "66:00.0", "--host-root", str(host)).stderr
     assert "0000:66:00.0" in ran("vfio", "bind", "66:00.0", "--host-root", str(host)).stderr
 
 

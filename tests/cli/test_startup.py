@@ -102,18 +102,33 @@ def test_shells_complete_commands_options_and_values(line: str, words: list[str]
     assert sorted(completed(line)) == words
 
 
-def test_bash_completes_by_the_installed_script() -> None:
+@pytest.mark.parametrize("printed_by", ["completion bash", "--show-completion"])
+def test_bash_completes_by_the_installed_script(printed_by: str) -> None:
     folder = Path(sys.executable).parent
-    script = """
-eval "$(gpuvirt --show-completion)"
+    script = f"""
+eval "$(gpuvirt {printed_by})"
 COMP_WORDS=(gpuvirt vfio u) COMP_CWORD=2
 _gpuvirt_completion gpuvirt
-echo "${COMPREPLY[@]}"
+echo "${{COMPREPLY[@]}}"
 """
     done = subprocess.run(
         ["/bin/bash", "-c", script], capture_output=True, text=True, check=False, env={"PATH": f"{folder}:{PATH}"}
     )
     assert done.stdout.split() == ["unbind"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "begins"),
+    [
+        ("zsh", "#compdef gpuvirt\n"),
+        ("fish", "complete --command gpuvirt "),
+        ("powershell", "Import-Module PSReadLine\n"),
+    ],
+)
+def test_a_script_is_printed_for_each_shell(shell: str, begins: str) -> None:
+    done = ran("completion", shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(begins)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ EXAMPLES: Mapping[str, str] = {
     "gpuvirt sim run -H 4xT4 -- gpuvirt devices": "run a program on a simulated host",
     "gpuvirt sim mount -H 4xT4 host": "mount a simulated host at a folder",
     "gpuvirt sim import node01.tar.gz -o node01.yaml": "simulate the host of a support archive",
+    "gpuvirt completion bash": "a script for /etc/bash_completion.d, or for source <(...)",
+    "gpuvirt completion zsh": "a script for the file _gpuvirt in a folder of fpath",
     "gpuvirt version": "the version of this program",
     "gpuvirt node --node-name node01": "the agent of a node, in a pod or by hand",
     "gpuvirt controller --no-kubevirt": "a controller that leaves KubeVirt's configuration to you",

@@ -11,8 +11,9 @@ from gpuvirt.facts.ids import (
     is_mdev_uuid,
     parse_node_name,
     parse_object_name,
+    parse_pci_address,
     parse_resource_name,
-    parse_typed_pci_address,
+    with_domain,
 )
 from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.facts.sysfs import device_path
@@ -86,7 +87,7 @@ def is_target(text: str) -> bool:
 def pci_address(text: str) -> PciAddress | None:
     """Return `text` as an address, with its domain or, as lspci writes it, without; None where it is no address."""
     try:
-        return parse_typed_pci_address(text)
+        return parse_pci_address(with_domain(text))
     except InvalidIdError:
         return None
 

@@ -89,9 +89,9 @@ def parse_pci_address(text: str) -> PciAddress:
     return PciAddress(text.lower())
 
 
-def parse_typed_pci_address(text: str) -> PciAddress:
-    """Return a PCI address that a user has typed, as lspci does without domain 0000; raise InvalidIdError."""
-    return parse_pci_address(f"0000:{text}" if is_pci_address(f"0000:{text}") else text)
+def with_domain(text: str) -> str:
+    """Return a PCI address that lacks its domain, as lspci prints it, with domain 0000; any other text as it is."""
+    return f"0000:{text}" if is_pci_address(f"0000:{text}") else text
 
 
 def parse_pci_id(text: str) -> PciId:

@@ -25,7 +25,7 @@ from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.cli.parameters import options
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import InvalidIdError
-from gpuvirt.facts.ids import PciAddress, parse_typed_pci_address
+from gpuvirt.facts.ids import PciAddress, parse_pci_address, with_domain
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 from gpuvirt.model.allocation.knowndevices import known_devices
@@ -212,6 +212,6 @@ def parsed(texts: Iterable[str]) -> Iterable[PciAddress]:
     """Yield PCI addresses, with domain 0000 where it is not given; raise BadParameter for an invalid text."""
     for text in texts:
         try:
-            yield parse_typed_pci_address(text)
+            yield parse_pci_address(with_domain(text))
         except InvalidIdError as error:
             raise typer.BadParameter(str(error)) from error

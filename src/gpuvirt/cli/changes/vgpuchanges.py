@@ -16,8 +16,8 @@ from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import changesrender
 from gpuvirt.cli.output.changesrender import VgpuResult
 from gpuvirt.cli.parameters import vgpuconfigs
-from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import PciAddress, VgpuId, parse_typed_pci_address
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import PciAddress, VgpuId, with_domain
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import host_of_vfs
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
@@ -186,7 +186,7 @@ def delete(where: AppliedHost, ids: Sequence[str], *, dry_run: bool) -> None:
     """Remove unused vGPUs; exit with 1 if one stays."""
     here, seen = _seen(where)
     gpus = {vgpu.id: gpu for gpu, gpu_state in gpu_states(seen).items() for vgpu in gpu_state.host.live}
-    chosen = list(dict.fromkeys(map(_typed_id, ids)))
+    chosen = [VgpuId(text) for text in dict.fromkeys(with_domain(text).lower() for text in ids)]
     if missing := [vgpu for vgpu in chosen if vgpu not in gpus]:
         raise typer.BadParameter(f"{missing[0]}: this host has no such vGPU (gpuvirt vgpu list)")
     results = [
@@ -196,14 +196,6 @@ def delete(where: AppliedHost, ids: Sequence[str], *, dry_run: bool) -> None:
     changesrender.vgpu_results(results, output=where.output, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
-
-
-def _typed_id(text: str) -> VgpuId:
-    """Return the id of a vGPU that a user has typed; a VF may lack its domain."""
-    try:
-        return VgpuId(parse_typed_pci_address(text))
-    except InvalidIdError:
-        return VgpuId(text.lower())
 
 
 def _seen(where: AppliedHost) -> tuple[Host, HostObservation]:

@@ -1,11 +1,16 @@
-"""Completion in shells: vGPU configs and types, and the nodes of the kubeconfig's cluster.
+"""`gpuvirt completion` and what shells complete: vGPU configs and types, and the nodes of the kubeconfig's cluster.
 
 A completion that fails prints nothing: the shell would show an error in the middle of the typed line.
 """
 
 import asyncio
+import io
+import os
 from collections.abc import Iterable
+from contextlib import redirect_stdout, suppress
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -14,6 +19,27 @@ from gpuvirt.errors import GpuvirtError
 
 MOST_S = 1.5
 """The longest time for which a shell waits for the API server."""
+
+
+class Shell(StrEnum):
+    """A shell that completes words."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+    POWERSHELL = "powershell"
+
+
+def completion(ctx: typer.Context, shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+    """Print the script that completes words in a shell.
+
+    For this session: source <(gpuvirt completion bash). For all sessions, write the script to a file that the shell
+    reads at its start.
+    """
+    os.environ["_GPUVIRT_COMPLETE"] = f"source_{shell}"  # noqa: TID251  by which click asks for the script
+    with redirect_stdout(io.StringIO()) as script, suppress(SystemExit):
+        ctx.find_root().command.main([], prog_name="gpuvirt")
+    print(script.getvalue().strip())  # zsh reads the first line
 
 
 def configs(incomplete: str) -> list[str]:
