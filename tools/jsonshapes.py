@@ -11,6 +11,7 @@ from typing import Annotated, NewType, Union, get_args, get_origin, get_type_hin
 import msgspec
 
 from gpuvirt.cli.changes import vgpu
+from gpuvirt.cli.diagnosis.version import Versions
 from gpuvirt.cli.output import changesrender, fleetrender
 from gpuvirt.controller.clusterstatus import ClusterStatus
 from gpuvirt.controller.clusterstatus import Row as ComponentRow
@@ -56,6 +57,7 @@ COMMANDS: Mapping[str, object] = {
     "vgpu scheduler get": list[vgpu.SchedulerRow],
     "vgpu scheduler set": vgpu.SchedulerResult,
     "sim hosts": list[sim.SimulatedHostRow],
+    "version": Versions,
 }
 NAMES: Mapping[type, str] = {
     gpunode.Gpu: "ReportedGpu",

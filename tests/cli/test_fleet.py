@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt import __version__
 from tests.cli.commandline import GPUVIRT, PATH, ran
 from tests.cli.fleet import answer, run
 from tests.extender.podapi import serving
@@ -107,6 +108,30 @@ async def test_a_watched_list_is_printed_again_after_a_change(tmp_path: Path) ->
             process.send_signal(signal.SIGINT)
             assert await process.wait() == 0
     assert lines == [b"node/node01\n", b"node/node01\n", b"node/node02\n"]
+
+
+async def test_the_version_has_the_servers_and_the_agents(tmp_path: Path) -> None:
+    forbidden = (403, {"kind": "Status", "reason": "Forbidden", "message": "no"})
+
+    def versioned(call: Call, gpu_nodes: Reply | None = None) -> Reply:
+        if call.path == "/version":
+            return 200, {"gitVersion": "v1.33.1"}
+        nodes = [{"metadata": {"name": "a"}, "status": {"agent": "0.1.0"}}, {"metadata": {"name": "b"}}]
+        return gpu_nodes or (200, {"metadata": {}, "items": nodes})
+
+    done = await run(tmp_path, "version", "-o", "json", cluster=versioned)
+    server = {"kubernetes": "v1.33.1", "agents": {"0.1.0": 1}}
+    assert json.loads(done.stdout) == {"client": __version__, "server": server, "unread": None}
+    done = await run(tmp_path, "version", "-o", "json", cluster=lambda call: versioned(call, forbidden))
+    assert json.loads(done.stdout)["server"] == {"kubernetes": "v1.33.1", "agents": None}
+
+
+def test_the_version_without_a_server_says_why(tmp_path: Path) -> None:
+    assert ran("version").stdout == f"gpuvirt {__version__}\n"
+    done = ran("version", "-o", "json", environment={"HOME": str(tmp_path)})
+    found = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, found["client"], found["server"]) == (0, "", __version__, None)
+    assert "no API server" in found["unread"]
 
 
 def test_options_that_contradict_are_refused() -> None:

@@ -49,7 +49,7 @@ WITHOUT_TABLES = {
     "validate await",
     "validate rest",
     "vgpu default-config",
-    "version",
+    "completion",
 }
 """Programs that stay, that tell what they do line by line, or that print a file."""
 
@@ -186,6 +186,7 @@ OF_CLUSTERS = {
     "devices --node NAME|--all-nodes": ("devices", "--all-nodes"),
     "vgpu list --node NAME|--all-nodes": ("vgpu", "list", "--all-nodes"),
     "shares": ("shares",),
+    "version": ("version",),
     "status": ("status",),
     "install check": ("install", "check", str(POLICY)),
     "why vm/NAME|vmi/NAME|pod/NAME": ("why", "vm/vm"),

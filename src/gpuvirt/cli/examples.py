@@ -58,6 +58,7 @@ EXAMPLES: Mapping[str, str] = {
     "gpuvirt completion bash": "a script for /etc/bash_completion.d, or for source <(...)",
     "gpuvirt completion zsh": "a script for the file _gpuvirt in a folder of fpath",
     "gpuvirt version": "the version of this program",
+    "gpuvirt version -o json": "also those of the API server and of the agents",
     "gpuvirt node --node-name node01": "the agent of a node, in a pod or by hand",
     "gpuvirt controller --no-kubevirt": "a controller that leaves KubeVirt's configuration to you",
     "gpuvirt extender --policy spread": "an extender that prefers the GPU with most free units",

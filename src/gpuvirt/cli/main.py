@@ -56,7 +56,7 @@ COMMANDS = {
     "demo": Command(OTHER, "", "Show what gpuvirt does, on a simulated host with GPUs.", distribution=SIMULATOR),
     "sim": Command(OTHER, "", "Simulate hosts with GPUs, and run programs on them.", distribution=SIMULATOR),
     "completion": Command(OTHER, "parameters.completion", "Print the script that completes words in a shell."),
-    "version": Command(OTHER, "version", "Print the version."),
+    "version": Command(OTHER, "diagnosis.version", "Print the version."),
     "node": Command(IN_PODS, "services.node", "Run the agent of this node: offer its GPUs to the kubelet."),
     "controller": Command(IN_PODS, "services.controller", "Run the controller, which deploys operands to GPU nodes."),
     "extender": Command(IN_PODS, "services.extender", "Run the scheduler extender, which places shares of GPUs."),

@@ -1,4 +1,4 @@
-"""The option `--version` of several programs, and `gpuvirt version`, as kubectl's users ask for it."""
+"""The option `--version` of several programs."""
 
 from typing import Annotated
 
@@ -7,14 +7,9 @@ import typer
 from gpuvirt import __version__
 
 
-def version() -> None:
-    """Print the version."""
-    print(f"gpuvirt {__version__}")
-
-
 def _print_version(desired: bool) -> None:
     if desired:
-        version()
+        print(f"gpuvirt {__version__}")
         raise typer.Exit
 
 

@@ -23,6 +23,7 @@ from gpuvirt.kube.transport import Answer, Request, Transport
 from gpuvirt.kube.watchevents import Events, Listed, beginning, decoded, listed, watched
 
 GROUPS_PATH = "/apis"
+VERSION_PATH = "/version"
 
 
 class GroupVersion(msgspec.Struct, frozen=True):
@@ -30,6 +31,12 @@ class GroupVersion(msgspec.Struct, frozen=True):
 
     group: str
     version: str
+
+
+class ServerVersion(msgspec.Struct, rename="camel"):
+    """The answer for `/version`."""
+
+    git_version: str
 
 
 class ServedVersion(msgspec.Struct):
@@ -176,6 +183,11 @@ class Client:
         """Return the API groups of the server in all their versions; raises ApiError."""
         asked = RbacRequest("get", Resource(GROUPS_PATH), is_path=True)
         return decoded(asked, await self._call(asked, Request("GET", GROUPS_PATH)), Groups).all_versions
+
+    async def server_version(self) -> str:
+        """Return the version of the API server, `v1.33.1`; raises ApiError."""
+        asked = RbacRequest("get", Resource(VERSION_PATH), is_path=True)
+        return decoded(asked, await self._call(asked, Request("GET", VERSION_PATH)), ServerVersion).git_version
 
     async def list(self, collection: Collection[T], *, page: int = PAGE) -> Listed[T]:
         """Return all objects of a collection at one version, read in pages of `page` objects; raises ApiError.
