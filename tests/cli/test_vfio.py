@@ -39,7 +39,7 @@ def vfio(folder: Path, simulated: str, *arguments: str) -> "CompletedProcess[str
     [
         (["bind"], "give either addresses or --all"),
         (["bind", GPU, "--all"], "give either addresses or --all"),
-        (["bind", "04:00.0"], "is not a PCI address"),
+        (["bind", "4:00.0"], "is not a PCI address"),
         (["bind", "0000:99:00.0"], "this host has no such function"),
         (["bind", AUDIO], f"it is bound together with its GPU, {GPU}"),
         (["bind", SECOND_AUDIO], f"it is bound together with its GPU, {SECOND}"),
