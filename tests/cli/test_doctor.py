@@ -1,7 +1,9 @@
 """`gpuvirt doctor` and `gpuvirt why`, as a user calls them."""
 
 import json
+import re
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,11 +17,15 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from tests.cli.commandline import GPUVIRT, gpuvirt, ran
 
+WIDE = {"COLUMNS": "300"}
+
 
 class On(Protocol):
     """Runs a command on a host."""
 
-    def __call__(self, simulated: str, *arguments: str) -> "subprocess.CompletedProcess[str]": ...
+    def __call__(
+        self, simulated: str, *arguments: str, environment: Mapping[str, str] = ...
+    ) -> "subprocess.CompletedProcess[str]": ...
 
 
 @pytest.fixture(scope="module", name="on")
@@ -27,23 +33,26 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> On:
     """Run a command on a host that was exported to a folder."""
     folder = tmp_path_factory.mktemp("hosts")
 
-    def on(simulated: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    def on(
+        simulated: str, *arguments: str, environment: Mapping[str, str] = WIDE
+    ) -> "subprocess.CompletedProcess[str]":
         if not (folder / simulated).exists():
             export(build_host(load_host(simulated)), folder / simulated)
-        return ran(*arguments, environment={"GPUVIRT_HOST_ROOT": str(folder / simulated), "COLUMNS": "300"})
+        return ran(*arguments, environment={"GPUVIRT_HOST_ROOT": str(folder / simulated), **environment})
 
     return on
 
 
-def test_a_healthy_host_is_described_in_a_few_lines(on: On) -> None:
-    done = on("2xA10", "doctor")
+def test_a_healthy_host_is_described_in_one_line(on: On) -> None:
+    done = on("2xA10", "doctor", "--strict")
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert len(lines) < 10
-    assert [line.split()[0] for line in lines[:-2]] == ["ok"] * (len(lines) - 2)
-    assert lines[-1].startswith("All checks are ok")
-    assert "seen:" not in done.stdout
-    assert "seen: /dev/kvm: there" in on("2xA10", "doctor", "--all").stdout
+    assert re.fullmatch(r"All checks are ok \(\d+ findings of \d+ checks; --all shows them\).\n", done.stdout)
+    every = on("2xA10", "doctor", "--all").stdout
+    assert every.startswith(done.stdout)
+    assert "seen: /dev/kvm: there" in every
+    areas = [line for line in every.splitlines()[1:] if line and not line.startswith(" ")]
+    assert areas == [area for area in Area if area in areas]
+    assert {"firmware", "devices"} <= set(areas)
 
 
 def test_an_error_exits_with_1_and_lists_all_findings(on: On) -> None:
@@ -53,9 +62,35 @@ def test_an_error_exits_with_1_and_lists_all_findings(on: On) -> None:
         assert part in done.stdout
 
 
-def test_a_warning_exits_with_0(on: On) -> None:
-    done = on("2xRTX4090-one-group", "doctor")
-    assert (done.returncode, "SharedGroup" in done.stdout) == (0, True)
+@pytest.mark.parametrize(
+    ("simulated", "options", "status"),
+    [
+        ("2xRTX4090-one-group", [], 0),
+        ("2xRTX4090-one-group", ["--strict"], 2),
+        ("2xRTX4090-one-group", ["--strict", "-o", "json"], 2),
+        ("2xA10-no-iommu", ["--strict"], 1),
+    ],
+)
+def test_a_warning_exits_with_0_or_by_strict_with_2(
+    on: On, simulated: str, options: Sequence[str], status: int
+) -> None:
+    assert on(simulated, "doctor", *options).returncode == status
+
+
+def test_the_causes_come_first_and_fit_a_screen(on: On) -> None:
+    screen = {"COLUMNS": "80", "LINES": "24"}
+    done = on("vm-2xV100", "doctor", environment=screen)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "4 errors, 1 warning: NoVirtualization, KvmMissing, IommuOff, VfioMissing,"
+    assert len(lines) < 24
+    assert lines[-1] == "evidence and fix of each: gpuvirt doctor --all"
+    of_level = [line.split()[0] for line in lines if line.startswith(("  error ", "  warning "))]
+    assert of_level == ["error"] * 4 + ["warning"]
+    every = on("vm-2xV100", "doctor", "--all", environment=screen).stdout
+    assert every.partition("\n\nfirmware\n")[0].count("fix: ") == 5
+    few = on("vm-2xV100", "doctor", environment=screen | {"LINES": "8"}).stdout.splitlines()
+    assert few[-1] == "4 more, and evidence and fix of each: gpuvirt doctor --all"
+    assert few[:8] == lines[:8], "the first is always printed in full"
 
 
 def test_doctor_as_json(on: On) -> None:

@@ -102,7 +102,7 @@ def exported(tmp_path: Path) -> ExportedHost:
     ("command", "shown"),
     [
         (("devices",), f"2 x {TYPE}"),
-        (("doctor",), "2 vGPUs offered"),
+        (("doctor", "--all"), "2 vGPUs offered"),
         (("why", GPU), f"AD102GL [L40S] at {GPU}, {TYPE} {VF}"),
         (("why", RESOURCE), f"{VF} as {RESOURCE}"),
         (("vgpu", "list"), TYPE),

@@ -108,16 +108,22 @@ def doctor(  # noqa: PLR0913  one parameter an option
     kubeconfig: options.ClusterFile = None,
     context: apiserver.ContextOption = "",
     output: options.OutputFormat = Output.TABLE,
-    every: Annotated[bool, typer.Option("--all", "-a", help="Also show findings that are ok.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", "-a", help="Show all findings in full, also those that are ok.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 2 if no finding is an error, but not all are ok.")
+    ] = False,
 ) -> None:
     """Find the problems that keep the GPUs of this host from VMs.
 
     The checks cover firmware, IOMMU, drivers, GPUs, vGPUs, the kubelet and KubeVirt. Each finding names its place, the
-    reason why it matters, and a fix. The command changes nothing. It exits with 1 if a finding is an error.
+    reason why it matters, and a fix; the most harmful comes first. The command changes nothing. It exits with 1 if a
+    finding is an error, and with 0 otherwise.
     """
     where = HostFolders(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
     report = diagnose(kernel, around)
     if not print_document(report, output):
         diagnosisrender.report(report, every=every)
-    raise typer.Exit(1 if report.level is Level.ERROR else 0)
+    raise typer.Exit(1 if report.level is Level.ERROR else 2 if strict and report.level is not Level.OK else 0)

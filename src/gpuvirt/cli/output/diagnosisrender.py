@@ -1,13 +1,14 @@
 """The text output of `gpuvirt doctor` and `gpuvirt why`."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from gpuvirt.cli.output.tables import console, paragraph, printable, say
+from gpuvirt.cli.output.tables import UNBOUNDED, console, paragraph, printable, say, terminal_height
 from gpuvirt.diagnosis.explanation import NOT_REACHED, DeviceExplanation, DeviceStage, StageOutcome
-from gpuvirt.diagnosis.findings import Area, CheckResult, Finding, Report, worst
+from gpuvirt.diagnosis.findings import GRAVITY, Area, Finding, Report
 from gpuvirt.diagnosis.vms.vmexplanation import VmStage
 from gpuvirt.model.reasons.codes import Level
 
@@ -15,30 +16,69 @@ STYLES = {Level.OK: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Lev
 EXPLANATION_STYLES = {StageOutcome.OK: "green", StageOutcome.BLOCKED: "bold red", StageOutcome.SKIPPED: "dim"}
 INDENT = " " * 9
 """The indent of the lines below a finding's first line: the width of its level."""
+BELOW_FINDINGS = 2
+"""The rows of a screen for the last line and the shell's prompt."""
 
 
 def report(found: Report, *, every: bool) -> None:
-    """Print a report: one line for an area that is ok, all fields of each finding that is not."""
+    """Print the verdict, then the findings that are not ok, the most harmful first; with `every`, all findings.
+
+    On a terminal the findings fit one screen: those without room in full are printed without evidence and fix.
+    """
     out = console()
-    for area in Area:
-        results = [result for result in found.results if result.area is area and result.findings]
-        if results:
-            _area(out, area, results, every=every)
-    out.print(Text(f"\n{_summary(found)}", style=STYLES[found.level]))
+    findings = [finding for result in found.results for finding in result.findings]
+    verdict = list(paragraph(Text(_verdict(found, findings), style=STYLES[found.level]), out.width))
+    out.print(Text("\n").join(verdict), soft_wrap=True)
+    _print_fitting(out, by_harm(findings), UNBOUNDED if every else terminal_height() - len(verdict) - BELOW_FINDINGS)
+    for area in Area if every else ():
+        if fine := [finding for finding in _of_area(found, area) if finding.level is Level.OK]:
+            out.print(Text(f"\n{area}", style="bold"))
+            for finding in fine:
+                print_finding(out, finding)
 
 
-def _area(out: Console, area: Area, results: list[CheckResult], *, every: bool) -> None:
-    findings = [finding for result in results for finding in result.findings]
-    level = worst(findings)
-    messages = "; ".join(f"{result.findings[0].subject} {result.findings[0].message}" for result in results)
-    counts = ", ".join(_counts(findings, (Level.ERROR, Level.WARNING, Level.UNKNOWN)))
-    say(out, counts or messages, head=Text.assemble((f"{level:<8} ", STYLES[level]), (f"{area:<9} ", "bold")))
+def _of_area(found: Report, area: Area) -> Iterator[Finding]:
+    return (finding for result in found.results if result.area is area for finding in result.findings)
+
+
+def by_harm(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that are not ok: the gravest first; of one level each code once, then those of further GPUs.
+
+    Findings are otherwise in the order of the checks: firmware first, since what comes later follows from it.
+    """
+    number: Counter[str | None] = Counter()
+    ranked: list[tuple[int, int, Finding]] = []
     for finding in findings:
-        if every or finding.level is not Level.OK:
+        if finding.level is not Level.OK:
+            ranked.append((-GRAVITY.index(finding.level), number[finding.code], finding))
+            number[finding.code] += 1
+    return [finding for _, _, finding in sorted(ranked, key=lambda entry: entry[:2])]
+
+
+def _print_fitting(out: Console, findings: Sequence[Finding], rows: int) -> None:
+    """Print findings on the rows of a screen, the first in full; say how to see what has no room."""
+    is_full, hidden = True, 0
+    for number, finding in enumerate(findings):
+        lines = [Text(), *_lines(finding, out.width)]
+        if is_full and number and _rows(lines, out.width) > rows - (number < len(findings) - 1):
+            is_full = False
             out.print()
-            print_finding(out, finding)
-    if every or level is not Level.OK:
-        out.print()
+            rows -= 1
+        if not is_full:
+            lines = list(_head(finding, out.width))
+        if number and len(lines) > rows:
+            hidden = len(findings) - number
+            break
+        out.print(Text("\n").join(lines), soft_wrap=True)
+        rows -= _rows(lines, out.width)
+    if not is_full:
+        more = f"{hidden} more, and " if hidden else ""
+        out.print(Text(f"{more}evidence and fix of each: gpuvirt doctor --all", style="dim"))
+
+
+def _rows(lines: Iterable[Text], width: int) -> int:
+    """Return the rows of a terminal that lines take, which it wraps."""
+    return sum(max(1, -(-line.cell_len // width)) for line in lines)
 
 
 def print_finding(out: Console, finding: Finding) -> None:
@@ -47,13 +87,17 @@ def print_finding(out: Console, finding: Finding) -> None:
         out.print(line, soft_wrap=True)
 
 
-def _lines(finding: Finding, width: int) -> Iterator[Text]:
+def _head(finding: Finding, width: int) -> Iterator[Text]:
     level = Text.assemble((f"  {finding.level:<8}", STYLES[finding.level]))
     code = f"{finding.code}: " if finding.code else ""
     for number, text in enumerate(paragraph(f"{code}{finding.subject} {finding.message}", width, head=level)):
         if number == 0:
             text.stylize("bold", len(level), len(level) + len(code))
         yield text
+
+
+def _lines(finding: Finding, width: int) -> Iterator[Text]:
+    yield from _head(finding, width)
     for place in finding.seen:
         found = f"{place.path}: {place.value}" if place.path else place.value
         yield from paragraph(found, width, head=Text.assemble(INDENT, ("seen: ", "dim")))
@@ -64,16 +108,16 @@ def _lines(finding: Finding, width: int) -> Iterator[Text]:
 
 
 def explanation(found: DeviceExplanation) -> None:
-    """Print the stages of a device, then the finding that blocks it."""
-    out = console()
-    head = " ".join(text for text in (found.device, f"as {found.resource}" if found.resource else None) if text)
-    out.print(Text(printable(head or found.target), style="bold"))
-    print_stages(out, found.stages, width=12)
-    out.print()
-    if found.blocker is None:
-        out.print(Text("A VM can get this device now.", style="green"))
+    """Print the finding that blocks a device, then its stages."""
+    out, blocker = console(), found.blocker
+    device = " as ".join(filter(None, (found.device, found.resource))) or found.target
+    if blocker is None:
+        say(out, f"{device}: a VM can get this device now.", style="green")
     else:
-        print_blocker(out, found.blocker)
+        say(out, f"{device}: blocked by {blocker.code}", style="bold red")
+        print_finding(out, blocker)
+    out.print()
+    print_stages(out, found.stages, width=12)
     if found.invalid:
         out.print(Text("\nInvalid desired state of this node, which gpuvirt does not apply:", style="bold red"))
     for finding in found.invalid:
@@ -91,16 +135,17 @@ def print_stages(out: Console, stages: Sequence[DeviceStage | VmStage], *, width
 
 
 def print_blocker(out: Console, blocker: Finding) -> None:
-    """Print the finding that blocks a device, a VM or a pod."""
+    """Print the finding that blocks a VM or a pod."""
     out.print(Text("Blocked by:", style="bold red"))
     print_finding(out, blocker)
 
 
-def _summary(found: Report) -> str:
-    findings = [finding for result in found.results for finding in result.findings]
+def _verdict(found: Report, findings: Sequence[Finding]) -> str:
+    """Return the number of findings of each level, and their codes, the most harmful first."""
     if found.level is Level.OK:
         return f"All checks are ok ({len(findings)} findings of {len(found.results)} checks; --all shows them)."
-    return f"{', '.join(_counts(findings, (Level.ERROR, Level.WARNING, Level.UNKNOWN, Level.OK)))}."
+    counts = ", ".join(_counts(findings, (Level.ERROR, Level.WARNING, Level.UNKNOWN)))
+    return f"{counts}: {', '.join(dict.fromkeys(str(finding.code) for finding in by_harm(findings)))}"
 
 
 def _counts(findings: Iterable[Finding], levels: Iterable[Level]) -> Iterator[str]:

@@ -46,6 +46,7 @@ Cell = Text | str
 NOTHING = "-"
 FALLBACK_WIDTH = 80
 """The width of a terminal that does not tell its own."""
+FALLBACK_HEIGHT = 24
 UNBOUNDED = 1_000_000
 """The width in a pipe without COLUMNS, and of a wide table."""
 NARROWEST = 40
@@ -159,6 +160,12 @@ def terminal_width() -> int:
     """Return the width of the output: COLUMNS, the terminal's own width, or 80; in a pipe nothing has to fit."""
     unknown = FALLBACK_WIDTH if sys.stdout.isatty() else UNBOUNDED
     return max(shutil.get_terminal_size((unknown, 24)).columns, NARROWEST)
+
+
+def terminal_height() -> int:
+    """Return the height of the output: LINES, the terminal's own, or 24; in a pipe nothing has to fit."""
+    unknown = FALLBACK_HEIGHT if sys.stdout.isatty() else UNBOUNDED
+    return shutil.get_terminal_size((FALLBACK_WIDTH, unknown)).lines
 
 
 def paragraph(text: Cell, width: int, *, head: Cell = "") -> Iterator[Text]:
