@@ -103,7 +103,7 @@ async def began_with_an_unchangeable_pod(bench: Bench) -> AsyncIterator[Bench]:
 async def test_a_pod_that_nobody_can_change_keeps_no_other_pod_waiting(bench: Bench) -> None:
     async with began_with_an_unchangeable_pod(bench) as other:
         why = await other.bind("p")
-        assert "bindings of earlier leaders may still arrive for 1 pods (default/p)" in why
+        assert "bindings of earlier leaders may still arrive for 1 pod (default/p)" in why
         assert 'webhook "frozen.example.com" denied the request' in why
         assert "its largest free piece is 700" in await other.bind("q"), "its units are free on each GPU"
         assert [await other.bind("r"), await other.bind("s", "m")] == ["", ""]

@@ -45,7 +45,7 @@ from gpuvirt.kube.labels import (
 )
 from gpuvirt.kube.resources import NODES, KubernetesObject, Resource, daemon_sets, pods
 from gpuvirt.model.desired.workload import Workload
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, count_of
 
 PLUGIN, VALIDATOR, VFIO, VGPU_DEVICE_MANAGER_COMPONENT = (
     "sandbox-device-plugin",
@@ -183,13 +183,13 @@ def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Re
     for component in checks:
         yield Row(name, workload, component, ready=not failed, state=state, detail=why)
     unready = [condition for condition in status.conditions if condition.type == READY and condition.status != "True"]
-    done = f"{status.totals.gpus} GPUs, {status.totals.modes or 'no'} mode"
+    done = f"{count_of(status.totals.gpus, 'GPU')}, {status.totals.modes or 'no'} mode"
     if workload == Workload.VGPU:
         # The config that the agent applies, which differs from the label if that is invalid or overridden.
         configs = sorted({gpu.vgpu_config for gpu in status.gpus if gpu.vgpu_config is not None})
-        done = f"{status.totals.vgpus} vGPUs, config {', '.join(configs) or 'none'}"
+        done = f"{count_of(status.totals.vgpus, 'vGPU')}, config {', '.join(configs) or 'none'}"
     elif workload == Workload.ON_DEMAND:
-        done = f"{status.totals.gpus} GPUs, {status.totals.vgpus} vGPUs of pods"
+        done = f"{count_of(status.totals.gpus, 'GPU')}, {count_of(status.totals.vgpus, 'vGPU')} of pods"
     state, why = _first(unready)
     yield Row(name, workload, changer, ready=not unready, state=state, detail=why or done)
 
@@ -251,17 +251,13 @@ class ClusterStatus(msgspec.Struct, frozen=True):
         if self.policy is None:
             return "Not ready: there is no ClusterPolicy, so the controller deploys nothing."
         nodes = {row.node for row in self.components}
-        where = (
-            f"gpuvirt in namespace {self.namespace}, {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} with GPUs"
-        )
+        where = f"gpuvirt in namespace {self.namespace}, {count_of(len(nodes), 'node')} with GPUs"
         if self.well:
             return f"Ready: {where}"
         late = {row.node for row in self.components if not row.ready}
         parts = [f"ClusterPolicy {self.policy} is {self.state or 'not seen by a controller yet'}"]
         parts += [f"{len(late)} of {len(nodes)} nodes not ready"] if late else []
-        parts += (
-            [f"{len(self.invalid)} invalid {'value' if len(self.invalid) == 1 else 'values'}"] if self.invalid else []
-        )
+        parts += [count_of(len(self.invalid), "invalid value")] if self.invalid else []
         return f"Not ready: {', '.join(parts)}; {where}"
 
     def of_nodes(self, names: frozenset[str]) -> "ClusterStatus":

@@ -17,7 +17,7 @@ from gpuvirt.facts.pci import FunctionKind, Unread
 from gpuvirt.model.allocation.pluginanswers import is_nvidias_id
 from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.offers.view import DeviceView, GpuView, ResourceView, VgpuView
-from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, nodeproblems, refusals
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, count_of, nodeproblems, refusals
 from gpuvirt.model.reasons.codes import Level
 
 KEEPS_DRIVER = frozenset(
@@ -161,7 +161,9 @@ class _Explainer:
             elif step is StageName.OFFERED and reason is not None:
                 yield blocked(step, of_reason(reason, Level.ERROR))
             elif step is StageName.OFFERED:
-                yield StageResult(step, f"{units} units of {self._evidence.view.shared.resource} are offered to pods")
+                yield StageResult(
+                    step, f"{count_of(units, 'unit')} of {self._evidence.view.shared.resource} are offered to pods"
+                )
 
     def _stage(self, step: StageName, message: str) -> StageResult[StageName]:
         """Return a stage that only a reason of the device itself can block."""

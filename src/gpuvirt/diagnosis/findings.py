@@ -98,11 +98,6 @@ def problem(  # noqa: PLR0913  the fields of a finding
     return Finding(level or code.level, subject, message, code, seen, why, fix)
 
 
-def number_of_gpus(number: int) -> str:
-    """Return a number of GPUs as text: `1 GPU`, `8 GPUs`."""
-    return f"{number} GPU{'s' if number != 1 else ''}"
-
-
 def fine(subject: str, message: str, *things: Shown) -> Finding:
     """Return the finding that a subject is in order."""
     return Finding(Level.OK, subject, message, seen=seen(*things))

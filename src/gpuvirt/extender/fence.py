@@ -25,6 +25,7 @@ from gpuvirt.facts.ids import PodUid
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError, NotUnderstoodError
 from gpuvirt.kube.resources import pods
+from gpuvirt.model.reasons import count_of
 from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import SharingPod
@@ -73,7 +74,7 @@ class Fence:
         why = f": {self._problem}" if self._problem else ""
         names = ", ".join(pod.where for pod in list(self._open.values())[:NAMED])
         named = f"{names}, ..." if len(self._open) > NAMED else names
-        return f"bindings of earlier leaders may still arrive for {len(self._open)} pods ({named}){why}"
+        return f"bindings of earlier leaders may still arrive for {count_of(len(self._open), 'pod')} ({named}){why}"
 
     def why_withheld(self, pod: PodUid) -> str | None:
         """Return why a pod cannot be placed while others can; None for one that was changed, or needs no change."""

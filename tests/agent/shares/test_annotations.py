@@ -49,7 +49,7 @@ def test_the_annotation_says_what_enforces_the_share() -> None:
         ("[]", "cannot be parsed"),
         ('{"containers":{"main":{"GPU-1":"300"}}}', "cannot be parsed"),
         ('{"containers":{}}', r"container main has \[\] units on 0 GPUs; expected \[300\]"),
-        ('{"containers":{"main":{"GPU-1":200}}}', r"has \[200\] units on 1 GPUs; expected \[300\]"),
+        ('{"containers":{"main":{"GPU-1":200}}}', r"has \[200\] units on 1 GPU; expected \[300\]"),
         ('{"containers":{"main":{"GPU-1":150,"GPU-2":150}}}', r"has \[150, 150\] units on 2 GPUs"),
         ('{"containers":{"main":{"GPU-1":300},"other":{"GPU-1":1}}}', "container other requests no units"),
     ],
@@ -67,5 +67,5 @@ def test_an_edited_annotation_of_a_node_is_refused(text: str) -> None:
 
 def test_an_annotation_beside_a_huge_request_is_refused_without_work() -> None:
     huge = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(10**18)),))
-    with pytest.raises(InvalidAnnotationError, match=r"on 1 GPUs; expected 1000000000000000 GPUs with 1000"):
+    with pytest.raises(InvalidAnnotationError, match=r"on 1 GPU; expected 1000000000000000 GPUs with 1000"):
         pod_shares('{"containers":{"main":{"GPU-1":1000}}}', huge)

@@ -8,7 +8,7 @@ from datetime import datetime
 import msgspec
 
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, count_of
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import (
     Accepted,
@@ -251,7 +251,8 @@ def type_fault(worker: Worker, vm: WorkerVm, ctx: ScheduleContext) -> NextStep |
     reason = Reason(
         ReasonCode.NOT_ONE_VGPU,
         f"node {worker.node}",
-        f"is on VM {vm.name} with {len(vm.vgpu_types)} vGPUs; its type can't be changed to {profile.vgpu_type}",
+        f"is on VM {vm.name} with {count_of(len(vm.vgpu_types), 'vGPU')}; its type can't be changed to"
+        f" {profile.vgpu_type}",
         (Seen("vGPUs", ", ".join(vm.vgpu_types)),),
         "give the VM exactly one vGPU, or remove the profile",
     )

@@ -31,7 +31,7 @@ from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
-from gpuvirt.model.reasons import Reason, Seen, nodeproblems, notoffered, sharing
+from gpuvirt.model.reasons import Reason, Seen, count_of, nodeproblems, notoffered, sharing
 from gpuvirt.model.reasons.notoffered import CHECKPOINT
 from gpuvirt.model.reasons.sharing import RETRIES
 from gpuvirt.model.shares.demand import ContainerName, Units
@@ -330,7 +330,7 @@ class ShareAllocator:
             raise ShareRefusedError(
                 notoffered.not_recorded(
                     subject,
-                    f"has {len(allocation.ids)} units in the kubelet's record, but requests {requested}",
+                    f"has {count_of(len(allocation.ids), 'unit')} in the kubelet's record, but requests {requested}",
                     "create the pod again",
                     Seen(CHECKPOINT),
                 )
@@ -381,5 +381,5 @@ class ShareAllocator:
 
 def _not_recorded(resource: str, units: int, why: str) -> Reason:
     """The kubelet's checkpoint names the container of each allocation."""
-    message = f"can't be assigned: the kubelet's checkpoint names no container with these {units} units"
+    message = f"can't be assigned: the kubelet's checkpoint names no container with these {count_of(units, 'unit')}"
     return notoffered.not_recorded(resource, message, RETRIES, Seen(CHECKPOINT, why))

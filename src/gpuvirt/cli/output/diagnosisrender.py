@@ -10,6 +10,7 @@ from gpuvirt.cli.output.tables import UNBOUNDED, console, paragraph, printable, 
 from gpuvirt.diagnosis.explanation import NOT_REACHED, DeviceExplanation, DeviceStage, StageOutcome
 from gpuvirt.diagnosis.findings import GRAVITY, Area, Finding, Report
 from gpuvirt.diagnosis.vms.vmexplanation import VmStage
+from gpuvirt.model.reasons import count_of
 from gpuvirt.model.reasons.codes import Level
 
 STYLES = {Level.OK: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.ERROR: "bold red"}
@@ -143,7 +144,8 @@ def print_blocker(out: Console, blocker: Finding) -> None:
 def _verdict(found: Report, findings: Sequence[Finding]) -> str:
     """Return the number of findings of each level, and their codes, the most harmful first."""
     if found.level is Level.OK:
-        return f"All checks are ok ({len(findings)} findings of {len(found.results)} checks; --all shows them)."
+        number = count_of(len(findings), "finding")
+        return f"All checks are ok ({number} of {len(found.results)} checks; --all shows them)."
     counts = ", ".join(_counts(findings, (Level.ERROR, Level.WARNING, Level.UNKNOWN)))
     return f"{counts}: {', '.join(dict.fromkeys(str(finding.code) for finding in by_harm(findings)))}"
 
@@ -152,5 +154,4 @@ def _counts(findings: Iterable[Finding], levels: Iterable[Level]) -> Iterator[st
     findings = list(findings)
     for level in levels:
         if count := sum(finding.level is level for finding in findings):
-            plural = f"{level}s" if count > 1 and level in {Level.ERROR, Level.WARNING} else str(level)
-            yield f"{count} {plural}"
+            yield count_of(count, level) if level in {Level.ERROR, Level.WARNING} else f"{count} {level}"

@@ -11,7 +11,7 @@ from rich.text import Text
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.tables import NOTHING, Column, Repeats, Table, console, say
 from gpuvirt.kube.kinds.gpunode import READY, Gpu, GpuNode, Offered, ReasonStatus, Status
-from gpuvirt.model.reasons import ReasonCode, with_code
+from gpuvirt.model.reasons import ReasonCode, count_of, with_code
 from gpuvirt.model.shares.annotations import LIMITS
 from gpuvirt.model.shares.overview import GpuOverview, NodeOverview, PodShare, SharesOverview, short_ids
 
@@ -66,9 +66,9 @@ def print_shares(
     if not layout.headings:
         return
     out.print()
-    gpus = f"{found.gpus} GPU{'s' if found.gpus != 1 else ''}"
-    largest = max((node.largest for node in found.nodes), default=0)
-    say(out, f"{found.free} of {found.units} units are free on {gpus}; the largest free piece has {largest} units.")
+    gpus = count_of(found.gpus, "GPU")
+    largest = count_of(max((node.largest for node in found.nodes), default=0), "unit")
+    say(out, f"{found.free} of {found.units} units are free on {gpus}; the largest free piece has {largest}.")
     say(out, _limits(found), style="dim")
 
 

@@ -12,7 +12,7 @@ from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.view import GpuView, NodeView, ResourceView, VgpuView
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, count_of
 
 DEVICE_COLUMNS = (
     *(Column("ADDRESS"), Column("NAME", folds=True, optional=True), Column("MODE")),
@@ -77,7 +77,9 @@ def devices(
     if not layout.headings:
         return
     if hidden := len(view.gpus) + len(view.functions) - len(rows):
-        out.print(Text(f"{hidden} other functions of these cards and NVSwitches are hidden (--all)", style="dim"))
+        out.print(
+            Text(f"{count_of(hidden, 'other function')} of these cards and NVSwitches hidden (--all)", style="dim")
+        )
     for reason in dict.fromkeys(reasons_shown(view)):
         say_reason(out, reason)
     if view.resources:
@@ -180,7 +182,7 @@ def _vgpus(vgpus: tuple[VgpuView, ...]) -> str:
 
 def _offered(row: GpuView) -> Text:
     names: list[str | None] = [row.offered_as, *(vgpu.offered_as for vgpu in row.vgpus)]
-    names += [f"{row.units} units"] if row.units else []
+    names += [count_of(row.units, "unit")] if row.units else []
     shown = ", ".join(dict.fromkeys(name for name in names if name is not None))
     unhealthy = row.healthy is False or any(vgpu.reasons for vgpu in row.vgpus)
     return Text(shown or NOTHING, style="yellow" if unhealthy else "")

@@ -30,6 +30,7 @@ from gpuvirt.hardware.archives.hostcopy import LEFT_OUT, copy_host
 from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.reasons import count_of
 from gpuvirt.model.shares.demand import ContainerName
 from gpuvirt.model.shares.node import sharespec
 from gpuvirt.model.shares.node.limits import VARIABLES
@@ -367,7 +368,7 @@ def report(packed: Packed, written: str) -> Iterable[str]:
     absent = [file for file in manifest.unread if file.errno == errno.ENOENT]
     failed = [file for file in manifest.unread if file.errno != errno.ENOENT]
     if failed:
-        yield f"{len(failed)} files could not be read:"
+        yield f"{count_of(len(failed), 'file')} could not be read:"
         yield from (f"  {file.path}: {file.why}" for file in failed[:MOST_LINES])
     if len(failed) > MOST_LINES:
         yield f"  and {len(failed) - MOST_LINES} more; {archive.MANIFEST} lists all"

@@ -24,7 +24,7 @@ from gpuvirt.kube.labels import (
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.workload import Workload, unknown_workload
 from gpuvirt.model.inventory.inventory import Mode
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, count_of
 
 MOST_NAMED = 4
 """How many users of a GPU a message names."""
@@ -203,5 +203,5 @@ def _with_users(gpu: ReadGpu) -> str:
     users = [*gpu.users, *(user for vgpu in gpu.vgpus for user in vgpu.users)]
     more = f" and {len(users) - MOST_NAMED} more" if users[MOST_NAMED:] else ""
     used = f", used by {', '.join(users[:MOST_NAMED])}{more}" if users else ""
-    vfs = f", {gpu.vfs} VFs on" if gpu.vfs and gpu.mode != Mode.PASSTHROUGH else ""
+    vfs = f", {count_of(gpu.vfs, 'VF')} on" if gpu.vfs and gpu.mode != Mode.PASSTHROUGH else ""
     return f"{gpu.address} ({gpu.mode}{vfs}{used})"

@@ -16,7 +16,7 @@ from gpuvirt.kube.kinds.parts import Condition
 from gpuvirt.kube.labels import OPERANDS_LABEL
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.workload import Workload
-from gpuvirt.model.reasons import Reason, ReasonCode, reasons_text
+from gpuvirt.model.reasons import Reason, ReasonCode, count_of, reasons_text
 
 READY, UNSUPPORTED, KUBEVIRT = "Ready", "UnsupportedField", "KubeVirtConfigured"
 INVALID = "DesiredStateInvalid"
@@ -99,14 +99,14 @@ def _policy_verdict(progress: PolicyFacts) -> ReadyCondition | None:
 
 
 def _named(nodes: Sequence[NodeVerdict]) -> str:
-    more = f" | and {len(nodes) - MOST_NODES} more nodes" if nodes[MOST_NODES:] else ""
+    more = f" | and {count_of(len(nodes) - MOST_NODES, 'more node')}" if nodes[MOST_NODES:] else ""
     return " | ".join(f"node {node.name}: {node.against}" for node in nodes[:MOST_NODES]) + more
 
 
 def _no_nodes(switched_off: Sequence[str]) -> str:
     if not switched_off:
         return "no node has a GPU label of NFD or gpuvirt discover; run one of them on the nodes with GPUs"
-    more = f" and {len(switched_off) - MOST_NODES} more nodes" if switched_off[MOST_NODES:] else ""
+    more = f" and {count_of(len(switched_off) - MOST_NODES, 'more node')}" if switched_off[MOST_NODES:] else ""
     return f"every node with GPUs is labelled {OPERANDS_LABEL}=false: {', '.join(switched_off[:MOST_NODES])}{more}"
 
 

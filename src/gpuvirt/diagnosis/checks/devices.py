@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 
 from gpuvirt.diagnosis.evidence import Evidence
-from gpuvirt.diagnosis.findings import Finding, fine, number_of_gpus, of_reason, problem
+from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.sysfs import MDEV_PARENTS, device_path
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.desired.workload import VGPU_CONFIG_LABEL
 from gpuvirt.model.devices.candidates import why_no_vgpus
 from gpuvirt.model.inventory.inventory import Gpu, Mode
-from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, shortfalls
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, count_of, shortfalls
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.vgputypes import catalog
 
@@ -26,7 +26,7 @@ def vgpus(evidence: Evidence) -> Iterator[Finding]:
             continue
         if host.live:
             kind = "mediated devices" if host.framework is Framework.MDEV else "VFs with a vGPU type"
-            yield fine(gpu.function.address, f"carries {len(host.live)} vGPUs ({kind})")
+            yield fine(gpu.function.address, f"carries {count_of(len(host.live), 'vGPU')} ({kind})")
         else:
             yield of_reason(why_no_vgpus(gpu.function, host), Level.WARNING, why="no VM can use the GPU in this state")
 
@@ -128,7 +128,8 @@ def devices(evidence: Evidence) -> Iterator[Finding]:
     vgpus = [vgpu for gpu in view.gpus for vgpu in gpu.vgpus]
     if view.gpus:
         offered_vgpus = sum(vgpu.offered_as is not None for vgpu in vgpus)
-        yield fine(number_of_gpus(len(view.gpus)), f"found: {offered} offered whole, and {offered_vgpus} vGPUs offered")
+        message = f"found: {offered} offered whole, and {count_of(offered_vgpus, 'vGPU')} offered"
+        yield fine(count_of(len(view.gpus), "GPU"), message)
     no_groups = evidence.setup.iommu_groups.known == ()  # a check of the host reports it
     for reason in _reasons(evidence):
         is_of_host = no_groups and reason.code is ReasonCode.NO_IOMMU_GROUP

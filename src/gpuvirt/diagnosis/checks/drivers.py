@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuvirt.diagnosis.bootloader import drop_arguments, remake_initramfs, set_arguments
 from gpuvirt.diagnosis.evidence import Evidence
-from gpuvirt.diagnosis.findings import Finding, fine, number_of_gpus, of_reason, problem, seen, unread
+from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.facts.ids import PciId, parse_pci_id
 from gpuvirt.facts.pci import GRACE_DRIVER, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
@@ -15,7 +15,7 @@ from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.inventory.resets import Reset, reset_of
-from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons import FindingCode, Seen, count_of
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.reasons.notoffered import KEEPS_MEMORY, grace_driver_missing, group_not_viable, no_reset
 from gpuvirt.model.reasons.notoffered import boot_console as console_reason
@@ -73,7 +73,7 @@ def grace_driver(evidence: Evidence) -> Iterator[Finding]:
     has_driver = any(GRACE_DRIVER in modules.known for modules in lists)
     lacking = [function for function in grace if function.driver == "vfio-pci" or not (has_driver or function.on_vfio)]
     if grace and not lacking:
-        yield fine(f"{number_of_gpus(len(grace))} of Grace", f"have {GRACE_DRIVER}, or can get it")
+        yield fine(f"{count_of(len(grace), 'GPU')} of Grace", f"with {GRACE_DRIVER}, or able to get it")
     is_unread = any(isinstance(modules.names, Unread) for modules in lists)
     for function in lacking:
         if is_unread and function.driver != "vfio-pci":
@@ -195,7 +195,8 @@ def group_viability(evidence: Evidence) -> Iterator[Finding]:
             yield not_viable(gpu, spoiling)
     if evidence.on_vfio and not not_viable_gpus:
         yield fine(
-            f"{len(evidence.on_vfio)} GPUs on a VFIO driver", "share no IOMMU group with a function on a host driver"
+            f"{count_of(len(evidence.on_vfio), 'GPU')} on a VFIO driver",
+            "without a function on a host driver in the same IOMMU group",
         )
 
 
@@ -276,4 +277,4 @@ def reset_methods(evidence: Evidence) -> Iterator[Finding]:
             against = no_reset(gpu.function.address, gpu.function, *seen(method, setup.reset))
             yield of_reason(against, Level.WARNING, why=KEEPS_MEMORY)
     if resettable:
-        yield fine(f"{len(resettable)} GPUs on a VFIO driver", "can be reset", resettable[0])
+        yield fine(f"{count_of(len(resettable), 'GPU')} on a VFIO driver", "can be reset", resettable[0])

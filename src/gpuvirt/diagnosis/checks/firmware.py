@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 from gpuvirt.diagnosis.bootloader import set_arguments
 from gpuvirt.diagnosis.evidence import Evidence
-from gpuvirt.diagnosis.findings import Finding, fine, number_of_gpus, problem, seen, unread
+from gpuvirt.diagnosis.findings import Finding, fine, problem, seen, unread
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute, FunctionSetup
 from gpuvirt.model.inventory.inventory import Gpu
-from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons import FindingCode, Seen, count_of
 
 VIRTUALIZATION = {"vmx": "VT-x", "svm": "AMD-V"}
 ARM = "CPU implementer"
@@ -81,7 +81,7 @@ def nested_host(evidence: Evidence) -> Iterator[Finding]:
     if not is_vm(evidence):
         return
     if setup.iommu_groups.known:
-        groups = Seen(setup.iommu_groups.path, f"{len(setup.iommu_groups.known)} groups")
+        groups = Seen(setup.iommu_groups.path, count_of(len(setup.iommu_groups.known), "group"))
         yield fine("this host", "is itself a VM, with a virtual IOMMU", setup.dmi, groups)
         return
     yield problem(
@@ -130,7 +130,7 @@ def bars(evidence: Evidence) -> Iterator[Finding]:
             largest = max(largest, *(size for size in sizes.values() if size is not None), 0)
     if placed:
         message = f"with an address for each BAR, the largest of {_size(largest)}"
-        yield fine(number_of_gpus(len(placed)), message, placed[0].resource)
+        yield fine(count_of(len(placed), "GPU"), message, placed[0].resource)
 
 
 def parse_bars(resource: str) -> dict[int, int | None] | None:

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from gpuvirt.diagnosis.bootloader import drop_arguments, set_arguments
 from gpuvirt.diagnosis.checks.firmware import is_amd, is_vm, is_x86
 from gpuvirt.diagnosis.evidence import Evidence
-from gpuvirt.diagnosis.findings import Finding, fine, number_of_gpus, problem, seen, unread
+from gpuvirt.diagnosis.findings import Finding, fine, problem, seen, unread
 from gpuvirt.facts.ids import slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
 from gpuvirt.model.inventory.inventory import Gpu
-from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons import FindingCode, Seen, count_of
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
 
@@ -39,8 +39,8 @@ def iommu(evidence: Evidence) -> Iterator[Finding]:
         yield unread("the IOMMU", "may be on or off: the IOMMU groups could not be read", groups)
     elif groups.known:
         kind = known[0] if known else "the IOMMU"
-        shown = Listing(groups.path, (f"{len(groups.known)} groups",))
-        yield fine(kind, f"is on, with {len(groups.known)} IOMMU groups", shown, setup.iommus)
+        shown = Listing(groups.path, (count_of(len(groups.known), "group"),))
+        yield fine(kind, f"is on, with {count_of(len(groups.known), 'IOMMU group')}", shown, setup.iommus)
     elif isinstance(tables.names, Unread):
         yield _off(evidence, "is off", ("in the firmware's setup: enable VT-d or AMD-Vi", *_switch_on(evidence)))
     elif not known:
@@ -210,7 +210,7 @@ def shared_groups(evidence: Evidence) -> Iterator[Finding]:
             yield _shared(evidence, gpu, group, foreign)
     alone = sum(isinstance(gpu.function.iommu_group, int) for gpu in gpus.values())
     if alone and not done:
-        yield fine(number_of_gpus(alone), "in IOMMU groups with only functions of their own card")
+        yield fine(count_of(alone, "GPU"), "in IOMMU groups with only functions of their own card")
 
 
 def _foreign_functions(evidence: Evidence, gpu: Gpu) -> tuple[PciFunction, ...]:

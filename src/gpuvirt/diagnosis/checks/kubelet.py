@@ -7,7 +7,7 @@ from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen, 
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.offers.view import ResourceView
-from gpuvirt.model.reasons import FindingCode, Seen, nodeproblems, refusals
+from gpuvirt.model.reasons import FindingCode, Seen, count_of, nodeproblems, refusals
 from gpuvirt.model.reasons.codes import Level
 
 MOST_CPUS = 8192
@@ -126,7 +126,9 @@ def counted(evidence: Evidence) -> Iterator[Finding]:
         healthy = {device.id for device in resource.devices if device.healthy}
         kubelets = kubelet.counted.get(resource.name, frozenset())
         if healthy == kubelets:
-            yield fine(resource.name, f"has {len(healthy)} healthy devices, and the kubelet counts the same")
+            yield fine(
+                resource.name, f"has {count_of(len(healthy), 'healthy device')}, and the kubelet counts the same"
+            )
         else:
             yield _differs(evidence, resource, frozenset(map(str, healthy)), kubelets)
 
@@ -137,7 +139,7 @@ def _differs(evidence: Evidence, resource: ResourceView, ours: frozenset[str], k
     return problem(
         FindingCode.COUNTS_DIFFER,
         resource.name,
-        f"has {len(ours)} healthy devices, but the kubelet counts {len(kubelets)}: {', '.join(apart[:8])}",
+        f"has {count_of(len(ours), 'healthy device')}, but the kubelet counts {len(kubelets)}: {', '.join(apart[:8])}",
         (Seen(evidence.kubelet.counted_by, f"{len(kubelets)} of {resource.name}"),),
         why="the kubelet admits pods by the devices that it counts",
         fix=(

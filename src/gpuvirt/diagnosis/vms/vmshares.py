@@ -7,7 +7,7 @@ import msgspec
 from gpuvirt.diagnosis.findings import Finding, listed, problem
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.enforcement import LABEL
-from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons import FindingCode, Seen, count_of
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, REQUIRED, REQUIRED_ANNOTATION, SHARED_GPUS_ANNOTATION
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.eviction import EvictionCandidate, victims
@@ -110,7 +110,7 @@ def no_piece(node: str, shares: SharesSeen, to_end: tuple[EvictionCandidate, ...
             node,
             f"has no GPUs with {units}; its largest has {largest}",
             (Seen(f"node {node} {SHARED_GPUS_ANNOTATION}", gpus),),
-            fix=(f"request at most {largest} units for a container, or use a node with larger GPUs",),
+            fix=(f"request at most {count_of(largest, 'unit')} for a container, or use a node with larger GPUs",),
         )
     in_all = sum(usage.free.values())
     return problem(

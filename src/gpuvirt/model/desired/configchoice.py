@@ -13,6 +13,7 @@ import msgspec
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.model.desired.vgpuconfig import ConfigEntry, Note, NoteCode, Sizes
+from gpuvirt.model.reasons import count_of
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import Profile, card_names
 
@@ -122,7 +123,7 @@ def _unmatched(entries: Sequence[ConfigEntry], gpus: Collection[ConfigGpu]) -> I
         missing = sorted(index for index in entry.indices or () if index >= 0 and index not in present)
         if missing:
             listed = ", ".join(str(index) for index in missing)
-            message = f"this node has no GPU {listed}; it has {len(present)} GPUs, counted from 0"
+            message = f"this node has no GPU {listed}; it has {count_of(len(present), 'GPU')}, counted from 0"
             yield Note(NoteCode.NO_SUCH_GPU, entry.place, message)
     if gpus and not any(_is_for(entry, gpu) for entry in entries for gpu in gpus):
         here = ", ".join(sorted({str(gpu.device) for gpu in gpus}))

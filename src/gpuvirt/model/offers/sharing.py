@@ -21,7 +21,7 @@ from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.health import HealthVerdict, Key, function_symptoms, judge
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered, refusals, sharing
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, count_of, notoffered, refusals, sharing
 from gpuvirt.model.reasons.nodeproblems import not_answered
 from gpuvirt.model.reasons.sharing import NoLimit, limit_not_possible
 from gpuvirt.model.shares.demand import Units
@@ -142,9 +142,9 @@ def _why_for_vms(inventory: Inventory, address: PciAddress) -> Reason | None:
     """Return why a GPU still serves VMs: pods would have it beside them, and would keep it from ever changing."""
     gpu = inventory.gpus[address]
     if gpu.vgpu_host is not None and gpu.vgpu_host.live:
-        return notoffered.withdrawn(address, unshared=f"carries {len(gpu.vgpu_host.live)} vGPUs")
+        return notoffered.withdrawn(address, unshared=f"carries {count_of(len(gpu.vgpu_host.live), 'vGPU')}")
     vfs = len(gpu.function.virtfns)
-    return notoffered.withdrawn(address, unshared=f"has {vfs} VFs") if vfs else None
+    return notoffered.withdrawn(address, unshared=f"has {count_of(vfs, 'VF')}") if vfs else None
 
 
 def _why_changing(inputs: ShareInputs, address: PciAddress) -> Reason | None:

@@ -1,7 +1,17 @@
 """The one catalogue of reasons: every code with its meaning, and the wording of every reason."""
 
 from gpuvirt.model.reasons.findingcodes import FindingCode
-from gpuvirt.model.reasons.reason import Link, Reason, Seen, code_in, joined, reasons_text, with_code, without_code
+from gpuvirt.model.reasons.reason import (
+    Link,
+    Reason,
+    Seen,
+    code_in,
+    count_of,
+    joined,
+    reasons_text,
+    with_code,
+    without_code,
+)
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 __all__ = [
@@ -11,6 +21,7 @@ __all__ = [
     "ReasonCode",
     "Seen",
     "code_in",
+    "count_of",
     "joined",
     "reasons_text",
     "with_code",

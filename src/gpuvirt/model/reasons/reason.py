@@ -91,6 +91,11 @@ class Reason(msgspec.Struct, frozen=True):
         return "; ".join(parts)
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return a number of things as text: `1 GPU`, `8 GPUs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def with_code(code: str, text: str) -> str:
     """Return a text behind its code; a reason's own text begins with its code already."""
     if not text:

@@ -7,7 +7,7 @@ from gpuvirt.facts.ids import PciAddress, VgpuId, is_mdev_uuid
 from gpuvirt.facts.pci import AMD, INTEL, PciFunction, Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.facts.vgpu import UnnamedType
-from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, not_read, opened_by
+from gpuvirt.model.reasons.reason import Reason, Seen, count_of, driver_link, not_read, opened_by
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 DRIVERCTL = "/etc/driverctl.d"
@@ -121,7 +121,7 @@ def fell_off_bus(subject: str, address: PciAddress) -> Reason:
 
 def carries_vgpus(address: PciAddress, count: int) -> Reason:
     """The vGPUs would be removed with the driver."""
-    message = f"carries {count} vGPU{'' if count == 1 else 's'}, which a change of its driver would remove"
+    message = f"carries {count_of(count, 'vGPU')}, which a change of its driver would remove"
     fix = "remove the vGPUs first, when no VM uses them: --remove-vgpus; an agent in mode passthrough does so"
     return Reason(ReasonCode.CARRIES_VGPUS, address, message, fix=fix)
 
@@ -138,8 +138,8 @@ def vfs_enabled(function: PciFunction) -> Reason:
     if function.id.vendor in {AMD, INTEL} and not function.on_vfio:
         fix = f"to give a VF to a VM: gpuvirt vfio bind {function.virtfns[0]}; to use the GPU whole: {fix}"
     message = (
-        f"has {len(function.virtfns)} VFs: a VM can open it only with a VF token, and a change of its driver removes"
-        " the VFs"
+        f"has {count_of(len(function.virtfns), 'VF')}: a VM can open it only with a VF token, and a change of its"
+        " driver removes the VFs"
     )
     seen = (Seen(sysfs.device_path(function.address, "virtfn0")),)
     return Reason(ReasonCode.VFS_ENABLED, function.address, message, seen, fix)

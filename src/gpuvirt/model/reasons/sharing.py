@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from gpuvirt.model.reasons import refusals
 from gpuvirt.model.reasons.nodeproblems import not_answered
-from gpuvirt.model.reasons.reason import Reason, Seen
+from gpuvirt.model.reasons.reason import Reason, Seen, count_of
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 DEVICE_PLUGIN_LABEL = "nvidia.com/gpu.deploy.device-plugin"
@@ -55,7 +55,7 @@ def no_room(
     `placed`: whether the extender is known to have placed the pod. A scheduler without it compares a request with the
     sum of the node's units, so that a pod can end here again and again, whatever is deleted.
     """
-    message = f"requests {units} units, which no GPU of this node has left"
+    message = f"requests {count_of(units, 'unit')}, which no GPU of this node has left"
     seen = tuple(Seen(gpu, f"{left} free") for gpu, left in sorted(free.items())) or (Seen("this node", "no GPU"),)
     seen += tuple(Seen(pod, why) for pod, why in sorted(kept.items()))
     fix = "delete a pod that has units of a GPU, or request fewer units; `gpuvirt shares` lists pods and free units"

@@ -13,6 +13,7 @@ import msgspec
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 from gpuvirt.model.desired.settings import Enforcement
+from gpuvirt.model.reasons import count_of
 from gpuvirt.model.shares.demand import WHOLE, ContainerName, Demand, Units, most_at_a_time
 from gpuvirt.model.shares.placement import GpuId, Placement, Shares
 
@@ -86,8 +87,8 @@ def pod_shares(text: str, demand: Demand, whole: Units = WHOLE) -> Placement:
         found = list(containers.get(container.name, {}).values())
         if len(found) != max(number, 1) or any(given != units for given in found):
             raise InvalidAnnotationError(
-                f"{SHARES_ANNOTATION}: container {container.name} has {found} units on {len(found)} GPUs; expected"
-                f" {f'{number} GPUs with {units}' if number > 1 else [units]} by its request"
+                f"{SHARES_ANNOTATION}: container {container.name} has {found} units on {count_of(len(found), 'GPU')};"
+                f" expected {f'{number} GPUs with {units}' if number > 1 else [units]} by its request"
             )
     return placement(demand, containers)
 

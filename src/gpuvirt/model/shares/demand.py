@@ -15,6 +15,7 @@ from typing import NewType
 import msgspec
 
 from gpuvirt.errors import DamagedError, GpuvirtError
+from gpuvirt.model.reasons import count_of
 
 Units = NewType("Units", int)
 """Thousandths of a GPU, unless a setting divides GPUs into another number."""
@@ -85,8 +86,8 @@ def demand_of(containers: Sequence[ContainerDemand], whole: Units = WHOLE) -> De
     for container in containers:
         if container.units > whole and container.units % whole:
             raise UnplaceableError(
-                f"container {container.name} requests {container.units} units, and a GPU has {whole}; expected at most"
-                f" {whole}, or a multiple of it for whole GPUs"
+                f"container {container.name} requests {count_of(container.units, 'unit')}, and a GPU has {whole};"
+                f" expected at most {whole}, or a multiple of it for whole GPUs"
             )
     return Demand(tuple(container for container in containers if container.units > 0))
 
