@@ -1,5 +1,8 @@
 """Problems of the agent itself, of its files, and of the kubelet and the API server as the agent observes them."""
 
+import re
+from pathlib import PurePath
+
 from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
@@ -31,12 +34,12 @@ def scan_blocked(subject: str, error: str, effect: str) -> Reason:
 
 def cdi_not_written(path: object, error: str, *, is_share: bool = False) -> Reason:
     """Kata finds devices by their CDI specs, and a container runtime finds a container's share of a GPU."""
-    message, fix = "can't be written, so Kata finds no devices; KubeVirt is not affected", "make the folder writable"
+    message, fix = "can't be written, so Kata finds no devices; KubeVirt is not affected", _writable(path)
     if is_share:
-        message = "can't be written, so its container can't start"
+        message, fix = "can't be written, so its container can't start", _writable(_folder(path))
     else:
         fix += ", or set cdi: none"
-    return Reason(ReasonCode.CDI_NOT_WRITTEN, str(path), message, (Seen("", error),), fix)
+    return Reason(ReasonCode.CDI_NOT_WRITTEN, str(path), message, (_failed(path, error),), fix)
 
 
 def lost(code: ReasonCode, path: object, message: str, consequence: str, *seen: Seen) -> Reason:
@@ -46,8 +49,24 @@ def lost(code: ReasonCode, path: object, message: str, consequence: str, *seen: 
 
 def not_written(code: ReasonCode, path: object, error: str, consequence: str) -> Reason:
     """A restart of the agent would lose what the file has."""
-    fix = "free space, or mount the folder writable"
-    return Reason(code, str(path), f"can't be written; {consequence}", (Seen("", error),), fix)
+    return Reason(
+        code, str(path), f"can't be written; {consequence}", (_failed(path, error),), _writable(_folder(path))
+    )
+
+
+def _failed(path: object, error: str) -> Seen:
+    """Return the error of a write as the kernel words it, at its file."""
+    return Seen(str(path), re.sub(r"\[Errno \d+\] ", "", error.removeprefix(f"{path}: ")))
+
+
+def _folder(path: object) -> PurePath:
+    """Return the folder of a file, which itself may not exist yet."""
+    return PurePath(str(path)).parent
+
+
+def _writable(folder: object) -> str:
+    """Return how files can be written into a folder again."""
+    return f"free space on the file system of {folder} (df {folder}), or mount it writable"
 
 
 def config_invalid(where: str, problem: str, fix: str | None, *seen: Seen) -> Reason:

@@ -30,8 +30,8 @@ def gate_failed(unit: str, path: str, problem: str, *, is_plugins: bool = False)
     """A file by which allocations and changes exclude each other can't be used; `is_plugins`: by a device plugin."""
     message = "can't be allocated or changed: the lock file that keeps allocations and changes apart can't be used"
     fix = (
-        "EMFILE: restart the process that names this reason; ENOSPC: free space on that file system; EROFS or EACCES:"
-        " mount the folder writable for the pod, or see `ausearch -m avc`"
+        "EMFILE: restart the process that names this reason; ENOSPC: free space on the file system of"
+        f" {path} (df); EROFS or EACCES: mount it writable for the pod, or see `ausearch -m avc`"
     )
     if is_plugins:
         message = "can't lock its devices against changes, so commands refuse to change any device that it lists"

@@ -36,7 +36,9 @@ class InUseError(RefusedError):
 
 def what_failed(error: Exception) -> Seen:
     """Return the error of the kernel or a program, with the file that it is about."""
-    return Seen(str(error.filename), str(error.strerror)) if isinstance(error, OSError) else Seen("", str(error))
+    if isinstance(error, OSError) and error.strerror is not None:
+        return Seen(str(error.filename or ""), error.strerror)
+    return Seen("", str(error))
 
 
 class GroupClaim(msgspec.Struct, frozen=True):
