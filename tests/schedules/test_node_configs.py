@@ -65,9 +65,9 @@ async def test_a_vgpu_config_that_does_not_exist_is_reported_before_its_phase_be
         cluster.put_configs("own-configs", CONFIGS)
         await until(lambda: cluster.condition("gpus", "ConfigsKnown") == ("True", "ConfigsKnown"))
         await until(lambda: f'{line}"ConfigsKnown"}} 1' in process.pages()["/metrics"]().body)
-        cluster.put_schedule("gpus", 2, spec={"phases": [day, {**night, "vgpuConfig": "A10-23Q"}]})
+        cluster.put_schedule("gpus", 2, spec={"phases": [day, {**night, "vgpuConfig": "A10-4QQ"}]})
         await until(lambda: cluster.condition("gpus", "ConfigsKnown") == ("False", "ConfigInvalid"))
-        assert "did you mean A10-2Q?" in str(cluster.stored(SCHEDULES, "gpus"))
+        assert "did you mean A10-4Q?" in str(cluster.stored(SCHEDULES, "gpus"))
 
 
 async def test_a_controller_whose_clock_lags_gives_no_node_the_config_of_the_phase_before(

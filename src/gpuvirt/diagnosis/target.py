@@ -21,7 +21,7 @@ from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, Seen, shortfalls
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.vgputypes import catalog
-from gpuvirt.model.vgputypes.profiles import parse_profile, profile_name
+from gpuvirt.model.vgputypes.profiles import Profile, parse_profile, profile_name
 
 KINDS = {
     **dict.fromkeys(("vm", "vms", "virtualmachine", "virtualmachines"), ObjectKind.VM),
@@ -130,7 +130,7 @@ def no_resource(evidence: Evidence, target: str) -> Finding:
     if (lacking := _type_without_driver(evidence, target)) is not None:
         return lacking
     offered = [str(resource.name) for resource in evidence.view.resources if resource.devices]
-    near = nearest(target, offered)
+    near = None if _vgpu_type(target) is not None else nearest(target, offered)  # no guess between sizes
     message = f"is not offered on this node{f'; did you mean {near}?' if near else ''}"
     return problem(
         FindingCode.NO_SUCH_RESOURCE,
@@ -141,14 +141,20 @@ def no_resource(evidence: Evidence, target: str) -> Finding:
     )
 
 
+def _vgpu_type(target: str) -> Profile | None:
+    """Return the vGPU type that a resource is named after, None for another name."""
+    try:
+        return parse_profile(target.rpartition("/")[2].replace("_", " ").split()[-1])
+    except (InvalidIdError, IndexError):
+        return None
+
+
 def _type_without_driver(evidence: Evidence, target: str) -> Finding | None:
     """Return the finding for a resource that is a vGPU type of a card of this host, and that its driver lacks.
 
     A GPU with vGPUs, and one in MIG mode, does not list all types that its driver has.
     """
-    try:
-        profile = parse_profile(target.rpartition("/")[2].replace("_", " ").split()[-1])
-    except (InvalidIdError, IndexError):
+    if (profile := _vgpu_type(target)) is None:
         return None
     for address, gpu in evidence.inventory.gpus.items():
         host = gpu.vgpu_host

@@ -14,7 +14,7 @@ from gpuvirt.kube.resources import config_maps
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, read_config_set
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.model.desired.vgpudefaults import builtin_configs
-from gpuvirt.model.inventory.nearness import nearest
+from gpuvirt.model.inventory.nearness import correction
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.nodeproblems import config_invalid
 from gpuvirt.model.workers.spec import Phase
@@ -55,12 +55,12 @@ class KnownConfigs(msgspec.Struct, frozen=True):
                 f"names the vGPU config {name}, and gpuvirt does not know whether it exists: {self.unread}",
                 fix="see the ClusterPolicy's ConfigMap",
             )
-        near = nearest(name, [*self.configs.configs, *builtin_configs()])
+        hint = correction(name, [*self.configs.configs, *builtin_configs()])
         return config_invalid(
             f"phase {phase}",
             f"names the vGPU config {name}, which does not exist",
             "correct vgpuConfig of the phase, or add the vGPU config to"
-            f" {self.where}{(f'; did you mean {near}?' if near is not None else '')}",
+            f" {self.where}{f'; {hint}' if hint is not None else ''}",
             Seen("vGPU configs", f"those of {self.where}, and the built-in ones (gpuvirt vgpu default-config)"),
         )
 

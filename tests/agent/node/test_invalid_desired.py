@@ -95,6 +95,9 @@ CASES: Mapping[str, Case] = {
         labels("nonsense2"), Origin.LABEL, (CONFIG, "'nonsense2'", "default, T4-1A"), good=labels("T4-8Q")
     ),
     "label: a slip": Case(labels("T4-8QQ"), Origin.LABEL, (CONFIG, "'T4-8QQ'", "did you mean T4-8Q?")),
+    "label: a size that the card lacks": Case(
+        labels("T4-5Q"), Origin.LABEL, (CONFIG, "'T4-5Q'", "nearest are: T4-1Q, T4-2Q, T4-4Q, T4-8Q, T4-16Q and")
+    ),
     "label: a type of other cards": Case(
         labels("A10-4Q"), Origin.LABEL, (CONFIG, "'A10-4Q'", "T4-4Q"), good=labels("T4-8Q")
     ),

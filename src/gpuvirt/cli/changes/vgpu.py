@@ -26,7 +26,7 @@ from gpuvirt.hardware.programs.smireport import read_scheduler
 from gpuvirt.model.change.moduleoption import FILE
 from gpuvirt.model.desired import vgpuconfig
 from gpuvirt.model.desired.vgpudefaults import builtin_configs
-from gpuvirt.model.inventory.nearness import nearest
+from gpuvirt.model.inventory.nearness import correction
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
 from gpuvirt.paths import HostRoots
 
@@ -380,7 +380,6 @@ def default_config(
     """
     configs = builtin_configs()
     if name is not None and name not in configs:
-        meant = nearest(name, configs)
-        hint = f"; did you mean {meant}?" if meant else "; `gpuvirt vgpu default-config` prints them all"
-        raise ConfigError(f"there is no built-in config {name}{hint}", where="--name")
+        hint = correction(name, configs) or "`gpuvirt vgpu default-config` prints them all"
+        raise ConfigError(f"there is no built-in config {name}; {hint}", where="--name")
     print(vgpuconfig.written(configs if name is None else {name: configs[name]}), end="")

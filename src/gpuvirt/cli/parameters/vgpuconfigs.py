@@ -16,7 +16,7 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.model.desired import vgpuconfig
 from gpuvirt.model.desired.vgpuconfig import ConfigEntry, Note
 from gpuvirt.model.desired.vgpudefaults import builtin_configs
-from gpuvirt.model.inventory.nearness import nearest
+from gpuvirt.model.inventory.nearness import correction
 
 
 def _config_file(more: str = "") -> OptionInfo:
@@ -66,7 +66,6 @@ def select(configs: Mapping[str, tuple[ConfigEntry, ...]], name: str | None) -> 
             raise ConfigError(f"there are {len(configs)} configs; name one", where="--selected-config")
         return next(iter(configs))
     if name not in configs:
-        meant = nearest(name, configs)
-        hint = f"did you mean {meant}?" if meant else f"there are {', '.join(list(configs)[:8]) or 'none'}"
+        hint = correction(name, configs) or f"there are {', '.join(list(configs)[:8]) or 'none'}"
         raise ConfigError(f"there is no config {name!r}; {hint}", where="--selected-config")
     return name

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
-from gpuvirt.model.inventory.nearness import nearest, nearest_names
+from gpuvirt.model.inventory.nearness import nearest, nearest_names, types_of_card
 from gpuvirt.model.reasons import Reason, Seen, nodeproblems
 
 MOST_NEAR = 5
@@ -83,6 +83,8 @@ def _nearest(found: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], str |
 
     The result is cached: the agent evaluates an invalid value again and again, and there may be a thousand names.
     """
+    if types := types_of_card(found, names):
+        return types, None
     return nearest_names(found, names, MOST_NEAR), nearest(found, names)
 
 

@@ -1,9 +1,12 @@
 """Finds the name that a mistyped or shortened name stands for."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import SequenceMatcher
 from itertools import chain
+
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.model.vgputypes.profiles import Profile, parse_profile
 
 MOST_CHARACTERS = 200
 """The most characters that are compared."""
@@ -25,6 +28,33 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     close = (candidate for similarity, candidate in _ranked(name, names) if similarity >= enough)
     longer_or_shorter = (other for other in sorted(names) if _abbreviates(name, other) or _abbreviates(other, name))
     return next(chain(close, longer_or_shorter), None)
+
+
+def types_of_card(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Return the known vGPU types of the card that a type's name begins with, of its series if there are any.
+
+    A well-formed name of another size, `A10-5Q`, is no slip of which only one correction is likely.
+    """
+    if (wrong := _profile(name)) is None:
+        return ()
+    found = [profile for text in known if (profile := _profile(text)) is not None and profile.gpu == wrong.gpu]
+    of_series = [profile for profile in found if profile.series is wrong.series]
+    return tuple(dict.fromkeys(profile.text for profile in of_series or found))
+
+
+def _profile(name: str) -> Profile | None:
+    try:
+        return parse_profile(name)
+    except InvalidIdError:
+        return None
+
+
+def correction(name: str, known: Collection[str]) -> str | None:
+    """Return the end of a sentence about a name that is not known; None where no known name is similar."""
+    if types := types_of_card(name, known):
+        return f"the types of this card are {', '.join(types)}"
+    near = nearest(name, known)
+    return f"did you mean {near}?" if near is not None else None
 
 
 def nearest_names(name: str, known: Iterable[str], most: int) -> tuple[str, ...]:
