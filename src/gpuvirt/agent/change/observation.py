@@ -148,6 +148,7 @@ class HostObservation(msgspec.Struct, frozen=True):
         drivers = desired_drivers(present)
         gpus = {gpu: driver for gpu, driver in drivers.items() if gpu in self.inventory.gpus}
         is_met = len(gpus) == len(drivers) and not unmet(self.inventory, gpus, state.journal)
+        is_met &= not self.inputs.allowed  # a GPU on VFIO may still wait for such a function of its group
         return state if is_met else self.with_drivers(state, drivers)
 
     def with_drivers(self, state: UnitState, gpus: Collection[PciAddress]) -> UnitState:
