@@ -96,8 +96,8 @@ class PciFunction(msgspec.Struct, frozen=True):
     fell_off_bus: bool = False
     """Whether the configuration space reads as 0xffff although the kernel still lists the function."""
     console: str | None = None
-    """The host's use of a display on a VFIO driver: `drives the console (fb0)`; None without one, and not read for
-    other functions."""
+    """The host's use of a GPU that is a display: `drives the console (fb0)`; None without one, and not read for other
+    functions."""
     unread: tuple[Unread, ...] = ()
     reset: ResetScope | None = None
     """Read for functions on a VFIO driver, and for GPUs but VFs on any driver; None if it is not known."""

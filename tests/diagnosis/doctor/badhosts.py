@@ -211,7 +211,7 @@ BAD = {
     ),
     "VFs off": Bad(
         lambda: simulated(TYPELESS.replace("VFS", "0")),
-        FindingCode.VFS_OFF, Level.WARNING, "virtfn*: none", "gpuvirt vgpu create 0000:65:00.0 TYPE",
+        FindingCode.VFS_OFF, Level.WARNING, "virtfn*: none", "gpuvirt vgpu create 0000:65:00.0 A10-",
     ),
     "no types": Bad(
         lambda: simulated(TYPELESS.replace("VFS", "2")),

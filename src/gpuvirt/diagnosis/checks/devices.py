@@ -13,6 +13,7 @@ from gpuvirt.model.inventory.inventory import Gpu, Mode
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, count_of, shortfalls
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.vgputypes import catalog
+from gpuvirt.model.vgputypes.profiles import Series
 
 MANAGER = "nvidia_vgpu_vfio"
 """The kernel module that only NVIDIA's vGPU manager has."""
@@ -28,7 +29,11 @@ def vgpus(evidence: Evidence) -> Iterator[Finding]:
             kind = "mediated devices" if host.framework is Framework.MDEV else "VFs with a vGPU type"
             yield fine(gpu.function.address, f"carries {count_of(len(host.live), 'vGPU')} ({kind})")
         else:
-            yield of_reason(why_no_vgpus(gpu.function, host), Level.WARNING, why="no VM can use the GPU in this state")
+            yield of_reason(
+                why_no_vgpus(evidence.inventory, gpu.function, host),
+                Level.WARNING,
+                why="no VM can use the GPU in this state",
+            )
 
 
 def _made_by(evidence: Evidence, gpu: Gpu, name: str) -> tuple[str, ...]:
@@ -56,14 +61,27 @@ def vgpu_manager(evidence: Evidence) -> Iterator[Finding]:
 
 def _vfs_off(evidence: Evidence, gpu: Gpu, total: int) -> Finding:
     address = gpu.function.address
+    name = _largest_type(gpu) or "TYPE"
     return problem(
         FindingCode.VFS_OFF,
         address,
         f"has its VFs disabled, 0 of {total}, and lists no vGPU type",
         (Seen(device_path(address, "virtfn*"), "none"), Seen(f"/sys/module/{MANAGER}", "loaded")),
         why="since Ampere, vGPUs are created on VFs",
-        fix=("# switches on the VFs that it needs; TYPE is a vGPU type of this card", *_made_by(evidence, gpu, "TYPE")),
+        fix=(
+            f"# switches on the VFs that it needs; other types of this card: gpuvirt vgpu types {address}",
+            *_made_by(evidence, gpu, name),
+        ),
     )
+
+
+def _largest_type(gpu: Gpu) -> str | None:
+    """Return the type that gives a VM most of a GPU; None where the GPU's ids leave open which card it is."""
+    cards = catalog.cards_of(gpu.function.id, gpu.function.subsystem)
+    profiles = [kind.profile for card in cards for kind in card.types() if not kind.profile.is_mig]
+    if len(cards) != 1 or not profiles:
+        return None
+    return max(profiles, key=lambda profile: (profile.series is Series.Q, profile.gb)).text
 
 
 def _no_types(evidence: Evidence, gpu: Gpu) -> Finding:

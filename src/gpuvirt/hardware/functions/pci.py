@@ -217,7 +217,7 @@ class FunctionReading:
             fell_off_bus=self.fell_off_bus(),
             unread=tuple(self.unread),
         )
-        if found.on_vfio and class_code >> 16 == DISPLAY and "boot_vga" in entries:
+        if found.kind is FunctionKind.GPU and class_code >> 16 == DISPLAY and "boot_vga" in entries:
             found = replace(found, console=read_console(self.kernel, self.address))
         is_bound_gpu = found.kind is FunctionKind.GPU and found.physfn is None and isinstance(driver, str)
         has_tenants = found.on_vfio or is_bound_gpu

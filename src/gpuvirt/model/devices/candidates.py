@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpuvirt.facts import sysfs
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType, is_mdev_uuid
-from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType, is_mdev_uuid, slot_of
+from gpuvirt.facts.pci import GRACE_DRIVER, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Inventory, Vgpu
+from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.inventory.naming import NAMESPACES, Named, Naming
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered, refusals
 from gpuvirt.model.reasons.notoffered import BY_AGENT, no_vgpus
@@ -211,7 +212,7 @@ def _not_on_vfio(inventory: Inventory, function: PciFunction) -> Reason:
         if function.physfn is not None or gpu.vgpu_host.live:
             carried = sum(live.parent == address or function.physfn is None for live in gpu.vgpu_host.live)
             return refusals.carries_vgpus(address, carried)
-        return why_no_vgpus(function, gpu.vgpu_host)
+        return why_no_vgpus(inventory, function, gpu.vgpu_host)
     return why_native(inventory, function)
 
 
@@ -223,17 +224,40 @@ def why_native(inventory: Inventory, function: PciFunction) -> Reason:
         return _without_driver(inventory, function)
     if function.virtfns:
         return refusals.vfs_enabled(function)
-    is_in_group = function.iommu_group is not None
-    return _native_driver(function.address, function.driver, is_in_group=is_in_group)
+    return _native_driver(function.address, function.driver, _to_bind(inventory, function))
 
 
-def why_no_vgpus(function: PciFunction, host: VgpuHost) -> Reason:
+def _to_bind(inventory: Inventory, function: PciFunction) -> str:
+    """Return how the function gets to VMs: by a command that the planner accepts, else what has to change before."""
+    address, group = function.address, function.iommu_group
+    functions = inventory.facts.functions
+    own = (address,) if function.is_gpu_part else inventory.slots[slot_of(address)]
+    uses = [f"{member} {use}" for member in own if (use := functions[member].console) is not None]
+    if group is None:
+        return "gpuvirt doctor shows what keeps it out of an IOMMU group, without which no VM can open it"
+    if uses:
+        return f"{uses[0]}, so it stays with the host: make another display the primary one in the firmware, and reboot"
+    groups = {functions[member].iommu_group for member in own}
+    members = [member for number in groups if isinstance(number, int) for member in inventory.groups.get(number, ())]
+    foreign = group_blockers(functions, sorted(set(members) - set(own)))
+    if foreign:
+        return refusals.move_or_bind(address, [other.address for other in foreign])
+    if function.needs_grace_driver:
+        return (
+            f"gpuvirt doctor shows whether the kernel has {GRACE_DRIVER}; then gpuvirt vfio bind {address}, {BY_AGENT}"
+        )
+    emptied = " --remove-vgpus" if function.virtfns else ""
+    return f"gpuvirt vfio bind{emptied} {address}, {BY_AGENT}"
+
+
+def why_no_vgpus(inventory: Inventory, function: PciFunction, host: VgpuHost) -> Reason:
     """Return why a GPU whose driver creates vGPUs has none."""
     types = sorted({name for types in host.creatable.values() for name, count in types.items() if count > 0})
     creatable = profile_name(next((name for name in types if name.endswith("Q")), types[0])) if types else None
     attribute = "mdev_supported_types" if host.framework is Framework.MDEV else "virtfn*/nvidia/creatable_vgpu_types"
     has_mig = any(card.is_mig for card in catalog.cards_of(function.id, function.subsystem))
-    return _gpu_without_vgpus(function.address, attribute, types, creatable, has_mig=has_mig)
+    whole = _to_bind(inventory, function)
+    return _gpu_without_vgpus(function.address, attribute, types, creatable, whole, has_mig=has_mig)
 
 
 def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
@@ -245,7 +269,7 @@ def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
     if function.iommu_group is None:
         return refusals.no_group(address)
     carries_vgpus = function.id.vendor == NVIDIA and bool(catalog.cards_of(function.id, function.subsystem))
-    return notoffered.no_driver(address, carries_vgpus=carries_vgpus)
+    return notoffered.no_driver(address, _to_bind(inventory, function), carries_vgpus=carries_vgpus)
 
 
 def _users(inventory: Inventory, function: PciFunction) -> Sequence[OpenDeviceUser]:
@@ -254,12 +278,9 @@ def _users(inventory: Inventory, function: PciFunction) -> Sequence[OpenDeviceUs
     return (users or {}).get(function.iommu_group, ()) if isinstance(function.iommu_group, int) else ()
 
 
-def _native_driver(address: str, driver: str, *, is_in_group: bool) -> Reason:
+def _native_driver(address: str, driver: str, fix: str) -> Reason:
     """The function serves the host and containers."""
     message, seen = f"is bound to {driver}, so it serves the host and containers", (driver_link(address, driver),)
-    fix = f"gpuvirt vfio bind {address}, {BY_AGENT}"
-    if not is_in_group:
-        fix = f"gpuvirt vfio bind {address}, once it is in an IOMMU group; gpuvirt doctor shows what keeps it out"
     if driver == "nouveau":  # of NVIDIA's GPUs it is of no use to containers, and its unbind can hang
         message = "is bound to nouveau, whose unbind can hang where the GPU shows a console"
         fix = f"blacklist nouveau, and reboot: gpuvirt doctor prints the commands; then {fix}"
@@ -267,9 +288,12 @@ def _native_driver(address: str, driver: str, *, is_in_group: bool) -> Reason:
 
 
 def _gpu_without_vgpus(
-    address: str, attribute: str, types: Sequence[str], creatable: str | None, *, has_mig: bool
+    address: str, attribute: str, types: Sequence[str], creatable: str | None, whole: str, *, has_mig: bool
 ) -> Reason:
-    """The GPU's driver could create vGPUs. `creatable`: a type that it can create now, None if it lists none."""
+    """The GPU's driver could create vGPUs. `creatable`: a type that it can create now, None if it lists none.
+
+    `whole`: how the GPU is passed through whole.
+    """
     if creatable is not None:
         fix = (
             f"gpuvirt vgpu create {address} {creatable}, or another creatable type; with an agent: kubectl label"
@@ -283,5 +307,5 @@ def _gpu_without_vgpus(
     else:
         fix = "no type can be created now: end the processes that occupy the GPU's capacity (nvidia-smi)"
     seen = Seen(sysfs.device_path(PciAddress(address), attribute), ", ".join(types) or "no creatable type")
-    fix += f"; or pass it through whole: gpuvirt vfio bind {address}"
+    fix += f"; or pass it through whole: {whole}"
     return no_vgpus(address, "could carry vGPUs, but has none", seen, fix=fix)

@@ -96,8 +96,8 @@ def no_reset(
         "install the module vendor-reset if the card is older than RDNA 2" if is_amds else "update the card's firmware"
     )
     fix = (
-        f"reboot the host before another tenant gets the GPU, and {mend}; `require_reset: false`, and gpuvirt vfio"
-        " unbind --without-reset, let the next tenant use it as it is"
+        f"reboot the host before another tenant gets the GPU, and {mend}; to let the next tenant use it as it is:"
+        f" `require_reset: false`, or gpuvirt vfio unbind --without-reset {address}"
     )
     method = Seen(sysfs.device_path(PciAddress(address), "reset_method"), "lists no method" if is_known else "not read")
     return Reason(ReasonCode.NO_RESET, address, message, seen or (method,), fix)
@@ -143,13 +143,15 @@ def not_recorded(device: str, message: str, fix: str, seen: Seen) -> Reason:
 BY_AGENT = "or mode: passthrough in the agent's settings, to offer it to VMs"
 
 
-def no_driver(address: str, *, carries_vgpus: bool = False, by_hand: bool = False) -> Reason:
+def no_driver(address: str, to_bind: str = "", *, carries_vgpus: bool = False, by_hand: bool = False) -> Reason:
     """No driver has the function; `carries_vgpus`: NVIDIA's vGPU manager would create vGPUs on it.
+
+    `to_bind`: how it gets to VMs.
 
     `by_hand`: it is to return to its driver on an NVSwitch host, where only an admin probes a single GPU.
     """
     message = "is bound to no driver"
-    fix = f"gpuvirt vfio bind {address}, {BY_AGENT}; gpuvirt vfio unbind returns it to the host"
+    fix = f"{to_bind}; to return it to the host: gpuvirt vfio unbind {address}"
     if carries_vgpus:
         fix += "; for vGPUs install NVIDIA's vGPU manager, whose driver the host lacks or has not bound to the GPU"
     if by_hand:

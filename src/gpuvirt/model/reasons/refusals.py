@@ -132,11 +132,11 @@ def vfs_enabled(function: PciFunction) -> Reason:
         f"gpuvirt does not change VFs that {function.driver} has enabled. When no VM uses one: remove the setting that"
         f" enables them at boot, and reboot; or: echo 0 > {sysfs.device_path(function.address, 'sriov_numvfs')}"
         if function.on_vfio
-        else f"gpuvirt vfio bind --remove-vgpus {function.address} switches them off when they are free; an agent in"
-        " mode passthrough does so"
+        else f"when they are free: gpuvirt vfio bind --remove-vgpus {function.address}; an agent in mode passthrough"
+        " does so"
     )
     if function.id.vendor in {AMD, INTEL} and not function.on_vfio:
-        fix = f"to give a VF to a VM: gpuvirt vfio bind {function.virtfns[0]}; to use the GPU whole: {fix}"
+        fix = f"to give a VF to a VM: gpuvirt vfio bind {function.virtfns[0]}; to use the GPU whole, {fix}"
     message = (
         f"has {count_of(len(function.virtfns), 'VF')}: a VM can open it only with a VF token, and a change of its"
         " driver removes the VFs"

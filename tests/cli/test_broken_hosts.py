@@ -1,0 +1,170 @@
+"""Broken hosts, as a person on call sees them: the cause comes first, on one screen, and the commands of fixes work."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from gpuvirt import documents
+from gpuvirt.model.reasons import FindingCode, ReasonCode
+from gpuvirt.model.reasons.codes import Code
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.hostspec import HostSpec, load_host
+from gpuvirt_sim.kernel import SimKernel
+from tests.cli.commandline import PATH, ran
+from tests.cli.test_same_judgement import BESIDE_NIC, CONSOLE, DISPLAY, FELL_OFF, GRACE, M60, NOUVEAU, OLD_DRIVER
+from tests.diagnosis.doctor.badhosts import BAD
+
+FLEX = """
+boards:
+  Flex140:
+    functions: [{id: '8086:56c1', class: '038000', subsystem: '8086:4905', revision: '05', native_driver: i915}]
+    total_vfs: 12
+slots: [{at: '0000:43:00.0', board: Flex140, group: 30}, {at: '0000:46:00.0', board: Flex140, group: 31, vfs: 4}]
+"""
+FULL = """
+iommufd: true
+slots: [{at: '0000:25:00.0', board: L40S, group: 11, vfs: 32, vgpus: {NVIDIA L40S-24Q: 2}}]
+"""
+CONSOLE_ON_NVIDIA = """
+boards:
+  RTX: {functions: [{id: '10de:2204', class: '030000', native_driver: nvidia}]}
+slots: [{at: '0000:65:00.0', board: RTX, group: 12}]
+platform: {console: '0000:65:00.0'}
+"""
+BESIDE_NIC_ON_NVIDIA = BESIDE_NIC.replace("driver: vfio-pci, ", "")
+GRACE_ON_NVIDIA = "slots: [{at: '0000:65:00.0', board: GH200, group: 9}]"
+IN_BAD_SLOT = "slots: [{at: '10000:65:00.0', board: A10, driver: vfio-pci, group: 9}]"
+NO_DRIVER = "slots: [{at: '0000:65:00.0', board: A10, driver: none, group: 12}]"
+WITH_VFS = "slots: [{at: '0000:65:00.0', board: A10, group: 12, vfs: 32}]"
+T4 = "slots: [{at: '0000:86:00.0', board: T4, group: 12}]"
+
+
+def of(text: str) -> Callable[[], SimKernel]:
+    return lambda: build_host(documents.parse(f"about: a host\n{text}", HostSpec, where="test"))
+
+
+def simulated(name: str) -> Callable[[], SimKernel]:
+    return lambda: build_host(load_host(name))
+
+
+BROKEN: Mapping[str, tuple[Callable[[], SimKernel], Code | None]] = {
+    # An exported folder has no processes.
+    **{name: (bad.build, bad.code) for name, bad in BAD.items() if bad.code is not FindingCode.CPUS_ON_OTHER_NODE},
+    "a NIC in the group": (of(BESIDE_NIC), ReasonCode.GROUP_NOT_VIABLE),
+    "a NIC in the group, and nvidia": (of(BESIDE_NIC_ON_NVIDIA), FindingCode.SHARED_GROUP),
+    "a console on vfio-pci": (of(CONSOLE), ReasonCode.BOOT_CONSOLE),
+    "a console on nvidia": (of(CONSOLE_ON_NVIDIA), None),
+    "a card in display mode": (of(DISPLAY), ReasonCode.NO_VGPU_HOST),
+    "an MI300X fell off": (of(FELL_OFF), ReasonCode.FELL_OFF_BUS),
+    "a Grace GPU on vfio-pci": (of(GRACE), ReasonCode.GRACE_DRIVER_MISSING),
+    "a Grace GPU on nvidia": (of(GRACE_ON_NVIDIA), ReasonCode.GRACE_DRIVER_MISSING),
+    "an M60 without a driver": (of(M60), ReasonCode.NO_DRIVER),
+    "an A10 on nouveau": (of(NOUVEAU), FindingCode.DRIVERS_FIGHT),
+    "types that an old driver lacks": (of(OLD_DRIVER), ReasonCode.NO_VGPUS),
+    "VFs of Intel's": (of(FLEX), ReasonCode.VFS_ENABLED),
+    "an L40S filled by hand": (of(FULL), ReasonCode.UNREAD),
+    "a slot behind VMD": (of(IN_BAD_SLOT), ReasonCode.ADDRESS_NOT_ACCEPTED),
+    "an A10 without a driver": (of(NO_DRIVER), ReasonCode.NO_DRIVER),
+    "VFs without vGPUs": (of(WITH_VFS), ReasonCode.NO_VGPUS),
+    **{
+        f"simulated {name}": (simulated(name), code)
+        for name, code in {
+            "2xA10-no-iommu": FindingCode.IOMMU_OFF,
+            "2xA10-sriov": ReasonCode.NO_VGPUS,
+            "2xA10-vgpu": FindingCode.VFS_OFF,
+            "2xA30": FindingCode.VFS_OFF,
+            "2xFlex170": ReasonCode.VFS_ENABLED,
+            "2xRTX4090-one-group": FindingCode.SHARED_GROUP,
+            "2xW7900": None,
+            "4xL40S": ReasonCode.NO_VGPUS,
+            "4xT4": ReasonCode.NO_VGPUS,
+            "8xA100": ReasonCode.NO_VGPUS,
+            "8xH100": ReasonCode.NO_VGPUS,
+            "vm-2xV100": FindingCode.IOMMU_OFF,
+        }.items()
+    },
+}
+"""Hosts, and the code of the cause; None where all is as a user may want it, but no VM gets a GPU."""
+WIDE, SCREEN = {"COLUMNS": "500"}, {"COLUMNS": "80", "LINES": "24"}
+COMMAND = re.compile(
+    r"(?:^|; |: |, or |fix: +)(gpuvirt (?:vfio|vgpu) (?:bind|unbind|create|apply)[^,;\n]*)", re.MULTILINE
+)
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yield the commands in fixes that can be run at once; what follows `then` needs a reboot, and TYPE a choice."""
+    for command in dict.fromkeys(COMMAND.findall(text)):
+        if "TYPE" not in command:
+            yield shlex.split(command)[1:]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_cause_is_on_the_first_line_and_the_advised_commands_are_accepted(name: str, tmp_path: Path) -> None:
+    build, code = BROKEN[name]
+    export(build(), tmp_path / "host")
+    host = {"GPUVIRT_HOST_ROOT": str(tmp_path / "host")}
+    doctor = ran("doctor", environment=host | WIDE)
+    assert (str(code) if code is not None else "All checks are ok") in doctor.stdout.splitlines()[0]
+    screen = ran("doctor", environment=host | SCREEN).stdout
+    assert len(screen.splitlines()) < 24
+    codes_shown = re.findall(r"^  \w+ +(\w+): ", screen, re.MULTILINE)
+    listed = doctor.stdout.splitlines()[0].partition(": ")[2]
+    assert listed == ", ".join(dict.fromkeys(codes_shown)), "the most harmful first"
+    devices = ran("devices", environment=host | WIDE)
+    assert devices.returncode == 0
+    view = json.loads(ran("devices", "-o", "json", environment=host).stdout)
+    shown = doctor.stdout + devices.stdout
+    for gpu in view["gpus"]:
+        (row,) = (line for line in devices.stdout.splitlines() if line.startswith(gpu["address"]))
+        codes = [reason["code"] for reason in gpu["reasons"]]
+        assert all(found in row for found in codes if found != ReasonCode.CARRIES_VGPUS)
+        why = ran("why", gpu["address"], environment=host | WIDE)
+        first = why.stdout.splitlines()[0]
+        if code in codes:
+            assert first.endswith(f": blocked by {code}")
+        assert (": blocked by " in first) is (why.returncode == 1)
+        shown += why.stdout
+    for words in commands(shown):
+        done = ran(*words, "--dry-run", environment=host | WIDE)
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+
+
+@pytest.mark.ring("mount")
+@pytest.mark.parametrize(
+    ("text", "command", "code"),
+    [
+        (BESIDE_NIC, "gpuvirt vfio bind 0000:65:00.0 --also 0000:66:00.0", ReasonCode.GROUP_NOT_VIABLE),
+        (BESIDE_NIC_ON_NVIDIA, "gpuvirt vfio bind 0000:65:00.0 --also 0000:66:00.0", ReasonCode.NATIVE_DRIVER),
+        (NO_DRIVER, "gpuvirt vfio bind 0000:65:00.0", ReasonCode.NO_DRIVER),
+        (NO_DRIVER, "gpuvirt vfio unbind 0000:65:00.0", ReasonCode.NO_DRIVER),
+        (FLEX, "gpuvirt vfio bind --remove-vgpus 0000:46:00.0", ReasonCode.VFS_ENABLED),
+        (FLEX, "gpuvirt vfio bind 0000:43:00.0", ReasonCode.NATIVE_DRIVER),
+        (T4, "gpuvirt vgpu create 0000:86:00.0 T4-16Q", ReasonCode.NO_VGPUS),
+        (T4, "gpuvirt vfio bind 0000:86:00.0", ReasonCode.NO_VGPUS),
+        (WITH_VFS, "gpuvirt vfio bind --remove-vgpus 0000:65:00.0", ReasonCode.NO_VGPUS),
+        ("2xA10-vgpu", "gpuvirt vgpu create 0000:b1:00.0 A10-24Q", FindingCode.VFS_OFF),
+        ("4xL40S", "gpuvirt vgpu create 0000:da:00.0 L40S-12Q", ReasonCode.NO_VGPUS),
+    ],
+)
+def test_an_advised_command_mends_the_host(text: str, command: str, code: Code, tmp_path: Path) -> None:
+    host, address = text, re.findall(r"0000:\S+", command)[0]
+    if ":" in text:
+        host = str(tmp_path / "host.yaml")
+        Path(host).write_text(f"about: a host\n{text}")
+    script = f"look() {{ gpuvirt doctor --all || true; }}; look; echo =; {command} >&2; look"
+    run = [sys.executable, "-m", "gpuvirt", "sim", "run", "-H", host, "--", "sh", "-ec", script]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{PATH}"}  # noqa: TID251  handed on
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.split("\n=\n")
+    assert command in before
+    subject = f"{code}: {address} "
+    assert (subject in before, subject in after) == (True, False)
