@@ -11,10 +11,9 @@ import msgspec
 import yaml
 from lab.cluster.controlplane import ControlPlane
 
-from gpuvirt.controller.scheduler import SCHEDULER
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, PodShares
 from gpuvirt.model.shares.demand import units_of
-from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
+from gpuvirt.model.shares.sharedgpus import SCHEDULER, UNITS_RESOURCE
 from gpuvirt.shares.objects import SharingPod
 from tests.cluster.labnamespace import BOX, PATIENCE_S
 

@@ -31,6 +31,8 @@ PATIENCE_S = 60.0
 CLOCK = RealClock()
 VALUES = (
     "webhook.enabled=true",
+    "extender.enabled=true",
+    "scheduler.enabled=true",
     f"webhook.config.classes.{settings.EXEMPT}.profile=hot-plug",
     "webhook.config.classes.kata-strict.profile=hot-plug",
     "webhook.config.classes.kata-strict.mdev=refuse",
@@ -115,10 +117,9 @@ def pod(name: str, runtime_class: str | None, resource: str = "tencent.com/vgpu-
 def configuration(rendered: Rendered, ca: bytes) -> Mapping[str, object]:
     """Return the chart's configuration for a webhook that is a process of this computer."""
     found = dict(rendered.one("MutatingWebhookConfiguration", NAME))
-    (entry,) = items(found["webhooks"])
-    assert isinstance(entry, dict)
     client: Plain = {"url": f"https://127.0.0.1:{PORT}/mutate", "caBundle": b64encode(ca).decode()}
-    return {**found, "webhooks": [{**entry, "clientConfig": client}]}
+    entries = [entry for entry in items(found["webhooks"]) if isinstance(entry, dict)]
+    return {**found, "webhooks": [{**entry, "clientConfig": client} for entry in entries]}
 
 
 @contextmanager

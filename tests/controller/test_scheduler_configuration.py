@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gpuvirt.controller.decisions import Decisions
 from gpuvirt.controller.deployment import Existing, StoredObject
-from gpuvirt.controller.scheduler import CONFIG_KEY, CONFIG_MAP, EXTENDER, EXTENDERS_KEY, SCHEDULER, url_of
+from gpuvirt.controller.scheduler import CONFIG_KEY, CONFIG_MAP, EXTENDER, EXTENDERS_KEY, url_of
 from gpuvirt.controller.settings import SharedResource
 from gpuvirt.controller.writes import ApplyObject, DeleteObject
 from gpuvirt.facts.ids import ResourceName
@@ -14,6 +14,7 @@ from gpuvirt.kube.kinds.core import Service, ServicePort, ServiceSpec
 from gpuvirt.kube.kinds.workloads import ConfigMap
 from gpuvirt.kube.objects import key_of
 from gpuvirt.kube.resources import Metadata, config_maps
+from gpuvirt.model.shares.sharedgpus import SCHEDULER
 from gpuvirt.plain import Plain, read
 from tests.controller.observedcluster import SETTINGS, ObservedCluster, node, policy
 from tests.deploy.chart.helmchart import at, items

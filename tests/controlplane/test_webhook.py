@@ -144,6 +144,29 @@ def test_an_exempt_class_gives_users_no_rights_on_the_node(webhook: WebhookLab) 
         assert (refused.status, why in refused.message) == (422, True), refused.message
 
 
+def test_pods_with_units_of_a_labelled_namespace_are_scheduled_by_gpuvirts_scheduler(webhook: WebhookLab) -> None:
+    node, units = webhook.node, "nvidia.com/vgpu"
+
+    def scheduler(resource: str = units, **spec: object) -> object:
+        containers = [{"name": "main", "image": "x:1", "resources": {"limits": {resource: "1"}}}]
+        given = {"metadata": {"name": "p"}, "spec": {**spec, "containers": containers}}
+        return at(webhook.pods.create(given, dry_run=True).body, "spec", "schedulerName")
+
+    assert scheduler() == "default-scheduler"
+    node.kubectl("label", "namespace", node.namespace, "gpuvirt.io/scheduler=gpuvirt-scheduler")
+    first = {"name": "i", "image": "x:1", "resources": {"limits": {units: "1"}}}
+    until(lambda: scheduler() != "default-scheduler", webhook.log.read_text)  # the label is cached
+    assert scheduler() == "gpuvirt-scheduler"
+    assert scheduler("cpu", initContainers=[first]) == "gpuvirt-scheduler"
+    assert scheduler("cpu") == "default-scheduler"
+    assert scheduler(schedulerName="mine") == "mine"
+    refused = webhook.pods.create(pod("kata", KATA, units))
+    assert "UnitsInKata" in refused.message
+    webhook.stop()
+    assert "shares.gpuvirt.io" in webhook.pods.create(pod("stopped", None, units)).message
+    assert scheduler("cpu") == "default-scheduler"
+
+
 def other(random: Random, number: int) -> Mapping[str, object]:
     """Return a pod of random shape without a RuntimeClass of Kata."""
 

@@ -18,8 +18,8 @@
 {{- end -}}
 {{- end -}}
 {{- if .Values.webhook.enabled -}}
-{{- if not .Values.webhook.config.classes -}}
-{{- fail "webhook.enabled: it has no RuntimeClass; set webhook.config.classes, as in --set webhook.config.classes.kata-gpu.profile=hot-plug" -}}
+{{- if not (or .Values.webhook.config.classes .Values.scheduler.enabled) -}}
+{{- fail "webhook.enabled: it has no RuntimeClass; set webhook.config.classes, as in --set webhook.config.classes.kata-gpu.profile=hot-plug, or scheduler.enabled for pods with shares" -}}
 {{- end -}}
 {{- with .Values.webhook.tls -}}
 {{- if and .secretName .certManager.enabled -}}

@@ -23,9 +23,8 @@ from gpuvirt.kube.kinds.manifests import ObjectMeta, OwnerReference
 from gpuvirt.kube.kinds.workloads import ConfigMap
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.resources import config_maps
+from gpuvirt.model.shares.sharedgpus import SCHEDULER
 
-SCHEDULER = "gpuvirt-scheduler"
-"""The name that pods give as their `schedulerName`, and the Lease by which second schedulers elect a leader."""
 WEIGHT = 5
 """How much the extender's scores count: more than each plugin of kube-scheduler, so that shares are packed."""
 TIMEOUT = "5s"

@@ -41,6 +41,7 @@ CHECKS: tuple[Check, ...] = (
     Check(Area.DRIVERS, drivers.modprobe_rules),
     Check(Area.DRIVERS, drivers.group_viability),
     Check(Area.DRIVERS, drivers.fighting_drivers),
+    Check(Area.DRIVERS, drivers.host_driver),
     Check(Area.DRIVERS, drivers.boot_console, for_vms=True),
     Check(Area.DRIVERS, drivers.reset_methods, for_vms=True),
     Check(Area.DEVICES, devices.devices),

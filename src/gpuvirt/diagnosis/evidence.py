@@ -44,8 +44,13 @@ def probably_without_iommufd(nodes: Iterable[ClusterNode]) -> tuple[ClusterNode,
 
 
 def _is_old(kernel: str) -> bool:
-    release = _RELEASE.match(kernel)
-    return release is not None and (int(release[1]), int(release[2])) < IOMMUFD_KERNEL
+    return kernel_series(kernel, IOMMUFD_KERNEL) < IOMMUFD_KERNEL
+
+
+def kernel_series(release: str, default: tuple[int, int]) -> tuple[int, int]:
+    """Return the series of a kernel, (6, 8) for `6.8.0-31-generic`; `default` where the text has none."""
+    match = _RELEASE.match(release)
+    return default if match is None else (int(match[1]), int(match[2]))
 
 
 class Evidence(msgspec.Struct, frozen=True):

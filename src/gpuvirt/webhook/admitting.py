@@ -17,6 +17,7 @@ from gpuvirt.kube.kinds.core import Volume
 from gpuvirt.kube.kinds.podparts import Container as NewContainer
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.shares.demand import InvalidQuantityError, units_of
+from gpuvirt.model.shares.sharedgpus import SCHEDULER
 from gpuvirt.webhook.injectedparts import (
     DEV,
     DRIVER,
@@ -36,6 +37,7 @@ from gpuvirt.webhook.pod import ContainerList, Placed, Pod
 
 LICENCE_ANNOTATION = "gpuvirt.io/licence-secret"
 """An annotation of a pod: the Secret of its namespace that has the licence's token."""
+DEFAULT_SCHEDULER = "default-scheduler"
 _ENDING = ("Never", "OnFailure")
 """The restart policies of pods that end when their ordinary containers have ended."""
 
@@ -131,7 +133,7 @@ def admit(pod: Pod, config: InjectionConfig) -> Decision:
     runtime_class = pod.spec.runtime_class_name
     settings = config.classes.get(runtime_class)
     if settings is None:
-        return UNCHANGED
+        return _scheduled(pod, config)
     try:
         vgpus = requested(pod, config.is_vgpu)
         units = requested(pod, lambda resource: resource == config.units)
@@ -157,6 +159,14 @@ def admit(pod: Pod, config: InjectionConfig) -> Decision:
             )
         )
     return _decided(pod, settings, vgpus, config) if vgpus else UNCHANGED
+
+
+def _scheduled(pod: Pod, config: InjectionConfig) -> Decision:
+    """Have gpuvirt's scheduler place a pod with units; the API server sends those of namespaces that ask for it."""
+    has_units = any(any(requests_of(placed, lambda resource: resource == config.units)) for placed in pod.placed())
+    if not has_units or pod.spec.scheduler_name != DEFAULT_SCHEDULER:
+        return UNCHANGED
+    return Decision(operations=(Operation(Op.ADD, at("spec", "schedulerName"), SCHEDULER),))
 
 
 def _decided(pod: Pod, settings: ClassSettings, vgpus: tuple[Requested, ...], config: InjectionConfig) -> Decision:

@@ -165,7 +165,7 @@ def parse(text: str, *, where: str) -> InjectionConfig:
         raise written.fault(f"expected {VERSION}, found {file.version!r}; write `version: {VERSION}`", ["version"])
     for field, patterns in (("vgpuResources", file.vgpu_resources), ("mdevResources", file.mdev_resources)):
         _check_patterns(written, field, patterns)
-    if not file.classes:
+    if file.classes is None:
         message = "has no RuntimeClass; add one, as in `kata-qemu-nvidia-gpu: {profile: cold-plug}`"
         raise written.fault(message, ["classes"])
     classes = {name: _class(written, name, content) for name, content in file.classes.items()}

@@ -57,6 +57,8 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     """The spec of a pod."""
 
     runtime_class_name: str = ""
+    scheduler_name: str = ""
+    """The API server has set the default one before it asks a webhook."""
     resources: Quantities = Quantities()
     """The requests and limits of the whole pod, which its containers share."""
     restart_policy: str = "Always"

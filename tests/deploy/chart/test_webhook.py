@@ -47,6 +47,21 @@ def test_only_new_pods_of_its_runtime_classes_need_the_webhook(helm: Helm) -> No
     assert at(found, "clientConfig") == {"service": service}
 
 
+def test_pods_with_units_of_labelled_namespaces_need_the_webhook_where_a_second_scheduler_runs(helm: Helm) -> None:
+    on = ("webhook.enabled=true", "extender.enabled=true", "scheduler.enabled=true")
+    shares = (*on, "extender.resource=nvidia.com/x")
+    rendered = helm.template(*shares)
+    found = entry(rendered)
+    assert (at(found, "name"), at(found, "failurePolicy")) == ("shares.gpuvirt.io", "Fail")
+    assert at(found, "namespaceSelector") == {"matchLabels": {"gpuvirt.io/scheduler": "gpuvirt-scheduler"}}
+    _, units = items(at(found, "matchConditions"))
+    assert "'nvidia.com/x' in c.resources.limits" in str(at(units, "expression"))
+    assert parse(config(rendered), where="config.yaml").units == "nvidia.com/x"
+    assert NAME not in rendered.named("ValidatingAdmissionPolicy")
+    both = items(at(helm.template(*ON, *shares).one("MutatingWebhookConfiguration", NAME), "webhooks"))
+    assert [at(each, "name") for each in both] == ["kata.gpuvirt.io", "shares.gpuvirt.io"]
+
+
 def test_the_webhook_reads_the_config_of_the_values(helm: Helm) -> None:
     driver = "webhook.config.classes.kata-gpu.driver=/opt/driver"
     types = "webhook.config.vgpuResources={example.com/v-*}"

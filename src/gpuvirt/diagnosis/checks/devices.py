@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from gpuvirt.diagnosis.evidence import Evidence
-from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem
+from gpuvirt.diagnosis.checks.drivers import branch_of
+from gpuvirt.diagnosis.evidence import Evidence, kernel_series
+from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.sysfs import MDEV_PARENTS, device_path
 from gpuvirt.facts.vgpu import Framework
@@ -17,6 +18,9 @@ from gpuvirt.model.vgputypes.profiles import Series
 
 MANAGER = "nvidia_vgpu_vfio"
 """The kernel module that only NVIDIA's vGPU manager has."""
+
+VFIO_KERNEL, VFIO_BRANCH = (6, 8), 550
+"""From this kernel on, vGPUs need this branch of the driver, vGPU 17, which has its own VFIO driver."""
 
 
 def vgpus(evidence: Evidence) -> Iterator[Finding]:
@@ -88,6 +92,8 @@ def _no_types(evidence: Evidence, gpu: Gpu) -> Finding:
     if catalog.in_display_mode(gpu.function):
         reason = shortfalls.display_mode(gpu.function)
         return of_reason(reason, reason.code.level)
+    version, release = evidence.inventory.facts.platform.nvidia_version or "", evidence.setup.release
+    is_old = branch_of(version) < VFIO_BRANCH and kernel_series(release.text or "", (0, 0)) >= VFIO_KERNEL
     address, managed = gpu.function.address, MANAGER in evidence.setup.modules.known
     module = "loaded" if managed else "not loaded"
     return problem(
@@ -100,9 +106,12 @@ def _no_types(evidence: Evidence, gpu: Gpu) -> Finding:
                 f"{device_path(address)}/virtfn*", f"{len(gpu.function.virtfns)} of {gpu.function.sriov_total_vfs or 0}"
             ),
             Seen.absent(f"{MDEV_PARENTS}/{address}"),
+            *((Seen("/sys/module/nvidia/version", version), *seen(release)) if is_old else ()),
         ),
         why="without vGPU types the GPU can't carry vGPUs",
-        fix=(
+        fix=(f"install vGPU 17 or later: driver {version} is older than the kernel's interface for vGPUs",)
+        if is_old
+        else (
             "nvidia-smi vgpu -s; systemctl status nvidia-vgpu-mgr",
             "check that the card supports vGPUs and is not in graphics mode (displaymodeselector)",
         )

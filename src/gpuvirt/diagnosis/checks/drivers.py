@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from gpuvirt.diagnosis.bootloader import drop_arguments, remake_initramfs, set_arguments
-from gpuvirt.diagnosis.evidence import Evidence
+from gpuvirt.diagnosis.evidence import Evidence, kernel_series
 from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.facts.ids import PciId, parse_pci_id
 from gpuvirt.facts.pci import GRACE_DRIVER, NVIDIA, PciFunction, Unread
@@ -23,6 +23,11 @@ from gpuvirt.paths import HostPath
 
 SYSFB_INIT = (5, 15)
 """Since this kernel, `sysfb_init` passes the firmware's framebuffer to every driver that shows it."""
+
+FIRST_TURING = 0x1E00
+"""NVIDIA's device ids of GPUs ascend with their generations; pci.ids has none of Volta or before from here on."""
+LAST_FOR_VOLTA = 580
+"""The last branch of NVIDIA's driver for Maxwell, Pascal and Volta (release notes of 580 and 590)."""
 
 OR_MOUNT = "or in a container mount the host's /lib/modules below --host-root"
 
@@ -233,6 +238,32 @@ def fighting_drivers(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+def host_driver(evidence: Evidence) -> Iterator[Finding]:
+    """NVIDIA's driver supports each GPU that no driver has."""
+    version = evidence.inventory.facts.platform.nvidia_version or ""
+    for gpu in evidence.inventory.gpus.values():
+        function = gpu.function
+        is_old = function.id.vendor == NVIDIA and function.id.device < FIRST_TURING
+        if is_old and function.driver is None and branch_of(version) > LAST_FOR_VOLTA:
+            yield problem(
+                FindingCode.DRIVER_UNFIT,
+                function.address,
+                f"is older than Turing, and NVIDIA's driver {version} does not support it",
+                (
+                    Seen("/sys/module/nvidia/version", version),
+                    Seen(device_path(function.address, "device"), f"0x{function.id.device:04x}"),
+                ),
+                why="the driver leaves such a GPU alone, so neither containers nor vGPUs can use it",
+                fix=(f"install a driver of branch R{LAST_FOR_VOLTA} (vGPU 19), the last one that supports this GPU",),
+            )
+
+
+def branch_of(version: str) -> int:
+    """Return the branch of a version of NVIDIA's driver: 580 for 580.159.04; 580 where it has none, too."""
+    match = re.match(r"[0-9]{3}(?=\.)", version)
+    return int(match[0]) if match else LAST_FOR_VOLTA
+
+
 def boot_console(evidence: Evidence) -> Iterator[Finding]:
     """No GPU on a VFIO driver shows the host's console."""
     for gpu, setup in evidence.gpu_setups():
@@ -251,9 +282,8 @@ def boot_console(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _without_screen(release: Attribute) -> str:
-    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", release.text or "")
-    new = match is None or (int(match[1]), int(match[2])) >= SYSFB_INIT
-    return "initcall_blacklist=sysfb_init" if new else "video=efifb:off"
+    is_new = kernel_series(release.text or "", SYSFB_INIT) >= SYSFB_INIT
+    return "initcall_blacklist=sysfb_init" if is_new else "video=efifb:off"
 
 
 def reset_methods(evidence: Evidence) -> Iterator[Finding]:

@@ -40,6 +40,7 @@ class FindingCode(Code):
         "IdsNotBound", "vfio-pci is configured for a device's id, but another driver bound the device first"
     )
     DRIVERS_FIGHT = _host("DriversFight", "a GPU is bound to nouveau, or nouveau is loaded beside nvidia")
+    DRIVER_UNFIT = _host("DriverUnfit", "NVIDIA's driver on the host no longer supports a GPU", Level.ERROR)
 
     NO_VGPU_TYPES = _host("NoVgpuTypes", "a GPU is set up for vGPUs but lists no vGPU type")
     VFS_OFF = _host("VfsOff", "the vGPU manager runs, but a GPU's VFs are off")

@@ -80,6 +80,8 @@ def type_label(vgpu_type: Profile) -> str:
 
 NO_UNITS = Units(0)
 UNITS_RESOURCE = ResourceName(ShareSettings().resource)
+SCHEDULER = "gpuvirt-scheduler"
+"""The name that pods give as their `schedulerName`, and the Lease by which second schedulers elect a leader."""
 
 
 class SharedGpu(msgspec.Struct, frozen=True):
