@@ -18,33 +18,27 @@ from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, load_host
 from gpuvirt_sim.kernel import SimKernel
+from tests.cli.brokenhosts import (
+    BESIDE_NIC,
+    BESIDE_NIC_ON_NVIDIA,
+    CONSOLE,
+    CONSOLE_ON_NVIDIA,
+    DISPLAY,
+    FELL_OFF,
+    FLEX,
+    FULL,
+    GRACE,
+    GRACE_ON_NVIDIA,
+    IN_BAD_SLOT,
+    M60,
+    NO_DRIVER,
+    NOUVEAU,
+    OLD_DRIVER,
+    T4,
+    WITH_VFS,
+)
 from tests.cli.commandline import PATH, ran
-from tests.cli.test_same_judgement import BESIDE_NIC, CONSOLE, DISPLAY, FELL_OFF, GRACE, M60, NOUVEAU, OLD_DRIVER
 from tests.diagnosis.doctor.badhosts import BAD
-
-FLEX = """
-boards:
-  Flex140:
-    functions: [{id: '8086:56c1', class: '038000', subsystem: '8086:4905', revision: '05', native_driver: i915}]
-    total_vfs: 12
-slots: [{at: '0000:43:00.0', board: Flex140, group: 30}, {at: '0000:46:00.0', board: Flex140, group: 31, vfs: 4}]
-"""
-FULL = """
-iommufd: true
-slots: [{at: '0000:25:00.0', board: L40S, group: 11, vfs: 32, vgpus: {NVIDIA L40S-24Q: 2}}]
-"""
-CONSOLE_ON_NVIDIA = """
-boards:
-  RTX: {functions: [{id: '10de:2204', class: '030000', native_driver: nvidia}]}
-slots: [{at: '0000:65:00.0', board: RTX, group: 12}]
-platform: {console: '0000:65:00.0'}
-"""
-BESIDE_NIC_ON_NVIDIA = BESIDE_NIC.replace("driver: vfio-pci, ", "")
-GRACE_ON_NVIDIA = "slots: [{at: '0000:65:00.0', board: GH200, group: 9}]"
-IN_BAD_SLOT = "slots: [{at: '10000:65:00.0', board: A10, driver: vfio-pci, group: 9}]"
-NO_DRIVER = "slots: [{at: '0000:65:00.0', board: A10, driver: none, group: 12}]"
-WITH_VFS = "slots: [{at: '0000:65:00.0', board: A10, group: 12, vfs: 32}]"
-T4 = "slots: [{at: '0000:86:00.0', board: T4, group: 12}]"
 
 
 def of(text: str) -> Callable[[], SimKernel]:

@@ -10,22 +10,10 @@ from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec
 from gpuvirt_sim.programs.tools import SimTools
+from tests.cli.brokenhosts import BESIDE_NIC, CONSOLE, DISPLAY, FELL_OFF, GRACE, M60, NOUVEAU, OLD_DRIVER
 from tests.cli.commandline import ran
 
 GPU = "0000:65:00.0"
-FELL_OFF = "slots: [{at: '0000:65:00.0', board: MI300X, driver: vfio-pci, group: 41, fell_off_bus: true}]"
-CONSOLE = """
-boards:
-  P5000: {functions: [{id: '10de:1bb0', class: '030000', native_driver: nouveau}]}
-slots: [{at: '0000:65:00.0', board: P5000, driver: vfio-pci, group: 90}]
-platform: {release: 5.14.21-150500.55.59-default, console: '0000:65:00.0'}
-"""
-GRACE = "slots: [{at: '0000:65:00.0', board: GH200, driver: vfio-pci, group: 9}]"
-BESIDE_NIC = """
-slots:
-  - {at: '0000:65:00.0', board: A10, driver: vfio-pci, group: 12}
-  - {at: '0000:66:00.0', board: network, group: 12}
-"""
 UNFIT = {
     ReasonCode.GROUP_NOT_VIABLE: BESIDE_NIC,
     ReasonCode.FELL_OFF_BUS: FELL_OFF,
@@ -72,7 +60,6 @@ def test_a_gpu_that_no_vm_could_use_can_return_to_the_host(tmp_path: Path) -> No
     assert done.returncode == 0
 
 
-NOUVEAU = "slots: [{at: '0000:65:00.0', board: A10, driver: nouveau, group: 12}]"
 MIG = "slots: [{at: '0000:65:00.0', board: H100-SXM5-80GB, group: 46, vfs: 20}]"
 CAN_MAKE = "slots: [{at: '0000:65:00.0', board: T4, group: 46}]"
 HOSTS = [*UNFIT.items(), (ReasonCode.NO_VGPUS, MIG), (ReasonCode.NO_VGPUS, CAN_MAKE)]
@@ -117,14 +104,6 @@ def test_a_gpu_in_mig_mode_without_instances_is_not_taken_for_occupied(tmp_path:
     assert "delete what occupies" not in fix
 
 
-DISPLAY = """
-boards:
-  A5000: {functions: [{id: '10de:2231', class: '030000', subsystem: '10de:147e', native_driver: nvidia}]}
-slots: [{at: '0000:65:00.0', board: A5000, group: 28}]
-platform: {modules: [nvidia, nvidia_vgpu_vfio, vfio, vfio_pci, vfio_iommu_type1, mdev, kvm, kvm_intel]}
-"""
-
-
 def test_a_card_in_display_mode_is_named_by_doctor_and_by_vgpu(tmp_path: Path) -> None:
     environment = exported(tmp_path / "host", DISPLAY)
     doctor = ran("doctor", environment=environment).stdout
@@ -149,31 +128,12 @@ def test_only_a_display_on_its_native_driver_is_in_display_mode(
     assert f"NoVgpuHost: {GPU} can't carry vGPUs: {why}" in applied
 
 
-M60 = """
-boards:
-  M60: {functions: [{id: '10de:13f2', class: '030000', subsystem: '10de:115e', native_driver: nvidia}], vgpus: mdev}
-slots:
-  - {at: '0000:64:00.0', board: root-port, group: 72}
-  - {at: '0000:65:00.0', board: M60, driver: none, group: 72, behind: '0000:64:00.0'}
-"""
-
-
 def test_a_gpu_without_a_driver_is_said_to_lack_the_vgpu_manager(tmp_path: Path) -> None:
     environment = exported(tmp_path / "host", M60)
     why, doctor = ran("why", GPU, environment=environment).stdout, ran("doctor", environment=environment).stdout
     for text in (why, doctor):
         assert "install NVIDIA's vGPU manager" in fixes(text, "NoDriver")[0]
     assert "shared with 0000:64:00.0; no host driver prevents opening it" in why, "a bridge keeps its driver"
-
-
-OLD_DRIVER = """
-slots:
-  - at: '0000:65:00.0'
-    board: A10
-    group: 40
-    vfs: 32
-    vgpu_types: [{id: 593, name: NVIDIA A10-4Q, size: 4G, most: 6}, {id: 596, name: NVIDIA A10-12Q, size: 12G, most: 2}]
-"""
 
 
 @pytest.mark.parametrize(
