@@ -30,13 +30,8 @@ about: a V100 that the driver of the host has left alone
 boards:
   old: {functions: [{id: '10de:1db4', class: '030200'}]}
 slots: [{at: '0000:65:00.0', board: old, group: 12, numa: 0}]
-platform: {modules: [nvidia, vfio_pci, vfio_iommu_type1]}
+platform: {modules: [nvidia, vfio_pci, vfio_iommu_type1], nvidia_version: 595.71.05}
 """
-
-
-def with_driver(kernel: SimKernel, version: str) -> SimKernel:
-    kernel.tree.place(HostPath("/sys/module/nvidia/version"), constant(version))
-    return kernel
 
 
 def acted(kernel: SimKernel, act: Callable[[SimKernel], object]) -> SimKernel:
@@ -232,11 +227,11 @@ BAD = {
         FindingCode.NO_VGPU_TYPES, Level.WARNING, "/sys/module/nvidia_vgpu_vfio: loaded", "nvidia-vgpu-mgr",
     ),
     "a vGPU manager that is older than the kernel's interface": Bad(
-        lambda: with_driver(simulated(TYPELESS.replace("VFS", "2")), "535.161.05"),
+        lambda: simulated(TYPELESS.replace("VFS", "2").replace("form: {", "form: {nvidia_version: 535.161.05, ")),
         FindingCode.NO_VGPU_TYPES, Level.WARNING, "/sys/module/nvidia/version: 535.161.05", "vGPU 17 or later",
     ),
     "a GPU that the driver no longer supports": Bad(
-        lambda: with_driver(simulated(VOLTA), "595.71.05"),
+        lambda: simulated(VOLTA),
         FindingCode.DRIVER_UNFIT, Level.ERROR, "/sys/module/nvidia/version: 595.71.05", "branch R580",
     ),
     "VFs, and no manager": Bad(

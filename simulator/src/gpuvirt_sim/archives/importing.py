@@ -104,8 +104,10 @@ def import_host(kernel: Kernel, about: str) -> Imported:
     imported = importing.host_spec(about)
     try:
         platform = platform_of(setup, lambda platform: _shown(imported, platform, gpus))
+        if (version := facts.platform.nvidia_version) is not None:
+            platform = replace(platform, nvidia_version=version)
         # Parse and build the same text that a user would load.
-        text = COMMENT + plain.write(msgspec.to_builtins(msgspec.structs.replace(imported, platform=platform)))
+        text = COMMENT + plain.write(msgspec.to_builtins(replace(imported, platform=platform)))
         spec = documents.parse(text, HostSpec, where="host.yaml")
         simulated = build_host(spec, where="host.yaml")
         losses = (*differences(facts, scan(simulated)), *setup_differences(setup, _setup(simulated, gpus)))

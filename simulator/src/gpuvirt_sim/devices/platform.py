@@ -87,6 +87,8 @@ class PlatformSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     unsafe_interrupts: bool = False
     modules: tuple[str, ...] | None = None
     """Loaded modules; by default VFIO's, KVM's and those of the drivers that are bound to a function."""
+    nvidia_version: str = NVIDIA_VERSION
+    """The version of NVIDIA's driver, where its module is loaded."""
     available: tuple[str, ...] = ("vfio-pci", "vfio_iommu_type1", "nouveau", "kvm-intel", "kvm-amd")
     """Modules that can be loaded. With `nvgrace_gpu_vfio_pci` the driver for Grace GPUs is the best for them."""
     console: str | None = None
@@ -248,7 +250,7 @@ def _place_modules(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
             _texts(tree, {f"{MODULES}/{name}/parameters/disable_vga": "N"})
             tree.place(HostPath(f"{MODULES}/{name}/parameters/enable_sriov"), bus.enable_sriov)
         elif name == "nvidia":
-            tree.place(HostPath(f"{MODULES}/{name}/version"), _text(NVIDIA_VERSION))
+            tree.place(HostPath(f"{MODULES}/{name}/version"), _text(spec.nvidia_version))
         elif name == "vfio_iommu_type1":
             value = "Y" if spec.unsafe_interrupts else "N"
             _texts(tree, {f"{MODULES}/{name}/parameters/allow_unsafe_interrupts": value})
