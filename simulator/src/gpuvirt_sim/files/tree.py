@@ -134,7 +134,7 @@ class Tree:
             gone = f"{self.real_path(HostPath(above))}/{name}"
             for number in [number for number, device in self._numbered.items() if f"{device}/".startswith(f"{gone}/")]:
                 del self._numbered[number]
-                self.folder(DEVICE_NUMBERS).entries.pop(number, None)
+                self.remove(HostPath(f"{DEVICE_NUMBERS}/{number}"))  # not there where all of /sys/dev was removed
         self._found, self._missing = {}, {}
 
     def exists(self, path: HostPath) -> bool:
