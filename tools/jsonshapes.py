@@ -75,12 +75,13 @@ MOST_MEMBERS = 10
 Shape = object
 """A type in an annotation."""
 
+TEXT = "text"
+"""The shape of a field that has none."""
 _PLAIN: Mapping[Shape, str] = {
-    str: "text",
+    str: TEXT,
     int: "number",
     float: "number",
     bool: "boolean",
-    NoneType: "null",
     datetime: "time",
 }
 
@@ -92,13 +93,14 @@ def markdown() -> str:
     lines += [f"| `{command}` | {text(shape)} |" for command, shape in escaped.items()]
     lines += ["", "| object | fields |", "|---|---|"]
     for name, shape in _objects(COMMANDS.values()):
-        fields = "; ".join(f"`{field}` {text(inner)}" for field, inner in fields_of(shape).items())
+        shapes = {field: text(inner) for field, inner in fields_of(shape).items()}
+        fields = "; ".join(f"`{field}`" if shape == TEXT else f"`{field}` {shape}" for field, shape in shapes.items())
         lines.append(f"| {name} | {fields} |")
     return "\n".join(lines) + "\n"
 
 
 def text(shape: Shape) -> str:
-    """Return a shape as text."""
+    """Return a shape as text: `X[]` is a list, `X?` may be null, `X{}` is an object whose members are X."""
     shape, origin, parts = _parsed(shape)
     if isinstance(shape, type) and (is_dataclass(shape) or issubclass(shape, msgspec.Struct)):
         return NAMES.get(shape, shape.__name__)
@@ -107,16 +109,17 @@ def text(shape: Shape) -> str:
         is_short = 0 < len(members) <= MOST_MEMBERS
         return "one of " + ", ".join(f"`{member}`" for member in members) if is_short else "code"
     if origin in {Union, UnionType}:
-        return " or ".join(dict.fromkeys(text(part) for part in parts))
+        others = tuple(dict.fromkeys(text(part) for part in parts if part is not NoneType))
+        return f"{_grouped(others)}?" if NoneType in parts else " or ".join(others)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"object of {_grouped(parts[1])} by {_grouped(parts[0])}"
-    return f"list of {_grouped(parts[0])}" if origin is not None else _PLAIN[shape]
+        return f"{_grouped((text(parts[1]),))}{{}}"
+    return f"{_grouped((text(parts[0]),))}[]" if origin is not None else _PLAIN[shape]
 
 
-def _grouped(shape: Shape) -> str:
-    """Return a shape as text, in parentheses where it has several parts."""
-    words = text(shape)
-    return f"({words})" if " or " in words else words
+def _grouped(shapes: tuple[str, ...]) -> str:
+    """Return shapes of which a value has one, in parentheses where they have several words."""
+    words = " or ".join(shapes)
+    return f"({words})" if " " in words else words
 
 
 def _parsed(shape: Shape) -> tuple[Shape, Shape, tuple[Shape, ...]]:
