@@ -15,22 +15,24 @@ CODES: tuple[Code, ...] = (*ReasonCode, *FindingCode)
 
 
 def table(topic: Topic) -> Iterator[str]:
-    """Yield the lines of one topic's table."""
-    debounced = topic is Topic.UNHEALTHY
-    yield f"| code |{' seen for | gone for |' if debounced else ''} level | waits | meaning |"
-    yield f"|---|{'---|---|' if debounced else ''}---|---|---|"
-    for code in CODES:
-        if code.topic is topic:
-            yield f"| `{code}` |{_times(code) if debounced else ''} {code.level} | {_waits(code)} | {code.meaning} |"
+    """Yield the lines of one topic's table, and in place of a column of levels the level that all codes have."""
+    codes = [code for code in CODES if code.topic is topic]
+    levels = {code: f"{code.level}, waits" if code.passes else str(code.level) for code in codes}
+    has_one = len(set(levels.values())) == 1
+    columns = ["code", *(("seen for", "gone for") if topic is Topic.UNHEALTHY else ()), "level", "meaning"]
+    if has_one:
+        columns.remove("level")
+        yield f"The level of each is `{levels[codes[0]]}`.\n"
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    for code in codes:
+        times = _times(code) if topic is Topic.UNHEALTHY else ""
+        yield f"| `{code}` |{times}{'' if has_one else f' {levels[code]} |'} {code.meaning} |"
 
 
 def _times(code: Code) -> str:
     debounce = next((debounce for known, debounce in DEBOUNCE.items() if known is code), Debounce())
     return f" {debounce.raise_after_s:g} s | {debounce.clear_after_s:g} s |"
-
-
-def _waits(code: Code) -> str:
-    return "yes" if code.passes else ""
 
 
 def generated(text: str) -> str:

@@ -18,7 +18,7 @@ class FindingCode(Code):
 
     IOMMU_OFF = _host(
         "IommuOff",
-        "the host has no IOMMU group: the IOMMU is off in the firmware or by the kernel's command line, or not enabled",
+        "the host has no IOMMU group: the IOMMU is off in the firmware or by the kernel's command line",
         Level.ERROR,
     )
     KERNEL_ARGUMENT = _host("KernelArgument", "a kernel argument disables the drivers of GPUs (`nomodeset`)")
@@ -62,17 +62,17 @@ class FindingCode(Code):
     )
     KATA_CDI_SPEC = _host(
         "KataCdiSpec",
-        "a CDI spec can't be parsed, is newer than a Kata runtime reads, or defines a device that another one of its"
-        " folder defines, so that Kata starts no pod with devices",
+        "a CDI spec can't be parsed, is newer than a Kata runtime reads, or defines a device twice, so that Kata"
+        " starts no pod with devices",
         Level.ERROR,
     )
     KATA_ASKS_NO_KUBELET = _host(
-        "KataAsksNoKubelet", "a Kata runtime plugs devices before its VM starts, and does not ask the kubelet for them"
+        "KataAsksNoKubelet", "a Kata runtime plugs devices before its VM starts, without asking the kubelet for them"
     )
     KATA_SETTINGS_INVALID = _host(
         "KataSettingsInvalid",
-        "a Kata runtime refuses its `cold_plug_vfio`, `hot_plug_vfio`, `pcie_root_port` or `vfio_mode`, so that none of"
-        " its pods starts (error), or no runtime of the host plugs devices",
+        "a Kata runtime refuses its `cold_plug_vfio`, `hot_plug_vfio`, `pcie_root_port` or `vfio_mode` and starts"
+        " no pod (error), or no runtime plugs devices",
         Level.ERROR,
     )
     KATA_PLUGS_NO_MDEV = _host(
@@ -80,8 +80,8 @@ class FindingCode(Code):
     )
     KATA_GETS_TWO_NODES = _host(
         "KataGetsTwoNodes",
-        "containers get two device nodes for each GPU and VF (`vfio_nodes: both`), and a Kata runtime plugs each of"
-        " them, so that none of its pods with devices starts",
+        "containers get two device nodes for each device (`vfio_nodes: both`), and a Kata runtime plugs both, so"
+        " that none of its pods with devices starts",
     )
     CDI_FOLDER_NOT_READ = _host("CdiFolderNotRead", "the container runtime does not read `/run/cdi`", Level.ERROR)
 
@@ -101,11 +101,9 @@ class FindingCode(Code):
         "IommufdMissing", "KubeVirt's gate IOMMUFD is on, so that a node without `/dev/iommu` runs no VM", Level.ERROR
     )
 
-    NOT_READ = _host("NotRead", "a file or setting could not be read; it never counts as absent", Level.UNKNOWN)
+    NOT_READ = _host("NotRead", "a file or setting could not be read", Level.UNKNOWN)
 
-    NO_SUCH_OBJECT = _workload(
-        "NoSuchObject", "the namespace has no such VM, VMI or pod; similar names and other namespaces are shown"
-    )
+    NO_SUCH_OBJECT = _workload("NoSuchObject", "the namespace has no such VM, VMI or pod")
     KUBEVIRT_NOT_INSTALLED = _workload("KubeVirtNotInstalled", "the API server has no kind VirtualMachine")
     NO_DEVICE_REQUESTED = _workload("NoDeviceRequested", "the VM or pod requests no GPU and no other device")
     RESTART_REQUIRED = _workload("RestartRequired", "the VM requests other devices than when it was started")
@@ -115,30 +113,29 @@ class FindingCode(Code):
     UNSCHEDULABLE = _workload("Unschedulable", "another cause that the scheduler reports: memory, processors, gates")
     ADMISSION_REFUSED = _workload(
         "AdmissionRefused",
-        "the node's kubelet refused the pod. If gpuvirt's plugin refused an Allocate (`UnexpectedAdmissionError`), the"
-        " code is that of the device's reason",
+        "the node's kubelet refused the pod. If gpuvirt's plugin refused, the code is that of the device's reason",
     )
     TOO_FEW_DEVICES = _workload("TooFewDevices", "the node has fewer devices in total than are requested")
-    ALL_ALLOCATED = _workload("AllAllocated", "other pods request the node's devices; their names are shown")
+    ALL_ALLOCATED = _workload("AllAllocated", "other pods request the node's devices")
     NO_FREE_PIECE = _workload(
         "NoFreePiece",
-        "no single shared GPU of the node has the requested units free, although all together may have them",
+        "no single shared GPU of the node has the requested units free",
     )
     TOO_COMPLEX = _workload(
         "TooComplex",
-        "the pod has more containers with units than arrangements on GPUs are searched for, and the first does not fit",
+        "the pod has too many containers with units for a search of all arrangements, and the first does not fit",
     )
     NO_GPU_LARGE_ENOUGH = _workload(
         "NoGpuLargeEnough", "each shared GPU of the node has fewer units than are requested"
     )
     SHARES_NOT_ENFORCED = _workload(
         "SharesNotEnforced",
-        "the pod requires an enforced share (`gpuvirt.io/enforcement`), but the node does not enforce shares",
+        "the pod requires an enforced share, but the node does not enforce shares",
     )
     INVALID_SHARE = _workload(
         "InvalidShare",
-        "a container requests more units than a GPU has, but not a multiple of whole GPUs, or the pod's"
-        " `gpuvirt.io/enforcement` is not `required`",
+        "a container requests more units than a GPU has, but not whole GPUs, or `gpuvirt.io/enforcement` is not"
+        " `required`",
     )
     NODE_NOT_READY = _workload("NodeNotReady", "the node is not ready")
     NODE_CORDONED = _workload("NodeCordoned", "the node is cordoned")
@@ -147,15 +144,13 @@ class FindingCode(Code):
     )
     OTHER_PHASE = _workload(
         "OtherPhase",
-        "the node offers the resource only in another phase of a VgpuSchedule, with the vGPU config of that phase",
+        "the node offers the resource only in another phase of a VgpuSchedule",
     )
     NODE_SELECTOR_MISMATCH = _workload("NodeSelectorMismatch", "the node lacks a label of the nodeSelector")
     TAINT_NOT_TOLERATED = _workload("TaintNotTolerated", "the node has a taint that the pod does not tolerate")
     NOT_COUNTED = _workload(
         "NotCounted", "the kubelet does not count devices as healthy that the agent reports as healthy"
     )
-    NO_SUCH_RESOURCE = _workload(
-        "NoSuchResource", "no node offers the resource, or the node does not; similar names are shown"
-    )
-    NO_SUCH_DEVICE = _workload("NoSuchDevice", "the host has no such device; similar addresses are shown")
+    NO_SUCH_RESOURCE = _workload("NoSuchResource", "no node, or not this node, offers the resource")
+    NO_SUCH_DEVICE = _workload("NoSuchDevice", "the host has no such device")
     NOT_A_GPU = _workload("NotAGpu", "the device is not a GPU of NVIDIA, AMD or Intel")
