@@ -1,6 +1,14 @@
 """The rings of tests around the simulators: what each requires and builds, and how to install what is missing.
 
 Ring 1 requires only Python. A ring that can't run is skipped and reported at the end of the run; with CI=true it fails.
+Each finds out from the host what it lacks, never from an option. What fails by chance refuses a change that is not to
+blame, so the whole check has one order and fixed seeds, and runs of many pods are smaller there (`make
+test-full-size`).
+
+The kernel is Debian's own in QEMU's TCG, without KVM or an image; the lab writes the GPUs' ids into QEMU's memory,
+since no option sets them, and `nvidia` is generated from the kernel's sample driver, whose result stays out of the tree
+(GPL). The tests of real nodes were the longest chain of a run, since `/var/lib/kubelet` and `/dev/vfio` exist once:
+half of them run on a second node, whose worker has namespaces of its own.
 """
 
 import os

@@ -2,6 +2,7 @@
 
 Each event of a watch leads to a new state of the collection. With a `dict`, each event would cost a copy of all
 objects. A consumer may keep any mapping that it got.
+Refused: a library of persistent mappings, a C extension for 60 lines.
 """
 
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView

@@ -7,6 +7,10 @@ admission, and `kubevirt` VMs. They extend the types of this module, and so no t
 types are never written, because their defaults would overwrite existing values. `manifests` and `podparts` have the
 types that are written. Types that the extender keeps refer to no object that refers to them, so that the garbage
 collector need not go through them (`gc=False`).
+
+A pod of two containers decoded as a whole takes 5.6 kB and 17 us, with the controller's fields alone 2.3 kB and 8 us.
+Refused: one narrow type for all programs, since each would keep the others' fields; `msgspec.Raw` in kept objects, a
+view that keeps the whole message.
 """
 
 from collections.abc import Iterable
