@@ -3,6 +3,11 @@
 A value may be unknown if its type, as mypy infers it, is a union with a subclass of `facts.notknown.NotKnown`:
 `Unread`, `Unknown`. A decision asks by `isinstance` or `match`, after which mypy has narrowed the type. A line that has
 to make a known value of unknown says why in a comment on it or above it, `# unknown: the device is refused`.
+
+`NotKnown.__bool__` shows a fault only when the line runs, and mypy does not flag `users or ()` on a union, since it
+takes NoReturn as "never true" of that member alone. The cost: 10 to 20 s of processor time, since modules from mypy's
+cache have no trees, and a dependence on mypy's internals, which constraints.txt pins. A None that stands for unknown is
+not found; such facts become `Unread` when their code is changed.
 """
 
 import ast
