@@ -93,7 +93,7 @@ current-context: lab
 
 
 def _audit() -> str:
-    """Return the audit policy: the requests of some service accounts, with their results."""
+    """Return the audit policy: the requests of some service accounts, which tests compare with the accounts' rights."""
     return f"""apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -117,7 +117,10 @@ plugins:
 
 
 def _kubelet(folder: Path) -> str:
-    """Return the kubelet's configuration: for cgroup v1 without systemd, a small disk, and fast status updates."""
+    """Return the kubelet's configuration: for cgroup v1 without systemd, a small disk, and fast status updates.
+
+    With makeIPTablesUtilChains, the kubelet would leave chains behind.
+    """
     return f"""apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}

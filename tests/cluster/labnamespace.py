@@ -140,7 +140,7 @@ class LabNamespace:
         """Create the namespace for the duration of the context."""
         cluster, name = self.cluster, self.namespace
         assert cluster.kubectl("create", "namespace", name).returncode == 0
-        account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+        account = f"/api/v1/namespaces/{name}/serviceaccounts/default"  # without it, pods are forbidden
         self.until(lambda: cluster.api.get(account) is not None, lambda: "no service account")
         try:
             yield
