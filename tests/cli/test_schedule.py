@@ -115,6 +115,8 @@ async def test_a_switch_prints_its_steps_and_writes_the_override(tmp_path: Path)
     ("arguments", "code", "text"),
     [
         (("show", "gpu"), 1, "namespace gpuvirt has no VgpuSchedule 'gpu'; expected one of gpus"),
+        (("show", "gpus", "-n", "empty"), 1, "has no VgpuSchedule 'gpus'; namespace gpuvirt has one: add -n gpuvirt"),
+        (("show", "gpu", "-n", "empty"), 1, "has no VgpuSchedule 'gpu'; it has none; choose another namespace"),
         (("show", "gpus", "-n", "other"), 1, "the cluster has no kind VgpuSchedule"),
         (("switch", "gpus", "noon"), 2, "$.spec.phases: no phase has the name 'noon'; expected one of day, night"),
         (("switch", "gpus", "night", "--until", "noon"), 2, "--until: is 'noon'; expected 2026-12-28T07:00"),

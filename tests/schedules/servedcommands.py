@@ -10,6 +10,7 @@ from tests.schedules.servedschedule import ServedSchedule, has_labels
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 ALL_SCHEDULES = "/apis/gpuvirt.io/v1alpha1/vgpuschedules"
+SCHEDULES_OF_EMPTY = "/apis/gpuvirt.io/v1alpha1/namespaces/empty/vgpuschedules"
 
 
 def answering(served: ServedSchedule, user: str = "alice") -> Callable[[Call], Reply]:
@@ -18,6 +19,8 @@ def answering(served: ServedSchedule, user: str = "alice") -> Callable[[Call], R
     def answer(call: Call) -> Reply:
         if call.path == SELF_REVIEWS:
             return 201, {**json.loads(call.body), "status": {"userInfo": {"username": user}}}
+        if call.path == SCHEDULES_OF_EMPTY:
+            return 200, {"metadata": {"resourceVersion": str(served.version)}, "items": []}
         if call.method != "GET" or call.path not in {BUDGETS, ALL_SCHEDULES}:
             return served.answer(call)
         plural = call.path.rpartition("/")[2]

@@ -4,6 +4,7 @@ All functions that ask the API server raise ApiError.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -93,13 +94,17 @@ async def read_schedules(client: Client, namespace: Namespace | None, selector: 
 
 
 async def read_schedule(client: Client, namespace: Namespace, name: str) -> VgpuSchedule:
-    """Return one schedule; NotFoundError names those that the namespace has."""
+    """Return one schedule; NotFoundError names those that the namespace has, and the namespaces that have this one."""
     found = await read_schedules(client, namespace)
     for schedule in found:
         if schedule.metadata.name == name:
             return schedule
     names = ", ".join(schedule.metadata.name for schedule in found)
     hint = f"expected one of {names}" if names else "it has none; choose another namespace with --namespace NAME"
+    with suppress(ApiError):  # a user may have no right to other namespaces
+        others = await read_schedules(client, None)
+        if beside := [other.metadata.namespace for other in others if other.metadata.name == name]:
+            hint = f"namespace {beside[0]} has one: add -n {beside[0]}"
     raise NotFoundError(f"namespace {namespace} has no VgpuSchedule {name!r}; {hint}")
 
 

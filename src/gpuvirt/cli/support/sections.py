@@ -314,7 +314,7 @@ def _doctor(packing: Packing) -> Collected:
 
 def _logs(packing: Packing) -> Collected:
     if not packing.asked.logs:
-        how = "no --log given: kubectl logs -n gpuvirt POD > agent.log, then gpuvirt support --log agent.log"
+        how = "no --log given: kubectl logs -n gpu-operator POD > agent.log, then gpuvirt support --log agent.log"
         packing.left_out.append(LeftOut("logs", how))
     found: dict[str, Entry] = {}
     for number, path in enumerate(packing.asked.logs, start=1):

@@ -143,10 +143,9 @@ T = TypeVar("T")
 SIGNING = (sys.executable, "-P", "-m", "gpuvirt.controller.webhookcertificate.signing")
 Values = dict[str, bytes | None]
 """Values of a Secret by key; None removes one."""
-CHECK_S = 60.0
-TRY_S = 30.0
-AGAIN_S = 5.0
-"""The pause after a failure."""
+EVERY_S = 5.0
+"""How often the two objects are read: the API server refuses the pods of a new webhook until its CA is set."""
+TRY_S = 90.0
 CRT, KEY, CA = "tls.crt", "tls.key", "ca.crt"
 NEXT_CRT, NEXT_KEY, PREVIOUS = "next.crt", "next.key", "previous.crt"
 MOST_STEPS = 8
@@ -188,12 +187,13 @@ class CertificateKeeper:
     async def keep(self) -> None:
         """Keep the certificate, until cancelled."""
         while True:
-            await self._clock.sleep(CHECK_S if await self.check() else AGAIN_S)
+            await self.check()
+            await self._clock.sleep(EVERY_S)
 
     async def check(self) -> bool:
         """Make all steps that are due; return whether none failed."""
         try:
-            async with asyncio.timeout(TRY_S + CHECK_S):
+            async with asyncio.timeout(TRY_S):
                 for _ in range(MOST_STEPS):
                     if not await self._advance():
                         break
@@ -237,7 +237,7 @@ class CertificateKeeper:
         match step:
             case Issue():
                 name = self._names.server
-                pair = await self._worker.run(lambda: issue(name, VALID_DAYS), name="signing", timeout_s=TRY_S)
+                pair = await self._worker.run(lambda: issue(name, VALID_DAYS), name="signing", timeout_s=TRY_S / 3)
                 following: Values = {NEXT_CRT: pair.certificate.pem, NEXT_KEY: pair.key}
                 return following if step.follows else _serving(pair, step.previous)
             case Promote():

@@ -55,8 +55,9 @@ def kata_cdi_specs(evidence: Evidence) -> Iterator[Finding]:
     faults += _defined_twice(specs, runtimes)
     yield from faults
     if not faults:
-        newest = max((spec.version for spec in specs.values()), default="none")
-        yield fine("Kata", f"reads all CDI specs: {len(specs)}, the newest of version {newest}", *list(specs)[:3])
+        newest = max((spec.version for spec in specs.values()), default="")
+        count = f"{len(specs)}, the newest of version {newest}" if specs else "there are none"
+        yield fine("Kata", f"reads all CDI specs: {count}", *list(specs)[:3])
 
 
 def _invalid(file: Attribute, runtimes: Sequence[KataRuntime]) -> Finding:

@@ -30,7 +30,7 @@ def listening(evidence: Evidence) -> Iterator[Finding]:
         yield fine(
             "this host",
             "has no kubelet, so the checks of Kubernetes are skipped",
-            Seen(kubelet.folder, "empty, or does not exist"),
+            Seen(kubelet.folder, "no kubelet has run there"),
         )
     else:
         yield problem(

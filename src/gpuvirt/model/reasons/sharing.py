@@ -94,7 +94,7 @@ class NoLimit(Enum):
     LIST = "can't be written, so that containers would not load the library", "make the folder writable"
     DAEMON = (
         "has no MPS daemon that answers",
-        "kubectl get pods -l app=gpuvirt-mps on this node; docs/sharing.md describes how to run the daemon",
+        "set sandboxDevicePlugin.shares.mps.enabled; kubectl get pods -A -l app=gpuvirt-mps -o wide shows its pods",
     )
     CLIENTS = (
         "is used by as many processes as MPS serves",
