@@ -1,4 +1,4 @@
-"""Counts the files between a label's arrival at the agent and the first write to the host.
+"""Counts the files between a label's arrival at the agent and the first write to the host, and those of an Allocate.
 
 The agent of a simulated host runs in virtual time, with workers that run inline, so each run takes the same way. The
 value itself changes its form on the way: labels, a request, desired GPUs, a plan, a step. A function is on the value's
@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,7 @@ LABELS = {
     "a GPU is bound": ("2xW7900", {"nvidia.com/gpu.workload.config": "vm-passthrough"}),
 }
 """The simulated host and the labels of each way."""
+ALLOCATED = "Allocate of one"
 
 
 @dataclass(slots=True)
@@ -101,8 +102,8 @@ def followed() -> Iterator[Road]:
         sys.setprofile(None)
 
 
-async def road_of(host: str, labels: dict[str, str]) -> Road:
-    """Return the way from these labels to the first write."""
+async def roads_of(host: str, labels: dict[str, str]) -> tuple[Road, Road]:
+    """Return the way from these labels to the first write, and that of an Allocate after it."""
     kernel: SimKernel = build_host(load_host(host), where=host)
     with tempfile.TemporaryDirectory() as folder:
         async with running_node(kernel, Path(folder), Settings(workload_label=True)) as node:
@@ -112,7 +113,15 @@ async def road_of(host: str, labels: dict[str, str]) -> Road:
                 await _label(node, labels)
             if not road.has_ended:
                 raise SystemExit(f"{host}: the agent has written nothing for {labels}")
-    return road
+            request = _first_healthy(node)
+            with followed() as allocated:
+                node.allocate(*request)
+    return road, allocated
+
+
+def _first_healthy(node: SimNode) -> tuple[str, list[str]]:
+    offered = node.offered.items()
+    return next((name, [device]) for name, devices in offered for device, healthy in devices.items() if healthy)
 
 
 async def _label(node: SimNode, labels: dict[str, str]) -> None:
@@ -125,6 +134,14 @@ async def _label(node: SimNode, labels: dict[str, str]) -> None:
         await node.report_account()
 
 
+def roads() -> Mapping[str, Road]:
+    """Return the ways of both labels, and that of an Allocate."""
+    found: dict[str, Road] = {}
+    for what, (host, labels) in LABELS.items():
+        found[what], found[ALLOCATED] = asyncio.run(roads_of(host, labels))
+    return found
+
+
 def main() -> None:
     """Print the ways."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n    ")[0])
@@ -132,12 +149,11 @@ def main() -> None:
     stops = parser.parse_args().stops
     print("| | files | on the value's own road | functions that get it |")
     print("| --- | --- | --- | --- |")
-    for what, (host, labels) in LABELS.items():
-        road = asyncio.run(road_of(host, labels))
+    for what, road in roads().items():
         functions = sum(map(len, road.own.values()))
         print(f"| {what} | {len(road.files)} | {len(road.own)} | {functions} |")
-        for file, names in road.own.items() if stops else ():
-            print(f"    {file}: {', '.join(names)}")
+        for file in road.files if stops else ():
+            print(f"    {file}: {', '.join(road.own.get(file, ()))}")
 
 
 if __name__ == "__main__":
