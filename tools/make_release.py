@@ -14,7 +14,7 @@ import sys
 import tarfile
 import tempfile
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sbom import sbom
@@ -76,7 +76,7 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 def make_image() -> Path:
     """Build the image as dist/'s docker archive, with the options of the command line."""
     environment = {name: value for name, value in os.environ.items() if name != "REGISTRY"}  # noqa: TID251
-    subprocess.run([ROOT / "tools/make-image", *sys.argv[2:]], env=environment, check=True)
+    run(ROOT / "tools/make-image", *sys.argv[2:], environment=environment)
     return DIST / IMAGE
 
 
@@ -92,9 +92,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def run(*command: Path | str, cwd: Path = ROOT) -> None:
+def run(*command: Path | str, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> None:
     """Run a program, and end with its exit code if it fails."""
-    if (code := subprocess.run(command, cwd=cwd, check=False).returncode) != 0:
+    if (code := subprocess.run(command, cwd=cwd, env=environment, check=False).returncode) != 0:
         sys.exit(code)
 
 

@@ -22,8 +22,8 @@ def load_part(group: str, name: str, distribution: str) -> ModuleType:
     if point is None or found != __version__:
         state = "is not installed" if found is None else f"is installed in version {found}"
         raise MissingPartError(
-            f"{name} needs {distribution} {__version__}, which {state}; pip install {distribution}=={__version__},"
-            f" or pip install {_FOLDERS[distribution]} in a clone of gpuvirt"
+            f"{name} needs {distribution} {__version__}, which {state}; in a clone of gpuvirt:"
+            f" pip install {_FOLDERS[distribution]}; or pip install {distribution}=={__version__}"
         )
     module: ModuleType = point.load()
     return module

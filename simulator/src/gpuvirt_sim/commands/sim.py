@@ -163,11 +163,13 @@ def mount(
     from gpuvirt_sim.mounted.mounting import serve
     from gpuvirt_sim.mounted.record import Record
 
+    search = executables.search_path(folder.absolute(), manager)  # fuse changes the working folder
+
     def ready() -> None:
         print(f"{host} is mounted at {folder} until Ctrl-C", flush=True)
         print(f"try: gpuvirt devices --host-root {folder}", flush=True)
         if manager is not VgpuManager.NONE:
-            print(f"try: PATH={executables.search_path(folder.absolute(), manager)}:$PATH nvidia-smi", flush=True)
+            print(f"try: PATH={search}:$PATH nvidia-smi", flush=True)
 
     kernel = build_host(load_host(host), where=host, wait=True)
     kernel.blocking.last(durations)
