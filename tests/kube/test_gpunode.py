@@ -11,7 +11,7 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuId
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.events import EventDraft, EventLevel
 from gpuvirt.kube.kinds import gpunode
-from gpuvirt.kube.kinds.gpunode import GpuMode, GpuNode, Spec, Status
+from gpuvirt.kube.kinds.gpunode import GpuMode, GpuNode, Planning, Spec, Status
 from gpuvirt.kube.kinds.parts import Condition
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.resources import Metadata
@@ -166,17 +166,45 @@ def test_a_new_resource_under_review_yields_no_event() -> None:
     assert list(events_between(status_of(picture(), EMPTY, AT), waiting)) == []
 
 
-def test_a_gpu_that_changes_its_mode_or_vanishes_yields_an_event() -> None:
+def test_a_gpu_that_changes_its_mode_yields_an_event() -> None:
     before = status_of(picture(), EMPTY, AT)
     (gpu,) = before.gpus
     whole = replace(before, gpus=(replace(gpu, mode="passthrough"),))
     assert list(events_between(before, whole)) == [
         EventDraft(EventLevel.NORMAL, "ModeChanged", f"{GPU} changed from mode vgpu to passthrough")
     ]
-    none = replace(before, gpus=())
-    assert list(events_between(before, none)) == [
+
+
+def test_a_node_is_not_ready_until_a_gpu_that_disappeared_is_back_or_its_gpunode_was_deleted() -> None:
+    before, empty = status_of(picture(), EMPTY, AT), replace(picture(), gpus=())
+    before = replace(
+        before,
+        gpus=tuple(replace(gpu, planning=Planning(pci_id="10DE:2236", class_code=0x030200)) for gpu in before.gpus),
+    )
+
+    def after(status: Status, view: NodeView) -> Status:
+        return status_of(view, replace(EMPTY, status=status), AT)
+
+    gone = after(before, empty)
+    ready = condition(gone, "Ready")
+    assert (gone.gone, ready.status, ready.reason) == ((GPU,), "False", "GpuGone")
+    assert "kubectl delete gpunode node01" in ready.message
+    assert list(events_between(before, gone)) == [
         EventDraft(EventLevel.WARNING, "GpuGone", f"{GPU} has disappeared from the host")
     ]
+    assert after(gone, empty) == gone, "also after a restart of the agent"
+    assert after(gone, replace(empty, host_observed=False)).gone == (GPU,), "not observed is not back"
+    back = after(gone, picture())
+    assert (back.gone, condition(back, "Ready").status) == ((), "True")
+    assert [event.reason for event in events_between(gone, back)] == ["Reconciled"]
+    assert status_of(empty, EMPTY, AT).gone == (), "a new GpuNode has listed none"
+
+
+def test_a_function_that_is_no_gpu_may_disappear() -> None:
+    before = status_of(picture(), EMPTY, AT)
+    (gpu,) = before.gpus
+    function = replace(gpu, address="0000:65:00.4", planning=None)
+    assert status_of(picture(), replace(EMPTY, status=replace(before, gpus=(gpu, function))), AT).gone == ()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import msgspec
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ObservedObject, ReportOutcome
 from gpuvirt.agent.cluster.noderequests import TakeRequest
 from gpuvirt.clock import Signal
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.kube import events
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import PatchType
@@ -41,7 +43,7 @@ from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, W
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.validation import ValidatorCheck
 from gpuvirt.model.offers.view import GpuView, NodeView, PlanningView, ResourceView, VgpuView
-from gpuvirt.model.reasons import Reason, ReasonCode, reasons_text
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, reasons_text
 from gpuvirt.model.shares.node.memoryregion import PodMemory
 from gpuvirt.model.shares.sharedgpus import SharedGpus
 
@@ -62,11 +64,11 @@ def events_between(before: Status | None, after: Status) -> Iterator[EventDraft]
     for gpu in after.gpus:
         if (mode := modes.get(gpu.address, gpu.mode)) != gpu.mode:
             yield EventDraft(EventLevel.NORMAL, "ModeChanged", f"{gpu.address} changed from mode {mode} to {gpu.mode}")
-    for address in sorted(modes.keys() - {gpu.address for gpu in after.gpus}):
-        yield EventDraft(EventLevel.WARNING, "GpuGone", f"{address} has disappeared from the host")
+    for address in sorted(set(after.gone) - set(before.gone)):
+        yield EventDraft(EventLevel.WARNING, ReasonCode.GPU_GONE, f"{address} has disappeared from the host")
     ready, was = _ready(after), _ready(before)
-    if ready is None or ready.reason == ReasonCode.AWAITS_CONTROLLER:
-        return  # every new resource waits for the controller for a moment
+    if ready is None or ready.reason in {ReasonCode.AWAITS_CONTROLLER, ReasonCode.GPU_GONE}:
+        return  # every new resource waits for the controller for a moment, and a GPU that is gone has an event
     if after.invalid and ready.message.startswith(after.invalid[0].message):
         return  # invalid desired state has its own events
     if was is None or (ready.status, ready.reason) != (was.status, was.reason):
@@ -237,6 +239,7 @@ def status_of(view: NodeView, observed: GpuNode, at: datetime, memory: Sequence[
     """Return the status for an agent's view; a condition whose status is unchanged keeps its transition time."""
     gpus = (*view.gpus, *(function for function in view.functions if function.offered_as is not None))
     before = (observed.status or Status()).conditions
+    gone = _gone(observed, view)
     known = {(condition.type, condition.status): condition.last_transition_time for condition in before}
     now = f"{at:%Y-%m-%dT%H:%M:%SZ}"
     return Status(
@@ -244,6 +247,7 @@ def status_of(view: NodeView, observed: GpuNode, at: datetime, memory: Sequence[
         agent=view.agent.version if view.agent is not None else None,
         totals=_totals(view),
         gpus=tuple(_gpu(gpu) for gpu in gpus),
+        gone=gone,
         resources=tuple(_offered(resource) for resource in view.resources),
         invalid=tuple(_invalid(desired) for desired in view.invalid),
         shares=_shares(view.shared, memory),
@@ -256,16 +260,33 @@ def status_of(view: NodeView, observed: GpuNode, at: datetime, memory: Sequence[
                 last_transition_time=known.get((kind, status), now),
                 observed_generation=observed.metadata.generation,
             )
-            for kind, status, reason, message in _conditions(view)
+            for kind, status, reason, message in _conditions(view, [_gpu_gone(gpu, observed) for gpu in gone])
         ),
     )
 
 
-def _conditions(view: NodeView) -> Iterator[tuple[str, str, str, str]]:
+def _gone(observed: GpuNode, view: NodeView) -> tuple[str, ...]:
+    """Return the GPUs that the GpuNode has listed and that the host has no more; VFs come and go."""
+    if (before := observed.status) is None or not view.host_observed:
+        return before.gone if before is not None else ()
+    listed = {*before.gone, *(gpu.address for gpu in before.gpus if gpu.planning is not None)}
+    return tuple(sorted(listed - {gpu.address for gpu in view.gpus}))
+
+
+def _gpu_gone(address: str, node: GpuNode) -> Reason:
+    fix = (
+        "look at the kernel's log (dmesg); a rescan (echo 1 > /sys/bus/pci/rescan) or a cold reboot may bring it back."
+        f" If it was taken out: kubectl delete gpunode {node.metadata.name}, which the agent creates again"
+    )
+    message, place = "has disappeared from the host", Seen.absent(device_path(PciAddress(address)))
+    return Reason(ReasonCode.GPU_GONE, address, message, (place,), fix)
+
+
+def _conditions(view: NodeView, gone: Sequence[Reason]) -> Iterator[tuple[str, str, str, str]]:
     if not view.host_observed:
         yield READY, "Unknown", NOT_OBSERVED, "the agent has not observed the host yet"
         return
-    problems = tuple(_problems(view))
+    problems = (*gone, *_problems(view))
     if problems:
         yield READY, "False", str(problems[0].code), reasons_text(problems)
     else:

@@ -260,6 +260,13 @@ class Status(ReadStatus, frozen=True, kw_only=True):
     agent: Annotated[str | None, Meta(description="The agent's version.")] = None
     totals: Totals = Totals()
     gpus: Annotated[tuple[Gpu, ...], Meta(description="The GPUs of the node.")] = ()
+    gone: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="The addresses of GPUs that have disappeared from the node. It is not Ready until they are"
+            " back, or this GpuNode was deleted: the agent then creates another one."
+        ),
+    ] = ()
     resources: Annotated[tuple[Offered, ...], Meta(description="The resources that the agent offers.")] = ()
     invalid: Annotated[
         tuple[Invalid, ...],

@@ -264,6 +264,7 @@ class ReasonCode(Code):
     SOCKET_TAKEN = _agent("SocketTaken", "another device plugin listens at the agent's socket", Level.ERROR)
     SCAN_BLOCKED = _agent("ScanBlocked", "an observation of the host sleeps in the kernel", Level.UNKNOWN)
     SCAN_FAILED = _agent("ScanFailed", "an observation of the host failed", Level.ERROR)
+    GPU_GONE = _agent("GpuGone", "a GPU that the GpuNode listed has disappeared from the host", Level.ERROR)
     LEDGER_LOST = _agent("LedgerLost", "the ledger of allocations was damaged; the kubelet reports them")
     LEDGER_NOT_WRITTEN = _agent("LedgerNotWritten", "the ledger of allocations can't be written")
     CDI_NOT_WRITTEN = _agent("CdiNotWritten", "the CDI specs can't be written, so Kata finds no devices")
