@@ -41,6 +41,7 @@ class StageOutcome(StrEnum):
 
 STEPS: Mapping[ReasonCode, StageName] = {
     ReasonCode.FELL_OFF_BUS: StageName.BUS,
+    ReasonCode.BAR_UNASSIGNED: StageName.BUS,
     ReasonCode.DEVICE_GONE: StageName.BUS,
     ReasonCode.AWAITED_AFTER_REBOOT: StageName.DRIVER,
     ReasonCode.MALFORMED_SYSFS_ENTRY: StageName.BUS,

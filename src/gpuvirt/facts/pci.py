@@ -1,5 +1,6 @@
 """PCI functions as the kernel shows them, and the type of attributes that could not be read."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from errno import errorcode
@@ -31,7 +32,9 @@ STUB_DRIVERS = frozenset({"pci-stub", "pci-pf-stub"})
 VENDOR_VFIO_DRIVER = "nvidia"
 """The driver that makes VFIO devices of VFs and stays their driver (vendor-VFIO vGPUs)."""
 
-HARMLESS_ATTRIBUTES = frozenset({"numa_node", "subsystem_vendor", "subsystem_device", "revision", "sriov_totalvfs"})
+HARMLESS_ATTRIBUTES = frozenset(
+    {"numa_node", "subsystem_vendor", "subsystem_device", "revision", "sriov_totalvfs", "resource"}
+)
 """Attributes that do not decide whether a VM can get the device."""
 
 
@@ -95,6 +98,8 @@ class PciFunction(msgspec.Struct, frozen=True):
     sriov_total_vfs: int | None = None
     fell_off_bus: bool = False
     """Whether the configuration space reads as 0xffff although the kernel still lists the function."""
+    bars_unassigned: tuple[int, ...] = ()
+    """The numbers of a GPU's memory BARs that have no address; not read for other functions and for VFs."""
     console: str | None = None
     """The host's use of a GPU that is a display: `drives the console (fb0)`; None without one, and not read for other
     functions."""
@@ -146,6 +151,29 @@ class PciFunction(msgspec.Struct, frozen=True):
     def spoils_group(self) -> bool:
         """Whether the function's driver does its own DMA, so that no VM can open its IOMMU group."""
         return isinstance(self.driver, str) and self.driver not in GROUP_FRIENDLY_DRIVERS and not self.cdevs
+
+
+PCI_BARS = 6
+"""The BARs of a function; its expansion ROM and the BARs of its VFs follow (include/linux/pci.h)."""
+MEMORY_BAR = 0x200
+"""IORESOURCE_MEM (include/linux/ioport.h)."""
+
+
+def parse_bars(resource: str) -> dict[int, int | None] | None:
+    """Return the size of each memory BAR by its number, None for one without an address; None for another format.
+
+    A line has start, end and flags. A BAR without an address keeps its size and flags, and starts at 0. BARs of I/O
+    ports are left out: GPUs do not need them, and large hosts have no address space for them.
+    """
+    sizes: dict[int, int | None] = {}
+    lines = resource.splitlines()
+    for number, line in enumerate(lines[:PCI_BARS]):
+        if not re.fullmatch(r"0x[0-9a-f]{1,16} 0x[0-9a-f]{1,16} 0x[0-9a-f]{1,16}", line):
+            return None
+        start, end, flags = (int(word, 16) for word in line.split())
+        if flags & MEMORY_BAR:
+            sizes[number] = end - start + 1 if start else None
+    return sizes if lines else None
 
 
 def kind_of(class_code: int, vendor: int) -> FunctionKind:

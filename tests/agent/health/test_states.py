@@ -9,6 +9,7 @@ from gpuvirt.facts.pci import GRACE_DRIVER
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
+from gpuvirt_sim.devices.function import resource
 from gpuvirt_sim.files.blocking import WouldBlock
 from gpuvirt_sim.files.tree import Link, constant
 from tests.agent.node.simnode import SimNode, running_node
@@ -89,6 +90,23 @@ async def test_a_gpu_that_fell_off_the_bus_is_unhealthy_after_two_scans(two_a10:
     assert two_a10.reasons(FIRST) == [ReasonCode.FELL_OFF_BUS]
     assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}
     two_a10.kernel.fall_off_bus(FIRST, fallen=False)
+    await two_a10.advance(12)
+    assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
+
+
+async def test_a_gpu_whose_memory_has_no_address_is_unhealthy_and_one_whose_bars_cannot_be_read_is_not(
+    two_a10: SimNode,
+) -> None:
+    file = two_a10.kernel.tree.real_path(HostPath(f"/sys/bus/pci/devices/{FIRST}/resource"))
+    before = two_a10.kernel.tree.find(file)
+    two_a10.kernel.tree.place(file, constant(resource(unassigned=True)))
+    await two_a10.advance(12)
+    assert two_a10.reasons(FIRST) == [ReasonCode.BAR_UNASSIGNED]
+    assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}
+    two_a10.kernel.tree.place(file, constant("odd"))
+    await two_a10.advance(12)
+    assert two_a10.reasons(FIRST) == [ReasonCode.BAR_UNASSIGNED], "unknown: as before"
+    two_a10.kernel.tree.place(file, before)
     await two_a10.advance(12)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
 

@@ -83,7 +83,7 @@ BAD = {
     ),
     "no room for a BAR": Bad(
         lambda: host(PlatformSpec(bars_unassigned=(GPU,))),
-        FindingCode.BAR_UNASSIGNED, Level.ERROR, f"{FOLDER}/resource: 0x0000000000000000 0x00000007ffffffff",
+        ReasonCode.BAR_UNASSIGNED, Level.ERROR, f"{FOLDER}/resource: 0x0000000000000000 0x00000007ffffffff",
         "Above 4G Decoding",
     ),
     "VT-d off in the firmware": Bad(

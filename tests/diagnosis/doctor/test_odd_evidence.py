@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from gpuvirt.cli.output import diagnosisrender as shown
 from gpuvirt.diagnosis.checks.drivers import parse_ids
-from gpuvirt.diagnosis.checks.firmware import cpu_flags, parse_bars
+from gpuvirt.diagnosis.checks.firmware import cpu_flags
 from gpuvirt.diagnosis.checks.iommu import can_remap
 from gpuvirt.diagnosis.checks.kubelet import parse_cpulist
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.pci import parse_bars
 from gpuvirt.facts.platform import MOST_SHOWN, legible
 from gpuvirt.facts.runtimes import parse_toml
 from gpuvirt.model.inventory.nearness import nearest, nearest_names

@@ -136,6 +136,7 @@ def sriov(evidence: Evidence) -> Iterator[Finding]:
 
 OF_OTHER_CHECKS = frozenset(
     {
+        ReasonCode.BAR_UNASSIGNED,
         ReasonCode.BOOT_CONSOLE,
         ReasonCode.GRACE_DRIVER_MISSING,
         ReasonCode.GROUP_NOT_VIABLE,

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from gpuvirt.diagnosis.bootloader import set_arguments
 from gpuvirt.diagnosis.evidence import Evidence
 from gpuvirt.diagnosis.findings import Finding, fine, problem, seen, unread
-from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.pci import Unread, parse_bars
 from gpuvirt.facts.platform import Attribute, FunctionSetup
 from gpuvirt.model.inventory.inventory import Gpu
-from gpuvirt.model.reasons import FindingCode, Seen, count_of
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, count_of
 
 VIRTUALIZATION = {"vmx": "VT-x", "svm": "AMD-V"}
 ARM = "CPU implementer"
@@ -18,10 +18,6 @@ OUTER_IOMMU = (
     "<features><ioapic driver='qemu'/></features>",
     "<devices><iommu model='intel'><driver intremap='on' caching_mode='on'/></iommu></devices>",
 )
-MEMORY = 0x200
-"""IORESOURCE_MEM (include/linux/ioport.h)."""
-PCI_BARS = 6
-"""The first lines of `resource`, one for each BAR; the expansion ROM and the BARs of VFs follow."""
 
 
 def cpu_flags(cpuinfo: str) -> frozenset[str]:
@@ -133,28 +129,11 @@ def bars(evidence: Evidence) -> Iterator[Finding]:
         yield fine(count_of(len(placed), "GPU"), message, placed[0].resource)
 
 
-def parse_bars(resource: str) -> dict[int, int | None] | None:
-    """Return the size of each memory BAR by its number, None for one without an address; None for another format.
-
-    A line has start, end and flags. A BAR without an address keeps its size and flags, and starts at 0. BARs of I/O
-    ports are left out: GPUs do not need them, and large hosts have no address space for them.
-    """
-    sizes: dict[int, int | None] = {}
-    lines = resource.splitlines()
-    for number, line in enumerate(lines[:PCI_BARS]):
-        if not re.fullmatch(r"0x[0-9a-f]{1,16} 0x[0-9a-f]{1,16} 0x[0-9a-f]{1,16}", line):
-            return None
-        start, end, flags = (int(word, 16) for word in line.split())
-        if flags & MEMORY:
-            sizes[number] = end - start + 1 if start else None
-    return sizes if lines else None
-
-
 def _unassigned(evidence: Evidence, gpu: Gpu, setup: FunctionSetup, what: str) -> Finding:
     lines = (setup.resource.text or "").splitlines()
     shown = next((line for line in lines if line.startswith("0x0000000000000000 ") and not line.endswith(" 0x0")), None)
     return problem(
-        FindingCode.BAR_UNASSIGNED,
+        ReasonCode.BAR_UNASSIGNED,
         gpu.function.address,
         f"has {what}",
         seen(Attribute(setup.resource.path, shown or setup.resource.value)),

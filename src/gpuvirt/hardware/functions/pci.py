@@ -17,6 +17,7 @@ from gpuvirt.facts.pci import (
     ResetScope,
     Unread,
     kind_of,
+    parse_bars,
 )
 from gpuvirt.facts.snapshot import MalformedEntry
 from gpuvirt.facts.sysfs import device_path
@@ -215,12 +216,14 @@ class FunctionReading:
             virtfns=self.vfs(entries),
             sriov_total_vfs=self.or_before(self._number("sriov_totalvfs", attributes.number), None),
             fell_off_bus=self.fell_off_bus(),
-            unread=tuple(self.unread),
         )
         if found.kind is FunctionKind.GPU and class_code >> 16 == DISPLAY and "boot_vga" in entries:
             found = replace(found, console=read_console(self.kernel, self.address))
         is_bound_gpu = found.kind is FunctionKind.GPU and found.physfn is None and isinstance(driver, str)
+        if found.kind is FunctionKind.GPU and found.physfn is None:
+            found = replace(found, bars_unassigned=self.bars_unassigned())
         has_tenants = found.on_vfio or is_bound_gpu
+        found = replace(found, unread=tuple(self.unread))
         return replace(found, reset=read_reset(self.kernel, self.address)) if has_tenants else found
 
     def or_before(self, found: T | Unread, before: T) -> T:
@@ -274,6 +277,14 @@ class FunctionReading:
             if "vfio-dev" in entries
             else ()
         )
+
+    def bars_unassigned(self) -> tuple[int, ...]:
+        """Return the memory BARs to which neither the firmware nor the kernel has given an address."""
+        text = self.or_before(attributes.text(self.kernel, attribute(self.address, "resource")), None)
+        sizes = parse_bars(text) if text is not None else None
+        if sizes is None:  # unknown: as before; doctor names a file that can't be read
+            return self.before.bars_unassigned if self.before is not None else ()
+        return tuple(number for number, size in sizes.items() if size is None)
 
     def fell_off_bus(self) -> bool:
         """Return whether configuration space has only ones."""

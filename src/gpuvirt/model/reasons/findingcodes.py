@@ -14,8 +14,6 @@ class FindingCode(Code):
     NO_VIRTUALIZATION = _host("NoVirtualization", "the processor shows neither vmx nor svm", Level.ERROR)
     HOST_IS_VM = _host("HostIsVm", "the host is itself a VM, without a virtual IOMMU")
     KVM_MISSING = _host("KvmMissing", "`/dev/kvm` does not exist", Level.ERROR)
-    BAR_UNASSIGNED = _host("BarUnassigned", "the firmware found no address for a GPU's memory", Level.ERROR)
-
     IOMMU_OFF = _host(
         "IommuOff",
         "the host has no IOMMU group: the IOMMU is off in the firmware or by the kernel's command line",

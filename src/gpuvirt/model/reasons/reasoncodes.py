@@ -101,6 +101,7 @@ class ReasonCode(Code):
     )
     BOOT_CONSOLE = _unhealthy("BootConsole", "a GPU on a VFIO driver shows the host's console")
     FELL_OFF_BUS = _unhealthy("FellOffBus", "the configuration space of the function reads as 0xffff", Level.ERROR)
+    BAR_UNASSIGNED = _unhealthy("BarUnassigned", "the firmware found no address for a GPU's memory", Level.ERROR)
     UNREAD = _unhealthy(
         "Unread",
         "a file could not be read, or a program's output was not understood; the value is unknown, not absent",

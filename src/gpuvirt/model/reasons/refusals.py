@@ -119,6 +119,14 @@ def fell_off_bus(subject: str, address: PciAddress) -> Reason:
     return Reason(ReasonCode.FELL_OFF_BUS, subject, message, seen, fix)
 
 
+def bar_unassigned(subject: str, function: PciFunction) -> Reason:
+    """A driver can't reach the GPU's memory, in a VM neither."""
+    numbers = ", ".join(map(str, function.bars_unassigned))
+    seen = (Seen(sysfs.device_path(function.address, "resource"), f"BAR {numbers} starts at 0"),)
+    fix = "enable Above 4G Decoding in the firmware; gpuvirt doctor on the node has the other ways"
+    return Reason(ReasonCode.BAR_UNASSIGNED, subject, f"has BAR {numbers} without an address", seen, fix)
+
+
 def carries_vgpus(address: PciAddress, count: int) -> Reason:
     """The vGPUs would be removed with the driver."""
     message = f"carries {count_of(count, 'vGPU')}, which a change of its driver would remove"
