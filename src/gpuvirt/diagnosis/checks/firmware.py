@@ -1,15 +1,18 @@
 """Checks of the firmware's settings: virtualization, KVM, address space; and whether the host is itself a VM."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+
+from msgspec.structs import replace
 
 from gpuvirt.diagnosis.bootloader import set_arguments
 from gpuvirt.diagnosis.evidence import Evidence
-from gpuvirt.diagnosis.findings import Finding, fine, problem, seen, unread
+from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.facts.pci import Unread, parse_bars
 from gpuvirt.facts.platform import Attribute, FunctionSetup
 from gpuvirt.model.inventory.inventory import Gpu
-from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, count_of
+from gpuvirt.model.reasons import FindingCode, Seen, count_of
+from gpuvirt.model.reasons.refusals import bar_unassigned
 
 VIRTUALIZATION = {"vmx": "VT-x", "svm": "AMD-V"}
 ARM = "CPU implementer"
@@ -118,9 +121,9 @@ def bars(evidence: Evidence) -> Iterator[Finding]:
         if sizes is None or setup.resource.text is None:
             yield unread(gpu.function.address, "has BARs that could not be read", setup.resource)
         elif missing := [number for number, size in sizes.items() if size is None]:
-            yield _unassigned(evidence, gpu, setup, f"BAR {', '.join(map(str, missing))} without an address")
+            yield _unassigned(evidence, gpu, setup, missing)
         elif not sizes and not gpu.function.fell_off_bus:
-            yield _unassigned(evidence, gpu, setup, "no BAR at all")
+            yield _unassigned(evidence, gpu, setup, ())
         else:
             placed.append(setup)
             largest = max(largest, *(size for size in sizes.values() if size is not None), 0)
@@ -129,20 +132,17 @@ def bars(evidence: Evidence) -> Iterator[Finding]:
         yield fine(count_of(len(placed), "GPU"), message, placed[0].resource)
 
 
-def _unassigned(evidence: Evidence, gpu: Gpu, setup: FunctionSetup, what: str) -> Finding:
+def _unassigned(evidence: Evidence, gpu: Gpu, setup: FunctionSetup, bars: Collection[int]) -> Finding:
     lines = (setup.resource.text or "").splitlines()
     shown = next((line for line in lines if line.startswith("0x0000000000000000 ") and not line.endswith(" 0x0")), None)
-    return problem(
-        ReasonCode.BAR_UNASSIGNED,
-        gpu.function.address,
-        f"has {what}",
-        seen(Attribute(setup.resource.path, shown or setup.resource.value)),
+    reason = bar_unassigned(gpu.function.address, gpu.function.address, bars)
+    return of_reason(
+        replace(reason, places=seen(Attribute(setup.resource.path, shown or setup.resource.value))),
+        reason.code.level,
+        "in the firmware's setup: enable Above 4G Decoding (MMIO above 4 GB) and, where available, Resizable BAR",
+        "if that does not help, let the kernel assign the addresses:",
+        *set_arguments(evidence.setup, "pci=realloc"),
         why="the firmware found no address space for the GPU's memory, so neither the host nor a VM can use it",
-        fix=(
-            "in the firmware's setup: enable Above 4G Decoding (MMIO above 4 GB) and, where available, Resizable BAR",
-            "if that does not help, let the kernel assign the addresses:",
-            *set_arguments(evidence.setup, "pci=realloc"),
-        ),
     )
 
 

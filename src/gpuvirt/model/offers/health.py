@@ -165,7 +165,7 @@ def _against_next_pod(
     A pod that has the device keeps it: a restarted kubelet would reject the pod if its device were unhealthy.
     """
     if gpu.bars_unassigned:
-        yield refusals.bar_unassigned(candidate.id, gpu)
+        yield refusals.bar_unassigned(candidate.id, gpu.address, gpu.bars_unassigned)
     is_whole = candidate.target.vgpu is None
     desired = TenantKind.VM if is_whole else TenantKind.NATIVE
     if (unreset := former.why_withheld(facts.functions, gpu.address, desired)) is not None:

@@ -1,6 +1,6 @@
 """Why a device is not changed or allocated: the reasons that changes of drivers, of vGPUs and allocations share."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress, VgpuId, is_mdev_uuid
@@ -119,12 +119,12 @@ def fell_off_bus(subject: str, address: PciAddress) -> Reason:
     return Reason(ReasonCode.FELL_OFF_BUS, subject, message, seen, fix)
 
 
-def bar_unassigned(subject: str, function: PciFunction) -> Reason:
-    """A driver can't reach the GPU's memory, in a VM neither."""
-    numbers = ", ".join(map(str, function.bars_unassigned))
-    seen = (Seen(sysfs.device_path(function.address, "resource"), f"BAR {numbers} starts at 0"),)
+def bar_unassigned(subject: str, address: PciAddress, bars: Collection[int]) -> Reason:
+    """A driver can't reach the GPU's memory, in a VM neither; `bars` are those without an address."""
+    what = f"BAR {', '.join(map(str, bars))} without an address" if bars else "no BAR at all"
+    seen = (Seen(sysfs.device_path(address, "resource"), what),)
     fix = "enable Above 4G Decoding in the firmware; gpuvirt doctor on the node has the other ways"
-    return Reason(ReasonCode.BAR_UNASSIGNED, subject, f"has BAR {numbers} without an address", seen, fix)
+    return Reason(ReasonCode.BAR_UNASSIGNED, subject, f"has {what}", seen, fix)
 
 
 def carries_vgpus(address: PciAddress, count: int) -> Reason:
