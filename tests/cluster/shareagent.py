@@ -20,8 +20,7 @@ from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.shares import limitfiles, recordstore
 from gpuvirt.agent.shares.limitfiles import LimitFiles, MpsLimits
 from gpuvirt.agent.shares.nodeshares import stored_shares
-from gpuvirt.agent.shares.podends import Accounts
-from gpuvirt.agent.shares.shareallocator import Dependencies
+from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.cli.parameters.apiserver import demanded_credentials
 from gpuvirt.clock import RealClock
@@ -35,7 +34,7 @@ from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.tasks import until_stopped
-from tests.agent.shares.opengpus import OpenGpus
+from tests.agent.shares.opengpus import OpenGpus, decide, decide_when_observed
 from tests.cluster.apilab import Listener
 
 log = logging.getLogger(__name__)
@@ -56,16 +55,18 @@ async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int], l
     shares = replace(shares, mps=MpsLimits((by,), by / "pipe"))
     memory = {GpuId(gpu): MEMORY_MIB for gpu in gpus}
     capacity = {GpuId(gpu): Units(units) for gpu, units in gpus.items()}
-    shares.publish(NodeSharing(capacity, memory_mib=memory, enforcement=enforcement))
+    sharing = NodeSharing(capacity, memory_mib=memory, enforcement=enforcement)
+    shares.follow(shares.state.get().with_published(sharing))
     recorded = RecordedUnits(kubelet, shares.resource)
     kernel = RealKernel(HostRoots.under(Path("/")))
     accounts = Accounts(recorded.read, lambda pods: read_running_pods(kernel, pods))
-    on = Dependencies(shares, RealClock(), ThreadWorker("specs"), accounts, OpenGpus())
+    on = Dependencies(shares, RealClock(), ThreadWorker("specs"), accounts, OpenGpus(), lambda: decide(shares))
     offer = UnitOffer(on, kubelet, Intervals(), lambda _, state: log.info("%s", state))
     side = ClusterSide(demanded_credentials(kubeconfig), NodeName(settings.NODE), None, gpu_nodes=False)
     async with asyncio.TaskGroup() as group:
         group.create_task(side.run(Listener(shares=shares), on.clock))
         group.create_task(offer.run())
+        group.create_task(decide_when_observed(shares))
 
 
 if __name__ == "__main__":

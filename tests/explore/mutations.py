@@ -20,7 +20,6 @@ from gpuvirt.agent.kubelet import accountwatch, recordedallocations
 from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.agent.reconcile.operands import Operands
 from gpuvirt.agent.reconcile.podaccount import PodAccount
-from gpuvirt.agent.shares import podends
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts, FreshFacts
@@ -39,6 +38,7 @@ from gpuvirt.model.change.plan import Scope, VgpuPlan
 from gpuvirt.model.change.state import DriverJournal, UnitState
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node import decisions, picture
+from gpuvirt.model.node import shares as nodeshares
 from gpuvirt.model.node.memo import Memoized
 from gpuvirt.model.node.parts import NodeAllocations, allocations_part
 from gpuvirt.model.offers import withdrawal
@@ -277,7 +277,9 @@ GUARDS: Mapping[str, Guard] = {
     "tenants: recorded before the answer of Allocate": Guard(
         TenancyKeeper, "give", nothing, ("memory-of-a-vm-after-a-kill",)
     ),
-    "shares: all accounts but the API server's": Guard(podends, "why_kept", lambda *_: {}, ("share-of-a-deleted-pod",)),
+    "shares: all accounts but the API server's": Guard(
+        nodeshares, "why_kept", lambda *_: {}, ("share-of-a-deleted-pod",)
+    ),
     "vGPUs of another plugin: removed once it has ended, and its devices are not counted": Guard(
         Operands,
         "_why_waiting",

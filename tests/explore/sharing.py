@@ -11,9 +11,8 @@ from gpuvirt.agent.agent import Agent
 from gpuvirt.agent.kubelet import wire
 from gpuvirt.agent.kubelet.shares.offering import RecordedUnits
 from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
-from gpuvirt.agent.shares.podends import Accounts
 from gpuvirt.agent.shares.refusals import ShareRefusedError
-from gpuvirt.agent.shares.shareallocator import Dependencies, ShareAllocator
+from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, ShareAllocator
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.hardware.access.kernel import Kernel
@@ -74,7 +73,7 @@ def sharing_of(world: "World", agent: Agent, kernel: Kernel, worker: SerialWorke
         return None
     recorded = RecordedUnits(world.kubelet.paths, shares.resource)
     accounts = Accounts(recorded.read, lambda pods: read_running_pods(kernel, pods))
-    dependencies = Dependencies(shares, world.clock, worker, accounts, agent.gpu_claims)
+    dependencies = Dependencies(shares, world.clock, worker, accounts, agent.gpu_claims, agent.decide)
     return Sharing(shares, ShareAllocator(dependencies), accounts)
 
 

@@ -121,7 +121,7 @@ class Agent:
             replace(self._options.terms, agent=agent, run_id=uuid.uuid4().hex[:8]),
             ledger,
             TenancyKeeper(hostfiles.tenancies_beside(self._options.ledger), ledger, self._with_gpus),
-            lambda: self.shares.given if self.shares is not None else None,
+            lambda: self.shares.picture if self.shares is not None else None,
             desired.good_configs,
             desired.enforcement,
         )
@@ -237,8 +237,7 @@ class Agent:
         if self.node_counts is not None and self._state.memory.notice.counts != self.node_counts.get():
             self.node_counts.set(self._state.memory.notice.counts)
         if self.shares is not None:
-            sharing = self._state.memory.sharing
-            self.shares.observe_gpus(sharing.gpus, sharing.minors, sharing.memory_mib)
+            self.shares.follow(self._state.memory.shares)
         self._wakes.operands.set()
         if self._state.memory.withdrawal.grew or self.observations.awaits_new_devices:
             self._wakes.ask_kubelet.set()

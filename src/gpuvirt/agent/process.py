@@ -28,8 +28,7 @@ from gpuvirt.agent.shares import limitfiles, recordstore
 from gpuvirt.agent.shares.limitfiles import LimitFiles, MpsLimits
 from gpuvirt.agent.shares.memoryuse import MemoryFollower, read_uses
 from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
-from gpuvirt.agent.shares.podends import Accounts
-from gpuvirt.agent.shares.shareallocator import Dependencies
+from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.agent.store.agentstate import history_store
 from gpuvirt.clock import Clock
@@ -168,7 +167,7 @@ def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions)
         recorded = RecordedUnits(options.kubelet, agent.shares.resource)
         accounts = Accounts(recorded.read, lambda pods: read_running_pods(options.kernel, pods))
         worker = options.workers("shares")
-        dependencies = Dependencies(agent.shares, options.clock, worker, accounts, agent.gpu_claims)
+        dependencies = Dependencies(agent.shares, options.clock, worker, accounts, agent.gpu_claims, agent.decide)
         group.create_task(_report_shares(agent, agent.shares))
         if (proc := options.proc) is not None:
             read = partial(read_uses, options.kernel, proc)

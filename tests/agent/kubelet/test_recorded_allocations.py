@@ -12,7 +12,7 @@ from gpuvirt.agent.kubelet.checkpoint import Checkpoint, Data, PodDevices
 from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.agent.kubelet.shares.offering import RecordedUnits
-from gpuvirt.agent.shares.podends import UnitAllocation
+from gpuvirt.agent.shares.shareallocator import UnitAllocation
 from gpuvirt.agent.store.files import replace_file
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.model.allocation.allocations import Recorded, Unknown

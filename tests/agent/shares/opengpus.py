@@ -1,8 +1,11 @@
-"""GPUs without gates, for tests in which nothing changes a GPU."""
+"""The agent's part in shares, for tests without an agent: GPUs without gates, and decisions about shares alone."""
 
 from collections.abc import Callable, Collection
 
+from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.facts.ids import DeviceId
+from gpuvirt.model.node.shares import NOT_OBSERVED, decide_shares
+from gpuvirt.model.offers.sharing import SharedOffer
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.shares.placement import GpuId
 
@@ -17,3 +20,14 @@ class OpenGpus:
     def claim(self, gpus: Collection[GpuId], unit: DeviceId, record: Callable[[], None]) -> None:
         del gpus, unit
         record()
+
+
+def decide(shares: NodeShares, offer: SharedOffer = NOT_OBSERVED) -> None:
+    """Decide about shares, as the agent does."""
+    shares.follow(decide_shares(shares.picture, shares.state.get(), offer))
+
+
+async def decide_when_observed(shares: NodeShares) -> None:
+    """Decide after each observation, until cancelled."""
+    async for _ in shares.observed.follow():
+        decide(shares)

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from gpuvirt.agent.kubelet.shares.offering import RecordedUnits, UnitOffer
 from gpuvirt.agent.shares.limitfiles import LimitFiles, MpsLimits
 from gpuvirt.agent.shares.nodeshares import NodePods, NodeShares
-from gpuvirt.agent.shares.podends import Accounts, RunningPods
 from gpuvirt.agent.shares.recordstore import FILE, RecordStore
-from gpuvirt.agent.shares.shareallocator import Dependencies
+from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, RunningPods
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PodUid, ResourceName
@@ -23,11 +22,11 @@ from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.loops.cell import Cell
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.desired.settings import Enforcement
+from gpuvirt.model.node.shares import ObservedShares, ShareState
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import ShareRecords
-from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
@@ -37,7 +36,7 @@ from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import Pod, SimKubelet, running
 from gpuvirt_sim.kubelet.starting import Started, start_container
 from tests.agent.kubelet.kubeletnode import CLOCK, FAST, until
-from tests.agent.shares.opengpus import OpenGpus
+from tests.agent.shares.opengpus import OpenGpus, decide, decide_when_observed
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +87,10 @@ class Agent:
         self.store.load(files.contents())
         kubelet = KubeletPaths(folder)
         limits = LimitFiles(LIBRARY, folder / "host", folder / "run/ld.so.preload")
-        state = Cell(ShareState(replace(published, enforcement=enforcement), "containerd://2.4.2"))
+        state, observed = Cell(ShareState()), Cell(ObservedShares(runtime="containerd://2.4.2"))
         mps = MpsLimits((folder / "driver", folder / "host"), folder / "run/mps/pipe")
-        self.shares = NodeShares(self.store, files, pods, state, limit_files=limits, mps=mps)
+        self.shares = NodeShares(self.store, files, pods, state, observed, limit_files=limits, mps=mps)
+        self.share(replace(published, enforcement=enforcement))
         accounts = Accounts(RecordedUnits(kubelet, VGPU).read, running_pods)
         on = Dependencies(
             self.shares,
@@ -98,6 +98,7 @@ class Agent:
             worker,
             accounts,
             OpenGpus(),
+            lambda: decide(self.shares),
             room_s=room_s,
             pod_s=0.3,
             recheck_s=RECHECK_S,
@@ -105,6 +106,10 @@ class Agent:
         )
         self.offer = UnitOffer(on, kubelet, FAST, lambda _, state: log.info("%s", state))
         self.allocator = self.offer.allocator
+
+    def share(self, published: NodeSharing) -> None:
+        """Have these GPUs shared from now on."""
+        self.shares.follow(self.shares.state.get().with_published(published))
 
 
 class SharedNode:
@@ -145,13 +150,13 @@ class SharedNode:
     def share(self, published: NodeSharing) -> None:
         """Have these GPUs shared from now on."""
         self.published = published
-        self.agent.shares.publish(replace(published, enforcement=self.enforcement))
+        self.agent.share(replace(published, enforcement=self.enforcement))
 
     async def start_agent(self, *, api_server: bool = True) -> None:
         if not api_server:
             self.pods = NodePods()
         self.agent = self.restarted()
-        await self._stack.enter_async_context(_running(self.agent.offer))
+        await self._stack.enter_async_context(_running(self.agent))
         shares = self.agent.shares
         await until(lambda: bool(shares.state.get().node.capacity) or bool(shares.state.get().withheld))
         count = sum(shares.state.get().node.capacity.values())
@@ -232,11 +237,12 @@ class SharedNode:
 
 
 @asynccontextmanager
-async def _running(offer: UnitOffer) -> AsyncIterator[None]:
+async def _running(agent: Agent) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(offer.run())
+        tasks = group.create_task(agent.offer.run()), group.create_task(decide_when_observed(agent.shares))
         yield
-        task.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, slot_of
 from gpuvirt.model.change.plan import Scope, StepScope
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings, ShareSettings
+from gpuvirt.model.node.shares import CdiReading, ShareState
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.annotations import placement
@@ -80,7 +81,9 @@ class Shared:
 
     def judge(self) -> None:
         """Conclude which GPUs containers can get."""
-        self.shares.judge(self._specs, cdi_enabled=None)
+        reading = CdiReading(tuple(self._specs), None)
+        self.shares.observed.set(replace(self.shares.observed.get(), cdi=reading))
+        self.node.agent.decide()
 
     async def choose(self, gpu: GpuId | None, units: int = 1000) -> str:
         """Return the GPU of a new pod, or the code of the reason against it."""
@@ -228,9 +231,9 @@ async def test_a_gpu_that_its_driver_does_not_show_any_more_is_no_choice(simulat
     async with shared(simulated("vm-2xV100"), tmp_path) as node:
         known = node.shares.state.get().node
         state = node.shares.state.get()
-        node.shares.set(replace(state, node=replace(known, capacity={GONE: Units(1000)})))
+        node.shares.follow(replace(state, node=replace(known, capacity={GONE: Units(1000)})))
         assert await node.choose(GONE) == ReasonCode.GPU_NOT_INITIALIZED
-        node.shares.set(
+        node.shares.follow(
             replace(node.shares.state.get(), node=replace(known, capacity={GONE: Units(1000), **known.capacity}))
         )
         assert await node.choose(GONE) in {A, B}
@@ -271,13 +274,8 @@ async def test_a_gpu_that_the_agent_changes_offers_no_units(simulated: Simulated
         assert len(node.node.view.shared.capacity) == 2
 
 
-def test_a_gpu_that_is_no_longer_shared_gets_no_share_while_cdi_specs_cannot_be_read(tmp_path: Path) -> None:
-    shares: NodeShares = stored_shares(
-        tmp_path / "shares.json", SpecFiles(tmp_path, ()), InlineWorker(), ShareSettings()
-    )
-    shares.publish(NodeSharing({A: Units(1000), B: Units(1000)}))
-    shares.set(replace(shares.state.get(), node=shares.state.get().published))
-    shares.publish(NodeSharing({B: Units(500)}))
-    assert dict(shares.state.get().node.capacity) == {B: 500}
-    shares.publish(NodeSharing({A: Units(1000), B: Units(1000)}))
-    assert dict(shares.state.get().node.capacity) == {B: 500}, "more is offered only once the specs were read"
+def test_a_gpu_that_is_no_longer_shared_gets_no_share_while_cdi_specs_cannot_be_read() -> None:
+    both = NodeSharing({A: Units(1000), B: Units(1000)})
+    state = ShareState(both, node=both).with_published(NodeSharing({B: Units(500)}))
+    assert dict(state.node.capacity) == {B: 500}
+    assert dict(state.with_published(both).node.capacity) == {B: 500}, "more is offered only once the specs were read"

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from gpuvirt.facts.ids import PciAddress, PodUid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import SharedGpu, SharedGpus
 from gpuvirt_sim.kubelet.kubelet import Pod
 from gpuvirt_sim.kubelet.manager import AdmissionError
@@ -151,20 +152,23 @@ async def test_nothing_ends_while_the_kubelets_record_is_unknown(short_path: Pat
         assert list(agent.store.records.get().pods) == [pod.uid]
 
 
+def kept_by_gpu(node: SharedNode) -> Mapping[GpuId, Units]:
+    shares = node.agent.shares
+    return shares.state.get().kept_by_gpu(shares.records)
+
+
 async def test_the_scheduler_does_not_count_the_units_that_a_deleted_pod_keeps(short_path: Path) -> None:
     async with shared_node(short_path) as node:
         pod = await node.admit("p", 300, gpu="GPU-a")
         await node.start(pod)
-        assert not node.agent.shares.given.kept_by_gpu()
+        assert not kept_by_gpu(node)
         node.lose(pod)
-        await until(lambda: node.agent.shares.given.kept_by_gpu() == {A: 300})
+        await until(lambda: kept_by_gpu(node) == {A: 300})
         gpus = SharedGpus(tuple(SharedGpu(PciAddress("0000:02:00.0"), gpu, Units(1000)) for gpu in GPUS))
-        kept = tuple(
-            replace(gpu, kept=node.agent.shares.given.kept_by_gpu().get(gpu.id or A, Units(0))) for gpu in gpus.gpus
-        )
+        kept = tuple(replace(gpu, kept=kept_by_gpu(node).get(gpu.id or A, Units(0))) for gpu in gpus.gpus)
         assert replace(gpus, gpus=kept).schedulable == {A: 700, B: 1000}
         node.end_processes(pod)
-        await until(lambda: not node.agent.shares.given.kept_by_gpu())
+        await until(lambda: not kept_by_gpu(node))
         assert node.used(A) == 300, "the kubelet's record has it, and the scheduler need not know"
         node.kubelet.end_pod("p")
         await until(lambda: node.used(A) == 0)

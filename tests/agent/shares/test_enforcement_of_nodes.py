@@ -24,12 +24,14 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.invalid import InvalidDesired, Source
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Enforcement, Settings, ShareSettings
+from gpuvirt.model.offers.sharing import SharedOffer
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, SHARED_GPUS_ANNOTATION
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.sharedgpus import SharedGpus
 from tests.agent.node.simnode import SimNode, running_node
 from tests.agent.shares.limitednode import LIMITING, WITH_MEMORY, enforce
+from tests.agent.shares.opengpus import decide
 from tests.agent.shares.sharednode import GPUS, SharedNode, shared_node
 from tests.sim.simulated import Simulated
 
@@ -188,7 +190,7 @@ async def test_a_switch_counts_for_new_containers_at_once_and_running_ones_keep_
 def observe(node: SharedNode, enforcement: Enforcement) -> None:
     """Have the agent observe another enforcement, while the accounts of its GPUs are incomplete."""
     memory = WITH_MEMORY.memory_mib if enforcement is HAMI else {}
-    node.agent.shares.observe_gpus(SharedGpus(enforcement=enforcement), {}, memory)
+    decide(node.agent.shares, SharedOffer(SharedGpus(enforcement=enforcement), memory_mib=memory))
     state = node.agent.shares.state.get()
     assert (state.node.enforcement, state.published.enforcement) == (enforcement, enforcement)
     assert state.node.capacity, "the offered units stay as they are"
@@ -206,9 +208,9 @@ async def test_unknown_limits_leave_all_as_it_is(short_path: Path) -> None:
     async with shared_node(short_path) as node:
         await enforce(node)
         before = node.agent.shares.state.get()
-        node.agent.shares.observe_gpus(SharedGpus(), {}, {})
+        decide(node.agent.shares, SharedOffer())
         assert node.agent.shares.state.get() == before
-        node.agent.shares.observe_gpus(SharedGpus(enforcement=HAMI), {}, {})
+        decide(node.agent.shares, SharedOffer(SharedGpus(enforcement=HAMI)))
         assert node.agent.shares.state.get().published == replace(LIMITING, capacity=before.published.capacity)
         assert LIMITING.capacity[A] == Units(1000)
 
@@ -216,5 +218,5 @@ async def test_unknown_limits_leave_all_as_it_is(short_path: Path) -> None:
 async def test_the_gpus_that_are_known_replace_those_before(short_path: Path) -> None:
     async with shared_node(short_path) as node:
         await enforce(node)
-        node.agent.shares.observe_gpus(SharedGpus(is_known=True, enforcement=HAMI), {}, {})
+        decide(node.agent.shares, SharedOffer(SharedGpus(is_known=True, enforcement=HAMI)))
         assert not node.agent.shares.state.get().published.capacity

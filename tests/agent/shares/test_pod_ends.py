@@ -9,19 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.shares.podends import Accounts, SharePodEnds, UnitAllocation
+from gpuvirt.agent.shares.nodeshares import stored_shares
+from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, ShareAllocator, UnitAllocation
+from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import NAMESPACE
 from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.records import KeptShare, ShareRecords, record_of
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.paths import HostPath, HostRoots
+from gpuvirt_sim.clock import SimClock
 from gpuvirt_sim.files.tree import Link, constant
+from tests.agent.shares.opengpus import OpenGpus, decide
 from tests.inlineworker import InlineWorker
 from tests.sim.simulated import Simulated
 
@@ -37,28 +42,43 @@ def on_node(uid: PodUid, *, ended: bool = False) -> PodOnNode:
 
 
 class Node:
-    """The accounts of a node, and what a new agent concludes from them."""
+    """The accounts of a node with two recorded pods, and a new agent."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self.api: dict[PodUid, PodOnNode] | None = {Q: on_node(Q)}
         self.recorded: list[UnitAllocation] | Unknown = []
         self.running: frozenset[PodUid] | Unread = frozenset()
         self.accounts = Accounts(lambda: self.recorded, lambda _: self.running)
-        self.ends = SharePodEnds(self.accounts, InlineWorker())
+        worker, files = InlineWorker(), SpecFiles(folder, ())
+        self.shares = stored_shares(folder / "shares.json", files, worker, ShareSettings())
+        on = Dependencies(self.shares, SimClock(), worker, self.accounts, OpenGpus(), lambda: decide(self.shares))
+        self.allocator = ShareAllocator(on)
 
     def read(self) -> frozenset[PodUid]:
-        return asyncio.run(self.ends.read(RECORDS, self.api))
+        """Read the accounts once, and return the pods whose shares ended."""
+        return asyncio.run(self._read())
+
+    async def _read(self) -> frozenset[PodUid]:
+        await self.shares.store.save(RECORDS)
+        if self.api is not None:
+            self.shares.pods.observe(self.api)
+        await self.allocator.tidy()
+        return frozenset(RECORDS.pods.keys() - self.shares.records.pods.keys())
 
 
-def test_the_second_reading_ends_a_share() -> None:
-    node = Node()
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """Return a node whose API server has one of the two pods."""
+    return Node(tmp_path)
+
+
+def test_the_second_reading_ends_a_share(node: Node) -> None:
     assert node.read() == frozenset()
-    assert not node.ends.is_settled
+    assert node.shares.state.get().lacking == {P}
     assert node.read() == {P}
 
 
-def test_a_reading_between_two_others_that_has_the_pod_keeps_its_share() -> None:
-    node = Node()
+def test_a_reading_between_two_others_that_has_the_pod_keeps_its_share(node: Node) -> None:
     node.read()
     node.running = frozenset({P})
     assert node.read() == frozenset()
@@ -68,15 +88,13 @@ def test_a_reading_between_two_others_that_has_the_pod_keeps_its_share() -> None
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_pod_of_the_api_server_keeps_its_share_until_it_has_ended(ended: bool) -> None:
-    node = Node()
+def test_a_pod_of_the_api_server_keeps_its_share_until_it_has_ended(node: Node, ended: bool) -> None:
     node.api = {P: on_node(P, ended=ended), Q: on_node(Q)}
     node.read()
     assert node.read() == ({P} if ended else frozenset())
 
 
-def test_no_share_ends_before_the_api_server_has_listed_the_pods() -> None:
-    node = Node()
+def test_no_share_ends_before_the_api_server_has_listed_the_pods(node: Node) -> None:
     node.api = None
     node.read()
     assert node.read() == frozenset()
@@ -92,18 +110,19 @@ def test_no_share_ends_before_the_api_server_has_listed_the_pods() -> None:
     ],
 )
 def test_each_account_alone_keeps_a_share(
-    recorded: list[UnitAllocation] | Unknown, running: frozenset[PodUid] | Unread, kept: KeptShare
+    node: Node,
+    recorded: list[UnitAllocation] | Unknown,
+    running: frozenset[PodUid] | Unread,
+    kept: KeptShare,
 ) -> None:
-    node = Node()
     node.recorded, node.running = recorded, running
     for _ in range(3):
         assert node.read() == frozenset()
-    assert node.ends.kept == {P: kept}
-    assert node.ends.is_settled
+    assert node.shares.state.get().kept == {P: kept}
+    assert not node.shares.state.get().lacking
 
 
-def test_the_kubelet_writes_its_record_again_only_where_it_is_the_last_that_has_a_pod() -> None:
-    node = Node()
+def test_the_kubelet_writes_its_record_again_only_where_it_is_the_last_that_has_a_pod(node: Node) -> None:
     node.recorded = [UnitAllocation(P, MAIN, frozenset({DeviceId("u0")}), None)]
     node.running = frozenset({P})
     node.read()

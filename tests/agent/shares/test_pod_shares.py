@@ -20,11 +20,11 @@ from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import ApiError
 from gpuvirt.kube.reflector import Reflector
 from gpuvirt.loops.cell import Cell
+from gpuvirt.model.node.shares import ShareState
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from gpuvirt.model.shares.demand import ContainerKind, ContainerName, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareLimit
-from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId, Policy
 from tests.agent.kubelet.kubeletnode import CLOCK, until
 from tests.inlineworker import InlineWorker

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.shares.nodeshares import stored_shares
-from gpuvirt.agent.shares.podends import Accounts, UnitAllocation
 from gpuvirt.agent.shares.refusals import ShareRefusedError
-from gpuvirt.agent.shares.shareallocator import Dependencies, ShareAllocator
+from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, ShareAllocator, UnitAllocation
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid
 from gpuvirt.model.allocation.allocations import Unknown
@@ -24,6 +23,7 @@ from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.node.sharespec import device_name
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt_sim.clock import SimClock
+from tests.agent.shares.opengpus import decide
 from tests.agent.shares.sharednode import GPUS, MINORS, nvidia_spec, spec_env
 
 T = TypeVar("T")
@@ -77,11 +77,12 @@ class Node:
         self.recorded: list[UnitAllocation] | Unknown = [self.allocation(name) for name in (MAIN, SIDE)]
         files = SpecFiles(folder / "cdi", (folder / "nvidia",))
         self.shares = stored_shares(folder / "shares.json", files, self.worker, ShareSettings())
-        self.shares.set(replace(self.shares.state.get(), node=NodeSharing({A: Units(1000)}, minors=MINORS)))
+        self.shares.follow(replace(self.shares.state.get(), node=NodeSharing({A: Units(1000)}, minors=MINORS)))
         self.shares.pods.observe({POD: PodOnNode(POD, "default", "p", DEMAND)})
         accounts = Accounts(lambda: self.recorded, lambda _: frozenset())
         self.clock = SimClock()
-        self.allocator = ShareAllocator(Dependencies(self.shares, self.clock, self.worker, accounts, self.gpus))
+        on = Dependencies(self.shares, self.clock, self.worker, accounts, self.gpus, lambda: decide(self.shares))
+        self.allocator = ShareAllocator(on)
 
     def allocation(self, name: ContainerName, device: str = "") -> UnitAllocation:
         """Return the units of a container in the kubelet's record."""
@@ -171,7 +172,7 @@ async def test_two_containers_that_start_at_once_get_the_gpu_that_was_chosen_for
     async with asyncio.TaskGroup() as group:
         starts = [group.create_task(node.start(name)) for name in (MAIN, SIDE)]
         await node.clock.settle()
-        node.shares.set(replace(node.shares.state.get(), node=NodeSharing({B: Units(1000)}, minors=MINORS)))
+        node.shares.follow(replace(node.shares.state.get(), node=NodeSharing({B: Units(1000)}, minors=MINORS)))
         node.worker.goes.set()
     assert [start.result() for start in starts] == [None, None]
     assert node.specs == {MAIN: A, SIDE: A}

@@ -20,28 +20,29 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.agent.change.steps.leasing import RefusedError
-from gpuvirt.agent.shares import podends, recordstore
+from gpuvirt.agent.shares import recordstore
 from gpuvirt.agent.shares.limitfiles import MpsLimits
 from gpuvirt.agent.shares.nodeshares import NodePods, NodeShares
-from gpuvirt.agent.shares.podends import Accounts, SharePodEnds, UnitAllocation
 from gpuvirt.agent.shares.recordstore import RecordStore
 from gpuvirt.agent.shares.refusals import ShareRefusedError
-from gpuvirt.agent.shares.shareallocator import Dependencies, ShareAllocator
+from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, ShareAllocator, UnitAllocation
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.desired.settings import Enforcement
+from gpuvirt.model.node import shares as nodeshares
+from gpuvirt.model.node.shares import ObservedShares, PodReading, ShareState
 from gpuvirt.model.reasons import Reason, refusals, sharing
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units, most_at_a_time
 from gpuvirt.model.shares.node.choice import PodOnNode
-from gpuvirt.model.shares.node.records import KeptShare, ShareRecords, unit_id, why_kept
-from gpuvirt.model.shares.node.sharestate import ShareState
+from gpuvirt.model.shares.node.records import KeptShare, unit_id, why_kept
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.clock import SimClock
+from tests.agent.shares.opengpus import decide
 from tests.agent.shares.sharednode import BOTH, GPUS, MINORS, nvidia_spec, spec_env
 from tests.inlineworker import InlineWorker
 
@@ -131,10 +132,11 @@ class Shares(RuleBasedStateMachine):
         store = RecordStore(self.folder / recordstore.FILE, InlineWorker())
         store.load(files.contents())
         self.api = NodePods()
-        state = ShareState(self.capacity, "containerd://2.4.2", self.capacity)
-        self.shares = NodeShares(store, files, self.api, Cell(state), mps=self.daemon)
+        state, observed = ShareState(self.capacity, node=self.capacity), ObservedShares(runtime="containerd://2.4.2")
+        self.shares = NodeShares(store, files, self.api, Cell(state), Cell(observed), mps=self.daemon)
         accounts = Accounts(self.recorded, self.running)
-        on = Dependencies(self.shares, SimClock(), InlineWorker(), accounts, self.claims, room_s=0, pod_s=0)
+        clock, worker, shares = SimClock(), InlineWorker(), self.shares
+        on = Dependencies(shares, clock, worker, accounts, self.claims, lambda: decide(shares), room_s=0, pod_s=0)
         self.allocator = ShareAllocator(on)
         self.names = itertools.count(1)
 
@@ -269,7 +271,7 @@ class Shares(RuleBasedStateMachine):
     def change_limits(self, enforcement: Enforcement) -> None:
         """Shares of new pods are limits from now on, or no more."""
         self.capacity = replace(self.capacity, enforcement=enforcement)
-        self.shares.set(replace(self.shares.state.get(), published=self.capacity, node=self.capacity))
+        self.shares.follow(replace(self.shares.state.get(), published=self.capacity, node=self.capacity))
 
     @rule(away=st.booleans())
     def end_or_begin_the_daemon(self, away: bool) -> None:
@@ -292,7 +294,7 @@ class Shares(RuleBasedStateMachine):
     @rule(gpus=st.sets(st.sampled_from(GPUS)))
     def change_health(self, gpus: set[GpuId]) -> None:
         self.capacity = replace(self.capacity, capacity={gpu: Units(1000) for gpu in gpus})
-        self.shares.set(replace(self.shares.state.get(), published=self.capacity, node=self.capacity))
+        self.shares.follow(replace(self.shares.state.get(), published=self.capacity, node=self.capacity))
 
     @invariant()
     def no_gpu_runs_more_than_its_units(self) -> None:
@@ -336,10 +338,8 @@ Shares.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestShares = pytest.mark.filterwarnings("ignore::ResourceWarning")(Shares.TestCase)
 
 
-async def _by_the_api_server_alone(
-    _: SharePodEnds, records: ShareRecords, pods: Mapping[PodUid, PodOnNode] | None
-) -> frozenset[PodUid]:
-    return frozenset(uid for uid in records.pods if pods is not None and (uid not in pods or pods[uid].ended))
+def _by_the_api_server_alone(state: ShareState, reading: PodReading) -> ShareState:
+    return replace(state, ended=reading.gone, accounts=reading)
 
 
 def _without_running(
@@ -363,8 +363,8 @@ def _unasked(daemon: MpsNode, gpu: GpuId) -> str:
 @pytest.mark.parametrize(
     ("owner", "name", "instead"),
     [
-        (SharePodEnds, "read", _by_the_api_server_alone),
-        (podends, "why_kept", _without_running),
+        (ShareState, "with_accounts", _by_the_api_server_alone),
+        (nodeshares, "why_kept", _without_running),
         (Changes, "claim", _claim_anyway),
         (MpsNode, "ensure", _unasked),
     ],

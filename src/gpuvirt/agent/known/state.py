@@ -39,7 +39,8 @@ from gpuvirt.model.node.desirednode import nothing_desired
 from gpuvirt.model.node.offering import departures, on_demand_gpus
 from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.node.recentvgpus import CreatedVgpu, RecentVgpus
-from gpuvirt.model.offers.deviceusers import GivenShares, entries_of
+from gpuvirt.model.node.shares import ObservedShares
+from gpuvirt.model.offers.deviceusers import entries_of
 from gpuvirt.model.offers.ondemand.offer import OnDemandGpu, PodEnds
 from gpuvirt.model.offers.view import NodeView, Registration
 from gpuvirt.model.offers.withdrawal import Departures
@@ -75,13 +76,13 @@ class NodeState:
         terms: NodeTerms,
         ledger: Ledger,
         tenancies: TenancyKeeper | None = None,
-        read_shares: Callable[[], GivenShares | None] = _none,
+        read_shares: Callable[[], ObservedShares | None] = _none,
         good_configs: ConfigText | None = None,
         enforcement: DesiredEnforcement | None = None,
     ) -> None:
         """Without `tenancies`, the tenants of GPUs are only remembered.
 
-        `read_shares` returns the shares that pods have, None for an agent that can't share GPUs; any thread calls it.
+        `read_shares` returns the shares as observed, None for an agent that can't share GPUs; any thread calls it.
         `good_configs` are the last valid vGPU configs before a restart, `enforcement` is what limited new pods then.
         """
         settings = terms.settings
@@ -136,8 +137,8 @@ class NodeState:
 
     def _entries_of_shares(self) -> tuple[Entry, ...]:
         """Return the GPUs of shares as allocations; any thread calls it."""
-        given = self._read_shares()
-        return entries_of(given.records, self.inventory, self.terms.units_resource) if given is not None else ()
+        shares = self._read_shares()
+        return entries_of(shares.records, self.inventory, self.terms.units_resource) if shares is not None else ()
 
     def observe_facts(self, facts: Facts, since_s: float = math.inf) -> bool:
         """Record the facts of an observation of the host; return whether they call for a conclusion.

@@ -1,7 +1,7 @@
 """The shares of one node: the state that the agent's parts share, and the signals between them."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,15 +18,12 @@ from gpuvirt.loops.cell import Cell
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.desired.settings import ShareSettings
-from gpuvirt.model.offers.deviceusers import GivenShares
+from gpuvirt.model.node.shares import ObservedShares, ShareState
 from gpuvirt.model.shares.demand import WHOLE, Units
-from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
+from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.memoryregion import MemoryUses, PodMemory
-from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
-from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, with_gpus
-from gpuvirt.model.shares.node.sharestate import ShareState
-from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE, SharedGpus
+from gpuvirt.model.shares.node.records import KeptShare, PodRecord, ShareRecords, with_gpus
+from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 
 
 class NodePods:
@@ -70,7 +67,9 @@ class NodeShares(msgspec.Struct, frozen=True):
     pods: NodePods
     """The pods of the node, by the API server's client."""
     state: Cell[ShareState] = msgspec.field(default_factory=lambda: Cell(ShareState()))
-    """The shared GPUs; any thread reads it."""
+    """The last decisions about shares; any thread reads them."""
+    observed: Cell[ObservedShares] = msgspec.field(default_factory=lambda: Cell(ObservedShares()))
+    """The observations that decide about shares, without the records."""
     cdi_enabled: Callable[[], bool | None] = lambda: None
     """Reads the setting `enable_cdi` of the runtime's configuration; None where it is not set."""
     resource: ResourceName = UNITS_RESOURCE
@@ -97,72 +96,41 @@ class NodeShares(msgspec.Struct, frozen=True):
         return ShareRecords({**pending, **stored.pods}) if pending else stored
 
     @property
-    def kept_texts(self) -> Mapping[str, str]:
-        """Why pods that the API server lacks or calls ended keep their shares, by pod as text: `pod default/a`."""
-        pods = self.store.records.get().pods
-        return {
-            f"pod {pods[uid].namespace}/{pods[uid].name}": kept.text
-            for uid, kept in self.state.get().kept.items()
-            if uid in pods
-        }
-
-    @property
     def in_use(self) -> bool:
         """Whether GPUs are shared, or containers that run still have shares."""
         return bool(self.state.get().published.capacity) or bool(self.store.records.get().pods)
 
-    def observe_gpus(self, gpus: SharedGpus, minors: Mapping[GpuId, int], memory_mib: Mapping[GpuId, int]) -> None:
-        """Record the GPUs in mode `shared`; while they are not known, the offered units stay as they are.
+    @property
+    def picture(self) -> ObservedShares:
+        """The shares as observed by now; any thread reads them."""
+        return replace(self.observed.get(), records=self.records)
 
-        What limits new pods counts at once, where it is known.
+    def observe_runtime(self, version: str) -> None:
+        """Record the version of the container runtime by the Node object: `containerd://2.1.3`."""
+        if version != self.observed.get().runtime:
+            self.observed.set(replace(self.observed.get(), runtime=version))
 
-        `minors` are the numbers of the device nodes of all GPUs, since a restarted container may have one that is not
-        shared any more. `memory_mib` is the memory of GPUs, where shares are limits.
-        """
-        if gpus.enforcement is None:
-            return
-        before = self.state.get().published
-        if gpus.is_known:
-            before = NodeSharing(gpus.capacity, whole=gpus.whole, minors=minors)
-        memory = {**before.memory_mib, **memory_mib}
-        self.publish(replace(before, memory_mib=memory, enforcement=gpus.enforcement))
-
-    def publish(self, sharing: NodeSharing) -> None:
-        """Record the GPUs to share, by the agent's observations of the host."""
-        self.set(self.state.get().with_published(sharing))
-
-    def set(self, state: ShareState) -> None:
-        """Replace the state, and wake those who follow it if it is another one; new reasons are logged."""
-        before = self.state.get()
+    def follow(self, state: ShareState) -> None:
+        """Show the last decisions, and wake those who follow them if they differ; new reasons are logged."""
+        before, pods = self.state.get(), self.store.records.get().pods
         if state == before:
             return
         for reason in set(state.withheld) - set(before.withheld):
             log.warning("%s", reason.text, extra={"reason": str(reason.code)})
+        for uid, kept in state.kept.items():
+            if before.kept.get(uid) != kept and kept is not KeptShare.RECORDED and uid in pods:
+                log.warning("pod %s/%s keeps its share of GPUs: %s", pods[uid].namespace, pods[uid].name, kept.text)
         self.state.set(state)
-
-    @property
-    def given(self) -> GivenShares:
-        """The shares that pods have, as they are now; any thread reads it."""
-        records, state = self.records, self.state.get()
-        return GivenShares(records, state.kept, state.node.capacity, state.withheld)
 
     @contextmanager
     def notifying(self, changed: Signal) -> Iterator[None]:
-        """While the context lasts, set `changed` whenever the displayed state of shares may have changed."""
-        with self.state.notifying(changed), self.store.records.notifying(changed):
+        """While the context lasts, set `changed` whenever shares, or what decides on them, may have changed."""
+        with self.state.notifying(changed), self.observed.notifying(changed), self.store.records.notifying(changed):
             yield
 
     def with_gpus(self, consumers: Consumers) -> Consumers:
         """Return the allocated devices with the GPUs of shares in place of their units, for changes of GPUs."""
         return with_gpus(consumers, self.resource, self.records)
-
-    def observe_runtime(self, version: str) -> None:
-        """Record the version of the container runtime by the Node object: `containerd://2.1.3`."""
-        self.set(replace(self.state.get(), runtime=version))
-
-    def judge(self, specs: Sequence[NvidiaSpec], *, cdi_enabled: bool | None) -> None:
-        """Conclude which GPUs containers can get, from NVIDIA's CDI specs and the runtime's setting as they are now."""
-        self.set(self.state.get().judged(specs, cdi_enabled=cdi_enabled))
 
 
 def stored_shares(

@@ -12,7 +12,7 @@ GetDeviceRunContainerOptions, which calls PreStartContainer with a container's d
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import TypeVar
 
@@ -22,15 +22,16 @@ from msgspec.structs import replace
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.shares.gpuclaims import GpuClaims
 from gpuvirt.agent.shares.nodeshares import NodeShares
-from gpuvirt.agent.shares.podends import Accounts, SharePodEnds, UnitAllocation
 from gpuvirt.agent.shares.recordstore import RecordsNotWrittenError
 from gpuvirt.agent.shares.refusals import RefusedCall, RefusedPod, ShareRefusedError
 from gpuvirt.clock import Clock, Deadline, Signal
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, PodUid
+from gpuvirt.facts.pci import Unread
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.node.shares import CdiReading, PodReading, gone_pods
 from gpuvirt.model.reasons import Reason, Seen, count_of, nodeproblems, notoffered, sharing
 from gpuvirt.model.reasons.notoffered import CHECKPOINT
 from gpuvirt.model.reasons.sharing import RETRIES
@@ -39,9 +40,33 @@ from gpuvirt.model.shares.node import sharespec
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode, choose, why_refused
 from gpuvirt.model.shares.node.limits import NO_PATHS, LimitPaths, with_limits
 from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, container_edits
-from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareRecords, record_of
+from gpuvirt.model.shares.node.records import ContainerRecord, KeptShare, PodRecord, ShareRecords, record_of
 
 log = logging.getLogger(__name__)
+
+
+class UnitAllocation(msgspec.Struct, frozen=True):
+    """The units that one container has in the kubelet's record."""
+
+    pod: PodUid
+    container: ContainerName
+    ids: frozenset[DeviceId]
+    device: str | None
+    """The CDI device of the answer to Allocate; None for an answer of another plugin."""
+
+
+RunningPods = Callable[[Collection[PodUid]], frozenset[PodUid] | Unread]
+"""Returns those of some pods that have processes on this host."""
+
+
+class Accounts(msgspec.Struct, frozen=True):
+    """The accounts of the pods on one node, besides the API server's."""
+
+    recorded: Callable[[], Sequence[UnitAllocation] | Unknown]
+    """Reads the kubelet's record of the resource."""
+    running: RunningPods
+    outdated: Signal = msgspec.field(default_factory=Signal)
+    """Set when the kubelet's record still has pods that seem to have ended: it is to be written again."""
 
 
 class GpuChoice:
@@ -53,10 +78,11 @@ class GpuChoice:
 
     def why_refused(self, units: Units) -> Reason | None:
         """Return why no GPU can give units to any container now, None if one can."""
-        shares, node = self._shares, self._shares.state.get().node
-        open_node, closed = self._open(node)
-        reason = why_refused(units, open_node, shares.records, shares.resource, shares.kept_texts)
-        if reason is not None and why_refused(units, node, shares.records, "") is None:
+        shares, records = self._shares, self._shares.records
+        state = shares.state.get()
+        open_node, closed = self._open(state.node)
+        reason = why_refused(units, open_node, records, shares.resource, state.kept_texts(records))
+        if reason is not None and why_refused(units, state.node, records, "") is None:
             return closed
         return reason
 
@@ -119,12 +145,10 @@ class GpuChoice:
         return replace(node, capacity=capacity), next((reason for reason in reasons.values() if reason), None)
 
     def _no_room(self, pod: PodOnNode, node: NodeSharing) -> Reason:
-        free = self._shares.records.usage(node.capacity).free
-        left = {str(gpu): int(units) for gpu, units in free.items()}
-        placed = pod.desired is not None
-        return sharing.no_room(
-            f"pod {pod.namespace}/{pod.name}", pod.demand.total, left, self._shares.kept_texts, placed=placed
-        )
+        records = self._shares.records
+        left = {str(gpu): int(units) for gpu, units in records.usage(node.capacity).free.items()}
+        kept, placed = self._shares.state.get().kept_texts(records), pod.desired is not None
+        return sharing.no_room(f"pod {pod.namespace}/{pod.name}", pod.demand.total, left, kept, placed=placed)
 
 
 T = TypeVar("T")
@@ -135,6 +159,8 @@ has freed its units, and a refused pod fails for good. The kubelet admits no oth
 POD_S = 10.0
 """How long PreStartContainer waits for the API server to report a pod, of the kubelet's 30 s."""
 FILES_S = 5.0
+READ_S = 5.0
+"""The longest wait for the processes of the host; a walk through 2,000 takes less than a tenth of a second."""
 TIDY_S = 30.0
 KEPT_S = 2.0
 """Between readings while a pod that the API server lacks keeps its share."""
@@ -151,6 +177,8 @@ class Dependencies(msgspec.Struct, frozen=True):
     """The worker that reads and writes CDI specs."""
     accounts: Accounts
     claims: GpuClaims
+    decide: Callable[[], None]
+    """Decides by what was observed of shares, and has them follow."""
     nonce: Callable[[], str] = msgspec.field(default=lambda: uuid.uuid4().hex)
     room_s: float = ROOM_S
     pod_s: float = POD_S
@@ -166,7 +194,6 @@ class ShareAllocator:
         self._shares = dependencies.shares
         self._turn = asyncio.Lock()
         """Decisions and their records are made one after another."""
-        self._ends = SharePodEnds(dependencies.accounts, dependencies.worker)
         self._choice = GpuChoice(dependencies.shares, dependencies.claims)
 
     @property
@@ -213,9 +240,10 @@ class ShareAllocator:
 
     @property
     def _pause_s(self) -> float:
-        if not self._ends.is_settled:
+        state = self._shares.state.get()
+        if state.lacking:
             return self._on.recheck_s
-        return self._on.kept_s if self._shares.state.get().kept else TIDY_S
+        return self._on.kept_s if state.kept else TIDY_S
 
     async def judge(self, every_s: float) -> None:
         """Conclude which GPUs containers can get, until cancelled: NVIDIA's CDI specs may change at any time."""
@@ -236,7 +264,9 @@ class ShareAllocator:
             # unknown: the offered units stay as they are
             log.warning("NVIDIA's CDI specs can't be read, so the offered units stay as they are: %s", error)
         else:
-            shares.judge(specs, cdi_enabled=enabled)
+            reading, state = CdiReading(specs, enabled), shares.state.get()
+            if state.with_cdi(reading) != state:
+                shares.observed.set(replace(shares.observed.get(), cdi=reading))
 
     async def tidy(self) -> None:
         """Remove the files of pods that have ended; raise NotWrittenError or OSError."""
@@ -247,10 +277,28 @@ class ShareAllocator:
 
     async def _end_shares(self) -> None:
         """Read the accounts of pods once, and end the shares of pods that two readings lack."""
-        ended = await self._ends.read(self.records, self._shares.pods.known)
-        self._shares.set(replace(self._shares.state.get(), kept=self._ends.kept))
-        if ended:
-            await self._shares.store.save(self.records.without(ended))
+        shares = self._shares
+        last, gone = shares.observed.get().accounts, gone_pods(self.records, shares.pods.known)
+        if not gone and (last is None or not last.gone):
+            return
+        reading = await self._read_accounts(gone) if gone else PodReading()
+        shares.observed.set(replace(shares.observed.get(), accounts=reading))
+        self._on.decide()
+        state = shares.state.get()
+        if KeptShare.RECORDED in state.kept.values():
+            self._on.accounts.outdated.set()
+        if state.ended:
+            await shares.store.save(self.records.without(state.ended))
+
+    async def _read_accounts(self, gone: frozenset[PodUid]) -> PodReading:
+        """Read whether the kubelet's record and the processes of the host have pods; raise WorkerBlockedError."""
+        accounts = self._on.accounts
+        recorded = accounts.recorded()
+        running = await self._on.worker.run(
+            lambda: accounts.running(gone), name="the processes of deleted pods", timeout_s=READ_S
+        )
+        in_kubelet = recorded if isinstance(recorded, Unknown) else frozenset(allocation.pod for allocation in recorded)
+        return PodReading(gone, in_kubelet, running)
 
     async def _until_room(self, units: Units) -> None:
         on, store, changed = self._on, self._shares.store, Signal()

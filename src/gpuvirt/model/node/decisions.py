@@ -24,11 +24,12 @@ from gpuvirt.model.node.memo import CacheKey, Memoized, memoized
 from gpuvirt.model.node.offering import announced, counted, offering_of, taken
 from gpuvirt.model.node.parts import allocations_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
-from gpuvirt.model.offers.deviceusers import NO_TIME, DeviceUsers, with_given
+from gpuvirt.model.node.shares import NOT_OBSERVED, ShareState, decide_shares, shown
+from gpuvirt.model.offers.deviceusers import NO_TIME, DeviceUsers
 from gpuvirt.model.offers.namereview import NameReview, withholdings
 from gpuvirt.model.offers.offers import Offers, first_names
 from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
-from gpuvirt.model.offers.sharing import ShareInputs, share_gpus
+from gpuvirt.model.offers.sharing import SharedOffer, ShareInputs, share_gpus
 from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.offers.viewmaking import Drawn, ViewInputs, make_view
@@ -107,7 +108,8 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     """Decide for a node. `now_s` is the present by the monotonic clock, `at` by the wall clock, for people."""
     desired = _desired(picture, memory, terms)
     if (inventory := picture.inventory) is None:
-        return _undecided(picture, dataclasses.replace(memory, desired=desired), terms, at)
+        memory = dataclasses.replace(memory, desired=desired, shares=_shares(picture, memory))
+        return _undecided(picture, memory, terms, at)
     drivers = drivers_of(desired.modes, inventory.gpus if not terms.vgpus_only else ())
     allocations = allocations_part(memory.parts.allocations, picture.ledger.entries)
     planned = _planned(inventory, _demand(desired, drivers, allocations.value.holdings, terms), memory)
@@ -123,12 +125,13 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     sharing = share_gpus(inventory, _share_inputs(picture, desired, terms), memory.sharing.verdict, now_s)
     notice = counted(picture, notice, terms, taken(picture, inventory, desired, offering), departing, now_s)
     smi = memory.smi.of_contexts(vgpus.time_shared)
-    after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, on_demand, smi, offering.parts)
+    shares = _shares(picture, memory, sharing)
+    after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, shares, on_demand, smi, offering.parts)
     names = _names(picture, offers, on_demand, review)
     units = DesiredUnits(vgpus, desired.modes)
     decisions = NodeDecisions(desired=units, invalid=invalid, names=names, memory=after)
-    shown = _view_inputs(picture, decisions, inventory, drivers, offering.users, terms)
-    drawn = _drawn(shown, memory.parts.view)
+    inputs = _view_inputs(picture, decisions, inventory, drivers, offering.users, terms)
+    drawn = _drawn(inputs, memory.parts.view)
     view, parts = replace(drawn.value.view, at=at), replace(offering.parts, view=drawn)
     return replace(decisions, view=view, memory=dataclasses.replace(after, parts=parts))
 
@@ -139,6 +142,10 @@ def _undecided(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, at: d
     problems = _problems_of(picture, invalid, memory.review)
     view = NodeView(at=at, problems=problems, invalid=invalid.all, agent=terms.agent, host_observed=False)
     return NodeDecisions(view, invalid=invalid, memory=memory)
+
+
+def _shares(picture: NodePicture, memory: NodeMemory, offer: SharedOffer = NOT_OBSERVED) -> ShareState:
+    return decide_shares(picture.shares, memory.shares, offer) if picture.shares is not None else memory.shares
 
 
 def _desired(picture: NodePicture, memory: NodeMemory, terms: NodeTerms) -> DesiredNode:
@@ -203,7 +210,7 @@ def _view_inputs(
     terms: NodeTerms,
 ) -> ViewInputs:
     """Return what the view follows from; `drivers` are the desired ones, `users` those of all devices."""
-    memory, modes, given = decided.memory, decided.memory.desired.modes, picture.shares
+    memory, modes, shares = decided.memory, decided.memory.desired.modes, picture.shares
     workload = workload_of(modes.default, inventory)
     naming = picture.naming(terms)
     return ViewInputs(
@@ -221,8 +228,8 @@ def _view_inputs(
         workload=workload,
         conditions=conditions(inventory, workload, drivers),
         withholdings={**memory.review.waiting, **withholdings(memory.desired.spec)},
-        sharing=with_given(memory.sharing, given),
-        pods_with_shares=given.pods_by_gpu() if given is not None else {},
+        sharing=shown(memory.sharing, shares, memory.shares),
+        pods_with_shares=shares.records.pods_by_gpu if shares is not None else {},
         on_demand=memory.on_demand,
         given=users.given,
         vfio_nodes=terms.settings.vfio_nodes,

@@ -19,7 +19,7 @@ from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.node.desirednode import DesiredNode, RequestTerms
 from gpuvirt.model.node.parts import Parts
-from gpuvirt.model.offers.deviceusers import GivenShares
+from gpuvirt.model.node.shares import ObservedShares, ShareState
 from gpuvirt.model.offers.namereview import NameReview, ReviewTerms
 from gpuvirt.model.offers.notice import Announcement, NoticeTimes
 from gpuvirt.model.offers.offers import Offers
@@ -90,8 +90,8 @@ class NodePicture(msgspec.Struct, frozen=True):
     """Whether the cluster has the kind GpuNode; without it no controller can review names."""
     status_counts: Mapping[ResourceName, int] | None = None
     """The counts of resources in the node's status, None if not observed yet."""
-    shares: GivenShares | None = None
-    """The shares that pods have; None for an agent that can't share GPUs."""
+    shares: ObservedShares | None = None
+    """The shares that pods have, with what decides on them; None for an agent that can't share GPUs."""
     pod_ends: PodEnds = msgspec.field(default_factory=PodEnds)
     """Pods of the node that have ended or are being deleted, by the API server."""
     problems: Mapping[str, Reason] = msgspec.field(default_factory=dict)
@@ -126,6 +126,8 @@ class NodeMemory:
     """The names that wait for the controller's review."""
     sharing: SharedOffer = field(default_factory=SharedOffer)
     """The units of each GPU in mode `shared`, with the traces of its health."""
+    shares: ShareState = field(default_factory=ShareState)
+    """The GPUs that containers can get, and the pods that keep a share or whose share ends."""
     on_demand: OnDemandOffer = field(default_factory=OnDemandOffer)
     """The ids of on-demand vGPUs."""
     smi: SmiMemory = field(default_factory=SmiMemory)

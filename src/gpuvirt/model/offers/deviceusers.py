@@ -5,83 +5,19 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 import msgspec
-from msgspec.structs import replace
 
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PodUid, ResourceName, VgpuId
+from gpuvirt.facts.ids import DeviceId, IommuGroup, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.model.allocation.ledger import Consumer, Entry
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.offers.sharing import SharedOffer, addresses_of
-from gpuvirt.model.reasons import Reason
-from gpuvirt.model.reasons.sharing import RUNTIME
-from gpuvirt.model.shares.demand import Units
-from gpuvirt.model.shares.node.records import KeptShare, ShareRecords
-from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.model.shares.sharedgpus import SharedGpu
+from gpuvirt.model.offers.sharing import addresses_of
+from gpuvirt.model.shares.node.records import ShareRecords
 
 NO_TIME = datetime.min.replace(tzinfo=UTC)
 """Stands for the time of an allocation; the records of shares have none."""
-
-
-class GivenShares(msgspec.Struct, frozen=True):
-    """The shares that pods have, and the GPUs that containers can get."""
-
-    records: ShareRecords = msgspec.field(default_factory=ShareRecords)
-    """The shares of all pods, with those that are being given."""
-    kept: Mapping[PodUid, KeptShare] = msgspec.field(default_factory=dict)
-    """The pods that the API server lacks or calls ended, and that keep their shares, with the reason."""
-    capacity: Mapping[GpuId, Units] = msgspec.field(default_factory=dict)
-    """The units of the GPUs that containers can get."""
-    withheld: tuple[Reason, ...] = ()
-    """The reasons against other GPUs that are to be shared."""
-
-    def pods_by_gpu(self) -> Mapping[GpuId, tuple[str, ...]]:
-        """Return the pods that have shares of each GPU, as texts in order: `pod default/a`."""
-        found: dict[GpuId, tuple[str, ...]] = {}
-        for pod in self.records.pods.values():
-            for gpu in pod.placement.used:
-                found[gpu] = (*found.get(gpu, ()), f"pod {pod.namespace}/{pod.name}")
-        return {gpu: tuple(sorted(pods)) for gpu, pods in found.items()}
-
-    def kept_by_gpu(self) -> Mapping[GpuId, Units]:
-        """Return the units that pods keep that the API server lacks or calls ended, of each GPU.
-
-        A pod that only the kubelet's record still has does not count: the kubelet writes its record again soon, and
-        the scheduler need not know.
-        """
-        pods, found = self.records.pods, dict[GpuId, Units]()
-        for uid in (uid for uid, why in self.kept.items() if uid in pods and why is not KeptShare.RECORDED):
-            for gpu, units in pods[uid].placement.used.items():
-                found[gpu] = Units(found.get(gpu, 0) + units)
-        return found
-
-    def why_withheld(self, gpu: GpuId) -> Reason | None:
-        """Return why containers can't get a GPU that is to be shared, None if they can."""
-        if gpu in self.capacity:
-            return None
-        return next((reason for reason in self.withheld if reason.subject in {gpu, RUNTIME}), None)
-
-
-def with_given(offer: SharedOffer, given: GivenShares | None) -> SharedOffer:
-    """Return the shared GPUs as shown: without GPUs that the container runtime can't assign, with the pods' shares.
-
-    `given` is None for an agent that can't share GPUs: it withholds none by itself.
-    """
-    if given is None:
-        return offer
-    kept = given.kept_by_gpu()
-    shown = tuple(_shown(gpu, given, kept) for gpu in offer.gpus.gpus)
-    return replace(offer, gpus=replace(offer.gpus, gpus=shown, recorded=tuple(sorted(given.pods_by_gpu()))))
-
-
-def _shown(gpu: SharedGpu, given: GivenShares, kept: Mapping[GpuId, Units]) -> SharedGpu:
-    if gpu.id is None:
-        return gpu
-    withheld = gpu.withheld if gpu.withheld is not None else given.why_withheld(gpu.id)
-    return replace(gpu, withheld=withheld, kept=kept.get(gpu.id, Units(0)))
 
 
 def entries_of(records: ShareRecords, inventory: Inventory | None, resource: ResourceName) -> tuple[Entry, ...]:

@@ -19,9 +19,8 @@ from gpuvirt.agent.kubelet.podresources import PodResources, PodResourcesUnknown
 from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.agent.kubelet.registrar import Observe, Registrar
 from gpuvirt.agent.loops.intervals import Intervals
-from gpuvirt.agent.shares.podends import UnitAllocation
 from gpuvirt.agent.shares.refusals import ShareRefusedError
-from gpuvirt.agent.shares.shareallocator import Dependencies, ShareAllocator
+from gpuvirt.agent.shares.shareallocator import Dependencies, ShareAllocator, UnitAllocation
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.errors import DamagedError, PathTooLongError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName

@@ -165,6 +165,15 @@ class ShareRecords(msgspec.Struct, frozen=True):
             container.device for pod in self.pods.values() for container in pod.containers.values() if container.device
         )
 
+    @property
+    def pods_by_gpu(self) -> Mapping[GpuId, tuple[str, ...]]:
+        """The pods that have shares of each GPU, as texts in order: `pod default/a`."""
+        texts: dict[GpuId, tuple[str, ...]] = {}
+        for pod in self.pods.values():
+            for gpu in pod.placement.used:
+                texts[gpu] = (*texts.get(gpu, ()), f"pod {pod.namespace}/{pod.name}")
+        return {gpu: tuple(sorted(pods)) for gpu, pods in texts.items()}
+
     def usage(self, capacity: Shares, but: Iterable[PodUid] = ()) -> NodeUsage:
         """Return the node's usage: the free units of the GPUs without these pods."""
         left_out = set(but)
