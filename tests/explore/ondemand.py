@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id

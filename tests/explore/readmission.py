@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.vfio import CDEVS, Group, group_of_node

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuvirt.agent.agent import Agent
+from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.agent.kubelet import wire
 from gpuvirt.agent.kubelet.shares.offering import RecordedUnits
 from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
-from gpuvirt.agent.shares.refusals import ShareRefusedError
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, ShareAllocator
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PodUid
@@ -128,8 +128,8 @@ class ShareKubelet:
 
         async def ask() -> None:
             try:
-                (answer,) = await allocator.allocate([[device for _, device in keys]])
-            except (ShareRefusedError, KilledError, asyncio.CancelledError) as error:
+                (answer,) = await allocator.allocate(AllocationRequest(keys[0][0], [[device for _, device in keys]]))
+            except (AllocationRefusedError, KilledError, asyncio.CancelledError) as error:
                 world.scheduler.add_line(f"  {name} is refused: {error}")
                 world.kubelet.reject(pod)
                 self.forget(name)
@@ -170,8 +170,8 @@ class ShareKubelet:
     async def _call(self, pod: Pod, sharing: Sharing) -> None:
         world = self._world
         try:
-            await sharing.allocator.pre_start([device for _, device in pod.keys])
-        except (ShareRefusedError, KilledError, asyncio.CancelledError) as error:
+            await sharing.allocator.pre_start(pod.keys[0][0], [device for _, device in pod.keys])
+        except (AllocationRefusedError, KilledError, asyncio.CancelledError) as error:
             world.scheduler.add_line(f"  {pod.name} does not start: {error}")
             return
         used = sharing.shares.store.records.get().pods[PodUid(pod.uid)].placement.used

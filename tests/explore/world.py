@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError, AllocationRequest
+from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.agent.kubelet import wire
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, Observed

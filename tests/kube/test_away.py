@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.agent.agent import Agent
-from gpuvirt.agent.allocation.allocator import AllocationRequest
 from gpuvirt.agent.cluster.clusterside import ClusterSide
+from gpuvirt.agent.known.requests import AllocationRequest
 from gpuvirt.agent.process import ClusterTask
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName

@@ -1,7 +1,6 @@
 """Both allocators of an agent: the one for devices that exist, and the one that creates vGPUs for a pod.
 
-The device plugins ask here: a request goes to the allocator of its ids. Before each start of a container, its devices
-are checked.
+The device plugins ask here: a request goes to the allocator of its ids.
 """
 
 import asyncio
@@ -10,9 +9,10 @@ from functools import partial
 
 import msgspec
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError, AllocationRequest, Allocator, Callbacks
+from gpuvirt.agent.allocation.allocator import Allocator, Callbacks
 from gpuvirt.agent.change.allocationgate import AllocationGate
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord
+from gpuvirt.agent.known.requests import AllocationRequest
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.loops.telemetry import Telemetry
 from gpuvirt.agent.loops.wakes import Wakes
@@ -24,10 +24,8 @@ from gpuvirt.agent.store.persisted import WriteBehind
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.allocation.attachment import Attachment
-from gpuvirt.model.allocation.containerstarts import why_no_start
 from gpuvirt.model.allocation.ledger import Ledger, SettledAt
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
-from gpuvirt.model.reasons import notoffered
 
 
 class AllocatorParts(msgspec.Struct, frozen=True):
@@ -48,7 +46,7 @@ class AllocatorParts(msgspec.Struct, frozen=True):
 
 def allocators_of(parts: AllocatorParts) -> "Allocators":
     """Return an agent's allocators."""
-    return Allocators(parts.state, parts.kubelet, _existing(parts), _on_demand(parts), parts.options.clock)
+    return Allocators(parts.state, _existing(parts), _on_demand(parts), parts.options.clock)
 
 
 def _existing(parts: AllocatorParts) -> Allocator:
@@ -80,16 +78,10 @@ class Allocators:
     """Prefers and allocates devices, and lets containers start with them."""
 
     def __init__(
-        self,
-        state: NodeState,
-        kubelet: KubeletRecord,
-        existing: Allocator,
-        on_demand: OnDemandAllocator | None,
-        clock: Clock,
+        self, state: NodeState, existing: Allocator, on_demand: OnDemandAllocator | None, clock: Clock
     ) -> None:
         self._state = state
         self._clock = clock
-        self._kubelet = kubelet
         self.existing = existing
         """Allocates GPUs and vGPUs that exist."""
         self.on_demand = on_demand
@@ -100,7 +92,7 @@ class Allocators:
     ) -> tuple[DeviceId, ...]:
         """Return the preferred devices; raise PlacementError if the request contradicts itself."""
         if self.on_demand is not None and any(map(is_on_demand_id, available)):
-            return self.on_demand.prefer(available, must_include, size)
+            return self.on_demand.prefer(resource, available, must_include, size)
         return self.existing.prefer(resource, available, must_include, size)
 
     async def allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
@@ -121,22 +113,7 @@ class Allocators:
     async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceId]) -> None:
         """Let a container start with its devices, after its pod's admission; raise AllocationRefusedError."""
         self._state.settle_admissions(SettledAt(self._clock.monotonic_s()), resource, frozenset(devices))
-        _verify_start(self._state, self._kubelet, resource, devices)
+        if existing := [device for device in devices if not is_on_demand_id(device)]:
+            await self.existing.pre_start(resource, existing)
         if self.on_demand is not None:
             await self.on_demand.pre_start(resource, devices)
-
-
-def _verify_start(
-    state: NodeState, kubelet: KubeletRecord, resource: ResourceName, devices: Sequence[DeviceId]
-) -> None:
-    """Raise AllocationRefusedError if a container must not start with devices; the kubelet tries again.
-
-    Ids of on-demand vGPUs, which name no device, are passed over.
-    """
-    named = [device for device in devices if not is_on_demand_id(device)]
-    if not named:
-        return
-    if (inventory := state.inventory) is None:
-        raise AllocationRefusedError(notoffered.unknown_resource(resource))
-    if (reason := why_no_start(inventory, state.ledger.entries, kubelet.recorded(), resource, named)) is not None:
-        raise AllocationRefusedError(reason)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath

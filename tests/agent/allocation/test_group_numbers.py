@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.model.reasons import ReasonCode
 from tests.agent.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated

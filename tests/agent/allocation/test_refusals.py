@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError, AllocationRequest
+from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuType
 from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.desired.settings import Compat, Settings

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from typing_extensions import override
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError, AllocationRequest
+from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.kubelet.accountwatch import AccountWatch, WrittenLists
 from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations

@@ -6,20 +6,22 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from gpuvirt.agent.allocation.allocator import AllocationRequest
-from gpuvirt.agent.kubelet.plugins import Answers, DevicePlugin
+from typing_extensions import override
+
+from gpuvirt.agent.known.requests import AllocationRequest
+from gpuvirt.agent.kubelet.plugins import DevicePlugin
 from gpuvirt.agent.kubelet.registrar import register
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.offers.view import DeviceView, ResourceView
 from gpuvirt.paths import HostPath, KubeletPaths
-from tests.agent.kubelet.givingkubelet import start
+from tests.agent.kubelet.givingkubelet import OpenAllocator
 
 GROUPS = ("12", "22")
 
 
-class GroupAllocator:
+class GroupAllocator(OpenAllocator):
     """Answers Allocate as KubeVirt's plugin does, with the nodes of groups, and records the devices."""
 
     def __init__(self) -> None:
@@ -30,6 +32,7 @@ class GroupAllocator:
         self.answers.set()
         self.failing = False
 
+    @override
     async def allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
         self.asked.set()
         while not self.answers.is_set():
@@ -52,9 +55,8 @@ async def kubevirt_offers(
     """Let a plugin offer `ids` as a resource, as soon as the kubelet in `folder` accepts registrations."""
     devices = tuple(DeviceView(DeviceId(device_id), True, None, None, PciAddress("0000:65:00.0")) for device_id in ids)
     allocator, paths, clock = GroupAllocator(), KubeletPaths(folder), RealClock()
-    answers = Answers(lambda *_: (), allocator.allocate, start)
     path = paths.device_plugins / f"kubevirt-{resource.replace('/', '-')}.sock"
-    plugin = DevicePlugin(ResourceView(resource, devices), path, answers, clock, unknown_numa_is_node_0=False)
+    plugin = DevicePlugin(ResourceView(resource, devices), path, allocator, clock, unknown_numa_is_node_0=False)
     await plugin.start()
     await register(paths, resource, path.name)
     while not plugin.streams:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuvirt.agent.allocation.allocator import AllocationRequest
-from gpuvirt.agent.kubelet.plugins import Answers, DevicePlugin
+from gpuvirt.agent.known.requests import AllocationRequest
+from gpuvirt.agent.kubelet.plugins import DevicePlugin
 from gpuvirt.agent.kubelet.registrar import register
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
@@ -17,13 +17,19 @@ from gpuvirt_sim.kubelet.containers import Claim, Container
 from gpuvirt_sim.kubelet.kubelet import SimKubelet, running
 
 
-async def allocate(request: AllocationRequest) -> tuple[Attachment, ...]:
-    """Allocate the requested devices."""
-    return tuple(Attachment({}, ()) for _ in request.containers)
+class OpenAllocator:
+    """Allocates the requested devices, and lets each container start."""
 
+    def prefer(
+        self, _resource: ResourceName, _available: Sequence[DeviceId], _must_include: Sequence[DeviceId], _size: int
+    ) -> Sequence[DeviceId]:
+        return ()
 
-async def start(_resource: ResourceName, _devices: Sequence[DeviceId]) -> None:
-    """Let each container start."""
+    async def allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
+        return tuple(Attachment({}, ()) for _ in request.containers)
+
+    async def pre_start(self, _resource: ResourceName, _devices: Sequence[DeviceId]) -> None:
+        pass
 
 
 async def give(kubelet: SimKubelet, resource: str, devices: Sequence[str]) -> None:
@@ -31,9 +37,7 @@ async def give(kubelet: SimKubelet, resource: str, devices: Sequence[str]) -> No
     name, clock = ResourceName(resource), RealClock()
     views = tuple(DeviceView(DeviceId(device), True, None, None, PciAddress("0000:00:00.0")) for device in devices)
     path = kubelet.paths.device_plugins / "other.sock"
-    plugin = DevicePlugin(
-        ResourceView(name, views), path, Answers(lambda *_: (), allocate, start), clock, unknown_numa_is_node_0=False
-    )
+    plugin = DevicePlugin(ResourceView(name, views), path, OpenAllocator(), clock, unknown_numa_is_node_0=False)
     await plugin.start()
     await register(kubelet.paths, name, path.name)
     while kubelet.allocatable().get(resource, 0) < len(devices):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuvirt.agent.agent import Agent
 from gpuvirt.agent.kubelet import sockets
-from gpuvirt.agent.kubelet.plugins import Answers, DevicePlugin
+from gpuvirt.agent.kubelet.plugins import DevicePlugin
 from gpuvirt.agent.kubelet.registrar import Registrar, register
 from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.process import pages, run
@@ -21,7 +21,7 @@ from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import running
-from tests.agent.kubelet.givingkubelet import allocate, start
+from tests.agent.kubelet.givingkubelet import OpenAllocator
 from tests.agent.kubelet.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10 = "nvidia.com/GA102GL_A10"
@@ -258,8 +258,8 @@ async def test_a_socket_deleted_while_it_is_created_is_created_again(
 
 def plugin_at(path: Path) -> DevicePlugin:
     """Return a plugin without devices."""
-    answers = Answers(lambda *_: (), allocate, start)
-    return DevicePlugin(ResourceView(ResourceName(A10), ()), path, answers, CLOCK, unknown_numa_is_node_0=False)
+    allocator = OpenAllocator()
+    return DevicePlugin(ResourceView(ResourceName(A10), ()), path, allocator, CLOCK, unknown_numa_is_node_0=False)
 
 
 async def test_a_socket_that_cannot_be_made_fails_the_start(short_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from typing_extensions import override
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.paths import HostPath

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Protocol
 
 from gpuvirt.agent.agent import Agent
-from gpuvirt.agent.allocation.allocator import AllocationRequest, Allocator, Callbacks
+from gpuvirt.agent.allocation.allocator import Allocator, Callbacks
 from gpuvirt.agent.change.allocationgate import AllocationGate
 from gpuvirt.agent.change.gate.membership import NoGate
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord
+from gpuvirt.agent.known.requests import AllocationRequest
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.loops.telemetry import Telemetry
 from gpuvirt.agent.options import NodeOptions

@@ -10,9 +10,9 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from gpuvirt.agent.agent import Agent
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError, AllocationRequest
 from gpuvirt.agent.change.gate.gates import plugin_gates
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord, PodStarts
+from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.shares.nodeshares import NodeShares

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError
 from gpuvirt.agent.change.gate.gate import Gate
 from gpuvirt.agent.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, slot_of

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError
 from gpuvirt.agent.change.gate.gate import Gate, GateFailedError
 from gpuvirt.agent.change.gate.gaterecord import GateState
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step

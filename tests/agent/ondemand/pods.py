@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError, AllocationRequest
+from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.nodes import unread_node
 from gpuvirt.facts.sysfs import MDEVS

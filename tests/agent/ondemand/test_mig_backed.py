@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import GpuInstance
 from gpuvirt.hardware.programs.smireport import read_report

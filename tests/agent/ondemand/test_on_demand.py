@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.cli.output import render
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.model.desired.gpumodes import DesiredMode

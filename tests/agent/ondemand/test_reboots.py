@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.facts.nodes import unread_node
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer

@@ -13,12 +13,12 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gpuvirt.agent.allocation.allocator import AllocationRefusedError
 from gpuvirt.agent.change.allocationgate import AllocationGate
 from gpuvirt.agent.change.gate.gate import Gate, GateFailedError, UnitBusyError
 from gpuvirt.agent.change.gate.membership import NoGate
 from gpuvirt.agent.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
 from gpuvirt.facts.vgpu import UnnamedType

@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -13,24 +13,26 @@ from msgspec.structs import replace
 from gpuvirt.agent.change.gate import gaterecord
 from gpuvirt.agent.change.gate.gate import Gate
 from gpuvirt.agent.change.steps.changes import Change, StalePlanError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.agent.shares.gpuclaims import GatedGpus
 from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
-from gpuvirt.agent.shares.refusals import ShareRefusedError
 from gpuvirt.agent.shares.shareallocator import GpuChoice
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, slot_of
 from gpuvirt.model.change.plan import Scope, StepScope
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.settings import Settings, ShareSettings
-from gpuvirt.model.node.shares import CdiReading, ShareState
+from gpuvirt.model.desired.settings import Enforcement, Settings, ShareSettings
+from gpuvirt.model.node.shares import CdiReading, ObservedShares, ShareState, decide_shares
+from gpuvirt.model.offers.sharing import SharedOffer
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
-from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
+from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.nvidiacdi import parse
 from gpuvirt.model.shares.node.records import record_of
 from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.model.shares.sharedgpus import SharedGpu, SharedGpus
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.kernel import SimKernel
@@ -91,7 +93,7 @@ class Shared:
         desired = placement(demand, {MAIN: {gpu: Units(units)}}) if gpu is not None else None
         try:
             record = await self.choice.choose(PodOnNode(POD, "default", "p", demand, desired), UNIT)
-        except ShareRefusedError as error:
+        except AllocationRefusedError as error:
             return error.reason.code
         return ",".join(record.placement.used)
 
@@ -160,7 +162,7 @@ async def test_a_container_does_not_start_again_while_its_gpu_is_changed(simulat
         record = node.shares.records.pods[POD]
         with (
             node.gates.change("unit", lambda: (slot_of(FIRST),)),
-            pytest.raises(ShareRefusedError, match="UnitBusy"),
+            pytest.raises(AllocationRefusedError, match="UnitBusy"),
         ):
             node.choice.claim_again(record, MAIN, UNIT)
         node.choice.claim_again(record, MAIN, UNIT)
@@ -245,7 +247,7 @@ async def test_a_container_does_not_start_again_while_its_driver_does_not_show_i
     demand = Demand((ContainerDemand(MAIN, ContainerKind.APP, Units(1000)),))
     record = record_of("default", "p", demand, {MAIN: {GONE: Units(1000)}})
     async with shared(simulated("vm-2xV100"), tmp_path) as node:
-        with pytest.raises(ShareRefusedError, match="GpuNotInitialized"):
+        with pytest.raises(AllocationRefusedError, match="GpuNotInitialized"):
             node.choice.claim_again(record, MAIN, UNIT)
 
 
@@ -274,8 +276,21 @@ async def test_a_gpu_that_the_agent_changes_offers_no_units(simulated: Simulated
         assert len(node.node.view.shared.capacity) == 2
 
 
+def offer_of(units: Mapping[GpuId, int]) -> SharedOffer:
+    addresses = {A: FIRST, B: SECOND}
+    gpus = tuple(SharedGpu(addresses[gpu], gpu, Units(count)) for gpu, count in units.items())
+    return SharedOffer(SharedGpus(gpus, is_known=True, enforcement=Enforcement.NONE), minors={A: 0, B: 1})
+
+
 def test_a_gpu_that_is_no_longer_shared_gets_no_share_while_cdi_specs_cannot_be_read() -> None:
-    both = NodeSharing({A: Units(1000), B: Units(1000)})
-    state = ShareState(both, node=both).with_published(NodeSharing({B: Units(500)}))
+    both, spec = {A: 1000, B: 1000}, parse("nvidia.json", nvidia_spec({A: 0, B: 1}).encode())
+    assert spec is not None
+    observed = ObservedShares(runtime="containerd://2.1.3", cdi=CdiReading((spec,), None))
+    state = decide_shares(observed, ShareState(), offer_of(both))
+    assert dict(state.node.capacity) == both
+    state = decide_shares(observed, state, offer_of({B: 500}))
     assert dict(state.node.capacity) == {B: 500}
-    assert dict(state.with_published(both).node.capacity) == {B: 500}, "more is offered only once the specs were read"
+    state = decide_shares(observed, state, offer_of(both))
+    assert dict(state.node.capacity) == {B: 500}, "more is offered only once the specs were read again"
+    state = decide_shares(replace(observed, cdi=CdiReading((spec,), None)), state, offer_of(both))
+    assert dict(state.node.capacity) == both

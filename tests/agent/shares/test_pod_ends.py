@@ -87,6 +87,14 @@ def test_a_reading_between_two_others_that_has_the_pod_keeps_its_share(node: Nod
     assert node.read() == {P}
 
 
+def test_a_reading_counts_once_however_often_the_agent_decides(node: Node) -> None:
+    node.read()
+    for _ in range(3):
+        decide(node.shares)
+    assert node.shares.state.get().lacking == {P}
+    assert not node.shares.state.get().ended
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_pod_of_the_api_server_keeps_its_share_until_it_has_ended(node: Node, ended: bool) -> None:
     node.api = {P: on_node(P, ended=ended), Q: on_node(Q)}

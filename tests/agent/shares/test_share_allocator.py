@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.agent.shares.nodeshares import stored_shares
-from gpuvirt.agent.shares.refusals import ShareRefusedError
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, ShareAllocator, UnitAllocation
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid
@@ -22,6 +22,7 @@ from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.node.sharespec import device_name
 from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 from gpuvirt_sim.clock import SimClock
 from tests.agent.shares.opengpus import decide
 from tests.agent.shares.sharednode import GPUS, MINORS, nvidia_spec, spec_env
@@ -101,8 +102,8 @@ class Node:
     async def start(self, name: ContainerName) -> ReasonCode | None:
         """Return why a container does not start, None if it does."""
         try:
-            await self.allocator.pre_start(IDS[name])
-        except ShareRefusedError as error:
+            await self.allocator.pre_start(UNITS_RESOURCE, IDS[name])
+        except AllocationRefusedError as error:
             return error.reason.code
         return None
 

@@ -20,11 +20,11 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.agent.shares import recordstore
 from gpuvirt.agent.shares.limitfiles import MpsLimits
 from gpuvirt.agent.shares.nodeshares import NodePods, NodeShares
 from gpuvirt.agent.shares.recordstore import RecordStore
-from gpuvirt.agent.shares.refusals import ShareRefusedError
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, ShareAllocator, UnitAllocation
 from gpuvirt.agent.shares.specfiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PodUid
@@ -40,6 +40,7 @@ from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, Containe
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.records import KeptShare, unit_id, why_kept
 from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.clock import SimClock
 from tests.agent.shares.opengpus import decide
@@ -94,7 +95,7 @@ class MpsNode(MpsLimits, frozen=True):
     @override
     def ensure(self, gpu: GpuId) -> str:
         for why in self.away:
-            raise ShareRefusedError(sharing.limit_not_possible(self.pipes, sharing.NoLimit.DAEMON, why))
+            raise AllocationRefusedError(sharing.limit_not_possible(self.pipes, sharing.NoLimit.DAEMON, why))
         return str(self.pipes)
 
 
@@ -172,9 +173,10 @@ class Shares(RuleBasedStateMachine):
         allocations = []
         for container in demand.containers:
             ids = [unit_id(number) for number in range(container.units)]  # the same in all pods, as if kubelets erred
+            request = AllocationRequest(UNITS_RESOURCE, [ids])
             try:
-                (answer,) = self.loop.run_until_complete(self.allocator.allocate([ids]))
-            except ShareRefusedError:
+                (answer,) = self.loop.run_until_complete(self.allocator.allocate(request))
+            except AllocationRefusedError:
                 return
             allocations.append(UnitAllocation(uid, container.name, frozenset(ids), answer.cdi_devices[0]))
         desired = (
@@ -212,8 +214,8 @@ class Shares(RuleBasedStateMachine):
     def start_container(self, pod: Pod, allocation: UnitAllocation) -> None:
         self.shares.refusals.take()
         try:
-            self.loop.run_until_complete(self.allocator.pre_start(sorted(allocation.ids)))
-        except ShareRefusedError:
+            self.loop.run_until_complete(self.allocator.pre_start(UNITS_RESOURCE, sorted(allocation.ids)))
+        except AllocationRefusedError:
             return
         assert allocation.device is not None
         path = self.folder / "cdi" / f"gpuvirt.io-share-{allocation.device.partition('=')[2]}.json"

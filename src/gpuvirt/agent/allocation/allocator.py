@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from gpuvirt.agent.change.allocationgate import AllocationGate
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord, PodStarts
+from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.loops.telemetry import Telemetry
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.clock import Clock
-from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, is_mdev_uuid, slot_of
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.snapshot import FreshFacts
@@ -37,6 +37,7 @@ from gpuvirt.model.allocation.allocations import (
     with_consumers,
 )
 from gpuvirt.model.allocation.attachment import Attachment, attach
+from gpuvirt.model.allocation.containerstarts import why_no_start
 from gpuvirt.model.allocation.ledger import Consumer, Entry, Known, KubeletAccount, adopt, record
 from gpuvirt.model.allocation.placement import DevicePlace, prefer
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer, vfio_ids
@@ -170,21 +171,6 @@ READ_TIMEOUT_S = 2.0
 """How long a pod's admission waits until its devices are read. The kubelet admits no other pod meanwhile."""
 
 
-class AllocationRefusedError(GpuvirtError):
-    """A request is refused; `reason` says why."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.text)
-        self.reason = reason
-
-
-class AllocationRequest(msgspec.Struct, frozen=True):
-    """A request of the kubelet: devices of one resource, for each container of a pod."""
-
-    resource: ResourceName
-    containers: Sequence[Sequence[DeviceId]]
-
-
 class Callbacks(msgspec.Struct, frozen=True):
     """The functions that an allocator calls after its answers."""
 
@@ -275,6 +261,15 @@ class Allocator:
         self._telemetry.allocations[request.resource, "given"] += 1
         self._telemetry.allocate_s.observe(self._options.clock.monotonic_s() - began_s)
         return attachments
+
+    async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceId]) -> None:
+        """Let a container start with its devices; raise AllocationRefusedError, after which the kubelet tries again."""
+        if (inventory := self._state.inventory) is None:
+            raise AllocationRefusedError(notoffered.unknown_resource(resource))
+        recorded = self._kubelet.recorded()
+        reason = why_no_start(inventory, self._state.ledger.entries, recorded, resource, devices)
+        if reason is not None:
+            raise AllocationRefusedError(reason)
 
     async def _allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
         asked = self._snapshot(request.resource)

@@ -3,19 +3,21 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
 import grpc
 import grpc.aio
 
-from gpuvirt.agent.kubelet import sockets
+from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest, ContainerAllocator
+from gpuvirt.agent.kubelet import sockets, wire
 from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.reasons import Reason
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.model.allocation.placement import PlacementError
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.paths import check_socket_path
 
 
@@ -65,10 +67,11 @@ class SocketTakenError(GpuvirtError):
 
 
 class PluginServer(ABC):
-    """Serves one resource; a subclass has the devices and the answers."""
+    """Serves one resource; a subclass has the devices, an allocator the answers."""
 
-    def __init__(self, resource: ResourceName, path: Path, clock: Clock) -> None:
+    def __init__(self, resource: ResourceName, path: Path, clock: Clock, allocator: ContainerAllocator) -> None:
         self.resource = resource
+        self._allocator = allocator
         self.path = path
         self.streams = 0
         """The number of open ListAndWatch streams."""
@@ -92,20 +95,40 @@ class PluginServer(ABC):
         """Return all devices."""
         ...
 
-    @abstractmethod
+    def log_allocated(self, containers: Sequence[Sequence[DeviceId]]) -> None:
+        """Log what was allocated to the containers of a request."""
+        log.info("allocated", extra={"resource": self.resource, "devices": containers})
+
     async def prefer(self, request: pb.PreferredAllocationRequest, call: PluginCall) -> pb.PreferredAllocationResponse:
         """Answer which devices the plugin prefers."""
-        ...
+        try:
+            return wire.chosen(
+                self._allocator.prefer(self.resource, available, must_include, size)
+                for available, must_include, size in wire.choices(request)
+            )
+        except PlacementError as error:
+            await self.refuse(call, grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
-    @abstractmethod
     async def allocate(self, request: pb.AllocateRequest, call: PluginCall) -> pb.AllocateResponse:
         """Allocate devices to containers."""
-        ...
+        containers = wire.asked_for(request)
+        try:
+            attachments = await self._allocator.allocate(AllocationRequest(self.resource, containers))
+        except AllocationRefusedError as error:
+            unknown = error.reason.code in {ReasonCode.UNKNOWN_DEVICE, ReasonCode.UNKNOWN_RESOURCE}
+            status = grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION
+            await self.refuse(call, status, error.reason.text, reason=error.reason.code)
+        # Logging takes as long as reading a device again, and need not delay the answer to the kubelet.
+        asyncio.get_running_loop().call_soon(self.log_allocated, containers)
+        return wire.allocate_response(attachments)
 
-    @abstractmethod
     async def pre_start(self, request: pb.PreStartContainerRequest, call: PluginCall) -> pb.PreStartContainerResponse:
         """Prepare the devices of a container that is about to start."""
-        ...
+        try:
+            await self._allocator.pre_start(self.resource, wire.starting_devices(request))
+        except AllocationRefusedError as error:
+            await self._refuse_start(call, error.reason)
+        return pb.PreStartContainerResponse()
 
     @property
     def serves(self) -> bool:
@@ -186,7 +209,7 @@ class PluginServer(ABC):
         for watcher in self._watchers:
             watcher.set()
 
-    async def refuse_start(self, call: PluginCall, reason: Reason) -> NoReturn:
+    async def _refuse_start(self, call: PluginCall, reason: Reason) -> NoReturn:
         """Refuse a container's start, which the kubelet tries again, and let it write its record before.
 
         `writeCheckpoint` of its device manager copies the allocations under a lock, and writes the copy without one: a

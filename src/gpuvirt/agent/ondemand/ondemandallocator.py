@@ -21,11 +21,12 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gpuvirt.agent.allocation.allocator import READ_TIMEOUT_S, AllocationRefusedError, AllocationRequest
+from gpuvirt.agent.allocation.allocator import READ_TIMEOUT_S
 from gpuvirt.agent.change.allocationgate import AllocationGate
 from gpuvirt.agent.change.changehost import ChangeHost
 from gpuvirt.agent.change.steps.leasing import RefusedError, what_failed
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord
+from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.loops.telemetry import Telemetry
 from gpuvirt.agent.options import NodeOptions
@@ -237,7 +238,7 @@ class OnDemandAllocator:
         return any(is_on_demand_id(device) for device in itertools.chain.from_iterable(request.containers))
 
     def prefer(
-        self, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
+        self, _resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
     ) -> tuple[DeviceId, ...]:
         """Return the ids that no pod has had first; a hint, which the kubelet need not follow."""
         known = {entry.device for entry in self._state.ledger.entries}

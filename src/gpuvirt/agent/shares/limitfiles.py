@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpuvirt.agent.shares.refusals import ShareRefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.agent.store.files import replace_file
 from gpuvirt.facts.mps import FOLDER, PIPES
 from gpuvirt.hardware.access.tools import ToolError
@@ -27,7 +27,7 @@ class MpsLimits(msgspec.Struct, frozen=True):
     """The folder of the daemon's sockets, with the same path for the agent and on the host."""
 
     def ensure(self, gpu: GpuId) -> str:
-        """Return the folder of the daemon's sockets; raise ShareRefusedError where a client would run without limits.
+        """Return the folder of the daemon's sockets; raise AllocationRefusedError where clients would have no limits.
 
         A process that finds no daemon runs without it, and so without its limits (seen with driver 580.159.04).
         """
@@ -37,13 +37,13 @@ class MpsLimits(msgspec.Struct, frozen=True):
         try:
             daemon = mps.parse(MpsControl(self.roots, pipes).ask(mps.QUESTIONS))
         except ToolError as error:
-            raise ShareRefusedError(sharing.limit_not_possible(pipes, NoLimit.DAEMON, str(error))) from error
+            raise AllocationRefusedError(sharing.limit_not_possible(pipes, NoLimit.DAEMON, str(error))) from error
         if daemon is None:
-            raise ShareRefusedError(
+            raise AllocationRefusedError(
                 sharing.limit_not_possible(pipes, NoLimit.DAEMON, f"it did not answer {mps.PERCENTAGE}")
             )
         if (clients := daemon.clients_of(gpu)) >= mps.MOST_CLIENTS:
-            raise ShareRefusedError(sharing.limit_not_possible(gpu, NoLimit.CLIENTS, f"ps: {clients} clients"))
+            raise AllocationRefusedError(sharing.limit_not_possible(gpu, NoLimit.CLIENTS, f"ps: {clients} clients"))
         return str(pipes)
 
 
@@ -66,18 +66,18 @@ class LimitFiles(msgspec.Struct, frozen=True):
     """The list of the library, in a folder that has the same path for the agent and for the container runtime."""
 
     def ensure(self) -> LimitPaths:
-        """Return the paths on the host, with the list written; raise ShareRefusedError where a container lacks one."""
+        """Return the paths on the host, with the list written; raise AllocationRefusedError where one is missing."""
         try:
             why = _why_unusable(self.root / self.library.relative_to("/"))
         except OSError as error:
             why = str(error)
         if why is not None:
-            raise ShareRefusedError(sharing.limit_not_possible(self.library, NoLimit.LIBRARY, why))
+            raise AllocationRefusedError(sharing.limit_not_possible(self.library, NoLimit.LIBRARY, why))
         try:
             if not (self.preload.is_file() and self.preload.read_bytes() == CONTENT):  # unknown: written again
                 replace_file(self.preload, CONTENT, durable=False, mode=0o644)
         except OSError as error:
-            raise ShareRefusedError(sharing.limit_not_possible(self.preload, NoLimit.LIST, str(error))) from error
+            raise AllocationRefusedError(sharing.limit_not_possible(self.preload, NoLimit.LIST, str(error))) from error
         return LimitPaths(str(self.library), str(self.preload))
 
 

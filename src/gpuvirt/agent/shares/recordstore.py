@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.agent.store.files import replace_file
 from gpuvirt.agent.store.persisted import Damage, Persisted
 from gpuvirt.agent.store.stateformat import Format, HeaderLine, Stored
@@ -25,14 +26,6 @@ FILE = "shares.json"
 WRITE_TIMEOUT_S = 5.0
 FORMAT = Format(ShareRecords, HeaderLine())
 NO_START = "no container with a share can start"
-
-
-class RecordsNotWrittenError(GpuvirtError):
-    """The records could not be written; those in memory are unchanged."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.text)
-        self.reason = reason
 
 
 class RecordStore:
@@ -69,7 +62,10 @@ class RecordStore:
             self.problem = not_written(ReasonCode.LEDGER_NOT_WRITTEN, self._file.path, str(error), NO_START)
 
     async def save(self, records: ShareRecords) -> None:
-        """Write the records, and return when they would survive a power cut; raise NotWrittenError."""
+        """Write the records, and return when they would survive a power cut; raise AllocationRefusedError.
+
+        The records in memory are unchanged then.
+        """
         if records == self._stored.value:
             return
         stored = self._stored._replace(value=records)
@@ -78,7 +74,7 @@ class RecordStore:
             await self._worker.run(lambda: self._file.write(stored), name=f"write {path}", timeout_s=WRITE_TIMEOUT_S)
         except (OSError, GpuvirtError) as error:
             self.problem = not_written(ReasonCode.LEDGER_NOT_WRITTEN, path, str(error), NO_START)
-            raise RecordsNotWrittenError(self.problem) from error
+            raise AllocationRefusedError(self.problem) from error
         self.problem = None
         self._stored = stored
         self.records.set(records)

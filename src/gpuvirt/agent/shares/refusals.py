@@ -11,18 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.reasons import Reason, ReasonCode
-
-
-class ShareRefusedError(GpuvirtError):
-    """A container does not get its share now; `reason` says why."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.text)
-        self.reason = reason
 
 
 class RefusedCall(StrEnum):

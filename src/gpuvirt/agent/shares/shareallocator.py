@@ -20,13 +20,13 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.agent.shares.gpuclaims import GpuClaims
 from gpuvirt.agent.shares.nodeshares import NodeShares
-from gpuvirt.agent.shares.recordstore import RecordsNotWrittenError
-from gpuvirt.agent.shares.refusals import RefusedCall, RefusedPod, ShareRefusedError
+from gpuvirt.agent.shares.refusals import RefusedCall, RefusedPod
 from gpuvirt.clock import Clock, Deadline, Signal
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.facts.ids import DeviceId, PodUid
+from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
@@ -87,7 +87,7 @@ class GpuChoice:
         return reason
 
     async def choose(self, pod: PodOnNode, unit: DeviceId) -> PodRecord:
-        """Choose the GPUs of a pod that has not started, and record them on disk; raise ShareRefusedError.
+        """Choose the GPUs of a pod that has not started, and record them on disk; raise AllocationRefusedError.
 
         A GPU that a change has is no choice. `unit` is one of the ids that the container has.
         """
@@ -96,14 +96,14 @@ class GpuChoice:
         while True:
             found = choose(pod, node, shares.records, (shares.pods.known or {}).values())
             if found is None:
-                raise ShareRefusedError(closed or self._no_room(pod, node))
+                raise AllocationRefusedError(closed or self._no_room(pod, node))
             new = record_of(pod.namespace, pod.name, pod.demand, found.containers)
             record = with_limits(new, node, requires=pod.requires_limits)
             if isinstance(record, Reason):
-                raise ShareRefusedError(record)
+                raise AllocationRefusedError(record)
             try:
                 with self._pending(pod.uid, record, unit):
-                    await self._save(shares.store.records.get().with_pod(pod.uid, record))
+                    await shares.store.save(shares.store.records.get().with_pod(pod.uid, record))
             except RefusedError as error:
                 closed = error.reason
                 node = replace(
@@ -115,12 +115,12 @@ class GpuChoice:
             return record
 
     def claim_again(self, pod: PodRecord, container: ContainerName, unit: DeviceId) -> None:
-        """Claim the GPUs of a container that starts again, or after another of its pod; raise ShareRefusedError."""
+        """Claim the GPUs of a container that does not start first of its pod; raise AllocationRefusedError."""
         share = pod.containers.get(container)
         try:
             self._claims.claim(share.gpus if share is not None else (), unit, lambda: None)
         except RefusedError as error:
-            raise ShareRefusedError(error.reason) from error
+            raise AllocationRefusedError(error.reason) from error
 
     @contextmanager
     def _pending(self, uid: PodUid, record: PodRecord, unit: DeviceId) -> Iterator[None]:
@@ -131,12 +131,6 @@ class GpuChoice:
             yield
         finally:
             pending.set({other: share for other, share in pending.get().items() if other != uid})
-
-    async def _save(self, records: ShareRecords) -> None:
-        try:
-            await self._shares.store.save(records)
-        except RecordsNotWrittenError as error:
-            raise ShareRefusedError(error.reason) from error
 
     def _open(self, node: NodeSharing) -> tuple[NodeSharing, Reason | None]:
         """Return a node without the GPUs that can't be claimed now, with the reason against the first of them."""
@@ -201,25 +195,32 @@ class ShareAllocator:
         """The shares of all containers."""
         return self._shares.store.records.get()
 
-    async def allocate(self, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
-        """Return an answer for each container; raise ShareRefusedError where no GPU has as many units."""
-        for ids in containers:
-            await self._until_room(Units(len(ids)))
-        return tuple(Attachment(sharespec.NO_GPUS, (), (sharespec.device_name(self._on.nonce()),)) for _ in containers)
+    def prefer(
+        self, _resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
+    ) -> tuple[DeviceId, ...]:
+        """Return any units, since all are equal; the options of the plugin say that it prefers none."""
+        return (*must_include, *(unit for unit in available if unit not in must_include))[:size]
 
-    async def pre_start(self, ids: Sequence[DeviceId]) -> None:
-        """Write the CDI spec of the container that is about to start; raise ShareRefusedError.
+    async def allocate(self, request: AllocationRequest) -> tuple[Attachment, ...]:
+        """Return an answer for each container; raise AllocationRefusedError where no GPU has as many units."""
+        for ids in request.containers:
+            await self._until_room(Units(len(ids)))
+        devices = (sharespec.device_name(self._on.nonce()) for _ in request.containers)
+        return tuple(Attachment(sharespec.NO_GPUS, (), (device,)) for device in devices)
+
+    async def pre_start(self, _resource: ResourceName, ids: Sequence[DeviceId]) -> None:
+        """Write the CDI spec of the container that is about to start; raise AllocationRefusedError.
 
         An init container and an app container of a pod may have the same ids, and the kubelet does not say which of
         them starts. So the specs of all containers with these ids are written, and one that is refused has none.
         """
         found = self._recorded(frozenset(ids))
         await self._until_known(found)
-        refused: list[ShareRefusedError] = []
+        refused: list[AllocationRefusedError] = []
         for allocation in found:
             try:
                 await self._prepare(allocation)
-            except ShareRefusedError as error:
+            except AllocationRefusedError as error:
                 refused.append(error)
                 self._shares.refusals.add(RefusedCall.PRE_START, error.reason, self._pod_of(allocation.pod))
                 log.warning("share refused: %s", error, extra={"reason": str(error.reason.code)})
@@ -269,7 +270,7 @@ class ShareAllocator:
                 shares.observed.set(replace(shares.observed.get(), cdi=reading))
 
     async def tidy(self) -> None:
-        """Remove the files of pods that have ended; raise NotWrittenError or OSError."""
+        """Remove the files of pods that have ended; raise AllocationRefusedError or OSError."""
         async with self._turn:
             await self._end_shares()
             devices = self.records.devices
@@ -306,7 +307,7 @@ class ShareAllocator:
             while (reason := self._choice.why_refused(units)) is not None:
                 if (left_s := deadline.left_s) <= 0:
                     self._shares.refusals.add(RefusedCall.ALLOCATE, reason)
-                    raise ShareRefusedError(reason)
+                    raise AllocationRefusedError(reason)
                 with suppress(OSError, GpuvirtError):  # unknown: the shares are kept
                     await self.tidy()
                 await changed.wait_for(on.clock, min(left_s, on.recheck_s))
@@ -321,10 +322,10 @@ class ShareAllocator:
             raise self._not_recorded(len(ids), "no container with these units")
         return found
 
-    def _not_recorded(self, units: int, why: str) -> ShareRefusedError:
+    def _not_recorded(self, units: int, why: str) -> AllocationRefusedError:
         reason = _not_recorded(self._shares.resource, units, why)
         self._shares.refusals.add(RefusedCall.PRE_START, reason)
-        return ShareRefusedError(reason)
+        return AllocationRefusedError(reason)
 
     def _pod_of(self, uid: PodUid) -> RefusedPod | None:
         """Return the namespace and name of a pod; None if neither the API server nor a record has named it."""
@@ -347,11 +348,11 @@ class ShareAllocator:
         device = allocation.device or ""
         nonce = sharespec.nonce_of(device)
         if nonce is None:
-            raise ShareRefusedError(_not_recorded(device, len(allocation.ids), "an answer of another plugin"))
+            raise AllocationRefusedError(_not_recorded(device, len(allocation.ids), "an answer of another plugin"))
         async with self._turn:
             if allocation.pod not in self.records.pods:
-                raise ShareRefusedError(sharing.pod_unknown(f"pod {pod.namespace}/{pod.name}", "it has ended"))
-            await self._save(self.records.with_device(allocation.pod, allocation.container, device))
+                raise AllocationRefusedError(sharing.pod_unknown(f"pod {pod.namespace}/{pod.name}", "it has ended"))
+            await self._shares.store.save(self.records.with_device(allocation.pod, allocation.container, device))
             await self._write(nonce, allocation, pod)
 
     async def _record(self, allocation: UnitAllocation) -> PodRecord:
@@ -360,7 +361,7 @@ class ShareAllocator:
         known = (self._shares.pods.known or {}).get(allocation.pod)
         if (record is None or allocation.container not in record.containers) and (known is None or known.ended):
             detail = "it has ended" if known is not None else f"pod {allocation.pod} is not known"
-            raise ShareRefusedError(sharing.pod_unknown(f"container {allocation.container}", detail))
+            raise AllocationRefusedError(sharing.pod_unknown(f"container {allocation.container}", detail))
         async with self._turn:
             record = self.records.pods.get(allocation.pod)
             if record is not None:
@@ -368,14 +369,14 @@ class ShareAllocator:
             elif known is not None:
                 record = await self._choice.choose(known, unit)
             else:
-                raise ShareRefusedError(sharing.pod_unknown(f"container {allocation.container}", "it has ended"))
+                raise AllocationRefusedError(sharing.pod_unknown(f"container {allocation.container}", "it has ended"))
         if allocation.container not in record.containers:
             detail = "its requests have no such container with units"
-            raise ShareRefusedError(sharing.pod_unknown(f"container {allocation.container}", detail))
+            raise AllocationRefusedError(sharing.pod_unknown(f"container {allocation.container}", detail))
         requested = record.containers[allocation.container].units
         if requested != len(allocation.ids):
             subject = f"container {record.namespace}/{record.name}/{allocation.container}"
-            raise ShareRefusedError(
+            raise AllocationRefusedError(
                 notoffered.not_recorded(
                     subject,
                     f"has {count_of(len(allocation.ids), 'unit')} in the kubelet's record, but requests {requested}",
@@ -384,12 +385,6 @@ class ShareAllocator:
                 )
             )
         return record
-
-    async def _save(self, records: ShareRecords) -> None:
-        try:
-            await self._shares.store.save(records)
-        except RecordsNotWrittenError as error:
-            raise ShareRefusedError(error.reason) from error
 
     async def _write(self, nonce: str, allocation: UnitAllocation, pod: PodRecord) -> None:
         minors, files = self._shares.state.get().node.minors, self._shares.files
@@ -403,17 +398,17 @@ class ShareAllocator:
 
         try:
             await self._in_worker(write)
-        except ShareRefusedError:
+        except AllocationRefusedError:
             raise
         except NoCdiDeviceError as error:
             reason = sharing.no_cdi_device(", ".join(gpu.id for gpu in gpus), FOLDERS, str(error))
-            raise ShareRefusedError(reason) from error
+            raise AllocationRefusedError(reason) from error
         except (OSError, GpuvirtError) as error:
             path = files.folder / sharespec.file_name(nonce)
-            raise ShareRefusedError(nodeproblems.cdi_not_written(path, str(error), is_share=True)) from error
+            raise AllocationRefusedError(nodeproblems.cdi_not_written(path, str(error), is_share=True)) from error
 
     def _limit_paths(self, share: ContainerRecord) -> LimitPaths:
-        """Return the mounts of a container with a limit; raise ShareRefusedError if the limit would have no effect."""
+        """Return the mounts of a container with a limit; raise AllocationRefusedError if it would have no effect."""
         if share.limit is None:
             return NO_PATHS
         by, paths = share.limit.by, NO_PATHS

@@ -7,11 +7,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import grpc
 from typing_extensions import override
 
+from gpuvirt.agent.known.requests import ContainerAllocator
 from gpuvirt.agent.kubelet import checkpoint, sockets, wire
 from gpuvirt.agent.kubelet.checkpoint import PodDevices, allocations_unknown
 from gpuvirt.agent.kubelet.pluginserver import PluginCall, PluginServer
@@ -19,7 +19,6 @@ from gpuvirt.agent.kubelet.podresources import PodResources, PodResourcesUnknown
 from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.agent.kubelet.registrar import Observe, Registrar
 from gpuvirt.agent.loops.intervals import Intervals
-from gpuvirt.agent.shares.refusals import ShareRefusedError
 from gpuvirt.agent.shares.shareallocator import Dependencies, ShareAllocator, UnitAllocation
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.errors import DamagedError, PathTooLongError
@@ -68,9 +67,8 @@ log = logging.getLogger(__name__)
 class SharePlugin(PluginServer):
     """Serves the units of one node."""
 
-    def __init__(self, resource: ResourceName, path: Path, clock: Clock, allocator: ShareAllocator) -> None:
-        super().__init__(resource, path, clock)
-        self._allocator = allocator
+    def __init__(self, resource: ResourceName, path: Path, clock: Clock, allocator: ContainerAllocator) -> None:
+        super().__init__(resource, path, clock, allocator)
         self._ids: tuple[DeviceId, ...] = ()
 
     def show(self, ids: tuple[DeviceId, ...]) -> None:
@@ -89,35 +87,15 @@ class SharePlugin(PluginServer):
         return wire.unit_list(self._ids)
 
     @override
-    async def prefer(self, request: pb.PreferredAllocationRequest, call: PluginCall) -> pb.PreferredAllocationResponse:
-        await self.refuse(call, grpc.StatusCode.UNIMPLEMENTED, "all units are equal, so the plugin prefers none")
+    def log_allocated(self, containers: Sequence[Sequence[DeviceId]]) -> None:
+        log.info("allocated", extra={"resource": self.resource, "units": [len(ids) for ids in containers]})
 
     @override
     async def allocate(self, request: pb.AllocateRequest, call: PluginCall) -> pb.AllocateResponse:
-        containers = wire.asked_for(request)
-        if unknown := _unknown(containers):
-            await self.refuse(
-                call, grpc.StatusCode.NOT_FOUND, f"{unknown!r} is not the id of a unit; expected u0, u1 ..."
-            )
-        try:
-            attachments = await self._allocator.allocate(containers)
-        except ShareRefusedError as error:
-            await self._refuse(call, error)
-        log.info("allocated", extra={"resource": self.resource, "units": [len(ids) for ids in containers]})
-        return wire.allocate_response(attachments)
-
-    @override
-    async def pre_start(self, request: pb.PreStartContainerRequest, call: PluginCall) -> pb.PreStartContainerResponse:
-        ids = wire.starting_devices(request)
-        try:
-            await self._allocator.pre_start(ids)
-        except ShareRefusedError as error:
-            await self.refuse_start(call, error.reason)
-        return pb.PreStartContainerResponse()
-
-    async def _refuse(self, call: PluginCall, error: ShareRefusedError) -> NoReturn:
-        reason = error.reason
-        await self.refuse(call, grpc.StatusCode.FAILED_PRECONDITION, reason.text, reason=reason.code)
+        if unknown := _unknown(wire.asked_for(request)):
+            message = f"{unknown!r} is not the id of a unit; expected u0, u1 ..."
+            await self.refuse(call, grpc.StatusCode.NOT_FOUND, message)
+        return await super().allocate(request, call)
 
 
 def _unknown(containers: Sequence[Sequence[DeviceId]]) -> DeviceId | None:
