@@ -78,7 +78,7 @@ IDENTITY = frozenset(
     {
         "agent/kubelet/recordedallocations.py",
         "agent/change/gate/unsettled.py",
-        "agent/shares/specfiles.py",
+        "agent/shares/sharefiles.py",
         "agent/store/persisted.py",
         "web/certificates.py",
     }

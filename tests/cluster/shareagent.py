@@ -15,13 +15,13 @@ from lab.cluster.cluster import KUBELET_ROOT
 from msgspec.structs import replace
 
 from gpuvirt.agent.cluster.clusterside import ClusterSide
-from gpuvirt.agent.kubelet.shares.offering import RecordedUnits, UnitOffer
+from gpuvirt.agent.kubelet.units import RecordedUnits, UnitOffer
 from gpuvirt.agent.loops.intervals import Intervals
-from gpuvirt.agent.shares import limitfiles, recordstore
+from gpuvirt.agent.shares import limitfiles, sharefiles
 from gpuvirt.agent.shares.limitfiles import LimitFiles, MpsLimits
 from gpuvirt.agent.shares.nodeshares import stored_shares
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies
-from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.sharefiles import SpecFiles
 from gpuvirt.cli.parameters.apiserver import demanded_credentials
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
@@ -50,7 +50,7 @@ async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int], l
     if limited_by:
         enforcement = Enforcement.HAMI_CORE if by.suffix == ".so" else Enforcement.MPS
     limits = LimitFiles(by, Path("/"), folder / limitfiles.FILE)
-    records, files = folder / recordstore.FILE, SpecFiles(cdi, (cdi,))
+    records, files = folder / sharefiles.FILE, SpecFiles(cdi, (cdi,))
     shares = stored_shares(records, files, ThreadWorker("records"), ShareSettings(enforcement=enforcement), limits)
     shares = replace(shares, mps=MpsLimits((by,), by / "pipe"))
     memory = {GpuId(gpu): MEMORY_MIB for gpu in gpus}

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from lab.cluster import settings
 
-from gpuvirt.agent.shares import recordstore
+from gpuvirt.agent.shares import sharefiles
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, PodShares
 from gpuvirt.model.shares.node.records import ShareRecords
 from tests.cluster.clusterlab import LabNode
@@ -64,7 +64,7 @@ class Shared:
 
     @property
     def records(self) -> ShareRecords:
-        return recordstore.FORMAT.decode((self.folder / recordstore.FILE).read_bytes()).value
+        return sharefiles.FORMAT.decode((self.folder / sharefiles.FILE).read_bytes()).value
 
     @property
     def specs(self) -> Sequence[str]:

@@ -12,7 +12,7 @@ import msgspec
 from lab.cluster import settings
 from lab.cluster.schedulerimage import import_kube_scheduler
 
-from gpuvirt.agent.shares import recordstore
+from gpuvirt.agent.shares import sharefiles
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.kube.kinds.gpunode import Status as GpuNodeStatus
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, PodShares
@@ -156,8 +156,8 @@ class SharingLab:
     @property
     def records(self) -> ShareRecords:
         """The agent's records, as they are on its disk."""
-        path = self.node.host / "var/lib/gpuvirt" / recordstore.FILE
-        return recordstore.FORMAT.decode(path.read_bytes()).value
+        path = self.node.host / "var/lib/gpuvirt" / sharefiles.FILE
+        return sharefiles.FORMAT.decode(path.read_bytes()).value
 
     @property
     def specs(self) -> Sequence[str]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from gpuvirt.agent.agent import Agent
 from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.agent.kubelet import wire
-from gpuvirt.agent.kubelet.shares.offering import RecordedUnits
+from gpuvirt.agent.kubelet.units import RecordedUnits
 from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, ShareAllocator
-from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.sharefiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage.podprocesses import read_running_pods

@@ -21,15 +21,15 @@ from gpuvirt.agent.known.kubeletrecord import KubeletRecord, PodInquiry
 from gpuvirt.agent.kubelet.accountwatch import AccountWatch
 from gpuvirt.agent.kubelet.plugins import Plugins
 from gpuvirt.agent.kubelet.recordedallocations import PodFolder, RecordedAllocations
-from gpuvirt.agent.kubelet.shares.offering import RecordedUnits, UnitOffer
+from gpuvirt.agent.kubelet.units import RecordedUnits, UnitOffer
 from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.options import NodeOptions
-from gpuvirt.agent.shares import limitfiles, recordstore
+from gpuvirt.agent.shares import limitfiles, sharefiles
 from gpuvirt.agent.shares.limitfiles import LimitFiles, MpsLimits
 from gpuvirt.agent.shares.memoryuse import MemoryFollower, read_uses
 from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies
-from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.sharefiles import SpecFiles
 from gpuvirt.agent.store.agentstate import history_store
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
@@ -262,7 +262,7 @@ def _record(options: NodeOptions, recorded: RecordedAllocations) -> KubeletRecor
 def _shares(options: NodeOptions, folder: Path) -> NodeShares:
     """Return the shares as they were before a restart; `folder` is that of the agent's CDI specs."""
     files = SpecFiles(folder, (*options.cdi_folders, folder))
-    path = options.ledger.with_name(recordstore.FILE)
+    path = options.ledger.with_name(sharefiles.FILE)
     run = options.state_file.parent if options.state_file is not None else folder
     library = Path(options.terms.settings.shares.hami_core.library)
     limits = LimitFiles(library, options.system_root, run / limitfiles.FILE)

@@ -11,7 +11,7 @@ from gpuvirt.agent.known.nokubelet import KubeletTrace
 from gpuvirt.agent.kubelet.checkpoint import Checkpoint, Data, PodDevices
 from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.agent.kubelet.shares.offering import RecordedUnits
+from gpuvirt.agent.kubelet.units import RecordedUnits
 from gpuvirt.agent.shares.shareallocator import UnitAllocation
 from gpuvirt.agent.store.files import replace_file
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.agent.shares import recordstore
+from gpuvirt.agent.shares import sharefiles
 from gpuvirt.agent.store import agentstate, hostfiles
 from gpuvirt.agent.store.persisted import Persisted, StoredState
 from gpuvirt.agent.store.stateformat import (
@@ -87,7 +87,7 @@ STORES = {
     "kubelet-record.json": store(agentstate.HISTORY, HISTORY),
     "drivers.json": store(hostfiles.JOURNAL_FORMAT, JOURNAL),
     "tenancy.json": store(hostfiles.TENANCIES_FORMAT, TENANTS),
-    "shares.json": store(recordstore.FORMAT, SHARES),
+    "shares.json": store(sharefiles.FORMAT, SHARES),
 }
 OF_VERSION_01 = Path(__file__).parent / "version-0.1"
 """The same states as version 0.1.0 has written them: such files are on users' disks."""

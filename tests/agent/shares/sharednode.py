@@ -10,12 +10,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.kubelet.shares.offering import RecordedUnits, UnitOffer
+from gpuvirt.agent.kubelet.units import RecordedUnits, UnitOffer
 from gpuvirt.agent.shares.limitfiles import LimitFiles, MpsLimits
 from gpuvirt.agent.shares.nodeshares import NodePods, NodeShares
-from gpuvirt.agent.shares.recordstore import FILE, RecordStore
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, RunningPods
-from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.sharefiles import FILE, RecordStore, SpecFiles
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.hardware.usage.podprocesses import read_running_pods

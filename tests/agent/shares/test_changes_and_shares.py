@@ -17,7 +17,7 @@ from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.agent.shares.gpuclaims import GatedGpus
 from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.agent.shares.shareallocator import GpuChoice
-from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.sharefiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, slot_of
 from gpuvirt.model.change.plan import Scope, StepScope
 from gpuvirt.model.desired.gpumodes import DesiredMode

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.agent.shares.recordstore import FILE
+from gpuvirt.agent.shares.sharefiles import FILE
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.node import mps

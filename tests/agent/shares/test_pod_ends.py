@@ -11,7 +11,7 @@ import pytest
 
 from gpuvirt.agent.shares.nodeshares import stored_shares
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, ShareAllocator, UnitAllocation
-from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.sharefiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import RealKernel

@@ -12,8 +12,7 @@ import pytest
 from gpuvirt.agent.cluster.keeping import KeeperDependencies
 from gpuvirt.agent.cluster.podshares import PodShareKeeper, node_pods
 from gpuvirt.agent.shares.nodeshares import NodePods, NodeShares
-from gpuvirt.agent.shares.recordstore import RecordStore
-from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.sharefiles import RecordStore, SpecFiles
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client

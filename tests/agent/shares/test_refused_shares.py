@@ -11,8 +11,7 @@ import pytest
 
 from gpuvirt.agent.cluster.keeping import KeeperDependencies
 from gpuvirt.agent.cluster.podevents import AGAIN_S, RETRY_S, PodEvents
-from gpuvirt.agent.shares.nodeshares import NodePods
-from gpuvirt.agent.shares.refusals import Refusal, RefusedCall, RefusedPod, ShareRefusals
+from gpuvirt.agent.shares.nodeshares import NodePods, Refusal, RefusedCall, RefusedPod, ShareRefusals
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client

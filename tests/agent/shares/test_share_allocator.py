@@ -12,7 +12,7 @@ from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.agent.shares.nodeshares import stored_shares
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, ShareAllocator, UnitAllocation
-from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.sharefiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.desired.settings import ShareSettings

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.agent import metrics
-from gpuvirt.agent.shares.recordstore import FILE
+from gpuvirt.agent.shares.sharefiles import FILE
 from gpuvirt.cli.support import sections as archived
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciId, PodUid, parse_pci_id

@@ -21,12 +21,11 @@ from typing_extensions import override
 
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
-from gpuvirt.agent.shares import recordstore
+from gpuvirt.agent.shares import sharefiles
 from gpuvirt.agent.shares.limitfiles import MpsLimits
 from gpuvirt.agent.shares.nodeshares import NodePods, NodeShares
-from gpuvirt.agent.shares.recordstore import RecordStore
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, ShareAllocator, UnitAllocation
-from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.sharefiles import RecordStore, SpecFiles
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.loops.cell import Cell
@@ -130,7 +129,7 @@ class Shares(RuleBasedStateMachine):
     @rule()
     def restart_agent(self) -> None:
         files = SpecFiles(self.folder / "cdi", (self.folder / "cdi",))
-        store = RecordStore(self.folder / recordstore.FILE, InlineWorker())
+        store = RecordStore(self.folder / sharefiles.FILE, InlineWorker())
         store.load(files.contents())
         self.api = NodePods()
         state, observed = ShareState(self.capacity, node=self.capacity), ObservedShares(runtime="containerd://2.4.2")
@@ -144,7 +143,7 @@ class Shares(RuleBasedStateMachine):
     @rule()
     def lose_records(self) -> None:
         """The file is damaged, and the agent starts again; the specs of the containers are still on the host."""
-        file = self.folder / recordstore.FILE
+        file = self.folder / sharefiles.FILE
         if file.exists():
             file.write_bytes(file.read_bytes()[:-9])
             self.restart_agent()

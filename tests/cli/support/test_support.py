@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpuvirt import __version__
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.kubelet.checkpoint import Data, PodDevices
-from gpuvirt.agent.shares import recordstore
+from gpuvirt.agent.shares import sharefiles
 from gpuvirt.agent.store import agentstate
 from gpuvirt.archive import ArchiveManifest
 from gpuvirt.cli.support.files import fit_config
@@ -119,7 +119,7 @@ def host(tmp_path: Path) -> Path:
             )
         ),
         "proc/sys/kernel/hostname": NODE.encode(),
-        "var/lib/gpuvirt/shares.json": recordstore.FORMAT.encode(SHARES),
+        "var/lib/gpuvirt/shares.json": sharefiles.FORMAT.encode(SHARES),
         SPEC: sharespec.spec("5d41402a", PodUid(OTHER_UID), MAIN, SHARES.pods[PodUid(OTHER_UID)], EDITS),
     }.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)

@@ -9,8 +9,7 @@ import logging
 
 from gpuvirt.agent.cluster.gpunode import REPORTER
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ReportOutcome
-from gpuvirt.agent.shares.nodeshares import NodePods
-from gpuvirt.agent.shares.refusals import Refusal, RefusalKey, ShareRefusals
+from gpuvirt.agent.shares.nodeshares import NodePods, Refusal, RefusalKey, ShareRefusals
 from gpuvirt.clock import Signal
 from gpuvirt.kube import events
 from gpuvirt.kube.events import About, EventDraft, EventLevel, Reporter

@@ -1,17 +1,18 @@
 """The shares of one node: the state that the agent's parts share, and the signals between them."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.agent.shares.limitfiles import NO_DAEMON, NO_LIBRARY, LimitFiles, MpsLimits
-from gpuvirt.agent.shares.recordstore import RecordStore
-from gpuvirt.agent.shares.refusals import ShareRefusals
-from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.sharefiles import RecordStore, SpecFiles
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.loops.cell import Cell
@@ -19,6 +20,7 @@ from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.node.shares import ObservedShares, ShareState
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.memoryregion import MemoryUses, PodMemory
@@ -57,6 +59,69 @@ class NodePods:
 
 
 log = logging.getLogger(__name__)
+
+
+class RefusedCall(StrEnum):
+    """The call of the kubelet that was refused."""
+
+    ALLOCATE = "allocate"
+    PRE_START = "pre-start"
+
+
+class RefusedPod(msgspec.Struct, frozen=True):
+    """The pod of a container that did not get its share."""
+
+    uid: PodUid
+    namespace: str
+    name: str
+
+
+class RefusalKey(NamedTuple):
+    """Refusals with the same pod and code count as one for events."""
+
+    pod: PodUid
+    code: ReasonCode
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """The latest refusal of a pod with one code."""
+
+    pod: RefusedPod
+    reason: Reason
+
+    @property
+    def key(self) -> RefusalKey:
+        """The pod and the code."""
+        return RefusalKey(self.pod.uid, self.reason.code)
+
+
+class ShareRefusals:
+    """Counts refusals for metrics, and keeps those of pods until events about them are written.
+
+    Allocate knows no pod: the kubelet fails the pod, and writes an event with the refusal. PreStartContainer knows the
+    pod, and the kubelet calls it again and again, so that one refusal may occur thousands of times.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """By step and the code of the reason."""
+        self.added: Cell[int] = Cell(0)
+        """How many refusals of pods were added."""
+        self.pending: Mapping[RefusalKey, Refusal] = {}
+        """The refusals of pods since the last `take`: at most one for each pod and code."""
+
+    def add(self, step: RefusedCall, reason: Reason, pod: RefusedPod | None = None) -> None:
+        """Count a refusal, and keep it for an event if its pod is known."""
+        self.counts[step, reason.code] += 1
+        if pod is not None:
+            refusal = Refusal(pod, reason)
+            self.pending = {**self.pending, refusal.key: refusal}
+            self.added.set(self.added.get() + 1)
+
+    def take(self) -> Sequence[Refusal]:
+        """Return the pending refusals, and forget them."""
+        taken, self.pending = tuple(self.pending.values()), {}
+        return taken
 
 
 class NodeShares(msgspec.Struct, frozen=True):

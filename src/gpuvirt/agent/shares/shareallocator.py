@@ -22,8 +22,7 @@ from msgspec.structs import replace
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.agent.shares.gpuclaims import GpuClaims
-from gpuvirt.agent.shares.nodeshares import NodeShares
-from gpuvirt.agent.shares.refusals import RefusedCall, RefusedPod
+from gpuvirt.agent.shares.nodeshares import NodeShares, RefusedCall, RefusedPod
 from gpuvirt.clock import Clock, Deadline, Signal
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName

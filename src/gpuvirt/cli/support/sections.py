@@ -17,7 +17,7 @@ from gpuvirt.agent.change.typenames import asking
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.kubelet import checkpoint
 from gpuvirt.agent.published import statefile
-from gpuvirt.agent.shares import recordstore
+from gpuvirt.agent.shares import sharefiles
 from gpuvirt.agent.store import agentstate, hostfiles
 from gpuvirt.archive import ArchiveManifest, Entry, LeftOut, NotRead
 from gpuvirt.cli.evidence import EvidenceSources, diagnose
@@ -71,7 +71,7 @@ def collect_shares(packing: Packing) -> Collected:
     found: dict[str, Entry] = {}
     path = records_path(packing)
     if not is_absent(path) and (content := packing.content(path)) is not None:
-        place = f"{archive.HOST}/var/lib/gpuvirt/{recordstore.FILE}"
+        place = f"{archive.HOST}/var/lib/gpuvirt/{sharefiles.FILE}"
         found |= packing.understood(path, place, content, lambda content: _fit_records(packing.names, content))
     specs = _specs(packing)
     for path in specs[:MOST_SPECS]:
@@ -89,7 +89,7 @@ def collect_shares(packing: Packing) -> Collected:
 def learn_pods(packing: Packing, names: Pseudonyms) -> None:
     """Learn the names of the pods with shares; a file that can't be used is noted when it is packed."""
     try:
-        records = recordstore.FORMAT.decode(records_path(packing).read_bytes()).value
+        records = sharefiles.FORMAT.decode(records_path(packing).read_bytes()).value
     except (OSError, DamagedError):
         return
     for uid, pod in sorted(records.pods.items()):
@@ -99,7 +99,7 @@ def learn_pods(packing: Packing, names: Pseudonyms) -> None:
 def records_path(packing: Packing) -> Path:
     """Return the file with the records of the agent whose ledger is packed."""
     ledgers = packing.asked.ledgers
-    return next((path for path in ledgers if not is_absent(path)), ledgers[0]).with_name(recordstore.FILE)
+    return next((path for path in ledgers if not is_absent(path)), ledgers[0]).with_name(sharefiles.FILE)
 
 
 def _specs(packing: Packing) -> list[Path]:
@@ -114,10 +114,10 @@ def _specs(packing: Packing) -> list[Path]:
 
 
 def _fit_records(names: Pseudonyms | None, content: bytes) -> bytes:
-    records = recordstore.FORMAT.decode(content).value
+    records = sharefiles.FORMAT.decode(content).value
     if names is None:
         return content
-    return recordstore.FORMAT.encode(ShareRecords(dict(names.pod_record(*pod) for pod in records.pods.items())))
+    return sharefiles.FORMAT.encode(ShareRecords(dict(names.pod_record(*pod) for pod in records.pods.items())))
 
 
 def _fit_spec(names: Pseudonyms | None, content: bytes) -> bytes:
