@@ -12,7 +12,7 @@ from functools import cache, partial
 
 from msgspec.structs import replace
 
-from gpuvirt.agent.allocators import AllocatorParts, allocators_of
+from gpuvirt.agent.allocators import AllocatorParts, Allocators
 from gpuvirt.agent.change.allocationgate import AllocationGate
 from gpuvirt.agent.change.changehost import ChangeHost
 from gpuvirt.agent.change.gate.gate import gate_at
@@ -106,7 +106,7 @@ class Agent:
         self._gates = GateWatch(membership, self._state, self.reports, self._watcher.observe_soon, options.change_host)
         gate = AllocationGate(self._state.changes, lambda: membership.gate)
         self.gpu_claims = GatedGpus(self._state, gate, options.kernel)
-        self.allocators = allocators_of(self._allocating(gate))
+        self.allocators = Allocators(self._allocating(gate))
         """The allocators, which answer the kubelet's requests."""
         self._operands = (
             Operands(options.clock, options.intervals, self._wakes.operands) if options.terms.vgpus_only else None

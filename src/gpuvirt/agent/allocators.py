@@ -21,7 +21,6 @@ from gpuvirt.agent.ondemand.ondemandallocator import OnDemandAllocator, OnDemand
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.reconcile.reports import Reports
 from gpuvirt.agent.store.persisted import WriteBehind
-from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Ledger, SettledAt
@@ -42,17 +41,6 @@ class AllocatorParts(msgspec.Struct, frozen=True):
     reports: Reports
     publish: Callable[[], None]
     """Shows the new allocation of an on-demand vGPU at once."""
-
-
-def allocators_of(parts: AllocatorParts) -> "Allocators":
-    """Return an agent's allocators."""
-    return Allocators(parts.state, _existing(parts), _on_demand(parts), parts.options.clock)
-
-
-def _existing(parts: AllocatorParts) -> Allocator:
-    refused, unseen = partial(parts.watcher.observe_soon, "refusal"), partial(parts.reports.problem, "users")
-    callbacks = Callbacks(parts.wakes.allocated, refused, unseen)
-    return Allocator(parts.state, parts.options, parts.kubelet, parts.telemetry, callbacks, parts.gate)
 
 
 def _on_demand(parts: AllocatorParts) -> OnDemandAllocator | None:
@@ -77,14 +65,14 @@ def _on_demand(parts: AllocatorParts) -> OnDemandAllocator | None:
 class Allocators:
     """Prefers and allocates devices, and lets containers start with them."""
 
-    def __init__(
-        self, state: NodeState, existing: Allocator, on_demand: OnDemandAllocator | None, clock: Clock
-    ) -> None:
-        self._state = state
-        self._clock = clock
-        self.existing = existing
+    def __init__(self, parts: AllocatorParts) -> None:
+        self._state = parts.state
+        self._clock = parts.options.clock
+        refused, unseen = partial(parts.watcher.observe_soon, "refusal"), partial(parts.reports.problem, "users")
+        callbacks = Callbacks(parts.wakes.allocated, refused, unseen)
+        self.existing = Allocator(parts.state, parts.options, parts.kubelet, parts.telemetry, callbacks, parts.gate)
         """Allocates GPUs and vGPUs that exist."""
-        self.on_demand = on_demand
+        self.on_demand = _on_demand(parts)
         """Allocates vGPUs that are created for a pod; None for an agent that changes no GPUs."""
 
     def prefer(
