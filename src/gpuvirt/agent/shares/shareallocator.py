@@ -30,7 +30,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
-from gpuvirt.model.node.shares import CdiReading, PodReading, gone_pods
+from gpuvirt.model.node.shares import NONE_GONE, CdiReading, PodReading, gone_pods
 from gpuvirt.model.reasons import Reason, Seen, count_of, nodeproblems, notoffered, sharing
 from gpuvirt.model.reasons.notoffered import CHECKPOINT
 from gpuvirt.model.reasons.sharing import RETRIES
@@ -278,13 +278,13 @@ class ShareAllocator:
     async def _end_shares(self) -> None:
         """Read the accounts of pods once, and end the shares of pods that two readings lack."""
         shares = self._shares
-        last, gone = shares.observed.get().accounts, gone_pods(self.records, shares.pods.known)
-        if not gone and (last is None or not last.gone):
-            return
-        reading = await self._read_accounts(gone) if gone else PodReading()
-        shares.observed.set(replace(shares.observed.get(), accounts=reading))
-        self._on.decide()
+        gone = gone_pods(self.records, shares.pods.known)
+        reading = await self._read_accounts(gone) if gone else NONE_GONE
         state = shares.state.get()
+        if state.with_accounts(reading) != state:  # else the decisions would be the same
+            shares.observed.set(replace(shares.observed.get(), accounts=reading))
+            self._on.decide()
+            state = shares.state.get()
         if KeptShare.RECORDED in state.kept.values():
             self._on.accounts.outdated.set()
         if state.ended:

@@ -48,6 +48,9 @@ class PodReading(msgspec.Struct, frozen=True):
     """Those of `gone` that have processes on this host."""
 
 
+NONE_GONE = PodReading()
+
+
 class ObservedShares(msgspec.Struct, frozen=True):
     """The shares of one node as last observed. A reading counts once, with the decision that is made first after it."""
 
@@ -56,7 +59,7 @@ class ObservedShares(msgspec.Struct, frozen=True):
     runtime: str | None = None
     """The version of the container runtime by the Node object, `containerd://2.1.3`; None until it is known."""
     cdi: CdiReading | None = None
-    accounts: PodReading | None = None
+    accounts: PodReading = NONE_GONE
 
 
 class ShareState(msgspec.Struct, frozen=True):
@@ -77,7 +80,7 @@ class ShareState(msgspec.Struct, frozen=True):
     ended: frozenset[PodUid] = frozenset()
     """The pods whose shares end by the last two readings: their records and CDI specs are to be removed."""
     cdi: CdiReading | None = None
-    accounts: PodReading | None = None
+    accounts: PodReading = NONE_GONE
 
     def with_offer(self, offer: SharedOffer) -> "ShareState":
         """Return the state with the GPUs in mode `shared`; while they are not known, the offered units stay.
@@ -155,7 +158,7 @@ def decide_shares(observed: ObservedShares, before: ShareState, offer: SharedOff
     state = replace(before, runtime=observed.runtime).with_offer(offer)
     if observed.cdi is not None and observed.cdi is not before.cdi:
         state = state.with_cdi(observed.cdi)
-    if observed.accounts is not None and observed.accounts is not before.accounts:
+    if observed.accounts is not before.accounts:
         state = state.with_accounts(observed.accounts)
     return state
 
