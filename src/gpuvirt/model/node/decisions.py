@@ -24,7 +24,7 @@ from gpuvirt.model.node.memo import CacheKey, Memoized, memoized
 from gpuvirt.model.node.offering import announced, counted, offering_of, taken
 from gpuvirt.model.node.parts import allocations_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
-from gpuvirt.model.node.shares import NOT_OBSERVED, ShareState, decide_shares, shown
+from gpuvirt.model.node.shares import NOT_OBSERVED, ShareState, decide_shares, with_shares
 from gpuvirt.model.offers.deviceusers import NO_TIME, DeviceUsers
 from gpuvirt.model.offers.namereview import NameReview, withholdings
 from gpuvirt.model.offers.offers import Offers, first_names
@@ -228,7 +228,7 @@ def _view_inputs(
         workload=workload,
         conditions=conditions(inventory, workload, drivers),
         withholdings={**memory.review.waiting, **withholdings(memory.desired.spec)},
-        sharing=shown(memory.sharing, shares, memory.shares),
+        sharing=with_shares(memory.sharing, shares, memory.shares),
         pods_with_shares=shares.records.pods_by_gpu if shares is not None else {},
         on_demand=memory.on_demand,
         given=users.given,

@@ -23,7 +23,6 @@ from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode, offered
 from gpuvirt.model.shares.node.nvidiacdi import ContainerRuntime, NvidiaSpec
 from gpuvirt.model.shares.node.records import KeptShare, ShareRecords, why_kept
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.model.shares.sharedgpus import SharedGpu
 
 NO_GPUS = NodeSharing({})
 NOT_OBSERVED = SharedOffer()
@@ -90,11 +89,11 @@ class ShareState(msgspec.Struct, frozen=True):
         gpus = offer.gpus
         if gpus.enforcement is None:
             return self
-        before = self.published
+        sharing = self.published
         if gpus.is_known:
-            before = NodeSharing(gpus.capacity, whole=gpus.whole, minors=offer.minors)
-        memory = {**before.memory_mib, **offer.memory_mib}
-        return self.with_published(replace(before, memory_mib=memory, enforcement=gpus.enforcement))
+            sharing = NodeSharing(gpus.capacity, whole=gpus.whole, minors=offer.minors)
+        memory = {**sharing.memory_mib, **offer.memory_mib}
+        return self.with_published(replace(sharing, memory_mib=memory, enforcement=gpus.enforcement))
 
     def with_published(self, sharing: NodeSharing) -> "ShareState":
         """Return the state with the GPUs that are to be shared now.
@@ -163,23 +162,21 @@ def decide_shares(observed: ObservedShares, before: ShareState, offer: SharedOff
     return state
 
 
-def shown(offer: SharedOffer, observed: ObservedShares | None, state: ShareState) -> SharedOffer:
-    """Return the shared GPUs as shown: without GPUs that the container runtime can't assign, with the pods' shares.
+def with_shares(offer: SharedOffer, observed: ObservedShares | None, state: ShareState) -> SharedOffer:
+    """Return the shared GPUs without those that the container runtime can't assign, with the pods' shares.
 
     `observed` is None for an agent that can't share GPUs: it withholds none by itself.
     """
     if observed is None:
         return offer
     kept = state.kept_by_gpu(observed.records)
-    gpus = tuple(_shown(gpu, state, kept) for gpu in offer.gpus.gpus)
+    gpus = tuple(
+        replace(gpu, withheld=gpu.withheld or state.why_withheld(gpu.id), kept=kept.get(gpu.id, Units(0)))
+        if gpu.id is not None
+        else gpu
+        for gpu in offer.gpus.gpus
+    )
     return replace(offer, gpus=replace(offer.gpus, gpus=gpus, recorded=tuple(sorted(observed.records.pods_by_gpu))))
-
-
-def _shown(gpu: SharedGpu, state: ShareState, kept: Mapping[GpuId, Units]) -> SharedGpu:
-    if gpu.id is None:
-        return gpu
-    withheld = gpu.withheld if gpu.withheld is not None else state.why_withheld(gpu.id)
-    return replace(gpu, withheld=withheld, kept=kept.get(gpu.id, Units(0)))
 
 
 def gone_pods(records: ShareRecords, pods: Mapping[PodUid, PodOnNode] | None) -> frozenset[PodUid]:
